@@ -15,6 +15,10 @@ class WorldFault(OSError):
         return str(self) or type(self).__name__
 
 
+class WorldTimeout(WorldFault, TimeoutError):
+    """The other side did not answer in time."""
+
+
 class TooManyAborted(WorldFault):
     """Too many episodes met a fault of the world: the rest would be another experiment. The fault may pass."""
 

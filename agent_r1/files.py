@@ -6,6 +6,7 @@ DVC's md5 beside these hashes is the name of a copy in its cache; `agent_r1.para
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import stat
@@ -18,6 +19,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+METRICS = "metrics.jsonl"  # of a training, a line per iteration
 REMINDER_S = 300.0  # between two calls of `when_held`
 LOOK_S = 0.05  # between two looks at a lock that is held
 
@@ -48,6 +50,11 @@ def write_text(path: Path, text: str) -> None:
     """Writes a text file, whole or not at all."""
     with replacing(path) as temporary:
         temporary.write_text(text)
+
+
+def read_metrics(folder: Path) -> list[dict[str, float]]:
+    """The metrics of every iteration in a training's folder."""
+    return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
 
 
 @contextmanager

@@ -7,7 +7,7 @@ The Arrow schema of each record is in `agent_r1.tables`.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
@@ -59,6 +59,7 @@ class Outcome(enum.StrEnum):
 
 
 QA = "qa"  # the environment of question answering
+Decode = Callable[[Sequence[int]], str]  # token ids -> text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,6 +200,18 @@ class Trajectory:
     def contexts(self) -> list[slice]:
         """[C] the tokens of each context, which the policy reads as one sequence, from position 0."""
         return [slice(*bounds) for bounds in pairwise([*self.context_starts, len(self.token_ids)])]
+
+    @property
+    def replies(self) -> list[slice]:
+        """[K] the tokens between each action and the next one, or the end."""
+        stops = [*(step.action_start for step in self.steps[1:]), len(self.token_ids)]
+        return [slice(step.action_stop, stop) for step, stop in zip(self.steps, stops, strict=False)]
+
+    def ids(self, span: slice, source: Source | None = None) -> list[int]:
+        """The token ids of a span, or of one source in it."""
+        ids = self.token_ids[span]
+        found: list[int] = (ids if source is None else ids[self.source[span] == source]).tolist()
+        return found
 
     @property
     def aborted(self) -> bool:

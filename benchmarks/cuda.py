@@ -24,7 +24,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from agent_r1.devices.sharing import default_device
 from agent_r1.learn import checkpoint
 from agent_r1.learn.gradients import add_critic_gradient, add_policy_gradient, join_credit
 from agent_r1.learn.learner import Learner, Options
@@ -33,6 +32,7 @@ from agent_r1.params import SHIPPED, load
 from agent_r1.params.sections import override, validated
 from agent_r1.params.stages import ModelParams
 from agent_r1.params.train import TrainParams
+from agent_r1.pretrained import default_device
 from agent_r1.records import Credit, Outcome, Source, Step, StopReason, Trajectory
 from agent_r1.training.supervised import Lessons, fit
 from benchmarks.kit import Row, accept_grouped_heads, counted_kernel, show_rows, tried

@@ -28,14 +28,14 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from agent_r1.devices.sharing import default_device
 from agent_r1.files import sha256
 from agent_r1.learn import checkpoint, memory, scoring
 from agent_r1.learn.learner import Learner, Options
 from agent_r1.learn.memory import measure, release
-from agent_r1.learn.model import compute_dtype, load_policy, precision
+from agent_r1.learn.model import load_policy, precision
 from agent_r1.params import SHIPPED, Params, load
 from agent_r1.params.sections import override, validated
+from agent_r1.pretrained import compute_dtype, default_device
 from agent_r1.records import Trajectory
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.sampling import Actor

@@ -20,7 +20,7 @@ import yaml
 HOUSE = ("agent_r1", "flows")
 UPDATE = "agent_r1.learn.learner"  # an update of the policy begins in this module
 UPDATE_ROOMS = ("agent_r1.learn", "agent_r1.devices")  # and stays in these rooms
-STAGES = ("prepare", "index", "warm_start", "train", "evaluate", "report", "pipeline")
+STAGES = ("warm_start", "train", "evaluate", "report", "pipeline")
 STARTS = (*(f"flows.{stage}" for stage in STAGES), "agent_r1.training.loop")
 COMMAND = "python -m benchmarks.structure"
 SIZE = "benchmarks/size.yaml"

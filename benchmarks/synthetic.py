@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from agent_r1.devices.sharing import default_device
 from agent_r1.learn import builtin
+from agent_r1.pretrained import default_device
 from agent_r1.records import Credit, Outcome, Source, Step, StopReason, Trajectory
 from agent_r1.rollout.sampling import Action, Request
 

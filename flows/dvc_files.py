@@ -65,6 +65,12 @@ def run_dvc(*arguments: str) -> str:
     return complaint(ask_dvc(*arguments))
 
 
+def require_dvc(*arguments: str) -> None:
+    """Runs a command of DVC's. Raises OSError with its complaint if it fails."""
+    if failed := run_dvc(*arguments):
+        raise OSError(f"DVC could not {' '.join(arguments)} ({failed})")
+
+
 def complaint(done: subprocess.CompletedProcess[str]) -> str:
     """The error of a failed command, or else the first line of its output; "" if it did not fail."""
     if not done.returncode:

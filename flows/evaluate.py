@@ -40,9 +40,9 @@ from agent_r1.records import Prediction, Question, Trajectory, words_of
 from agent_r1.rollout.chat import Chat
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.tracking.runs import KIND_TAG, VERSION_TAG
-from flows.accelerator import accelerator
 from flows.policies import Policy, plain_name, policy_at, policy_of
-from flows.terminal import episodes_shown
+from flows.stage import accelerator
+from flows.terminal import counted
 
 LABEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 OF_A_SEED = re.compile(r"-seed\d+$")
@@ -191,7 +191,7 @@ def _answers(
     rounded = beneath is None and policy.would_round(settings)
     with open_exam(subject.protocol, questions, chat, settings) as exam:
         measured = exam.conditions(rounded=rounded, engine=TEXT_LEVEL if policy.elsewhere else "")
-        with episodes_shown(subject.label, len(exam.attempts)) as over:
+        with counted(subject.label, len(exam.attempts)) as over:
             if subject.protocol in SCRIPTED:
                 made = exam.by_script(over)
             elif policy.elsewhere:

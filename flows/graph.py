@@ -1,4 +1,4 @@
-"""DVC's graphs: their stages, and the entries of these stages in dvc.lock, which clones can hand to each other."""
+"""DVC's graphs: their stages, and the outputs of stages that clones bring each other."""
 
 from __future__ import annotations
 
@@ -6,52 +6,57 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Set
 from graphlib import TopologicalSorter
-from typing import Annotated, Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from typing import NamedTuple
 
 from agent_r1 import params
+from agent_r1.facts import differences, differing, some
 from agent_r1.harmless import harmless
-from flows.dvc_files import ask_dvc, complaint, require_listing, run_dvc
+from flows.dvc_files import ask_dvc, complaint, require_listing
 
-SHOWN = 8  # differences that a message names
-# The entry that dvc.lock would have now, without missing dependencies, and the entry that it has.
+_MD5 = re.compile(r"[0-9a-f]{32}(\.dir)?")
+# The facts of stages: from the files that are there, and the hashes of outputs from dvc.lock.
 _DESCRIBE = """
 import json, sys
 from dvc.repo import Repo, lock_repo
-from dvc.stage.serialize import to_single_stage_lockfile
+from flatten_dict import flatten
 repo, said = Repo(_wait_for_lock=True), {}
 try:
     with lock_repo(repo):
         for address in sys.argv[1:]:
             [stage] = repo.stage.collect(address)
-            locked = stage.dvcfile.lockfile_contents.get("stages", {}).get(stage.name)
             stage.deps = [dep for dep in stage.deps if dep.exists]
             stage.save_deps()
-            made = to_single_stage_lockfile(stage)
-            paths = [out["path"] for out in made.pop("outs", [])]
-            said[address] = {"made": made, "paths": paths, "locked": locked}
+            facts = {"its command": stage.cmd, **{dep.def_path: dep.hash_info.value for dep in stage.deps}}
+            flat = flatten(facts, reducer="dot", keep_empty_types=(dict,))
+            outs = {out.def_path: out.hash_info.value or "" for out in stage.outs}
+            said[address] = [{name: json.dumps(value) for name, value in flat.items()}, outs]
 except Exception as fault:
     sys.exit(str(fault) or repr(fault))
 json.dump(said, sys.stdout)
 """
-_WRITE = """
+# Outputs in their place are left alone: DVC refuses to touch them while another stage reads them.
+_BRING = """
 import json, sys
 from dvc.repo import Repo, lock_repo
-from dvc.utils.serialize import modify_yaml
-repo = Repo(_wait_for_lock=True)
+from dvc_data.hashfile.hash_info import HashInfo
+repo, hashes = Repo(_wait_for_lock=True), json.load(sys.stdin)
 try:
     with lock_repo(repo):
-        for address, entry in json.load(sys.stdin).items():
+        for address in sys.argv[1:]:
             [stage] = repo.stage.collect(address)
-            with modify_yaml(stage.dvcfile.path.removesuffix("yaml") + "lock", fs=repo.fs) as lock:
-                lock.setdefault("schema", "2.0")
-                lock.setdefault("stages", {})[stage.name] = entry
+            for out in stage.outs:
+                out.hash_info = HashInfo("md5", hashes[out.def_path])
+            if any(out.workspace_status() for out in stage.outs):
+                remote = repo.cloud.get_remote_odb()
+                remote.verify = True
+                repo.cloud.pull({one for found in stage.get_used_objs().values() for one in found}, odb=remote)
+                stage.checkout()
+            if lacking := [str(out) for out in stage.outs if out.workspace_status()]:
+                raise ValueError(f"it has other bytes than its hash says, or lacks a file: {', '.join(lacking)}")
 except Exception as fault:
-    sys.exit(str(fault) or repr(fault))
+    sys.exit(" ".join(str(fault).split()) or repr(fault))
 """
 
 
@@ -106,122 +111,57 @@ def _answer(*arguments: str) -> str:
     return done.stdout
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Item(_Record):
-    """A file or folder as dvc.lock names it."""
-
-    path: Annotated[str, Field(max_length=1024)]
-    hash: Literal["md5"] = "md5"
-    md5: Annotated[str, Field(pattern=r"^[0-9a-f]{32}(\.dir)?$")]
-    size: Annotated[int, Field(ge=0)] = 0
-    nfiles: Annotated[int, Field(ge=0)] = 1
-    isexec: bool = False
-
-
-class Made(_Record):
-    """The command, dependencies and parameters of a stage."""
-
-    cmd: str
-    deps: list[Item] = []
-    params: dict[str, dict[str, JsonValue]] = {}
-
-
-class LockEntry(Made):
-    """A stage's whole entry in dvc.lock."""
-
-    outs: Annotated[list[Item], Field(min_length=1)]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Known:
+class Described(NamedTuple):
     """A clone's state of a stage."""
 
-    made: Made  # from the files that are there now
-    paths: list[str]  # of its outputs
-    locked: dict[str, Any] | None  # the entry in dvc.lock, which may be older
+    made_of: dict[str, str]  # its command, parameters and the hashes of its dependencies that are there now, by name
+    outs: dict[str, str]  # path -> DVC's hash in dvc.lock; "" if the stage is not in it
 
 
-def described(*stages: str) -> dict[str, Known]:
+def described(*stages: str) -> dict[str, Described]:
     """This clone's state of stages. Raises ValueError if its graph cannot be read, or lacks one of them."""
-    told = json.loads(_of_dvc(_DESCRIBE, *stages))
-    return {
-        stage: Known(made=Made.model_validate(each["made"]), paths=each["paths"], locked=each["locked"])
-        for stage, each in told.items()
-    }
+    done = _in_dvc(_DESCRIBE, *stages)
+    if failed := complaint(done):
+        raise ValueError(f"DVC cannot tell of {', '.join(stages)}: {failed}")
+    return {stage: Described(*each) for stage, each in json.loads(done.stdout).items()}
 
 
-def require_alike(stage: str, theirs: Made, ours: Made, made: Iterable[str] = ()) -> None:
+def require_alike(stage: str, theirs: Mapping[str, str], ours: Mapping[str, str], but: Iterable[str] = ()) -> None:
     """Raises ValueError with the differences if a stage is made of something else in another clone.
 
-    Dependencies at the paths `made` are left out, because they are still to come.
+    Dependencies that are, contain, or lie in one of the paths `but` are left out.
     """
-    found = [*differences(theirs, ours, [*made])]
-    if found:
-        further = f", and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    paths = [*but]
+    names = [name for name in differing(theirs, ours) if not any(_meet(name, path) for path in paths)]
+    if names:
+        there, here = ({name: each[name] for name in names if name in each} for each in (theirs, ours))
         raise ValueError(
-            f"{stage} is made of something else here than there: {', '.join(found[:SHOWN])}{further}; bring both "
-            "clones to the same commit and the same params.yaml"
+            f"{stage} is made of something else there than here: {harmless(some(differences(there, here)))}; bring "
+            "both clones to the same commit and the same params.yaml"
         )
 
 
-def differences(theirs: Made, ours: Made, made: Iterable[str] = ()) -> Iterator[str]:
-    """The differences of a stage in two clones, in words, without dependencies at or inside the paths `made`."""
-    if theirs.cmd != ours.cmd:
-        yield "its command"
-    there, here = _flat(theirs.params), _flat(ours.params)
-    for name in sorted(there.keys() | here.keys()):
-        values = [harmless(f"{values.get(name, 'nothing')!r:.60}") for values in (there, here)]
-        if name not in there or name not in here or there[name] != here[name]:
-            yield f"{harmless(name)} ({values[0]} there, {values[1]} here)"
-    files, own = ({item.path: item.md5 for item in each.deps} for each in (theirs, ours))
-    for path in sorted(files.keys() | own.keys()):
-        if files.get(path) != own.get(path) and not any(_meet(path, other) for other in made):
-            yield harmless(path)
+def bring(known: Mapping[str, Described], hashes: Mapping[str, object]) -> None:
+    """Puts the outputs of stages into their places, from DVC's cache or its remote; dvc.lock stays as it is.
 
+    Args:
+        known: the stages, as `described` has them.
+        hashes: path -> DVC's hash, as another clone says; nothing but this clone's own outputs is looked up in it.
 
-def adopt(entries: Mapping[str, LockEntry]) -> None:
-    """Takes over stages from another clone: their entries into dvc.lock, their outputs from the remote.
-
-    Raises ValueError if this clone would make a stage of something else, or if an entry or a listing names a file that
-    is no output of its stage. Raises OSError if the remote lacks the outputs, or DVC cannot put them into place.
+    Raises ValueError if an output has no valid hash, or the listing of a folder is not valid. Raises OSError if the
+    remote lacks an output or has another one, or if DVC cannot put it into its place.
     """
-    known, outs = described(*entries), [out for entry in entries.values() for out in entry.outs]
-    for stage, entry in entries.items():
-        require_alike(stage, entry, known[stage].made, [out.path for out in outs])
-        if (paths := sorted(out.path for out in entry.outs)) != sorted(known[stage].paths):
-            raise ValueError(harmless(f"{stage} has the outputs {known[stage].paths}, and another clone says {paths}"))
-    new = {stage: said for stage, entry in entries.items() if (said := entry_of(entry)) != known[stage].locked}
-    old = entries.keys() - new
-    # Outputs in their place are not pulled: DVC refuses to while another stage reads them.
-    if wanted := [*new, *(out_of_date(*old) if old else ())]:
-        failed = next(filter(None, map(require_listing, (out.md5 for out in outs if out.md5.endswith(".dir")))), "")
-        if not failed:
-            _of_dvc(_WRITE, said=json.dumps(new))
-            failed = run_dvc("pull", *wanted)
-        if failed:
-            raise OSError(f"{', '.join(wanted)} could not be brought here from DVC's remote ({failed})")
-
-
-def entry_of(entry: Made) -> dict[str, Any]:
-    """An entry in the form of dvc.lock."""
-    return entry.model_dump(exclude_unset=True)
-
-
-def push(*stages: str) -> None:
-    """Copies the outputs of stages to DVC's remote. Raises OSError if that fails."""
-    if failed := run_dvc("push", *stages):
-        raise OSError(f"DVC could not push {', '.join(stages)} ({failed})")
-
-
-def _flat(values: Mapping[str, JsonValue], before: str = "") -> dict[str, JsonValue]:
-    """Parameters by their dotted names."""
-    flat: dict[str, JsonValue] = {}
-    for name, value in values.items():
-        flat |= _flat(value, f"{before}{name}.") if isinstance(value, dict) and value else {f"{before}{name}": value}
-    return flat
+    wanted = {path: hashes.get(path) for each in known.values() for path in each.outs}
+    for path, md5 in wanted.items():
+        if not isinstance(md5, str) or not _MD5.fullmatch(md5):
+            said = harmless(f"{md5!r:.80}")
+            raise ValueError(
+                f"{path} comes with no hash of DVC's but {said}; delete its flow run in Prefect to have it made again"
+            )
+    listings = [md5 for md5 in map(str, wanted.values()) if md5.endswith(".dir")]
+    failed = next(filter(None, map(require_listing, listings)), "")
+    if failed := failed or complaint(_in_dvc(_BRING, *known, said=json.dumps(wanted))):
+        raise OSError(f"{', '.join(wanted)} could not be brought here from DVC's remote ({failed})")
 
 
 def _meet(one: str, other: str) -> bool:
@@ -229,9 +169,6 @@ def _meet(one: str, other: str) -> bool:
     return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
 
 
-def _of_dvc(script: str, *arguments: str, said: str = "") -> str:
+def _in_dvc(script: str, *arguments: str, said: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", script, *arguments]
-    done = subprocess.run(command, input=said, capture_output=True, text=True, check=False)
-    if failed := complaint(done):
-        raise ValueError(f"DVC cannot tell of {', '.join(arguments) or 'its lock'}: {failed}")
-    return done.stdout
+    return subprocess.run(command, input=said, capture_output=True, text=True, check=False)

@@ -5,17 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import re
-import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
 from functools import partial
 from graphlib import TopologicalSorter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import TracebackType
 from typing import Any, Self, cast
 
 from prefect import Task, flow, task
@@ -38,9 +36,7 @@ from flows.dvc_files import DVC, collect_graph
 from flows.graph import StageFailed, StageUnavailable, out_of_date, stages, waiting
 from flows.pool import Pool
 from flows.processes import (
-    GRACE_S,
     PIPELINE,
-    end_group,
     end_with_parent,
     ended_after,
     prefect_server,
@@ -52,10 +48,9 @@ from flows.terminal import live_lines, speak
 
 
 class Beside:
-    """Commands that run side by side. As a context it shows them while it lasts, and ends them with it."""
+    """Stages that run side by side, each with a live line while this context lasts; its end is the end of all."""
 
     def __init__(self) -> None:
-        self._running: set[subprocess.Popen[str]] = set()
         self.over = threading.Event()  # set once nothing is waited for any more
         said = TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True))
         self._lines = live_lines(SpinnerColumn(), said, TimeElapsedColumn(), expand=True)
@@ -64,24 +59,9 @@ class Beside:
         self._lines.start()
         return self
 
-    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
-        """Ends all commands with their children; no other command begins."""
+    def __exit__(self, *_: object) -> None:
         self.over.set()
-        for process in [*self._running]:
-            end_group(process, GRACE_S)
         self._lines.stop()
-
-    @contextmanager
-    def run(self, command: Sequence[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
-        """Runs a command as `process_group` does. A command that begins after the end of the context ends at once."""
-        with process_group(command, environment) as process:
-            self._running.add(process)
-            try:
-                if self.over.is_set():  # looked at after `__exit__` can find the command
-                    end_group(process, GRACE_S)
-                yield process
-            finally:
-                self._running.discard(process)
 
     @contextmanager
     def line(self, stage: str) -> Iterator[Callable[[str], None]]:
@@ -217,9 +197,9 @@ def _follow(stage: str, command: Sequence[str], beside: Beside, *, alone: bool =
     with TemporaryDirectory() as folder:
         exit_code = Path(folder) / "exit_code"
         with (
-            beside.run(command, _stage_environment(exit_code, alone=alone)) as process,
+            process_group(command, _stage_environment(exit_code, alone=alone)) as process,
             beside.line(stage) as show,
-            ended_after(process, timeout_s) as late,
+            ended_after(process, timeout_s, beside.over) as late,
         ):
             for line in filter(str.strip, process.stdout or ()):
                 if not line.startswith(PUSH):

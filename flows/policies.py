@@ -68,8 +68,7 @@ class Policy:
             return False
         import torch  # slow, and not needed to name a policy
 
-        from agent_r1.devices.sharing import default_device
-        from agent_r1.learn.model import compute_dtype
+        from agent_r1.pretrained import compute_dtype, default_device
 
         return compute_dtype(settings.model.dtype, default_device()) is torch.bfloat16
 

@@ -14,22 +14,18 @@ from uuid import UUID
 
 from httpx import HTTPError, HTTPStatusError
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, StateType, WorkerStatus
 from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.runtime import task_run
-from pydantic import ValidationError
 
 from agent_r1.harmless import harmless
-from flows.dvc_files import run_dvc
-from flows.graph import LockEntry, StageFailed, StageUnavailable, adopt, described, entry_of, push
+from flows.dvc_files import require_dvc, run_dvc
+from flows.graph import StageFailed, StageUnavailable, bring, described, require_alike
 
 # Stages that hold an accelerator. The others take seconds, or write files that git keeps.
 SENT = ("warm_start", "train", "train_closer", "evaluate", "evaluate_closer", "baseline")
 ERRAND = "errand"  # the flow of a worker, deployed under the name of its pool
-HANDED_BACK = "dvc-lock"  # the key of the artifact in which an errand leaves the stage's entry of dvc.lock
 UNAVAILABLE = "Unavailable"  # the state of an errand that may work later
-ENTRY_CHARS = 2**19  # of an entry at most; this project's have 10,000
 POLL_S = 3.0
 TELL_S = 60.0
 
@@ -80,8 +76,10 @@ class Pool:
             asked = self._asked(stage, needs)
             with get_client(sync_client=True) as client:
                 run = self._ended(client, self._sent(client, stage, asked), stage, over, show)
-                entry = handed_back(client, run.id, stage)
-            adopt({stage: entry})
+            known = described(stage)
+            require_alike(stage, asked["made_of"], known[stage].made_of)
+            bring(known, run.labels)
+            require_dvc("commit", "--force", stage)
         except (HTTPError, PrefectException, OSError) as fault:
             raise StageUnavailable(f"stage {stage} of pool {self._name}: {fault}") from fault
         except ValueError as fault:
@@ -95,11 +93,11 @@ class Pool:
         """The parameters of an errand. Pushes the inputs of the stage."""
         with self._asking:
             if lacking := sorted(needs - self._pushed):
-                push(*lacking)
+                require_dvc("push", *lacking)
                 self._pushed |= needs
             known = described(stage, *needs)
-        entries = {need: entry_of(LockEntry.model_validate(known[need].locked)) for need in sorted(needs)}
-        return {"stage": stage, "made": entry_of(known[stage].made), "entries": entries}
+        inputs = {path: md5 for need in needs for path, md5 in known[need].outs.items()}
+        return {"stage": stage, "made_of": known[stage].made_of, "inputs": inputs}
 
     def _sent(self, client: SyncPrefectClient, stage: str, asked: dict[str, Any]) -> FlowRun:
         """The running or complete errand of these parameters, or a new one."""
@@ -151,26 +149,3 @@ class Pool:
             self._told = time.monotonic()
             logger.warning("no worker of pool %s is there; %s", self._name, self._start_one)
         return False
-
-
-def handed_back(client: SyncPrefectClient, run: UUID, stage: str) -> LockEntry:
-    """The entry of dvc.lock that an errand left. Raises ValueError if it is not valid."""
-    found = client.read_artifacts(
-        artifact_filter=ArtifactFilter.model_validate({"key": {"any_": [HANDED_BACK]}}),
-        flow_run_filter=FlowRunFilter.model_validate({"id": {"any_": [run]}}),
-    )
-    if len(found) != 1:
-        raise ValueError(f"flow run {run} left {len(found)} entries of dvc.lock; delete it, and ask again")
-    text = found[0].data
-    if not isinstance(text, str) or len(text) > ENTRY_CHARS:
-        raise ValueError(f"what flow run {run} left of {stage} is no text of at most {ENTRY_CHARS} characters")
-    try:
-        return LockEntry.model_validate_json(text)
-    except ValidationError as fault:
-        problem = fault.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in problem["loc"])
-        raise ValueError(
-            harmless(
-                f"what flow run {run} left of {stage} is no entry of dvc.lock: {where:.200}: {problem['msg']:.200}"
-            )
-        ) from None

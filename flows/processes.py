@@ -13,7 +13,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -32,7 +32,7 @@ ANSWER_S = 5.0
 HOME = Path(".tracking/prefect")  # keeps the history of pipelines that had no server of their own
 SERVED = HOME / "served"  # the address of the server that holds the lock beside it, and serves this clone
 PASSWORD = HOME / "password"  # of that server
-STARTED_BY = "AGENT_R1_STARTED_BY"  # the variable in which a part finds the process that started it
+STARTED_BY = "AGENT_R1_STARTED_BY"  # the variable in which a supervised process finds the one that started it
 PIPELINE = "AGENT_R1_PIPELINE"  # the variable in which a stage finds the process of the pipeline that it is part of
 OF_CLIENTS = "PREFECT_API_AUTH_STRING"  # the variable in which Prefect's clients find a server's password
 # New objects before Python looks for garbage while a process starts. Imports make a million objects that stay; looking
@@ -63,20 +63,24 @@ def process_group(
 
 
 @contextmanager
-def ended_after(process: subprocess.Popen[str], seconds: float) -> Iterator[threading.Event]:
-    """Ends a process group that runs longer than `seconds` within the block; the event tells that it did."""
-    late = threading.Event()
+def ended_after(process: subprocess.Popen[str], seconds: float, over: threading.Event) -> Iterator[threading.Event]:
+    """Ends a process group once `over` is set, or after `seconds`, which the event tells."""
+    done, late, deadline = threading.Event(), threading.Event(), time.monotonic() + seconds
 
-    def end() -> None:
-        late.set()
-        end_group(process, GRACE_S)
+    def watch() -> None:
+        while not (done.wait(WATCH_S) or over.is_set() or late.is_set()):
+            if time.monotonic() > deadline:
+                late.set()
+        if not done.is_set():
+            end_group(process, GRACE_S)
 
-    timer = threading.Timer(seconds, end)
-    timer.start()
+    watching = threading.Thread(target=watch)
+    watching.start()
     try:
         yield late
     finally:
-        timer.cancel()
+        done.set()
+        watching.join()
 
 
 def end_group(process: subprocess.Popen[str], grace_s: float) -> None:
@@ -128,6 +132,46 @@ class Supervised:
     health: str = ""  # the URL at which a server answers once it is up
 
 
+Running = tuple[Supervised, subprocess.Popen[str]]
+
+
+@contextmanager
+def running(part: Supervised, grace_s: float = GRACE_S) -> Iterator[Running]:
+    """Starts a process; at the end asks it to end itself and its children, and then ends its group.
+
+    The group is its own: an interrupt from the terminal must not reach a server before a flow has reported it.
+    """
+    with part.log.open("a") as log, process_group(part.command, part.environment, log, grace_s) as process:
+        try:
+            yield part, process
+        finally:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(grace_s)
+
+
+@contextmanager
+def servers(parts: Sequence[Supervised], grace_s: float = GRACE_S) -> Iterator[list[Running]]:
+    """Starts servers, and waits until all are up; ends them with the block, the last one first."""
+    with ExitStack() as stack:
+        for part in parts:
+            part.log.unlink(missing_ok=True)
+        begun = [stack.enter_context(running(part, grace_s)) for part in parts]
+        for part, process in begun:
+            await_health(process, part)
+            logger.info("the %s is up", part.name)
+        yield begun
+
+
+def first_to_end(begun: Sequence[Running]) -> tuple[Supervised, str]:
+    """Waits until a process has ended, and names it, its exit code and its log."""
+    while True:
+        for part, process in begun:
+            if process.poll() is not None:
+                return part, f"the {part.name} ended with code {process.returncode}, see {part.log}"
+        time.sleep(WATCH_S)
+
+
 def server_answers() -> bool:
     """Whether `PREFECT_API_URL` names a server that is up."""
     url = os.environ.get("PREFECT_API_URL")
@@ -176,10 +220,7 @@ def prefect_server() -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port = probe.getsockname()[1]
-    server = server_part(port)
-    # A group of its own: an interrupt from the terminal must not reach the server before the flow has reported it.
-    with server.log.open("w") as log, process_group(server.command, server.environment, output=log) as process:
-        await_health(process, server)
+    with servers([server_part(port)]):
         logger.info("Prefect at http://%s:%d while the pipeline runs", HOST, port)
         yield api_on(port)
 
@@ -190,14 +231,9 @@ def api_on(port: int) -> str:
 
 
 def prefect_environment(api_url: str) -> dict[str, str]:
-    """This process's environment for a part of Prefect, which then writes below .tracking alone."""
-    home = HOME.absolute()
-    return {
-        **os.environ,
-        "PREFECT_HOME": str(home),
-        "PREFECT_LOCAL_STORAGE_PATH": str(home / "storage"),
-        "PREFECT_API_URL": api_url,
-    }
+    """This process's environment for one of Prefect's, which ends with this one and writes below .tracking alone."""
+    home, own = str(HOME.absolute()), {"PREFECT_API_URL": api_url, STARTED_BY: str(os.getpid())}
+    return {**os.environ, "PREFECT_HOME": home, "PREFECT_LOCAL_STORAGE_PATH": f"{home}/storage", **own}
 
 
 def server_part(port: int, password: str = "") -> Supervised:
@@ -211,7 +247,6 @@ def server_part(port: int, password: str = "") -> Supervised:
         command=[sys.executable, "-m", "uvicorn", *app, "--host", HOST, "--port", str(port)],
         environment={
             **prefect_environment(api_on(port)),
-            STARTED_BY: str(os.getpid()),
             **({"PREFECT_SERVER_API_AUTH_STRING": password} if password else {}),
             "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{HOST}:{port},http://localhost:{port}",
             "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",

@@ -9,12 +9,12 @@ from pathlib import Path
 from transformers import AutoTokenizer
 
 from agent_r1 import params, tracking
-from agent_r1.evaluation.comparison import Evaluation, read_curve, read_evaluation
-from agent_r1.evaluation.report import render, write_curves, write_scores
+from agent_r1.evaluation.comparison import Evaluation, read_evaluation
+from agent_r1.evaluation.runs_report import render, write_curves, write_scores
 from agent_r1.evaluation.scores import headline, score
-from agent_r1.evaluation.sweep import Sweep, render_sweep
+from agent_r1.evaluation.sweep import SweptAgents, render_sweep
 from agent_r1.evaluation.transcript import plain_text
-from agent_r1.files import load_pretrained
+from agent_r1.files import load_pretrained, read_metrics
 from agent_r1.params import Params
 from agent_r1.params.places import RunId
 from agent_r1.records import Question
@@ -63,7 +63,7 @@ def _report_runs(
         if not (folders[name] / "hashes.json").exists():
             raise FileNotFoundError(f"there is no evaluation {name!r} in {folders[name].parent}; evaluate it first")
     evaluations = [read_evaluation(name, folder) for name, folder in folders.items()]
-    curves = {run: read_curve(places.training(RunId(run)) / "metrics.jsonl") for run in settings.repro_runs}
+    curves = {run: read_metrics(places.training(RunId(run))) for run in settings.repro_runs}
     decode = plain_text(load_pretrained(AutoTokenizer, places.warm_start))
     scores = render(evaluations, curves, questions, decode, into, settings.evaluate)
     if not beside:
@@ -80,11 +80,9 @@ def _report_sweep(settings: Params, questions: list[Question], sweep: str) -> di
     baselines = {name: places.evaluation(name, sweep) for name in swept.baselines}
     evaluations = {each: read_evaluation(each.label, folder) for each, folder in folders.items()}
     floors = [read_evaluation(name, folder) for name, folder in baselines.items()]
-    curves = {
-        run: [read_curve(places.training(each) / "metrics.jsonl") for each in ids] for run, ids in members.items()
-    }
+    curves = {run: [read_metrics(places.training(each)) for each in ids] for run, ids in members.items()}
     by_run = {run: [evaluations[each] for each in ids] for run, ids in members.items()}
-    rendered = Sweep(runs=by_run, baselines=floors, curves=curves, references=swept.references)
+    rendered = SweptAgents(runs=by_run, baselines=floors, curves=curves, references=swept.references)
     scores = render_sweep(rendered, questions, places.report(sweep), settings.evaluate)
     write_scores(places.scores(sweep), scores)
     write_curves(places.curves(sweep), curves)

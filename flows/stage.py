@@ -1,4 +1,4 @@
-"""The rim of every command: logging, faults, signals, threads and tracking."""
+"""The rim of every command: logging, faults, signals, threads, tracking, and the lock of the accelerator."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import gc
 import logging
 import os
 import platform
+import pwd
 import signal
 import stat
 import sys
@@ -16,22 +17,26 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 
+import psutil
+
 from agent_r1 import params
-from agent_r1.files import is_own
+from agent_r1.files import is_own, locked_some
 from agent_r1.params.places import NAMED_BY_DVC, RunId, project_root
 from flows.processes import IMPORTING, OF_CLIENTS, PASSWORD, end_with_parent, own_server, server_answers
-from flows.terminal import HarmlessFormatter, R, configure_logging, show_traceback
+from flows.terminal import HarmlessFormatter, configure_logging, show_traceback
 
 P = ParamSpec("P")
+R = TypeVar("R")
 
 EXIT_CODE_FILE = "AGENT_R1_EXIT_CODE_FILE"  # set by a flow: where a stage that fails leaves its code, DVC hides it
 PARENT_TASK_RUN = "AGENT_R1_PARENT_TASK_RUN"  # set by the pipeline: the task run that shows the stage as its subflow
 UNSAID = ("into", "out", "trajectories", "traces")  # parameters that say where and how much, left out of the name
 OF_DVC = "DVC_ROOT"  # set by DVC for its stages
 SHOW_TRACEBACK = "AGENT_R1_TRACEBACK"
+LOCKS = "AGENT_R1_LOCKS"  # a folder in place of ~/.cache/agent_r1, for homes on shared disks without locks
 INTERRUPTED = 128 + signal.SIGINT
 TERMINATED = 128 + signal.SIGTERM
 UNAVAILABLE = os.EX_TEMPFAIL  # 75
@@ -182,6 +187,48 @@ def prepare_process() -> None:
     for library in ("MKL", "OPENBLAS"):  # which these two would follow before it
         os.environ.pop(f"{library}_NUM_THREADS", None)
     os.environ["OMP_NUM_THREADS"] = str(threads)  # without it a vLLM engine cuts torch to one thread in this process
+
+
+@contextmanager
+def accelerator(side_by_side: int, gpus: int = 1) -> Iterator[None]:
+    """Holds `gpus` GPUs, or all if that is 0 or more than there are; this process and its engine see no others.
+
+    On a machine without a GPU it holds one of `side_by_side` places on the CPU. Waits while other stages hold them. The
+    kernel frees the locks when the process ends, however it ends.
+    """
+    from agent_r1.devices.gpus import visible_gpus  # imports torch, which reads the number of threads
+
+    devices = visible_gpus()
+    # One per machine and user, so that two clones of the project queue up as well.
+    locks = own_folder() / f"accelerator-{platform.node()}"
+    paths = [locks.with_name(f"{locks.name}-{place}.lock") for place in devices or range(side_by_side)]
+    wanted = min(gpus or len(devices), len(devices)) if devices else 1
+
+    def tell() -> None:
+        noted = [path.read_text() for path in paths if path.exists()]
+        held = [pid for pid in dict.fromkeys(noted) if pid.isdigit() and psutil.pid_exists(int(pid))]
+        logger.info("waiting for the accelerator, held by process %s", ", ".join(held))
+
+    with locked_some(paths, wanted, locks.with_name(f"{locks.name}.lock"), tell) as held:
+        for path in held:
+            path.write_text(str(os.getpid()))
+        if devices:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices[paths.index(path)] for path in held)
+        yield
+
+
+def own_folder() -> Path:
+    """The folder of this user's locks, the same from a terminal, cron or a service.
+
+    Raises ValueError if another user may write there, or owns it.
+    """
+    home = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    folder = Path(os.environ.get(LOCKS) or home / ".cache" / "agent_r1")
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700, parents=True)
+    if not is_own(folder, stat.S_IFDIR, closed=0o022):
+        raise ValueError(f"{folder} is no folder that you alone may write to; `chmod 700` it, or set {LOCKS} to one")
+    return folder
 
 
 def task(function: Callable[P, R]) -> Callable[P, R]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TypeVar
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -25,7 +23,6 @@ from rich.progress import (
 
 from agent_r1.harmless import harmless_lines, without_password
 
-R = TypeVar("R")
 TERMINAL = Console(stderr=True)  # one, so that lines go above what is live
 WIDTH = 120  # of tables that are printed elsewhere than on a terminal
 
@@ -41,33 +38,17 @@ def live_lines(*columns: ProgressColumn, expand: bool = False) -> Progress:
 
 
 @contextmanager
-def verbs_shown(label: str, done: int, total: int) -> Iterator[Callable[[Callable[..., R]], Callable[..., R]]]:
-    """Shows the current verb and iteration of a training in a live line.
-
-    Gives a wrapper for verbs, whose first argument is the iteration. `done` and `total` count iterations.
-    """
-    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+def counted(label: str, total: int, done: int = 0) -> Iterator[Callable[..., None]]:
+    """Counts in a live line. Gives a function that adds one, or goes to a count and names the work that it begins."""
+    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with live_lines(*columns) as progress:
         line = progress.add_task(label, completed=done, total=total)
 
-        def shown(verb: Callable[..., R]) -> Callable[..., R]:
-            @functools.wraps(verb)
-            def call(iteration: int, *others: object) -> R:
-                progress.update(line, description=f"{label}: {verb.__name__} {iteration}", completed=iteration)
-                return verb(iteration, *others)
+        def count(begun: str = "", done: int | None = None) -> None:
+            said = f"{label}: {begun}" if begun else label
+            progress.update(line, description=said, completed=done, advance=1 if done is None else None)
 
-            return call
-
-        yield shown
-
-
-@contextmanager
-def episodes_shown(label: str, total: int) -> Iterator[Callable[[], None]]:
-    """Counts the finished episodes in a live line; gives a function to call for each."""
-    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with live_lines(*columns) as progress:
-        line = progress.add_task(label, total=total)
-        yield lambda: progress.advance(line)
+        yield count
 
 
 class HarmlessFormatter(logging.Formatter):

@@ -5,39 +5,39 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
+from typing import Any
 
 from transformers import AutoConfig
 
 from agent_r1 import params, tracking
 from agent_r1.credit import own as own_rewards
-from agent_r1.devices.sharing import default_device
 from agent_r1.envs.kinds import attempts_at, openings, require_playable
 from agent_r1.envs.shared import Shared
 from agent_r1.files import load_pretrained, model_hash, sha256, write_text
 from agent_r1.learn import adapter, checkpoint, memory
 from agent_r1.learn.learner import learner_of
-from agent_r1.learn.model import compute_dtype, load_tokenizer
+from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import Params
 from agent_r1.params.places import RunId
 from agent_r1.params.train import TrainParams
+from agent_r1.pretrained import compute_dtype, default_device
 from agent_r1.records import Question
 from agent_r1.rollout.chat import Chat
 from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
-from agent_r1.tools import own
+from agent_r1.tools.toolbox import require_own
 from agent_r1.tracking.runs import CODE_TAG, KIND_TAG
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.identity import START, Identity
-from agent_r1.training.loop import Training, iterate, leaves_work
+from agent_r1.training.loop import Training, Verb, iterate, leaves_work
 from agent_r1.training.questions import require_gold_titles
 from agent_r1.training.watch import reseeded
 from flows import ranks
-from flows.accelerator import accelerator
 from flows.ranks import code_of, facts_of, following, given_place, leading
-from flows.stage import started_by_another, task
-from flows.terminal import verbs_shown
+from flows.stage import accelerator, started_by_another, task
+from flows.terminal import counted
 
 
 def train(run: RunId, fresh: bool = False) -> None:
@@ -51,7 +51,7 @@ def train(run: RunId, fresh: bool = False) -> None:
     require_gold_titles(questions, config.credit)
     require_playable(questions, settings.env)
     # before anything is waited for
-    own.require(settings.env)
+    require_own(settings.env)
     own_rewards.load(config.credit.rewards)
     place = given_place(settings.learner)
     with ExitStack() as stack:
@@ -82,8 +82,17 @@ def train(run: RunId, fresh: bool = False) -> None:
 
 
 def _learn(opened: Training, tracked: tracking.Run, label: str) -> None:
-    with opened as training, verbs_shown(label, training.folder.finished, training.config.iterations) as shown:
-        iterate(training, tracked, as_task=lambda verb: task(shown(verb)))
+    with opened as training, counted(label, training.config.iterations, training.folder.finished) as count:
+
+        def shown(verb: Verb) -> Verb:
+            @wraps(verb)
+            def call(iteration: int, *others: Any) -> Any:
+                count(f"{verb.__name__} {iteration}", iteration)
+                return verb(iteration, *others)
+
+            return task(call)
+
+        iterate(training, tracked, as_task=shown)
 
 
 def start(run: RunId, *, fresh: bool = False) -> None:
@@ -136,7 +145,7 @@ def _tracked(
     tags = tracking.provenance(settings.prepare.dataset, run.sweep) | {KIND_TAG: "training"}
     if run.variant:
         tags |= {"overrides": settings.places.variant(run).read_text()}
-    about = tracking.differences(settings, run)
+    about = tracking.overrides(settings, run)
     started = tracking.start(replace(run, seed=config.seed).label, shown, tags, about=about)
     started.uses(tracking.prepared(settings, inputs), "training")
     write_text(folder.mlflow_run_id, started.run_id)

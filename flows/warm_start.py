@@ -10,24 +10,25 @@ import torch
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from agent_r1 import params
-from agent_r1.devices.sharing import Ranks, default_device
+from agent_r1.devices.sharing import Ranks
 from agent_r1.files import load_pretrained, locked, model_hash, remove_folder, replaced_folder
 from agent_r1.learn import memory
 from agent_r1.learn.adapter import save_merged
-from agent_r1.learn.model import compute_dtype, load_policy, load_tokenizer
+from agent_r1.learn.model import load_policy, load_tokenizer
 from agent_r1.params import Params
 from agent_r1.params.places import RunId
 from agent_r1.params.sections import flatten
+from agent_r1.pretrained import compute_dtype, default_device
 from agent_r1.records import Passage, Question
 from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
-from agent_r1.tools import own
+from agent_r1.tools.toolbox import require_own
 from agent_r1.training.identity import Identity
 from agent_r1.training.supervised import Unfinished
 from agent_r1.training.warm_start import train_on_demonstrations, train_with_leader
 from flows import ranks
-from flows.accelerator import accelerator
 from flows.ranks import code_of, facts_of, following, given_place, leading
+from flows.stage import accelerator
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ def warm_start() -> None:
     trains = _trains(settings)
     if trains:
         # before anything is waited for
-        own.require(settings.env)
+        require_own(settings.env)
         given_place(settings.learner)
     with accelerator(settings.operate.side_by_side, settings.learner.processes if trains else 1):
         if settings.model.path:

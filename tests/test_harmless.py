@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from agent_r1.evaluation.comparison import AnswerPair, Comparison
-from agent_r1.evaluation.report import _table
+from agent_r1.evaluation.runs_report import _table
 from agent_r1.harmless import harmless, harmless_lines, in_markdown, without_password
 from agent_r1.http.client import Answer
-from agent_r1.inspection.side_by_side import rendered
+from agent_r1.inspection.printed import comparison_tables
 from agent_r1.records import Prediction, Question
 from flows.terminal import HarmlessFormatter
 
@@ -70,7 +70,7 @@ def test_a_log_and_an_excerpt_are_text() -> None:
     except RuntimeError:
         record = logging.LogRecord("agent_r1", logging.ERROR, "", 0, "it said %s", (EVIL,), sys.exc_info())
     assert not COMMANDS & set(HarmlessFormatter("%(message)s").format(record))
-    assert not COMMANDS & set(Answer(500, EVIL.encode()).excerpt)
+    assert not COMMANDS & set(Answer(500, EVIL.encode()).reason)
 
 
 def test_a_comparison_is_text() -> None:
@@ -89,7 +89,8 @@ def test_a_comparison_is_text() -> None:
     pair = AnswerPair(asked, said, Prediction(**{**{n: getattr(said, n) for n in said.__slots__}, "success": 0.0}))
     console = Console(force_terminal=True, color_system=None, width=100)
     with console.capture() as capture:
-        console.print(rendered(Comparison(a="a", b="b", differing=[EVIL], aborted=EVIL, pairs=[pair], measured=[])))
+        found = Comparison(a="a", b="b", differing=[EVIL], aborted=EVIL, pairs=[pair], measured=[])
+        console.print(comparison_tables(found))
     assert not COMMANDS & set(capture.get())
 
 

@@ -10,19 +10,14 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from numbers import Real
-from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
+from agent_r1 import own_code
 from agent_r1.faults import WorldFault, require_few
-from agent_r1.files import sha256
 from agent_r1.params.credit import RewardFunction, RewardWeights
-from agent_r1.params.sections import nearest
-from agent_r1.records import Call, Outcome, Question, Source, StopReason, Trajectory
+from agent_r1.records import Call, Decode, Outcome, Question, Source, StopReason, Trajectory
 
-Decoder = Callable[[Sequence[int]], str]
 Value = float | WorldFault
 
 logger = logging.getLogger(__name__)
@@ -60,32 +55,17 @@ def load(rewards: RewardWeights) -> list[OwnReward]:
     """The functions that the weights name; a ValueError says which module or function is not there."""
     found = []
     for name, params in rewards.own.items():
-        module, function = _module(name, params), params.function.partition(":")[2]
-        call = vars(module).get(function)
-        if not callable(call):
-            functions = [each for each, value in vars(module).items() if callable(value)]
-            raise ValueError(
-                f"credit.rewards.{name}: {module.__name__} has no function {function!r}{nearest(function, functions)}"
-            )
+        call = own_code.load(f"credit.rewards.{name}", params.function)
         found.append(OwnReward(name, params, call if params.batched else _one_by_one(call)))
     return found
 
 
 def sources(rewards: RewardWeights) -> dict[str, str]:
     """The sha256 of each function's source file, by the name of its reward; raises as `load`."""
-    files = {name: _module(name, params).__file__ for name, params in rewards.own.items()}
-    return {f"reward {name}": sha256(Path(file)) if file else "built in" for name, file in files.items()}
-
-
-def _module(name: str, params: RewardFunction) -> ModuleType:
-    module = params.function.partition(":")[0]
-    try:
-        return import_module(module)
-    except Exception as fault:
-        raise ValueError(
-            f"credit.rewards.{name}: module {module!r} cannot be imported ({type(fault).__name__}: {fault}); "
-            f"`python -c 'import {module}'` in the project's root has to find it"
-        ) from fault
+    return {
+        f"reward {name}": own_code.source_hash(f"credit.rewards.{name}", params.function)
+        for name, params in rewards.own.items()
+    }
 
 
 def _one_by_one(call: Callable[[Episode], Any]) -> Callable[[list[Episode]], Sequence[Any]]:
@@ -96,7 +76,7 @@ def state(
     rewards: Sequence[OwnReward],
     trajectories: Sequence[Trajectory],
     questions: Mapping[str, Question],
-    decode: Decoder,
+    decode: Decode,
     *,
     aborted_share: float,
 ) -> list[Trajectory]:
@@ -119,7 +99,7 @@ def state(
 
 
 def _ask(
-    reward: OwnReward, trajectories: Sequence[Trajectory], questions: Mapping[str, Question], decode: Decoder
+    reward: OwnReward, trajectories: Sequence[Trajectory], questions: Mapping[str, Question], decode: Decode
 ) -> list[Value]:
     """The value of every trajectory, or the fault that its second attempt met too."""
     episodes = [view(each, questions[each.question_id], decode) for each in trajectories]
@@ -162,18 +142,15 @@ def _with_fact(trajectory: Trajectory, name: str, value: Value) -> Trajectory:
     return replace(trajectory, steps=[*before, replace(last, rewards={**last.rewards, name: value})])
 
 
-def view(trajectory: Trajectory, question: Question, decode: Decoder) -> Episode:
+def view(trajectory: Trajectory, question: Question, decode: Decode) -> Episode:
     """The typed view of a trajectory of at least one step."""
-    ends = [*(step.action_start for step in trajectory.steps[1:]), len(trajectory.token_ids)]
     steps = []
-    for step, end in zip(trajectory.steps, ends, strict=True):
+    for step, reply in zip(trajectory.steps, trajectory.replies, strict=True):
         closed = step.stop_reason is StopReason.END
-        read = slice(step.action_stop, end)
-        observed = trajectory.token_ids[read][trajectory.source[read] == Source.OBSERVATION]
         steps.append(
             EpisodeStep(
-                action=decode(trajectory.token_ids[step.action_start : step.action_stop - closed].tolist()),
-                observation=decode(observed.tolist()),
+                action=decode(trajectory.ids(slice(step.action_start, step.action_stop - closed))),
+                observation=decode(trajectory.ids(reply, Source.OBSERVATION)),
                 calls=step.calls,
                 facts=step.rewards,
             )

@@ -35,7 +35,7 @@ def with_tools(
     """`params.demonstrations` searches for answers; questions repeat, differently, where there are fewer.
 
     With a calculator among the tools half of them are offered it, so that a policy with it and one without may start
-    from what they teach.
+    from them.
     """
     made = []
     for question, rng in _take(questions, params.demonstrations, params.seed, "demonstration"):
@@ -58,7 +58,7 @@ def without_tools(
 
 
 def _take(questions: Sequence[Question], count: int, seed: int, purpose: str) -> list[tuple[Question, random.Random]]:
-    """So many questions in turn, each with the random numbers of its demonstration."""
+    """`count` questions in turn, each with the random numbers of its demonstration."""
     if count and not questions:
         raise ValueError(
             "there are no training questions to demonstrate on; give a data set of prepare.files a train file"
@@ -77,15 +77,15 @@ def demonstrate(
 ) -> list[str]:
     """The texts of the demonstrator's actions, without end tokens: one search per hop, then an answer.
 
-    What is worked out of two years it gives to the calculator first, where there is one.
+    A sum or difference of two years goes to the calculator first, where there is one.
 
     With the chance `stop_early`, at every hop but the first, it answers with the entity at hand instead, and guesses
     in a comparison. With the chance `wrong_relation`, at every hop, it asks for another relation of the same entity and
-    goes on from what that truly leads to, or answers with it where the plan does not apply to it; where there are no
+    goes on from its true value, or answers with it where the plan does not apply to it; where there are no
     facts it repeats the question's own words.
 
-    Its thoughts name what the plan still needs, whatever the habits make of it. All that an action copies can be read
-    by then in the question, in an earlier thought or in the result of the previous search.
+    Its thoughts name the open needs of the plan, even where the habits leave the plan. An action copies only from the
+    question, an earlier thought or the result of the previous search.
     """
     made = _hops_made(plan, question, facts, params, rng)
     thoughts = _THOUGHTS.get(question.strata["kind"], _follow)(plan, made)
@@ -140,26 +140,26 @@ def _conclusion(plan: Plan, question: Question, made: list[Hop], rng: random.Ran
 
 
 def _follow(plan: Plan, made: Sequence[Hop]) -> list[str]:
-    """A thought before each search along a chain: what was found, and all that is still needed."""
+    """A thought before each search along a chain: the last finding, and all that is still needed."""
     found = ["", *(_found([hop]) for hop in made[:-1])]
     return [before + _need(plan.hops[done:]) for done, before in enumerate(found)]
 
 
 def _compare(plan: Plan, made: Sequence[Hop]) -> list[str]:
-    """A thought before each search of a comparison: what is compared, then what was found and whose turn it is."""
+    """A thought before each search of a comparison: its entities, then the last finding and the next entity."""
     entities = " and ".join(hop.entity for hop in plan.hops)
     what = f"the {plan.hops[0].relation} of {entities}" if plan.hops[0].relation else entities
     return [f"I compare {what}.", *(f"{_found([before])}Next {hop.entity}." for before, hop in pairwise(made))]
 
 
 def _add_up(plan: Plan, made: Sequence[Hop]) -> list[str]:
-    """A thought before each search of two years: what is needed, then what was found and what comes next."""
+    """A thought before each search of two years: both needs, then the first finding and the second need."""
     needed = [f"the {hop.relation} of {hop.entity}" for hop in plan.hops]
     return [f"I need {' and '.join(needed)}.", *(f"{_found([before])}Next {needed[1]}." for before in made[:-1])]
 
 
 def _can_calculate(plan: Plan, made: Sequence[Hop]) -> bool:
-    """Whether both years were found, or what stands in their place is one too."""
+    """Whether both hops gave a year."""
     return bool(plan.sign) and len(made) == 2 and all(hop.value.isdecimal() for hop in made)
 
 
@@ -190,7 +190,7 @@ def _answer(text: str, found: Sequence[Hop]) -> str:
 
 
 def _found(hops: Sequence[Hop]) -> str:
-    """States what was found in the passages' words, which a small model learns to read off them."""
+    """States the findings in the passages' words, which a small model learns to read off them."""
     return "".join(f"Found the {hop.relation} {hop.value}. " for hop in hops if hop.relation)
 
 

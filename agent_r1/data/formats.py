@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from agent_r1.data.rows import Row
-from agent_r1.data.sources import read
+from agent_r1.data.sources import Row, read
 from agent_r1.records import Question
 
 MOST_HOPS = 1_000_000
@@ -25,7 +24,7 @@ class Format(NamedTuple):
 
     question: Callable[[Row, str, str], Question]  # from a row, the data set's name and the split
     paragraphs: Callable[[Row], list[tuple[str, str]]]  # titles and texts that the row brings along, in its order
-    complete: Callable[[Iterable[Row], Path], Iterable[Row]] = lambda rows, _: rows  # by what lies beside their file
+    complete: Callable[[Iterable[Row], Path], Iterable[Row]] = lambda rows, _: rows  # with a file beside theirs
 
 
 def _strata(hops: int, kind: str) -> dict[str, str]:
@@ -51,7 +50,7 @@ def supported_question(row: Row, dataset: str, split: str, *, kinds: Sequence[st
 
 
 def _answers(row: Row) -> list[str]:
-    """The answer, and what else is accepted for it."""
+    """The answer, and other accepted ones."""
     return list(dict.fromkeys([row.text("answer"), *row.texts(ACCEPTED)]))
 
 
@@ -75,7 +74,7 @@ def _aliases(listed: Path) -> Iterator[Row]:
 def joined_context(row: Row, *, separator: str) -> list[tuple[str, str]]:
     """The paragraphs of a context, their sentences joined.
 
-    In HotpotQA's fullwiki setting the context is what a search found, and gold passages may be missing.
+    In HotpotQA's fullwiki setting a search found the context, and gold passages may be missing.
     """
     found = row.pairs("context", "sentences")
     if not all(
@@ -158,5 +157,5 @@ FORMATS = {
         with_aliases,
     ),
     "musique": Format(musique_question, lambda row: [(title, text) for title, text, _ in _marked_paragraphs(row)]),
-    "generic": Format(generic_question, lambda _: []),  # what is searched is a corpus of its own
+    "generic": Format(generic_question, lambda _: []),  # a corpus of its own is searched
 }

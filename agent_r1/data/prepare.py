@@ -20,8 +20,7 @@ import pyarrow.compute as pc
 from agent_r1.data import worlds
 from agent_r1.data.formats import FORMATS
 from agent_r1.data.questions import generate_atlas
-from agent_r1.data.rows import LONGEST_ROW, Row
-from agent_r1.data.sources import ROWS, count, data_files, open_text, pieces, progress, read, suffix
+from agent_r1.data.sources import LONGEST_ROW, ROWS, Row, count, data_files, open_text, pieces, progress, read, suffix
 from agent_r1.params.prepare import BUILT_IN, FilesParams, PrepareParams
 from agent_r1.params.worlds import SPLITS
 from agent_r1.records import Passage, Question
@@ -38,7 +37,7 @@ TEXT = ".txt"
 def prepare(params: PrepareParams, directory: Path) -> None:
     """Writes questions.parquet and passages.parquet to `directory`.
 
-    On an error what was there before stays whole, and nothing else is left behind. Raises FileNotFoundError if a data
+    On an error the earlier files stay whole, and nothing else is left behind. Raises FileNotFoundError if a data
     set is missing, and ValueError if one is malformed or cannot be generated.
     """
     directory.mkdir(parents=True, exist_ok=True)
@@ -52,8 +51,8 @@ def prepare(params: PrepareParams, directory: Path) -> None:
 def write(params: PrepareParams, directory: Path) -> None:
     """Writes questions.parquet and passages.parquet, holding a few dozen bytes of every row in memory.
 
-    Questions stand split by split, the data sets evenly mixed in each. Passages are those that rows bring along, then
-    the generated world's, then those of every corpus; equal ones once. Raises what `prepare` raises.
+    Questions stand split by split, the data sets evenly mixed in each. Passages come from
+    the rows, then from the generated world, then from every corpus; equal ones once. Raises the errors of `prepare`.
     """
     counts: Counter[tuple[str, str]] = Counter()
     distinct = Distinct()
@@ -135,12 +134,12 @@ def read_passages(location: Path) -> Iterator[tuple[str, Passage]]:
 
 
 def content_id(title: str, text: str) -> str:
-    """The same for the same passage, whichever file it comes from."""
+    """An id that depends on the passage alone, and not on its file."""
     return hashlib.blake2b(f"{title}\n{text}".encode(), digest_size=8).hexdigest()
 
 
 def named_by_content(title: str, text: str) -> Passage:
-    """A passage that is named by what it says."""
+    """A passage whose id is that of its content."""
     return Passage(passage_id=content_id(title, text), title=title, text=text)
 
 
@@ -214,7 +213,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Portion(Generic[T]):
-    """What one data set gives to a split."""
+    """The part of a data set in a split."""
 
     size: int
     items: Iterable[T]  # as many, read only when they are taken

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from agent_r1.answers import contains
-from agent_r1.data.world import World, build_world, tell
+from agent_r1.data.atlas import World, build_world, tell
 from agent_r1.params.prepare import BUILT_IN, AtlasParams, AtlasShares, PrepareParams
 from agent_r1.records import Passage, Question
 from agent_r1.seeds import derive
@@ -23,7 +23,7 @@ class Hop:
 
     query: str
     entity: str  # the subject of the question
-    relation: str  # what is asked of it; "" where that is not known
+    relation: str  # to be looked up; "" where it is not known
     value: str  # the value that the search reveals
 
 
@@ -33,7 +33,7 @@ class Plan:
 
     hops: tuple[Hop, ...]  # never empty
     answer: str
-    sign: str = ""  # + or - where the answer is worked out of what two hops reveal
+    sign: str = ""  # + or - where the answer is calculated from the values of two hops
 
 
 def look_up(facts: Facts, entity: str, relation: str) -> Hop:
@@ -176,7 +176,7 @@ def _rng(seed: int, purpose: str) -> random.Random:
 def _counts(size: int, shares: AtlasShares) -> dict[str, int]:
     """How many questions of each label; yes/no ones in even numbers, because they come as a yes and a no.
 
-    What rounding leaves goes to the last label that has a share.
+    The rest that rounding leaves goes to the last label that has a share.
     """
     share_of = {label: getattr(shares, name) for name, (label, _) in _KINDS.items()}
     counts = {label: int(share * size) for label, share in share_of.items()}
@@ -320,7 +320,7 @@ def _unlike(world: World, relation: str, rng: random.Random) -> Iterator[Pair]:
                 yield pair
 
 
-# The kinds of questions by the name of their share: what each is called, by which its chance is drawn, and its drafts.
+# The kinds of questions by the name of their share: the label, which seeds the draws, and the drafts.
 _KINDS: dict[str, tuple[str, Callable[[World, random.Random], Iterator[Draft]]]] = {
     "lookup": ("lookup", lambda world, rng: _chains(world, 1, rng)),
     "two_hops": ("bridge of 2 hops", lambda world, rng: _chains(world, 2, rng)),

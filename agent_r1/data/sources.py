@@ -1,7 +1,7 @@
 """Data files row by row: a JSON list, JSON lines or Parquet, plain or gzipped, never a whole file in memory.
 
-What is small on disk stays small in memory: rows have a longest length, and what is packed unpacks to a multiple of its
-size.
+A file that is small on disk stays small in memory: rows have a longest length, and a packed file unpacks to a multiple
+of its size. Every fault names file, row, field and the expected value.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import reprlib
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
@@ -26,29 +27,146 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
-from agent_r1.data.rows import DECODER, LONGEST_ROW, BrokenRowError, Row, decode, refuse_halves
-
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
+LONGEST_ROW = 1 << 23  # characters, or bytes in Parquet; also of a paragraph
 LINE_EVERY = 100_000  # items
 ROWS = (".json", ".jsonl", ".parquet")  # with or without .gz behind
+_LONGEST_NUMBER = 4300  # digits that Python reads
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of a character beyond the first 65,536, as JSON may write it
 _CHUNK = 1 << 20  # characters
-_BATCH, _BATCH_BYTES = 1024, 1 << 26  # rows of a Parquet file, and what they come to
+_BATCH, _BATCH_BYTES = 1024, 1 << 26  # rows of a Parquet file that are read at once, and their bytes
 _UNPACKED = 32  # times the size of a packed file, or _UNPACKED_BYTES where that is more
 _UNPACKED_BYTES = 1 << 25
-_DECODING = 8  # times what is unpacked: the memory to do it in
+_DECODING = 8  # times the unpacked size: the memory for decoding
 _OBJECT_BYTES = 16  # that a value takes besides its content
 _BLANK, _COMMA, _END = re.compile(r"\s*"), re.compile(r"\s*,\s*"), re.compile(r"\s*\]")
 
 
-def progress(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
+class BrokenRowError(ValueError):
+    """A row that cannot be taken; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row as it was read."""
+
+    fields: dict[str, Any]
+    path: Path
+    number: int  # in its file, from 1
+
+    def __str__(self) -> str:
+        return f"{self.path}, row {self.number}"
+
+    def has(self, field: str) -> bool:
+        """Whether the field is there and not null."""
+        return self.fields.get(field) is not None
+
+    def text(self, field: str) -> str:
+        """A text that is not empty."""
+        value = self.fields.get(field)
+        if not isinstance(value, str) or not value.strip():
+            raise self.fault(field, "must be a text that is not empty")
+        return value
+
+    def choice(self, field: str, valid: Sequence[str]) -> str:
+        """One of the valid texts."""
+        value = self.text(field)
+        if value not in valid:
+            raise self.fault(field, f"must be one of {', '.join(valid)}")
+        return value
+
+    def texts(self, field: str) -> list[str]:
+        """Texts, of which the empty ones and repetitions are left out; none where there is no such field."""
+        match self.fields.get(field):
+            case None:
+                return []
+            case [*values] if all(isinstance(value, str) for value in values):
+                return list(dict.fromkeys(value for value in values if value.strip()))
+        raise self.fault(field, "must be a list of texts")
+
+    def id(self, field: str) -> str:
+        """A text or a number: some collections number the rows of a release."""
+        return str(self.fields[field]) if type(self.fields.get(field)) is int else self.text(field)
+
+    def first(self, *fields: str) -> str:
+        """The name of the first of these fields that the row has, or of the first of all."""
+        return next((field for field in fields if self.has(field)), fields[0])
+
+    def objects(self, field: str) -> list[dict[str, Any]]:
+        """Mappings, at least one."""
+        match self.fields.get(field):
+            case [_, *_] as values if all(isinstance(value, dict) for value in values):
+                return list(values)
+        raise self.fault(field, "must be a list of objects that is not empty")
+
+    def pairs(self, field: str, second: str) -> list[tuple[str, Any]]:
+        """A title and something else, at least once.
+
+        The releases hold [title, something] lists; Parquet files on the Hub hold {title: [...], `second`: [...]}, or
+        objects of title and `second`, or the release's lists as JSON in a text.
+        """
+        value = self.fields.get(field)
+        with contextlib.suppress(ValueError, RecursionError):
+            value = _decode(value) if isinstance(value, str) else value
+        found = _pairs(value, second)
+        if not found or not all(isinstance(title, str) for title, _ in found):
+            raise self.fault(field, f"must hold [title, {second}] pairs")
+        return found
+
+    def fault(self, field: str, expected: str) -> ValueError:
+        """The exception for a malformed field."""
+        found = reprlib.repr(self.fields[field])[:80] if field in self.fields else "no such field"
+        return ValueError(f"{self}: field {field!r} {expected}, found {found}")
+
+
+def _pairs(value: Any, second: str) -> list[tuple[Any, Any]]:
+    match value:
+        case {"title": [*titles]} if isinstance(others := value.get(second), list) and len(others) == len(titles):
+            return list(zip(titles, others, strict=True))
+        case [*items] if all(isinstance(item, list) and len(item) == 2 for item in items):
+            return [(title, other) for title, other in items]
+        case [*items] if all(isinstance(item, dict) and second in item for item in items):
+            return [(item.get("title"), item[second]) for item in items]
+    return []
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits) > _LONGEST_NUMBER:
+        raise BrokenRowError(f"a number has {len(digits)} digits")
+    return int(digits)
+
+
+_DECODER = json.JSONDecoder(parse_int=_whole_number)
+
+
+def _decode(line: str) -> Any:
+    """The value of one JSON text."""
+    if len(line) >= LONGEST_ROW:
+        raise BrokenRowError(f"longer than {LONGEST_ROW} characters")
+    value = _DECODER.decode(line)
+    _refuse_halves(value, line, 0, len(line))
+    return value
+
+
+def _refuse_halves(value: Any, text: str, start: int, stop: int) -> None:
+    """Raises BrokenRowError if UTF-8 cannot write a value of this part of a JSON text."""
+    if not _HALF.search(text, start, stop):
+        return
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise BrokenRowError(f"holds half of a character ({error.object[error.start]!a})") from None
+
+
+def progress(items: Iterable[T], name: str, total: int | None = None) -> Iterator[T]:
     """Passes items on: under a bar on a terminal, elsewhere with a log line every LINE_EVERY items."""
-    bar = tqdm(items, desc=what, total=total, unit=" rows", disable=None, leave=False)
+    bar = tqdm(items, desc=name, total=total, unit=" rows", disable=None, leave=False)
     for number, item in enumerate(bar, start=1):
         yield item
         if bar.disable and number % LINE_EVERY == 0:
-            logger.info("%s: %d%s", what, number, f" of {total}" if total else "")
+            logger.info("%s: %d%s", name, number, f" of {total}" if total else "")
 
 
 def data_files(location: Path, suffixes: tuple[str, ...] = ROWS) -> list[Path]:
@@ -78,7 +196,7 @@ def read(location: Path) -> Iterator[Row]:
 
 
 def count(location: Path) -> int:
-    """How many rows `read` gives. Raises what `read` does, and ValueError if there is not a single row."""
+    """How many rows `read` gives. Raises the errors of `read`, and ValueError if there is not a single row."""
     total = 0
     for path in data_files(location):
         if suffix(path) == ".parquet":
@@ -167,7 +285,7 @@ def _values(path: Path) -> Iterator[Any]:
     with open_text(path) as text:
         is_list = text.read(_CHUNK).lstrip().startswith("[")
         text.seek(0)
-        yield from _list_items(text) if is_list else (decode(line) for line in pieces(text) if line.strip())
+        yield from _list_items(text) if is_list else (_decode(line) for line in pieces(text) if line.strip())
 
 
 def _parquet_rows(path: Path) -> Iterator[Any]:
@@ -183,7 +301,7 @@ def _parquet_rows(path: Path) -> Iterator[Any]:
 
 
 def _try(path: Path, mebibytes: int, rows: int) -> None:
-    """Raises ValueError if the rows of a file, so many at a time, cannot be decoded in so much memory."""
+    """Raises ValueError if the rows of a file, `rows` at a time, cannot be decoded in `mebibytes` of memory."""
     command = [sys.executable, "-m", "agent_r1.data.trial", str(path.absolute()), str(mebibytes), str(rows)]
     trial = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
     if trial.returncode:
@@ -209,7 +327,7 @@ def _weight(column: pa.Array[Any]) -> int:
 
 
 def _batch_size(metadata: pq.FileMetaData) -> int:
-    """Rows that come to _BATCH_BYTES by what the file says of itself."""
+    """Rows that come to _BATCH_BYTES by the file's own figures."""
     claimed = sum(metadata.row_group(at).total_byte_size for at in range(metadata.num_row_groups))
     return max(1, min(_BATCH, _BATCH_BYTES * metadata.num_rows // max(1, claimed)))
 
@@ -240,7 +358,7 @@ def _list_items(text: TextIO) -> Iterator[Any]:
             start = lead.match(held, at)
             if not start:
                 raise json.JSONDecodeError("Expecting ',' or ']'", held, at)
-            value, at = DECODER.raw_decode(held, start.end())
+            value, at = _DECODER.raw_decode(held, start.end())
         except json.JSONDecodeError:
             rest = held[at:]  # read twice as much each time: a long value is decoded few times
             if len(rest) > LONGEST_ROW:
@@ -249,7 +367,7 @@ def _list_items(text: TextIO) -> Iterator[Any]:
                 raise
             held, at = rest + more, 0
         else:
-            refuse_halves(value, held, start.start(), at)
+            _refuse_halves(value, held, start.start(), at)
             lead = _COMMA
             yield value
     rest = held[end.end() :].lstrip()

@@ -1,7 +1,7 @@
 """Decodes a Parquet file for trial: `python -m agent_r1.data.trial FILE MIB ROWS`, with a limit of memory.
 
-A process of its own, because what a few bytes can come to shows only while they are decoded, and a library that runs
-out of memory ends its process. The lines it prints say how many rows went well.
+A process of its own, because the unpacked size of a few bytes shows only while they are decoded, and a library that
+runs out of memory ends its process. The lines it prints say how many rows went well.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main(path: str, mebibytes: int, rows: int) -> None:
     except MemoryError:
         sys.exit(TOO_MUCH)
     except (pa.ArrowException, OSError):
-        return  # whoever reads it next says what is wrong
+        return  # the next reader names the fault
 
 
 if __name__ == "__main__":

@@ -14,13 +14,13 @@ from agent_r1.records import Question
 
 logger = logging.getLogger(__name__)
 
-_DRAWN_FIRST = ("test", "dev", "train")  # what is asked at the end comes in whole, and is not trained on
-_LENGTHS = ((3, "1-3"), (6, "4-6"))  # of the best solution, and what each is called; beyond them:
+_DRAWN_FIRST = ("test", "dev", "train")  # the test split comes in whole, and is not trained on
+_LENGTHS = ((3, "1-3"), (6, "4-6"))  # of the best solution, and their names; beyond them:
 _LONGER = "7 or more"
 
 
 class Drawn(NamedTuple):
-    """What one seed gives."""
+    """A start that a seed draws."""
 
     setup: str
     text: str  # as a person would call it
@@ -30,8 +30,8 @@ class Drawn(NamedTuple):
 def draw(name: str, params: WorldParams) -> dict[str, list[Question]]:
     """The questions of every split, in the order of their seeds.
 
-    No setup is in two splits: one that comes up again is left out of the split that is trained on rather than of that
-    which is tested on, and the log says how many are. Raises ValueError for rules by which no board can be drawn, and
+    No setup is in two splits: one that comes up again is left out of the split that is trained on, not of the one that
+    is tested on, and the log says how many are. Raises ValueError for rules by which no board can be drawn, and
     if a split is left with none.
     """
     taken: set[str] = set()

@@ -32,17 +32,13 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agent_r1.params.update import UpdateParams
+from agent_r1.pretrained import default_device
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
 LEADING = timedelta(days=7)  # that followers wait for the next call; `meeting.Life` notices the end of their leader
-
-
-def default_device() -> torch.device:
-    """The accelerator where there is one, else the CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,7 @@
-"""The two sides of an episode: what an environment is, and how it reads an action.
+"""Environments, the other side of an episode, and the actions that they read.
 
 An environment sees and says text; tokens are the rollout's business. An action is at most one thought, then one tool
-call or one answer, in Hermes tags: `parse_action` says what it means, to the environment; `split_action` how it reads,
-to a person.
+call or one answer, in Hermes tags: `parse_action` reads it for the environment, and `split_action` for a person.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ TAGS = tuple(f"<{slash}{name}>" for name in _KINDS for slash in ("", "/"))  # th
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Restart:
-    """The context in which an episode goes on: the system message, another user message, and what is kept."""
+    """The context in which an episode goes on: the system message, another user message, and the exchanges kept."""
 
     user: str  # its user message
     keep: int = 0  # exchanges of the old context, the last ones; the latest is the action with its observations
@@ -91,11 +90,11 @@ class Env:
         raise NotImplementedError
 
     async def close(self) -> None:
-        """Gives back what the episode holds, however it ended."""
+        """Frees the resources of the episode, however it ended."""
 
 
 async def opened(env: Env) -> Env:
-    """The environment as it opens, and closed again: what an episode in it begins with."""
+    """The environment with the messages with which an episode in it begins, closed again."""
     try:
         await env.open()
         return env
@@ -131,7 +130,7 @@ class ParsedCall(NamedTuple):
 
 
 def parse_action(text: str, most_calls: int = 1) -> ParsedAction:
-    """Reads an action's text (without its end token). Whatever the text, the result says what it is.
+    """Reads an action's text, without its end token. Every text has a result.
 
     Well formed is: an optional `<think>...</think>` first, then one `<tool_call>` block, or up to `most_calls` of
     them, or one `<answer>` block. Free text around the blocks is let pass, stray or unclosed tags are not. A call is a
@@ -160,7 +159,7 @@ def _parse_call(body: str) -> ParsedCall:
     """Reads the text between a call's tags; a ValueError names its fault."""
     try:
         call = json.loads(body, parse_constant=refuse_constant)
-        json.dumps(call, ensure_ascii=False, allow_nan=False).encode()  # what it refuses, no file could keep
+        json.dumps(call, ensure_ascii=False, allow_nan=False).encode()  # no file could keep text that this refuses
     except (ValueError, RecursionError):
         raise ValueError("the tool call is not valid JSON") from None
     match call:
@@ -177,7 +176,7 @@ def refuse_constant(constant: str) -> NoReturn:
 class Piece(NamedTuple):
     """A stretch of an action's text."""
 
-    kind: str  # thought, call, answer, or text for what stands outside of tags
+    kind: str  # thought, call, answer, or text outside of tags
     text: str  # with its tags
 
     @property

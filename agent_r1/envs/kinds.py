@@ -1,4 +1,4 @@
-"""The environments that questions are attempted in, by the name that a question has for its own."""
+"""The environments by the name that a question has for its own, and the attempts that are made in them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from agent_r1.envs.base import Attempt, Env, opened
+from agent_r1.envs.game_env import GAMES, GameEnv
 from agent_r1.envs.scripts import SCRIPTS, Script, any_move, scripted
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import with_tools
-from agent_r1.envs.turns import GAMES, Turns
 from agent_r1.params.env import EnvParams
 from agent_r1.params.sections import nearest
 from agent_r1.records import QA, Question
@@ -27,20 +27,20 @@ class Kind(NamedTuple):
     scripts: Mapping[str, Script] = {}
 
 
-def _game(question: Question, shared: Shared, seed: int) -> Turns:
-    return Turns(question.env, question.setup, shared.limits, seed)
+def _game(question: Question, shared: Shared, seed: int) -> GameEnv:
+    return GameEnv(question.env, question.setup, shared.limits, seed)
 
 
 def _require_boards(questions: Sequence[Question], limits: EnvParams) -> None:
     for question in questions:
         try:
-            Turns(question.env, question.setup, limits)
+            GameEnv(question.env, question.setup, limits)
         except ValueError as fault:
             raise ValueError(f"question {question.question_id!r}: {fault}") from None
 
 
 def _outside(module: str, env: str, require: str, scripts: Mapping[str, Script] = MappingProxyType({})) -> Kind:
-    """A world that others wrote: its module is imported when the first question asks for it."""
+    """A world that others wrote, whose module is imported for the first question that asks for it."""
     return Kind(
         lambda question, shared, seed: vars(import_module(module))[env](question, shared, seed),
         lambda questions, limits: vars(import_module(module))[require](questions, limits),
@@ -60,16 +60,14 @@ KINDS: dict[str, Kind] = {
 def require_playable(questions: Sequence[Question], limits: EnvParams) -> None:
     """Refuses questions that no episode could be made of, before a model is loaded.
 
-    Raises ValueError for an environment that there is not, or that cannot be made of a question's setup, and WorldFault
-    for one that does not answer.
+    Raises ValueError for an unknown environment, or one that cannot be made of a question's setup, and WorldFault for
+    one that does not answer.
     """
-    by_env: dict[str, list[Question]] = {}
-    for question in questions:
-        by_env.setdefault(question.env, []).append(question)
-    for env, those in by_env.items():
+    for env in dict.fromkeys(question.env for question in questions):
+        its = [question for question in questions if question.env == env]
         if env not in KINDS:
-            raise ValueError(f"question {those[0].question_id!r}: there is no env {env!r}{nearest(env, KINDS)}")
-        KINDS[env].require(those, limits)
+            raise ValueError(f"question {its[0].question_id!r}: there is no env {env!r}{nearest(env, KINDS)}")
+        KINDS[env].require(its, limits)
 
 
 def attempts_at(
@@ -92,7 +90,7 @@ def attempts_at(
 
 
 def openings(attempts: Sequence[Attempt], questions: Sequence[Question], shared: Shared) -> list[Env]:
-    """What the first attempt at each data set opens with: environments that are closed again."""
+    """The environment of the first attempt at each data set, opened and closed again."""
     dataset = {question.question_id: question.dataset for question in questions}
     firsts: dict[str, Attempt] = {}
     for attempt in attempts:
@@ -108,13 +106,11 @@ def played_by(
     Raises ValueError for an environment that nobody plays so.
     """
     env = {question.question_id: question.env for question in questions}
-    played, scripts = list[Attempt](), list[Iterable[str]]()
+    played = []
     for attempt in attempts:
         script = KINDS[env[attempt.question_id]].scripts.get(name)
         if script is None:
             games = ", ".join(kind for kind in KINDS if name in KINDS[kind].scripts)
             raise ValueError(f"nobody plays {env[attempt.question_id]!r} as {name!r} does, only {games}")
-        one, player = scripted(attempt, script, seed)
-        played.append(one)
-        scripts.append(player)
-    return played, scripts
+        played.append(scripted(attempt, script, seed))
+    return [attempt for attempt, _ in played], [player for _, player in played]

@@ -1,7 +1,7 @@
 """Agents without a model, which see a game's true state: chance, the best there is, and somebody to learn from.
 
-They play through the loop that policies play through, by `scripted` and a ScriptedSampler: what they reach is a floor,
-a ceiling, and demonstrations.
+They play in the loop in which policies play, by `scripted` and a ScriptedSampler, for a floor, a ceiling, and
+demonstrations.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from agent_r1.envs.base import Attempt, Env
+from agent_r1.envs.game_env import SEPARATOR, GameEnv
 from agent_r1.envs.text_env import TextEnv
-from agent_r1.envs.turns import SEPARATOR, Turns
 from agent_r1.games import bandit, lake, sokoban
 from agent_r1.games.rules import Cell
 from agent_r1.seeds import derive
@@ -21,63 +21,15 @@ from agent_r1.seeds import derive
 G = TypeVar("G")
 
 
-class View(Protocol[G]):
-    """A game as a demonstrator sees it, and as it imagines it some moves on, if none goes astray."""
-
-    moves: tuple[str, ...]
-
-    def state(self) -> G:
-        """The present state of the game."""
-
-    def facts(self, state: G) -> str:
-        """The facts of the state, in words."""
-
-    def plan(self, state: G) -> Sequence[str]:
-        """The right moves; none where nothing helps."""
-
-    def habit(self, state: G, rng: random.Random) -> str:
-        """The move that looks right."""
-
-    def after(self, state: G, move: str) -> G:
-        """The state after a move."""
-
-    def over(self, state: G) -> bool:
-        """True if nothing is left to do."""
-
-
-class Arms:
-    """Which arm is which; the habit is the safe one."""
-
-    def __init__(self, env: Turns) -> None:
-        game = game_of(env, bandit.Game)
-        self.moves, self._high = game.moves, game.board.high
-        [self._low] = {*game.moves} - {self._high}
-
-    def state(self) -> str:
-        return ""
-
-    def facts(self, state: str) -> str:
-        return f"{self._low} is safe {self._high} pays more"
-
-    def plan(self, state: str) -> list[str]:
-        return [self._high]
-
-    def habit(self, state: str, rng: random.Random) -> str:
-        return self._low
-
-    def after(self, state: str, move: str) -> str:
-        return move
-
-    def over(self, state: str) -> bool:
-        return bool(state)
-
-
 class Ice:
-    """How far the goal is, and what lies around; the habit is to go straight to the goal, holes or not."""
+    """A lake as a demonstrator sees it: the distance of the goal, and the cells around.
+
+    The habit is to go straight to the goal, holes or not. `plan` and `after` hold if no move goes astray.
+    """
 
     moves = tuple(lake.MOVES)
 
-    def __init__(self, env: Turns) -> None:
+    def __init__(self, env: GameEnv) -> None:
         self._game = game_of(env, lake.Game)
         self._board = self._game.board
 
@@ -85,14 +37,13 @@ class Ice:
         return self._game.player
 
     def facts(self, state: Cell) -> str:
-        return (
-            f"goal {_away(state, self._board.goal)} . {' '.join(f'{m} {self._beside(state, m)}' for m in self.moves)}"
-        )
+        around = " ".join(f"{move} {self._beside(state, move)}" for move in self.moves)
+        return f"goal {_away(state, self._board.goal)} . {around}"
 
     def plan(self, state: Cell) -> list[str]:
         return self._board.way(state) or []
 
-    def habit(self, state: Cell, rng: random.Random) -> str:
+    def habit(self, state: Cell) -> str:
         return _straight(state, self._board.goal)
 
     def after(self, state: Cell, move: str) -> Cell:
@@ -107,14 +58,14 @@ class Ice:
 
 
 class Room:
-    """Where box and target are, from where to push next, and what lies around.
+    """A room as a demonstrator sees it: the places of box and target, the next push, and the cells around.
 
     The habit is to walk straight to the box and push on. Of several boxes the one is meant that has to be pushed next.
     """
 
     moves = tuple(sokoban.MOVES)
 
-    def __init__(self, env: Turns) -> None:
+    def __init__(self, env: GameEnv) -> None:
         self._game, self._most = game_of(env, sokoban.Game), env.moves_left
         self._board, self._targets = self._game.board, self._game.board.targets
         self._plans: dict[sokoban.State, list[str]] = {}
@@ -133,7 +84,7 @@ class Room:
             self._plans[state] = self._board.solve(state, self._most) or []
         return self._plans[state]
 
-    def habit(self, state: sokoban.State, rng: random.Random) -> str:
+    def habit(self, state: sokoban.State) -> str:
         return _straight(state.player, self._next(state)[0])
 
     def after(self, state: sokoban.State, move: str) -> sokoban.State:
@@ -173,7 +124,7 @@ def _straight(here: Cell, there: Cell) -> str:
     return "Right" if right > 0 else "Left"
 
 
-def game_of(env: Turns, kind: type[G]) -> G:
+def game_of(env: GameEnv, kind: type[G]) -> G:
     if not isinstance(env.game, kind):
         raise TypeError(f"a script for another game than {type(env.game).__module__}")
     return env.game
@@ -190,14 +141,14 @@ class Habits(NamedTuple):
     stray: float  # any move at all
 
 
-# With which a demonstrator loses so often that there is something to be learned beyond it.
+# Mistakes with which a demonstrator loses so often that there is something to be learned beyond it.
 ARMS, ICE, ROOM = Habits(0.5, 0.0), Habits(0.5, 0.05), Habits(0.5, 0.05)
 
 
 def scripted(attempt: Attempt, script: Script, seed: int) -> tuple[Attempt, Iterable[str]]:
     """The attempt, and the script as it plays in the environment that the attempt makes.
 
-    Raises TypeError, when it is to play, in an environment that is neither a game nor one of moves that others wrote.
+    It raises TypeError in an environment that is neither a game nor a world played in text.
     """
     player = _Player(attempt, script, seed)
     return replace(attempt, env=player.open), player
@@ -216,13 +167,13 @@ class _Player:
         return self._env
 
     def __iter__(self) -> Iterator[str]:
-        if not isinstance(self._env, Turns | TextEnv):
+        if not isinstance(self._env, GameEnv | TextEnv):
             raise TypeError(f"a script plays games alone, and not in {type(self._env).__name__}")
         return self._script(self._env, random.Random(self._seed))
 
 
 async def texts_of(env: Env, script: Iterable[str]) -> list[str]:
-    """All texts of an episode that is played by a script, in their order: what is read and what is written."""
+    """All texts of an episode that is played by a script, read and written, in their order."""
     await env.open()
     texts, actions = [env.system, env.user], iter(script)
     while True:
@@ -240,7 +191,7 @@ def said(moves: Sequence[str], thought: str = "") -> str:
     return f"<think> {thought} </think> {answer}" if thought else answer
 
 
-def at_random(env: Turns, rng: random.Random) -> Iterator[str]:
+def at_random(env: GameEnv, rng: random.Random) -> Iterator[str]:
     """Uniform moves, as many at a time as are allowed: the floor."""
     while True:
         yield said(rng.choices(env.game.moves, k=min(env.moves_per_step, env.moves_left)))
@@ -254,12 +205,12 @@ def any_move(env: TextEnv, rng: random.Random) -> Iterator[str]:
         yield said([rng.choice(env.moves)])
 
 
-def best_arm(env: Turns, rng: random.Random) -> Iterator[str]:
+def best_arm(env: GameEnv, rng: random.Random) -> Iterator[str]:
     """Pulls the arm that pays more on average."""
     yield said([game_of(env, bandit.Game).board.high])
 
 
-def best_walk(env: Turns, rng: random.Random) -> Iterator[str]:
+def best_walk(env: GameEnv, rng: random.Random) -> Iterator[str]:
     """The moves with the best chance of the goal, in sight of the ice's chances but not of its draws."""
     game = game_of(env, lake.Game)
     planner = lake.Planner(game.board, env.moves_per_step)
@@ -269,7 +220,7 @@ def best_walk(env: Turns, rng: random.Random) -> Iterator[str]:
         yield said(moves[: env.moves_per_step])
 
 
-def best_pushes(env: Turns, rng: random.Random) -> Iterator[str]:
+def best_pushes(env: GameEnv, rng: random.Random) -> Iterator[str]:
     """The fewest moves that solve the room; where the moves left are too few, any."""
     game = game_of(env, sokoban.Game)
     while True:
@@ -277,14 +228,26 @@ def best_pushes(env: Turns, rng: random.Random) -> Iterator[str]:
         yield said(moves[: env.moves_per_step])
 
 
-def demonstrator(view: Callable[[Turns], View[Any]], habits: Habits) -> Script:
-    """Plays as few moves at a time as the steps left allow, since it sees best what is near.
+def demonstrated_arm(habits: Habits) -> Script:
+    """Pulls an arm, with a thought that states which one is better; the habit is the safe one."""
 
-    Before each move its thought states what is true, and then the move; the habits change the moves and not the facts.
+    def play(env: GameEnv, rng: random.Random) -> Iterator[str]:
+        board = game_of(env, bandit.Game).board
+        [low] = {*board.arms} - {board.high}
+        arm = low if rng.random() < habits.habit else board.high
+        yield said([arm], f"{low} is safe {board.high} pays more so {arm}")
+
+    return play
+
+
+def demonstrator(view: Callable[[GameEnv], Ice | Room], habits: Habits) -> Script:
+    """Plays as few moves at a time as the steps left allow, since it sees best near by.
+
+    Before each move its thought states the facts, and then the move; the habits change the moves and not the facts.
     """
 
-    def play(env: Turns, rng: random.Random) -> Iterator[str]:
-        seen = view(env)
+    def play(env: GameEnv, rng: random.Random) -> Iterator[str]:
+        seen: Any = view(env)  # whose states are those of its own game
         while True:
             state, thoughts, moves = seen.state(), list[str](), list[str]()
             needed = len(seen.plan(state)) or 1
@@ -299,17 +262,17 @@ def demonstrator(view: Callable[[Turns], View[Any]], habits: Habits) -> Script:
     return play
 
 
-def _chosen(seen: View[G], state: G, habits: Habits, rng: random.Random) -> str:
+def _chosen(seen: Any, state: Any, habits: Habits, rng: random.Random) -> str:
     drawn = rng.random()
     if drawn < habits.habit:
-        return seen.habit(state, rng)
+        return str(seen.habit(state))
     plan = seen.plan(state)
-    return plan[0] if plan and drawn >= habits.habit + habits.stray else rng.choice(seen.moves)
+    return str(plan[0] if plan and drawn >= habits.habit + habits.stray else rng.choice(seen.moves))
 
 
-# By the name of a game, as in `agent_r1.envs.turns.GAMES`.
+# By the name of a game, as in `agent_r1.envs.game_env.GAMES`.
 SCRIPTS: Mapping[str, Mapping[str, Script]] = {
-    "bandit": {"random": at_random, "oracle": best_arm, "demonstrator": demonstrator(Arms, ARMS)},
+    "bandit": {"random": at_random, "oracle": best_arm, "demonstrator": demonstrated_arm(ARMS)},
     "frozen_lake": {"random": at_random, "oracle": best_walk, "demonstrator": demonstrator(Ice, ICE)},
     "sokoban": {"random": at_random, "oracle": best_pushes, "demonstrator": demonstrator(Room, ROOM)},
 }

@@ -6,25 +6,20 @@ import asyncio
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from agent_r1.params.env import EnvParams
 from agent_r1.records import Trajectory
 from agent_r1.search.index import Cached
-from agent_r1.tools import own
 from agent_r1.tools.base import Tool
 from agent_r1.tools.journal import Journal
-from agent_r1.tools.toolbox import Toolbox, latencies, use_of_tools
+from agent_r1.tools.toolbox import Toolbox, latencies, own_sources, use_of_tools
 
 T = TypeVar("T")
 
 
 class Shared:
-    """Opened once by a stage and closed at its end; what a tool opens lives as long.
-
-    Without an index there is nothing to search.
-    """
+    """Opened once by a stage and closed at its end, with all that its tools have opened."""
 
     def __init__(self, limits: EnvParams, index: Cached | None = None) -> None:
         self.limits, self._index = limits, index
@@ -36,12 +31,10 @@ class Shared:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *fault: Any) -> None:
         try:
             if self._toolbox:
-                self.run(self._toolbox.__aexit__(kind, error, where))
+                self.run(self._toolbox.__aexit__(*fault))
         finally:
             self._runner.close()
 
@@ -67,16 +60,16 @@ class Shared:
         return self._toolbox.under_way.seconds if self._toolbox else 0.0
 
     def use_of_tools(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        """How often the policy called each tool, and what became of that; nothing where no episode asked for tools."""
+        """How often the policy called each tool, and with what success; empty if no episode asked for tools."""
         return use_of_tools(trajectories, self._toolbox.names) if self._toolbox else {}
 
     def latencies(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        """How long the calls of each tool took; nothing where no episode asked for tools."""
+        """How long the calls of each tool took; empty if no episode asked for tools."""
         return latencies(trajectories, self._toolbox.names) if self._toolbox else {}
 
     def sources(self) -> dict[str, str]:
-        """The sha256 of each tool and class of one's own, by its name."""
-        return own.sources(self.limits)
+        """The sha256 of each tool and class of the user's own, by name."""
+        return own_sources(self.limits)
 
     def verify(self) -> None:
         """Raises ValueError if a server offers other tools than at first, and WorldFault if one is silent."""
@@ -85,7 +78,7 @@ class Shared:
 
     @contextmanager
     def journaled(self, path: Path) -> Iterator[None]:
-        """Episodes that are played within ask the world only for what the journal does not hold, and add to it."""
+        """Within, episodes ask the world only for answers that the journal does not hold, and add them to it."""
         self.journal = Journal(path)
         try:
             yield
@@ -105,7 +98,7 @@ class Shared:
         return self._runner.run(told())
 
     def interrupt(self) -> None:
-        """Has what another thread is waiting for in `run` raise CancelledError there, if it is waiting."""
+        """Raises CancelledError in `run` in another thread, if it is waiting there."""
 
         def cancel() -> None:
             if self._waits:

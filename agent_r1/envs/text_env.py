@@ -1,7 +1,4 @@
-"""Worlds that others wrote: which one a row of data means, and how one is played in text.
-
-What they can do beyond that, and what can go wrong with them, is in `gym_env`, `openenv` and `toolbox_env`.
-"""
+"""Worlds that others wrote, played in text: the base of `outside.gym_env` and `outside.openenv`."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 from pydantic import Field
 
 from agent_r1.envs.base import Env, ParsedAction, Transition, parse_action, refuse_constant
-from agent_r1.envs.tool_env import canonical, think, told
+from agent_r1.envs.tool_env import calls_without_tools, think, told
 from agent_r1.params.env import EnvParams
 from agent_r1.params.sections import Section, nearest, validated
 from agent_r1.records import Call, CallStatus, Outcome, Question
@@ -23,14 +20,14 @@ from agent_r1.tools.toolbox import cut
 
 SYSTEM = "Act until the task is done, with one action at a time."
 FORMAT = "Write one action as <answer>...</answer>."
-MOVE = "move"  # what the calls of a world without tools are called
+MOVE = "move"  # the name of the calls in a world without tools
 MOST_CHARACTERS = 100_000  # of a row's setup
 
 Seed = Annotated[int, Field(ge=0, strict=True)]
 
 
 class Setup(Section):
-    """What a row of data may say of its world; it names neither code nor an address."""
+    """A row of data about its world; it names neither code nor an address."""
 
     name: str  # under which params.yaml declares it
 
@@ -40,10 +37,9 @@ P = TypeVar("P")
 
 
 def meant(question: Question, kind: type[S], declared: Mapping[str, P]) -> tuple[S, P]:
-    """A question's setup, and what `env.<question.env>` of params.yaml declares under its name.
+    """A question's setup, and the world that `env.<question.env>` of params.yaml declares under its name.
 
-    A ValueError names the question and what is wrong with its setup: no JSON, an unknown key, a name that nobody
-    declares.
+    A ValueError names the question and the fault of its setup: no JSON, an unknown key, a name that nobody declares.
     """
     where = f"question {question.question_id!r}: setup"
     if len(question.setup) > MOST_CHARACTERS:
@@ -73,10 +69,10 @@ class Reply(NamedTuple):
 class TextEnv(Env):
     """A world in which a move is the text between the answer tags, for at most `env.max_steps` actions.
 
-    A move that the world refuses, and an action without one, is told what is wrong and the episode goes on. It ends
-    where the world does, as ENDED; else, out of steps, as TURN_LIMIT, and as MALFORMED where the last action is.
+    A move that the world refuses, and an action without one, gets an error message, and the episode goes on. It ends
+    when the world does, as ENDED; else, out of steps, as TURN_LIMIT, and as MALFORMED where the last action is.
 
-    Rewards, unweighted: on every step `think`, and `env`, the world's own, 0.0 for what was no move; on the last one
+    Rewards, unweighted: on every step `think`, and `env`, the world's own, 0.0 without a move; on the last one
     `success`, 1.0 or 0.0.
     """
 
@@ -87,11 +83,11 @@ class TextEnv(Env):
         self._limits, self._steps = limits, 0
 
     async def begin(self) -> str:
-        """Makes the world ready, and says what the policy is shown of it at first."""
+        """Makes the world ready; returns the first text that the policy is shown."""
         raise NotImplementedError
 
     async def move(self, text: str) -> Reply:
-        """Makes a move; a ToolError says why the world knows no such move, and a WorldFault that it failed."""
+        """Makes a move. Raises ToolError if the world knows no such move, and WorldFault if it failed."""
         raise NotImplementedError
 
     async def open(self) -> None:
@@ -105,8 +101,9 @@ class TextEnv(Env):
         parsed = parse_action(action)
         if parsed.answer is None:
             reply = Reply(f"Error: {parsed.problem or 'there are no tools'}. {FORMAT}", 0.0, False)
-            return self._transition(parsed, reply, _without_move(parsed))
-        return self._transition(parsed, *await self._moved(parsed.answer))
+            return self._transition(parsed, reply, calls_without_tools(parsed))
+        reply, call = await self._moved(parsed.answer)
+        return self._transition(parsed, reply, (call,))
 
     async def _moved(self, text: str) -> tuple[Reply, Call]:
         started, status = time.perf_counter(), CallStatus.OK
@@ -118,21 +115,21 @@ class TextEnv(Env):
         spelled = json.dumps(text, ensure_ascii=False)
         return reply, Call(tool=MOVE, arguments=spelled, status=status, latency_s=seconds)
 
-    def _transition(self, parsed: ParsedAction, reply: Reply, call: Call) -> Transition:
+    def _transition(self, parsed: ParsedAction, reply: Reply, calls: tuple[Call, ...]) -> Transition:
         rewards = {"think": think(parsed), "env": reply.reward}
         over = reply.over
         if over is None and self._steps == self._limits.max_steps:
             over = Outcome.MALFORMED if parsed.problem else Outcome.TURN_LIMIT
         if over is None:
-            return Transition(observations=(self._shown(reply.text),), calls=(call,), rewards=rewards)
-        return Transition(outcome=over, calls=(call,), rewards=rewards | {"success": float(reply.success)})
+            return Transition(observations=(self._shown(reply.text),), calls=calls, rewards=rewards)
+        return Transition(outcome=over, calls=calls, rewards=rewards | {"success": float(reply.success)})
 
     def _shown(self, text: str) -> str:
         return cut(ToolResult(text=text), self._limits.max_result_characters).text
 
 
 def number(reward: Any, whose: str) -> float:
-    """A reward as a number; a ValueError says whose it is if it is none."""
+    """A reward as a finite number; a ValueError says whose it is if it is none."""
     try:
         value = float(reward)
     except (TypeError, ValueError, OverflowError):
@@ -140,10 +137,3 @@ def number(reward: Any, whose: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{whose} gave the reward {str(reward)[:80]}; a reward is a finite number")
     return value
-
-
-def _without_move(parsed: ParsedAction) -> Call:
-    """Its first call, where it is one of a tool: an action has one at most."""
-    for call in parsed.calls:
-        return Call(tool=call.tool, arguments=canonical(call.arguments), status=CallStatus.UNKNOWN_TOOL)
-    return Call(status=CallStatus.MALFORMED)

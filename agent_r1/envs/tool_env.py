@@ -1,7 +1,4 @@
-"""Multi-hop question answering with tools (Agent-R1, arXiv 2511.14460), and from passages in the prompt.
-
-At the end stand the episodes to run for questions that are not asked as `agent_r1.envs.kinds` asks them.
-"""
+"""Multi-hop question answering with tools (Agent-R1, arXiv 2511.14460), and from passages in the prompt."""
 
 from __future__ import annotations
 
@@ -32,15 +29,15 @@ FORMAT = 'Write <tool_call>{"name": ..., "arguments": {...}}</tool_call> or <ans
 class ToolEnv(Env):
     """One question, answered in at most `max_steps` actions. It may be a text alone, whose answer nobody knows.
 
-    An action calls a tool or answers. A call that fails in any way, and an action that is neither, is told what is
-    wrong and the episode goes on. It ends as ANSWERED; as MALFORMED where the last step allowed is malformed; as
+    An action calls a tool or answers. A call that fails in any way, and an action that is neither, gets an error
+    message, and the episode goes on. It ends as ANSWERED; as MALFORMED where the last step allowed is malformed; as
     ABORTED where the other side of a call failed; else, out of steps, as TURN_LIMIT.
 
     Rewards, unweighted: on every step `think`; on every step whose call succeeds and whose result is read `progress`,
     the number of gold passages seen for the first time; on the step that answers `em`, `f1`, and `grounded` in the
-    results of calls that succeeded. An error message grounds nothing: it repeats what the policy wrote. Without gold
-    answers and passages to compare with there is no `progress`, `em` or `f1`. The call of the last step allowed is made
-    too: whether it succeeds is a fact about it, though nobody reads its result.
+    results of calls that succeeded. An error message grounds nothing: it repeats the policy's words. Without gold
+    answers and passages there is no `progress`, `em` or `f1`. The call of the last step is made too: its success is a
+    fact, though nobody reads its result.
     """
 
     def __init__(
@@ -117,7 +114,7 @@ class ToolEnv(Env):
         return made
 
     def _take_in(self, results: Sequence[ToolResult]) -> dict[str, float]:
-        """Remembers what calls that succeeded have shown; returns their `progress`."""
+        """Remembers the results of calls that succeeded; returns their `progress`."""
         succeeded = [result for result in results if result.call_status is CallStatus.OK]
         self._shown += [result.text for result in succeeded]
         if self._gold is None or not succeeded:
@@ -168,6 +165,13 @@ def think(parsed: ParsedAction) -> float:
     return float(bool(parsed.thought) and not parsed.problem)
 
 
+def calls_without_tools(parsed: ParsedAction) -> tuple[Call, ...]:
+    """The calls of an action that does not answer, in an environment without tools."""
+    unknown = ((call.tool, canonical(call.arguments)) for call in parsed.calls)
+    calls = tuple(Call(tool=tool, arguments=spelled, status=CallStatus.UNKNOWN_TOOL) for tool, spelled in unknown)
+    return calls or (Call(status=CallStatus.MALFORMED),)
+
+
 def canonical(arguments: dict[str, Any]) -> str:
     """Arguments as JSON; equal arguments give equal text."""
     return json.dumps(arguments, ensure_ascii=False, sort_keys=True)
@@ -176,9 +180,8 @@ def canonical(arguments: dict[str, Any]) -> str:
 class AnswerEnv(Env):
     """One question below some passages, or none, answered in one action.
 
-    Where the passages come from is the caller's affair. Anything but an answer ends the episode as MALFORMED.
-    Rewards: `think`; `progress`, the number of gold passages among those shown; with an answer `em`, `f1`, and
-    `grounded` in the passages.
+    Anything but an answer ends the episode as MALFORMED. Rewards: `think`; `progress`, the number of gold passages
+    among those shown; with an answer `em`, `f1`, and `grounded` in the passages.
     """
 
     def __init__(self, question: Question, passages: Sequence[Passage], *, system: str = FROM_PASSAGES) -> None:
@@ -194,12 +197,7 @@ class AnswerEnv(Env):
         facts = {"think": think(parsed), "progress": self._found}
         if parsed.answer is not None:
             return answered(parsed.answer, self._question, self._shown, facts)
-        unknown = [
-            Call(tool=call.tool, arguments=canonical(call.arguments), status=CallStatus.UNKNOWN_TOOL)
-            for call in parsed.calls
-        ]
-        calls = tuple(unknown) or (Call(status=CallStatus.MALFORMED),)
-        return Transition(outcome=Outcome.MALFORMED, calls=calls, rewards=facts)
+        return Transition(outcome=Outcome.MALFORMED, calls=calls_without_tools(parsed), rewards=facts)
 
 
 def with_tools(question: Question | str, shared: Shared, seed: int) -> ToolEnv:

@@ -1,4 +1,4 @@
-"""Stored evaluations: reading them, testing whether they were measured alike, comparing two, and their Markdown."""
+"""Comparisons of stored evaluations."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Evaluation:
 
     @property
     def asked(self) -> str:
-        """A hash of all questions asked, whatever their order, including those that the world cut short."""
+        """A hash of all questions asked, in any order, including the ones that the world cut short."""
         return fingerprint(sorted([*self.success, *self._cut_short]))
 
     @property
@@ -90,8 +90,7 @@ def finished_folders(home: Path) -> list[Path]:
 
 def latest_folder(version: Version, places: Places) -> Path | None:
     """A version's latest evaluation on all data sets: its own, or else its run's under outputs/evaluate."""
-    folders = finished_folders(places.history / version.name)
-    if folders:
+    if folders := finished_folders(places.history / version.name):
         return folders[-1]
     descriptor = version.descriptor
     hashes = places.evaluation(descriptor.label, descriptor.sweep) / "hashes.json"
@@ -99,34 +98,25 @@ def latest_folder(version: Version, places: Places) -> Path | None:
     return hashes.parent if current else None
 
 
-def read_curve(path: Path) -> list[dict[str, float]]:
-    """Reads the metrics of every iteration from a training's metrics.jsonl."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def differences_of_setting(evaluations: Sequence[Evaluation]) -> dict[str, list[list[str]]]:
-    """The settings in which evaluations differ, policies apart; see `differing`."""
-    return differing({e.name: {**e.hashes, "questions asked": e.asked} for e in evaluations})
+    """Groups the evaluations' names by value, for every setting but the policy in which they differ.
+
+    Evaluations without a difference were measured alike. One without a value for a setting differs from every other.
+    """
+    settings = {each.name: {**each.hashes, "questions asked": each.asked} for each in evaluations}
+    found = {}
+    for key in dict.fromkeys([*chain.from_iterable(settings.values()), LIMITS]):
+        groups: dict[str, list[str]] = {}
+        for name, values in settings.items():
+            groups.setdefault(values.get(key, f"of {name}"), []).append(name)
+        if len(groups) > 1 and key != POLICY:
+            found[key] = list(groups.values())
+    return found
 
 
 def same_setting(a: Evaluation, b: Evaluation) -> bool:
     """Whether two evaluations are of one policy and were measured alike."""
     return a.hashes[POLICY] == b.hashes[POLICY] and not differences_of_setting([a, b])
-
-
-def differing(settings: Mapping[str, Mapping[str, str]]) -> dict[str, list[list[str]]]:
-    """Groups agents by their values, for every setting in which they differ, the policy apart.
-
-    `settings` are by agent. An agent without a value for a setting differs from every other one.
-    """
-    found = {}
-    for key in dict.fromkeys([*chain.from_iterable(settings.values()), LIMITS]):
-        groups: dict[str, list[str]] = {}
-        for name, hashes in settings.items():
-            groups.setdefault(hashes.get(key, f"of {name}"), []).append(name)
-        if len(groups) > 1 and key != POLICY:
-            found[key] = list(groups.values())
-    return found
 
 
 class Measured(NamedTuple):
@@ -176,13 +166,12 @@ def compare(
     Raises ValueError if they share none. Unless `anyway` is set, also if they differ in more than the policy, or the
     world cut episodes short.
     """
-    unlike = list(differences_of_setting([a, b]))
+    unlike, aborted = list(differences_of_setting([a, b])), cut_short([a, b])
     if unlike and not anyway:
         raise ValueError(
             f"{a.name} and {b.name} were not measured alike: they differ in {', '.join(unlike)}; evaluate both "
             "again under one configuration, or compare them --anyway, on the questions that both answered"
         )
-    aborted = cut_short([a, b])
     if aborted and not anyway:
         raise ValueError(
             f"the world cut episodes short, {aborted}, and which ones is chance; evaluate again, or compare --anyway, "
@@ -190,19 +179,20 @@ def compare(
         )
     by_id = {question.question_id: question for question in questions}
     theirs = {prediction.question_id: prediction for prediction in b.predictions}
-    shared = [prediction for prediction in a.predictions if prediction.question_id in theirs]
+    shared = [(each, theirs[each.question_id]) for each in a.predictions if each.question_id in theirs]
     if not shared:
         raise ValueError(f"{a.name} and {b.name} have no question in common; evaluate both on the same data set")
-    for unknown in (each.question_id for each in shared if each.question_id not in by_id):
-        raise ValueError(f"question {unknown!r} of {a.name} is not prepared; prepare the data that it was evaluated on")
-    pairs = [AnswerPair(by_id[each.question_id], each, theirs[each.question_id]) for each in shared]
+    if unknown := [one.question_id for one, _ in shared if one.question_id not in by_id]:
+        raise ValueError(
+            f"question {unknown[0]!r} of {a.name} is not prepared; prepare the data that it was evaluated on"
+        )
+    pairs = [AnswerPair(by_id[one.question_id], one, other) for one, other in shared]
     found = _measured(pairs, params)
     return Comparison(a=a.name, b=b.name, differing=unlike, aborted=aborted, pairs=pairs, measured=found)
 
 
 def _measured(pairs: Sequence[AnswerPair], params: EvaluateParams) -> list[Measured]:
-    draws = params.bootstrap_samples, params.seed
-    found = []
+    draws, found = (params.bootstrap_samples, params.seed), []
     of_a, of_b = [pair.a for pair in pairs], [pair.b for pair in pairs]
     for measure in measures(of_a):
         ours, theirs = measured(measure, of_a), measured(measure, of_b)

@@ -50,8 +50,8 @@ def learning_curves(path: Path, curves: Curves, baselines: Mapping[str, float], 
 
     If a run has a critic, a third panel shows the share of its targets' variance that it explains.
     """
-    metrics = [SAMPLED, "reward/total"]
-    metrics += [EXPLAINED] * any(EXPLAINED in row for rows in curves.values() for row in rows)
+    logged = {metric for rows in curves.values() for row in rows for metric in row}
+    metrics = [SAMPLED, "reward/total", *([EXPLAINED] if EXPLAINED in logged else [])]
     figure = Figure((6.5 * len(metrics), 6.2), **PAPER)
     panels = figure.subplots(1, len(metrics))
     left, right = panels[:2]
@@ -73,21 +73,18 @@ def learning_curves(path: Path, curves: Curves, baselines: Mapping[str, float], 
             _mark_change(axes, rows, colour[run])
     for run, rows in curves.items():
         left.plot(*_points(rows, VALIDATED), color=colour[run], **VALIDATION)
-    validated = any(VALIDATED in metrics for rows in curves.values() for metrics in rows)
-    lines = [Line2D([], [], color=colour[run], linewidth=2.8, label=run) for run in curves]
+    keys: list[Artist] = [_key(run, color=colour[run], linewidth=2.8) for run in curves]
     for place, (name, score) in enumerate(baselines.items()):
         dashes = (0, DASHES[place % len(DASHES)])
-        lines.append(
-            left.axhline(score, color=MUTED, linestyle=dashes, linewidth=1.6, label=f"{name} {score:.2f}", zorder=1)
-        )
-    meaning = [
-        Line2D([], [], color=INK, linewidth=2.8, label=f"mean of the last {SMOOTHED_OVER} iterations"),
-        Line2D([], [], color=INK, linewidth=1, alpha=0.3, label="single iterations"),
+        label = f"{name} {score:.2f}"
+        keys.append(left.axhline(score, color=MUTED, linestyle=dashes, linewidth=1.6, label=label, zorder=1))
+    keys += [
+        _key(f"mean of the last {SMOOTHED_OVER} iterations", linewidth=2.8),
+        _key("single iterations", linewidth=1, alpha=0.3),
+        *([_key("validation: dev questions, greedy", **VALIDATION)] if VALIDATED in logged else []),
+        *_change_key(curves.values()),
     ]
-    if validated:
-        meaning.append(Line2D([], [], color=INK, label="validation: dev questions, greedy", **VALIDATION))
-    _legend(figure, [*lines, *meaning, *_change_marks(curves.values())])
-    _save(figure, path)
+    _save(figure, path, keys)
 
 
 def seed_curves(
@@ -129,16 +126,15 @@ def seed_curves(
         if place + columns >= len(curves):  # no panel below it
             panel.tick_params(labelbottom=True)
             panel.set_xlabel("iteration", color=MUTED)
-    band = Patch(color=INK, alpha=0.22, linewidth=0, label="lowest to highest seed")
-    mean_line = Line2D([], [], color=INK, linewidth=2.6, label="mean of the seeds")
-    changes = _change_marks(rows for seeds in curves.values() for rows in seeds)
-    of_limits = [
-        Line2D([], [], label=f"{name} {score:.2f}, test questions", **style)
-        for style, (name, score) in zip(bounds, limits.items(), strict=True)
+    shown = zip(bounds, limits.items(), strict=True)
+    keys = [
+        _key("mean of the seeds", linewidth=2.6),
+        Patch(color=INK, alpha=0.22, linewidth=0, label="lowest to highest seed"),
+        *([_key(f"mean of {reference}", **dashed)] if len(curves) > 1 else []),
+        *(_key(f"{name} {score:.2f}, test questions", **style) for style, (name, score) in shown),
+        *_change_key(rows for seeds in curves.values() for rows in seeds),
     ]
-    of_reference = [Line2D([], [], label=f"mean of {reference}", **dashed)] * (len(curves) > 1)
-    _legend(figure, [mean_line, band, *of_reference, *of_limits, *changes], LEGEND_COLUMNS if columns > 2 else 2)
-    _save(figure, path)
+    _save(figure, path, keys, LEGEND_COLUMNS if columns > 2 else 2)
 
 
 def final_scores(
@@ -167,13 +163,8 @@ def final_scores(
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0, labelsize=14, labelcolor=INK)
     over = "questions and seeds" if seeds else "questions"
-    marks = [
-        Line2D([], [], color=INK, label="mean", **MEAN),
-        Line2D([], [], color=INK, label=f"95 % bootstrap interval over {over}", **INTERVAL),
-        Line2D([], [], color=INK, label="single seed", **SEED),
-    ]
-    _legend(figure, marks if seeds else marks[:2])
-    _save(figure, path)
+    keys = [_key("mean", **MEAN), _key(f"95 % bootstrap interval over {over}", **INTERVAL)]
+    _save(figure, path, [*keys, *([_key("single seed", **SEED)] if seeds else [])])
 
 
 def change(rows: Curve) -> float | None:
@@ -186,17 +177,21 @@ def _mark_change(axes: Axes, rows: Curve, colour: str) -> None:
         axes.axvline(at, color=colour, zorder=1, **CHANGE)
 
 
-def _change_marks(curves: Iterable[Curve]) -> list[Artist]:
+def _key(label: str, **style: Any) -> Line2D:
+    """A line's entry in the legend."""
+    return Line2D([], [], label=label, **{"color": INK, **style})
+
+
+def _change_key(curves: Iterable[Curve]) -> list[Artist]:
     """The legend's entry for changes; none without a change."""
     changed = any(change(rows) is not None for rows in curves)
-    return [Line2D([], [], color=INK, label="from here on as monitor.stabilise says", **CHANGE)] * changed
+    return [_key("from here on as monitor.stabilise says", **CHANGE)] if changed else []
 
 
 def _points(rows: Curve, metric: str) -> NDArray[np.float64]:
     """[2, T] iterations and values of a metric, if it was logged."""
-    return (
-        np.array([(row["iteration"], row[metric]) for row in rows if metric in row], dtype=np.float64).reshape(-1, 2).T
-    )
+    points = [(row["iteration"], row[metric]) for row in rows if metric in row]
+    return np.array(points, dtype=np.float64).reshape(-1, 2).T
 
 
 def _band(seeds: Sequence[Curve], metric: str) -> tuple[NDArray[np.float64], ...]:
@@ -230,12 +225,9 @@ def _clear(axes: Axes) -> None:
     axes.spines[["left", "bottom"]].set_color(GRID)
 
 
-def _legend(figure: Figure, marks: Sequence[Artist], columns: int = LEGEND_COLUMNS) -> None:
-    """Draws the legend below the picture."""
-    columns = min(columns, len(marks))
-    figure.legend(handles=marks, loc="outside lower center", ncols=columns, frameon=False, fontsize=12, labelcolor=INK)
-
-
-def _save(figure: Figure, path: Path) -> None:
+def _save(figure: Figure, path: Path, keys: Sequence[Artist], columns: int = LEGEND_COLUMNS) -> None:
+    """Draws the legend below the picture, and writes both."""
+    looks: dict[str, Any] = {"frameon": False, "fontsize": 12, "labelcolor": INK}
+    figure.legend(handles=keys, loc="outside lower center", ncols=min(columns, len(keys)), **looks)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, format="png", metadata={"Software": None})  # the same bits from the same numbers

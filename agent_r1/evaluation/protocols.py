@@ -1,4 +1,4 @@
-"""The protocols under which an agent answers: with tools, from passages in the prompt, or from memory."""
+"""Protocols under which an agent answers: with tools, from passages in the prompt, or from memory."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agent_r1.envs.base import Attempt
+from agent_r1.envs.game_env import GAMES
 from agent_r1.envs.kinds import KINDS, attempts_at, openings, played_by
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import closed_book_attempts, gold_passages_attempts, naive_rag_attempts
-from agent_r1.envs.turns import GAMES
 from agent_r1.evaluation.scores import CEILING, FLOOR, gold_passages
 from agent_r1.files import sha256
 from agent_r1.http.endpoint import Endpoint
@@ -25,7 +25,7 @@ from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episode import Play
 from agent_r1.rollout.episodes import ScriptedSampler, collect
-from agent_r1.rollout.sampling import Action, Actor, Beneath, Request
+from agent_r1.rollout.sampling import Action, Actor, Beneath, Request, Sampler
 from agent_r1.search.index import describe, open_index
 
 
@@ -33,8 +33,8 @@ class EndpointSampler:
     """Asks a server for the text of every action, and encodes it into the chat's tokens, which all limits count.
 
     Its actions are not token-exact: the server's own tokens and logprobs are unknown, the ids are one encoding of the
-    text, and every logprob is 0. They can be evaluated, and never learned from. An action that is longer than its
-    request allows is cut, as a policy's is. Every request needs its messages; one without an answer is a WorldFault.
+    text, and every logprob is 0. They can be evaluated, never learned from. An action that is longer than its request
+    allows is cut, as a policy's is. Every request needs its messages; one without an answer is a WorldFault.
     """
 
     def __init__(self, endpoint: Endpoint, model: str, chat: Chat, *, concurrency: int) -> None:
@@ -65,7 +65,7 @@ class EndpointSampler:
 SCRIPTED = (FLOOR, CEILING)  # protocols under which a script acts instead of a policy
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Exam:
     """Test questions under one protocol, with everything that their episodes use."""
 
@@ -80,9 +80,7 @@ class Exam:
         """The trajectories of chance or of the solver, in the chat's tokens. Calls `over` as each one ends."""
         seed = self.settings.evaluate.seed
         played, scripts = played_by(self.protocol, self.attempts, self.questions, seed)
-        return collect(
-            ScriptedSampler(scripts, self.chat), self.chat, played, self.shared, seed=seed, play=Play(over=over)
-        )
+        return replace(self, attempts=played)._by(ScriptedSampler(scripts, self.chat), Play(over=over))
 
     def by_policy(
         self, model: str, version: int, beneath: Beneath | None, over: Callable[[], None]
@@ -99,20 +97,21 @@ class Exam:
             dtype=self.settings.model.dtype,
             version=version,
         )
-        seed = self.settings.evaluate.seed
         with open_engine(self.settings.engine, actor.beside(beneath)) as engine:
-            play = Play(policy_version=version, over=over)
-            return collect(engine, self.chat, self.attempts, self.shared, seed=seed, play=play)
+            return self._by(engine, Play(policy_version=version, over=over))
 
     def by_endpoint(self, endpoint: Endpoint, model: str, over: Callable[[], None]) -> list[Trajectory]:
         """The trajectories of a served model. A request without an answer ends its episode as ABORTED.
 
         The settings must be those of `with_endpoint`. Calls `over` as each trajectory ends.
         """
-        seed, concurrency = self.settings.evaluate.seed, self.settings.engine.server.concurrency
+        concurrency = self.settings.engine.server.concurrency
         with closing(EndpointSampler(endpoint, model, self.chat, concurrency=concurrency)) as sampler:
-            play = Play(told=True, over=over)
-            return collect(sampler, self.chat, self.attempts, self.shared, seed=seed, play=play)
+            return self._by(sampler, Play(told=True, over=over))
+
+    def _by(self, sampler: Sampler, play: Play) -> list[Trajectory]:
+        seed = self.settings.evaluate.seed
+        return collect(sampler, self.chat, self.attempts, self.shared, seed=seed, play=play)
 
     def conditions(self, *, rounded: bool = False, engine: str = "") -> dict[str, str]:
         """The circumstances of the answers by name: hashes, and the limits of an episode in words.
@@ -143,9 +142,7 @@ def open_exam(protocol: Protocol, questions: Sequence[Question], chat: Chat, set
     index = open_index(settings.search, places.passages, places.index) if searches else None
     with Shared(settings.env, index) as shared:
         attempts = _attempts(protocol, questions, settings, shared)
-        yield Exam(
-            protocol=protocol, questions=questions, attempts=attempts, chat=chat, settings=settings, shared=shared
-        )
+        yield Exam(protocol, questions, attempts, chat, settings, shared)
 
 
 def _attempts(protocol: Protocol, questions: Sequence[Question], settings: Params, shared: Shared) -> list[Attempt]:
@@ -171,10 +168,8 @@ def questions_under(protocol: Protocol, questions: Sequence[Question]) -> list[Q
         found = [question for question in questions if protocol == "tool_call" or question.env == QA]
     if not found:
         envs = ", ".join(sorted({question.env for question in questions}))
-        raise ValueError(
-            f"protocol {protocol} has no question to put, the environments of prepare.datasets are {envs}; leave it "
-            "out (of repro_baselines, too)"
-        )
+        there = f"the environments of prepare.datasets are {envs}"
+        raise ValueError(f"protocol {protocol} has no question to put, {there}; leave it out (of repro_baselines, too)")
     return found
 
 

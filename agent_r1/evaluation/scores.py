@@ -21,7 +21,7 @@ BASE_TOOL_CALL: Baseline = "base_tool_call"
 NAIVE_RAG: Baseline = "naive_rag"
 FLOOR: Baseline = "random"
 CEILING: Baseline = "oracle"
-BASELINES: dict[str, Protocol] = {  # by name, what the model is evaluated under
+BASELINES: dict[str, Protocol] = {  # by name
     BASE_TOOL_CALL: "tool_call",
     NAIVE_RAG: "naive_rag",
     "closed_book": "closed_book",

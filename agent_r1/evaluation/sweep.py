@@ -1,7 +1,4 @@
-"""The report of a sweep with all seeds: one Markdown page and two pictures.
-
-S = seeds, N = questions.
-"""
+"""The report of a sweep with all seeds. S = seeds, N = questions."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from agent_r1.evaluation.comparison import (
     warning,
 )
 from agent_r1.evaluation.plots import EXPLAINED, SAMPLED, VALIDATED, Curve, final_scores, seed_curves
-from agent_r1.evaluation.report import (
+from agent_r1.evaluation.runs_report import (
     ABSENT,
     CURVES_PNG,
     FINAL_PNG,
@@ -47,7 +44,7 @@ Chosen = Mapping[str, NDArray[np.bool_]]  # by stratum, which questions [N] are 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sweep:
+class SweptAgents:
     """Runs with every seed, baselines with one, and the runs that all others are compared with."""
 
     runs: Agents
@@ -62,7 +59,7 @@ class Sweep:
 
 
 def render_sweep(
-    sweep: Sweep, questions: Sequence[Question], folder: Path, params: EvaluateParams
+    sweep: SweptAgents, questions: Sequence[Question], folder: Path, params: EvaluateParams
 ) -> dict[str, Interval]:
     """Writes report.md, learning_curves.png and final_scores.png into `folder`; returns every agent's success.
 
@@ -96,7 +93,7 @@ def render_sweep(
     return found
 
 
-def _differences(sweep: Sweep, hits: Hits, strata: Mapping[str, Chosen], draws: tuple[int, int]) -> list[str]:
+def _differences(sweep: SweptAgents, hits: Hits, strata: Mapping[str, Chosen], draws: tuple[int, int]) -> list[str]:
     """Paragraphs with the differences from every reference, and from the first run by each of the strata."""
     first, base = next(iter(sweep.runs)), sweep.baselines[0].name
 
@@ -113,22 +110,17 @@ def _differences(sweep: Sweep, hits: Hits, strata: Mapping[str, Chosen], draws: 
     ]
     for name, chosen in strata.items():
         if len(chosen) > 1:
-            rows = [
-                [f"`{agent}`", *(difference(agent, first, each) for each in chosen.values())]
-                for agent in hits
-                if agent != first
-            ]
-            title = f"## Differences from `{first}` by {STRATA.get(name, name)}"
-            parts += [title, markdown_table(["agent", *chosen], rows)]
+            parts.append(f"## Differences from `{first}` by {STRATA.get(name, name)}")
+            others = [agent for agent in hits if agent != first]
+            rows = [[f"`{agent}`", *(difference(agent, first, each) for each in chosen.values())] for agent in others]
+            parts.append(markdown_table(["agent", *chosen], rows))
     return parts
 
 
 def _about_training(curves: Mapping[str, Sequence[Curve]], reference: str, word: str) -> list[str]:
     """Paragraphs on the trainings."""
-    several = len(curves) > 1
-    at_equal_time = (
-        f"At equal time is of the last {AT_THE_END} iterations that had ended when the fastest training was over. "
-    ) * several
+    several, reached = len(curves) > 1, f"the last {AT_THE_END} iterations that had ended when the fastest training"
+    at_equal_time = f"At equal time is of {reached} was over. " * several
     dashed = f", dashed: {reference}" * several
     return [
         "## Training",
@@ -149,16 +141,15 @@ def successes(agents: Agents) -> dict[str, NDArray[np.float64]]:
     named = [(name, evaluation) for name, seeds in agents.items() for evaluation in seeds]
     if aborted := cut_short([evaluation for _, evaluation in named]):
         raise ValueError(f"the world cut episodes short, {aborted}: their questions are missing; evaluate again")
-    for name, evaluation in named:
-        if evaluation.asked != named[0][1].asked:
-            raise ValueError(
-                f"{name} and {named[0][0]} answered different questions; evaluate both again under the same "
-                "configuration"
-            )
-    return {
-        name: np.array([[one for _, one in sorted(each.success.items())] for each in seeds], dtype=np.float64)
-        for name, seeds in agents.items()
+    first, one = named[0]
+    if others := [name for name, evaluation in named if evaluation.asked != one.asked]:
+        raise ValueError(
+            f"{others[0]} and {first} answered different questions; evaluate both again under the same configuration"
+        )
+    ordered = {
+        name: [[hit for _, hit in sorted(each.success.items())] for each in seeds] for name, seeds in agents.items()
     }
+    return {name: np.array(hits, dtype=np.float64) for name, hits in ordered.items()}
 
 
 def _strata(evaluation: Evaluation, questions: Sequence[Question], name: str) -> Chosen:
@@ -178,29 +169,33 @@ def _scores_by_seed(hits: Hits, found: Mapping[str, Interval], strata: Chosen) -
 
 
 def _training(curves: Mapping[str, Sequence[Curve]], word: str) -> str:
-    shortest, rows = min(_seconds(curve) for seeds in curves.values() for curve in seeds), []
-    several = len(curves) > 1
-    for run, seeds in curves.items():
-        alarmed = [[metrics["iteration"] for metrics in curve if metrics["monitor/alarms"]] for curve in seeds]
-        firsts = [str(int(iterations[0])) if iterations else "none" for iterations in alarmed]
-        validated = [[metrics[VALIDATED] for metrics in curve if VALIDATED in metrics][-1:] for curve in seeds]
-        at_equal_time = [metrics[SAMPLED] for curve in seeds for metrics in _until(curve, shortest)[-AT_THE_END:]]
-        row = [
-            _mean([metrics[SAMPLED] for curve in seeds for metrics in curve[-AT_THE_END:]], 3),
-            *[_mean(at_equal_time, 3)] * several,
-            _mean([score for scores in validated for score in scores], 3),
-            _mean([each[EXPLAINED] for curve in seeds for each in curve[-AT_THE_END:] if EXPLAINED in each], 2),
-        ]
-        minutes = _mean([_seconds(curve) / 60 for curve in seeds], 1)
-        rows.append([f"`{run}`", str(len(seeds[0])), *row, ", ".join(firsts), minutes])
+    shortest, several = min(_seconds(curve) for seeds in curves.values() for curve in seeds), len(curves) > 1
     compared = [f"at equal time, {shortest / 60:.1f} min"] * several
     header = ["run", "iterations", f"sampled {word}", *compared, "on dev", "explained"]
+    rows = []
+    for run, seeds in curves.items():
+        ends = [metrics for curve in seeds for metrics in curve[-AT_THE_END:]]
+        in_time = [metrics for curve in seeds for metrics in _until(curve, shortest)[-AT_THE_END:]]
+        alarms = [[int(metrics["iteration"]) for metrics in curve if metrics["monitor/alarms"]] for curve in seeds]
+        validated = [[metrics[VALIDATED] for metrics in curve if VALIDATED in metrics][-1:] for curve in seeds]
+        rows.append(
+            [
+                f"`{run}`",
+                str(len(seeds[0])),
+                _mean([metrics[SAMPLED] for metrics in ends], 3),
+                *[_mean([metrics[SAMPLED] for metrics in in_time], 3)] * several,
+                _mean([score for scores in validated for score in scores], 3),
+                _mean([metrics[EXPLAINED] for metrics in ends if EXPLAINED in metrics], 2),
+                ", ".join(str(iterations[0]) if iterations else "none" for iterations in alarms),
+                _mean([_seconds(curve) / 60 for curve in seeds], 1),
+            ]
+        )
     return markdown_table([*header, "first alarm, by seed", "minutes per seed"], rows)
 
 
-def _counted(numbers: Sequence[int], what: str) -> str:
+def _counted(numbers: Sequence[int], noun: str) -> str:
     """`1 run`, `3 or 5 seeds`."""
-    return f"{' or '.join(map(str, numbers))} {what}{'s' * (numbers[-1] != 1)}"
+    return f"{' or '.join(map(str, numbers))} {noun}{'s' * (numbers[-1] != 1)}"
 
 
 def _mean(values: Sequence[float], decimals: int) -> str:

@@ -1,46 +1,45 @@
-"""Trajectories as plain text, and the choice of examples to read."""
+"""Trajectories as plain text."""
 
 from __future__ import annotations
 
 import json
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from agent_r1.envs.base import split_action
 from agent_r1.evaluation.scores import BASE_TOOL_CALL
 from agent_r1.harmless import harmless_lines
-from agent_r1.records import QA, CallStatus, Question, Source, Step, Trajectory, words_of
-
-PlainText = Callable[[Sequence[int]], str]  # token ids -> text, special tokens dropped
+from agent_r1.records import QA, CallStatus, Decode, Question, Source, Step, Trajectory, words_of
 
 WIDTH, LABEL = 100, 11  # columns of a line, of which for the label
 
 
-def transcript(trajectory: Trajectory, question: Question, decode: PlainText, *, with_prompt: bool = False) -> str:
+def transcript(trajectory: Trajectory, question: Question, decode: Decode, *, with_prompt: bool = False) -> str:
     """The whole episode as plain text: question, thought, call and reply of every step, outcome, answer.
 
     A rewritten context is shown whole, roles included. `with_prompt` adds the opening messages, which hold the passages
     of naive RAG.
     """
+
+    def said(span: slice, source: Source | None = None) -> str:
+        return decode(trajectory.ids(span, source)).strip()
+
     lines = _field("question", question.text)
     if with_prompt:
-        lines += _field("prompt", _decoded(trajectory, trajectory.contexts[0], Source.PROMPT, decode))
-    followings = [*(step.action_start for step in trajectory.steps[1:]), None]
-    for number, (step, following) in enumerate(zip(trajectory.steps, followings, strict=False), start=1):
-        action = _decoded(trajectory, slice(step.action_start, step.action_stop), Source.ACTION, decode)
-        last = len(trajectory.token_ids) if following is None else following
-        rewritten = next((start for start in trajectory.context_starts if step.action_stop <= start < last), last)
-        observation = _decoded(trajectory, slice(step.action_stop, rewritten), Source.OBSERVATION, decode)
+        lines += _field("prompt", said(trajectory.contexts[0], Source.PROMPT))
+    for number, (step, reply) in enumerate(zip(trajectory.steps, trajectory.replies, strict=True), start=1):
+        starts = (start for start in trajectory.context_starts if reply.start <= start < reply.stop)
+        rewritten = next(starts, reply.stop)
+        observation = said(slice(reply.start, rewritten), Source.OBSERVATION)
         found = step.call_status is CallStatus.OK and all(call.tool == "search" for call in step.calls)
         label = "passages" if question.env == QA and found else "reply"
+        action = said(slice(step.action_start, step.action_stop), Source.ACTION)
         lines += ["", f"step {number}", *_action(action, step), *(_field(label, observation) if observation else [])]
-        if rewritten < last:
-            read = decode(trajectory.token_ids[rewritten:last].tolist()).strip()
-            lines += ["", "a new context", *_field("reads", read)]
+        if rewritten < reply.stop:
+            lines += ["", "a new context", *_field("reads", said(slice(rewritten, reply.stop)))]
     verdict = words_of([question])[not trajectory.success]
     lines += ["", *_field("outcome", trajectory.outcome)]
     if not question.answers:
@@ -71,11 +70,6 @@ def shown_arguments(arguments: str) -> str:
     return ", ".join(named if len(values) != 1 else map(str, values.values()))
 
 
-def _decoded(trajectory: Trajectory, span: slice, source: Source, decode: PlainText) -> str:
-    ids = trajectory.token_ids[span][np.equal(trajectory.source[span], source)]
-    return decode(ids.tolist()).strip()
-
-
 def _field(label: str, text: str) -> list[str]:
     """A label with its text beside it. Every line of the text is wrapped alone."""
     lines = harmless_lines(text).split("\n")
@@ -96,12 +90,12 @@ def worth_reading(trajectories: Sequence[Trajectory], questions: Sequence[Questi
     return {title: found[title] for title in ("right", "wrong") if title in found}
 
 
-def plain_text(tokenizer: PreTrainedTokenizerBase) -> PlainText:
-    """Decodes with a tokenizer."""
+def plain_text(tokenizer: PreTrainedTokenizerBase) -> Decode:
+    """Decodes with a tokenizer, without its special tokens."""
     return lambda token_ids: str(tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
 
-def readable(trajectories: Sequence[Trajectory], questions: Sequence[Question], decode: PlainText) -> dict[str, str]:
+def readable(trajectories: Sequence[Trajectory], questions: Sequence[Question], decode: Decode) -> dict[str, str]:
     """A right and a wrong episode as text, with prompts."""
     by_id = {question.question_id: question for question in questions}
     return {
@@ -114,7 +108,7 @@ def examples(
     trajectories: Mapping[str, Sequence[Trajectory]],
     trained: Sequence[str],
     questions: Sequence[Question],
-    decode: PlainText,
+    decode: Decode,
 ) -> list[str]:
     """A Markdown section with example transcripts of the first trained agent; none without a trained agent.
 
@@ -131,11 +125,7 @@ def examples(
             shown[f"`{BASE_TOOL_CALL}`, the same question"] = before[trajectory.question_id]
     parts = ["## Example trajectories"]
     for heading, episode in shown.items():
-        parts += [f"### {heading}", _fenced(transcript(episode, by_id[episode.question_id], decode))]
+        text = transcript(episode, by_id[episode.question_id], decode)
+        fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))  # longer than any in the text
+        parts += [f"### {heading}", f"{fence}text\n{text}\n{fence}"]
     return parts
-
-
-def _fenced(text: str) -> str:
-    """A code block with a fence longer than any in the text, because passages may hold Markdown."""
-    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
-    return f"{fence}text\n{text}\n{fence}"

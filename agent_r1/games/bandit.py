@@ -1,6 +1,6 @@
 """The bandit of two arms, pulled once: the names say which one is the safe one, and which pays more on average.
 
-The names and what the arms pay are RAGEN's (arXiv 2504.20073). There the safe arm pays .15 by the paper and .1 by the
+Names and payments are RAGEN's (arXiv 2504.20073). There the safe arm pays .15 by the paper and .1 by the
 code, as here.
 """
 
@@ -11,16 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from agent_r1.games.rules import Cell, read, require_move, write
+from agent_r1.games import rules
 
 _SAFE_PAYS, _RISKY_PAYS, _RISKY_CHANCE = 0.1, 1.0, 0.25
 _LONGEST = 40  # characters of a name
 
 Pair = tuple[str, str]  # the arm that surely pays little, then the arm that sometimes pays much, and more on average
 
-# The first version's only pair, and the one it is tested on, whose order is against what the names say.
-FIRST_TRAIN: tuple[Pair, ...] = (("Phoenix", "Dragon"),)
-FIRST_TEST: tuple[Pair, ...] = (("Trader", "Librarian"),)
 TRAIN: tuple[Pair, ...] = (
     ("Teacher", "Trader"),
     ("Nurse", "StartupFounder"),
@@ -48,14 +45,15 @@ TEST: tuple[Pair, ...] = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Board:
+class Board(rules.WrittenBoard):
     """Two arms, in the order in which they are shown."""
 
     arms: Pair
     high: str  # the arm that pays more on average
 
     def __post_init__(self) -> None:
-        if len(self.arms) != 2 or len({str(arm).casefold() for arm in self.arms}) != 2:
+        two = isinstance(self.arms, tuple) and len(self.arms) == 2
+        if not two or str(self.arms[0]).casefold() == str(self.arms[1]).casefold():
             raise ValueError(f"field 'arms' holds two different names; got {self.arms!r}")
         for arm in self.arms:
             if not isinstance(arm, str) or not arm.isalnum() or len(arm) > _LONGEST:
@@ -77,29 +75,13 @@ class Board:
         low, high = TRAIN[number]
         return cls(arms=(high, low) if turned != bool(number % 2) else (low, high), high=high)
 
-    @classmethod
-    def read(cls, setup: str) -> Self:
-        """The board of `write`; a ValueError names what is wrong with it."""
-        fields = read(setup, ("arms", "high"))
-        if not isinstance(fields["arms"], list):
-            raise ValueError(f"field 'arms' holds two different names; got {fields['arms']!r}")
-        return cls(arms=tuple(fields["arms"]), high=fields["high"])
 
-    def write(self) -> str:
-        """As JSON."""
-        return write({"arms": self.arms, "high": self.high})
-
-
-class Game:
-    """Two arms, of which one is pulled. What the risky one pays is drawn from `rng`."""
+class Game(rules.Game):
+    """Two arms, of which one is pulled. The payment of the risky one is drawn from `rng`."""
 
     def __init__(self, board: Board, rng: random.Random) -> None:
-        self.board, self._rng = board, rng
+        self.board, self.moves, self._rng = board, board.arms, rng
         self.pulled = ""
-
-    @property
-    def moves(self) -> tuple[str, ...]:
-        return self.board.arms
 
     @property
     def done(self) -> bool:
@@ -109,18 +91,11 @@ class Game:
     def won(self) -> bool:
         return self.pulled == self.board.high
 
-    def play(self, move: str) -> float:
-        """Pulls an arm, and returns what it pays. A ValueError says that there is no such arm now."""
-        require_move(move, self.moves, done=self.done)
+    def grid(self) -> list[str]:
+        return list(self.board.arms)
+
+    def _made(self, move: str) -> float:
         self.pulled = move
         if not self.won:
             return _SAFE_PAYS
         return _RISKY_PAYS if self._rng.random() < _RISKY_CHANCE else 0.0
-
-    def grid(self) -> list[str]:
-        """The arms; there is no more to see."""
-        return list(self.board.arms)
-
-    def places(self) -> dict[str, list[Cell]]:
-        """Nothing is anywhere."""
-        return {}

@@ -14,7 +14,8 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_r1.games.rules import Cell, fewest_moves, found, just_one, read, require_move, rows_of, write
+from agent_r1.games import rules
+from agent_r1.games.rules import Cell, fewest_moves, found, just_one, rows_of
 
 MOVES = {"Left": (0, -1), "Down": (1, 0), "Right": (0, 1), "Up": (-1, 0)}  # in a circle: a move's sides are beside it
 _ICE, _HOLE, _START, _GOAL = "FHSG"
@@ -26,7 +27,7 @@ Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Board:
+class Board(rules.WrittenBoard):
     """A lake before the first move."""
 
     rows: tuple[str, ...]  # of F ice, H hole, S start, G goal
@@ -54,16 +55,6 @@ class Board:
             if board.way(board.start):
                 return board
 
-    @classmethod
-    def read(cls, setup: str) -> Self:
-        """The board of `write`; a ValueError names what is wrong with it."""
-        fields = read(setup, ("rows", "intended"))
-        return cls(rows=rows_of(fields["rows"], _ICE + _HOLE + _START + _GOAL), intended=fields["intended"])
-
-    def write(self) -> str:
-        """As JSON."""
-        return write({"rows": self.rows, "intended": self.intended})
-
     @property
     def start(self) -> Cell:
         return just_one(self.rows, _START, "start")
@@ -76,12 +67,12 @@ class Board:
         return self.rows[place[0]][place[1]]
 
     def after(self, place: Cell, move: str) -> Cell:
-        """Where a move leads that goes where it was meant to; at the edge it leads nowhere."""
+        """The cell to which a move leads if it does not go astray; at the edge it leads nowhere."""
         y, x = place[0] + MOVES[move][0], place[1] + MOVES[move][1]
         return (y, x) if 0 <= y < len(self.rows) and 0 <= x < len(self.rows[0]) else place
 
     def way(self, place: Cell) -> list[str] | None:
-        """The fewest moves past the holes to the goal, if none goes astray; None where there is no way."""
+        """The fewest moves past the holes to the goal, if none goes astray; None if there is no way."""
         goal = self.goal
 
         def past_holes(here: Cell, move: str) -> Cell | None:
@@ -91,7 +82,7 @@ class Board:
         return fewest_moves(place, lambda here: here == goal, past_holes, MOVES)
 
 
-class Game:
+class Game(rules.Game):
     """A lake that is walked on. Chance comes from `rng`, one number for each move where moves may go astray."""
 
     moves = tuple(MOVES)
@@ -108,9 +99,17 @@ class Game:
     def won(self) -> bool:
         return self.player == self.board.goal
 
-    def play(self, move: str) -> float:
-        """Makes a move, and returns its reward: 1 at the goal. A ValueError says that there is no such move now."""
-        require_move(move, self.moves, done=self.done)
+    def grid(self) -> list[str]:
+        """The rows with P player, _ ice, O hole, G goal, X player in a hole, √ player at the goal."""
+        rows = [[{_HOLE: "O", _GOAL: "G"}.get(cell, "_") for cell in row] for row in self.board.rows]
+        y, x = self.player
+        rows[y][x] = {_HOLE: "X", _GOAL: "√"}.get(self.board.cell(self.player), "P")
+        return ["".join(row) for row in rows]
+
+    def places(self) -> dict[str, list[Cell]]:
+        return {"Goal": [self.board.goal], "Player": [self.player], "Holes": found(self.board.rows, _HOLE)}
+
+    def _made(self, move: str) -> float:
         self.player = self.board.after(self.player, self._turned(move))
         return float(self.won)
 
@@ -120,17 +119,6 @@ class Game:
             return move
         return _sides(move)[drawn < (1 + intended) / 2]
 
-    def grid(self) -> list[str]:
-        """The rows as they are shown: P player, _ ice, O hole, G goal, X player in a hole, √ player at the goal."""
-        rows = [[{_HOLE: "O", _GOAL: "G"}.get(cell, "_") for cell in row] for row in self.board.rows]
-        y, x = self.player
-        rows[y][x] = {_HOLE: "X", _GOAL: "√"}.get(self.board.cell(self.player), "P")
-        return ["".join(row) for row in rows]
-
-    def places(self) -> dict[str, list[Cell]]:
-        """Where everything is, by its name."""
-        return {"Goal": [self.board.goal], "Player": [self.player], "Holes": found(self.board.rows, _HOLE)}
-
 
 def _sides(move: str) -> tuple[str, str]:
     names = tuple(MOVES)
@@ -139,16 +127,16 @@ def _sides(move: str) -> tuple[str, str]:
 
 
 class Best(NamedTuple):
-    """What can be done at best."""
+    """The best that can be done."""
 
     chance: float  # of reaching the goal
     moves: tuple[str, ...]  # to be made now, without looking in between
 
 
 class Planner:
-    """The best that can be done on a board where up to so many moves at a time are made without looking in between.
+    """The best play on a board where up to so many moves at a time are made without looking in between.
 
-    More than six at a time are not thought of: with six there are 5,460 plans.
+    Plans have at most six moves: with six there are 5,460 plans.
     """
 
     def __init__(self, board: Board, moves_per_step: int) -> None:
@@ -161,7 +149,7 @@ class Planner:
         self._known: dict[tuple[int, int], tuple[Floats, Integers]] = {}
 
     def best(self, place: Cell, steps: int, moves: int) -> Best:
-        """With so many steps left, and so many moves in all of them; of equals the plan with the fewest moves."""
+        """The best with so many steps left, and so many moves in all; among equals the plan with the fewest moves."""
         chances, plans = self._solve(steps, moves)
         at = self._number(place)
         return Best(float(chances[at]), self._plans[plans[at]] if steps and moves else ())

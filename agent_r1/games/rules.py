@@ -1,19 +1,74 @@
-"""What the games have in common: a move is one that there is, and a solver takes the fewest."""
+"""The parts that games share: moves, boards as text, and the shortest way to a state."""
 
 from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self, TypeVar
 
+MOST_CHARACTERS = 10_000  # of a setup
+MOST_CELLS = 12  # in a row or column
+
+Cell = tuple[int, int]  # row and column, from the top left
 S = TypeVar("S")
 
 
-def require_move(move: str, moves: Sequence[str], *, done: bool) -> None:
-    """Raises ValueError if there is no such move now."""
-    if move not in moves or done:
-        raise ValueError(f"no move {move!r} of {', '.join(moves)}{' after the end' if done else ''}")
+class Game:
+    """Something that is played by moves."""
+
+    moves: tuple[str, ...]  # the same in every state
+
+    @property
+    def done(self) -> bool:
+        """Whether the game is over."""
+        return self.won
+
+    @property
+    def won(self) -> bool:
+        """Whether the game is over as it should be."""
+        raise NotImplementedError
+
+    def play(self, move: str) -> float:
+        """Makes a move and returns its reward; a ValueError says that there is no such move now."""
+        if move not in self.moves or self.done:
+            raise ValueError(f"no move {move!r} of {', '.join(self.moves)}{' after the end' if self.done else ''}")
+        return self._made(move)
+
+    def grid(self) -> list[str]:
+        """The state as it is shown, row by row."""
+        raise NotImplementedError
+
+    def places(self) -> dict[str, list[Cell]]:
+        """The cells of everything on the board, by name."""
+        return {}
+
+    def _made(self, move: str) -> float:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WrittenBoard:
+    """The state before the first move, which a question's setup holds as JSON: numbers, texts and lists of texts."""
+
+    @classmethod
+    def read(cls, setup: str) -> Self:
+        """The board of `write`; a ValueError names the fault of the setup."""
+        if len(setup) > MOST_CHARACTERS:
+            raise ValueError(f"a setup of {len(setup)} characters; at most {MOST_CHARACTERS} are read")
+        try:
+            given = json.loads(setup)
+        except (ValueError, RecursionError):
+            raise ValueError(f"a setup that is not JSON: {setup[:60]!r}") from None
+        names = sorted(field.name for field in fields(cls))
+        if not isinstance(given, dict) or sorted(given) != names:
+            raise ValueError(f"a setup is a JSON object with {', '.join(names)}; got {setup[:60]!r}")
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+
+    def write(self) -> str:
+        """Equal boards give equal text."""
+        return json.dumps(asdict(self), ensure_ascii=False, sort_keys=True)
 
 
 def fewest_moves(
@@ -23,9 +78,9 @@ def fewest_moves(
     moves: Iterable[str],
     most: int | None = None,
 ) -> list[str] | None:
-    """The fewest moves to a state that is wanted, in breadth-first order; None where that takes more than `most`.
+    """The fewest moves to a state that is `reached`, in breadth-first order; None if that takes more than `most`.
 
-    `after` says what a move makes of a state, and None of one that is not to be made.
+    `after` gives the state after a move, or None for a move that is not to be made.
     """
     moves, plans, waiting = tuple(moves), {state: list[str]()}, deque([state])
     while waiting:
@@ -42,32 +97,8 @@ def fewest_moves(
     return None
 
 
-MOST_CHARACTERS = 10_000  # of a setup
-MOST_CELLS = 12  # in a row or column
-
-Cell = tuple[int, int]  # row and column, from the top left
-
-
-def write(fields: dict[str, Any]) -> str:
-    """Equal fields give equal text."""
-    return json.dumps(fields, ensure_ascii=False, sort_keys=True)
-
-
-def read(setup: str, names: Collection[str]) -> dict[str, Any]:
-    """The fields of a setup; a ValueError says that it is no JSON object of exactly these."""
-    if len(setup) > MOST_CHARACTERS:
-        raise ValueError(f"a setup of {len(setup)} characters; at most {MOST_CHARACTERS} are read")
-    try:
-        fields = json.loads(setup)
-    except (ValueError, RecursionError):
-        raise ValueError(f"a setup that is not JSON: {setup[:60]!r}") from None
-    if not isinstance(fields, dict) or set(fields) != set(names):
-        raise ValueError(f"a setup is a JSON object with {', '.join(sorted(names))}; got {setup[:60]!r}")
-    return fields
-
-
 def rows_of(rows: Any, cells: str) -> tuple[str, ...]:
-    """The rows of a board, which is a rectangle of these cells; a ValueError says what it is else."""
+    """The rows of a board; a ValueError says why they are no rectangle of these cells."""
     if not isinstance(rows, Sequence) or isinstance(rows, str) or not all(isinstance(row, str) for row in rows):
         raise ValueError("field 'rows' is a list of texts, one for each row of the board")
     if not 1 <= len(rows) <= MOST_CELLS or not 1 <= len(rows[0]) <= MOST_CELLS or len({*map(len, rows)}) > 1:
@@ -78,12 +109,12 @@ def rows_of(rows: Any, cells: str) -> tuple[str, ...]:
 
 
 def found(rows: Sequence[str], cells: str) -> list[Cell]:
-    """Where one of these cells is, row by row."""
+    """The places of these cells, row by row."""
     return [(y, x) for y, row in enumerate(rows) for x, cell in enumerate(row) if cell in cells]
 
 
 def just_one(rows: Sequence[str], cells: str, name: str) -> Cell:
-    """Where the only one of these cells is; a ValueError names it where there are none or several."""
+    """The place of the only one of these cells; a ValueError names it if there are none or several."""
     places = found(rows, cells)
     if len(places) != 1:
         raise ValueError(f"field 'rows' has {len(places)} cells with the {name}; a board has one")

@@ -1,6 +1,6 @@
 """Sokoban: every box is pushed onto a target. A box is pushed by walking against it, and cannot be pulled.
 
-Rewards are those of gym-sokoban. The boards are our own: walls at random within a border, then what can be solved.
+Rewards are those of gym-sokoban. The boards are our own: walls at random within a border, if they can be solved.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
-from agent_r1.games.rules import Cell, fewest_moves, found, just_one, read, require_move, rows_of, write
+from agent_r1.games import rules
+from agent_r1.games.rules import Cell, fewest_moves, found, just_one, rows_of
 
 MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
 _CELLS = "#_OX√PS"  # wall, floor, target, box, box on a target, player, player on a target
@@ -24,14 +25,14 @@ RAGEN_LENGTHS = {1: 28, 2: 60, 3: 27, 4: 47, 5: 37, 6: 24, 7: 12, 8: 14, 9: 2, 1
 
 
 class State(NamedTuple):
-    """What moves: all else of a board stays."""
+    """The parts of a board that move."""
 
     player: Cell
     boxes: frozenset[Cell]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Board:
+class Board(rules.WrittenBoard):
     """A room before the first move."""
 
     rows: tuple[str, ...]
@@ -87,15 +88,6 @@ class Board:
                 raise ValueError(f"no further boards are found that take {', '.join(map(str, +missing))} moves")
         return list(boards)
 
-    @classmethod
-    def read(cls, setup: str) -> Self:
-        """The board of `write`; a ValueError names what is wrong with it."""
-        return cls(rows=rows_of(read(setup, ("rows",))["rows"], _CELLS))
-
-    def write(self) -> str:
-        """As JSON."""
-        return write({"rows": self.rows})
-
     @property
     def targets(self) -> frozenset[Cell]:
         return frozenset(found(self.rows, _TARGETS))
@@ -105,12 +97,12 @@ class Board:
         return State(just_one(self.rows, _PLAYERS, "player"), frozenset(found(self.rows, _BOXES)))
 
     def wall(self, place: Cell) -> bool:
-        """Whether a cell is one, or beyond the board."""
+        """Whether a cell is a wall, or beyond the board."""
         y, x = place
         return not (0 <= y < len(self.rows) and 0 <= x < len(self.rows[0])) or self.rows[y][x] == "#"
 
     def after(self, state: State, move: str) -> State:
-        """What a move makes of a state; against a wall, and against a box that has no room, it makes nothing."""
+        """The state after a move; against a wall, or a box that has no room, nothing moves."""
         to = beside(state.player, move)
         if self.wall(to):
             return state
@@ -122,12 +114,12 @@ class Board:
         return State(to, state.boxes - {to} | {beyond})
 
     def solve(self, state: State, most_moves: int) -> list[str] | None:
-        """The fewest moves that solve it, in breadth-first order; None where that takes more than so many."""
+        """The fewest moves that solve the room, in breadth-first order; None if that takes more than `most_moves`."""
         targets = self.targets
         return fewest_moves(state, lambda here: here.boxes == targets, self.after, MOVES, most_moves)
 
 
-class Game:
+class Game(rules.Game):
     """A room in which boxes are pushed. Nothing in it is left to chance."""
 
     moves = tuple(MOVES)
@@ -137,33 +129,26 @@ class Game:
         self._targets = board.targets
 
     @property
-    def done(self) -> bool:
-        return self.won
-
-    @property
     def won(self) -> bool:
         return self.state.boxes == self._targets
 
-    def play(self, move: str) -> float:
-        """Makes a move, and returns its reward. A ValueError says that there is no such move now."""
-        require_move(move, self.moves, done=self.done)
-        before = len(self.state.boxes & self._targets)
-        self.state = self.board.after(self.state, move)
-        gained = len(self.state.boxes & self._targets) - before
-        return _MOVE + (_ON if gained > 0 else _OFF if gained < 0 else 0.0) + (_SOLVED if self.won else 0.0)
-
     def grid(self) -> list[str]:
-        """The rows as they are shown, in the cells of a board's own rows."""
+        """The rows in the cells of a board's own."""
         return ["".join(self._cell((y, x)) for x in range(len(row))) for y, row in enumerate(self.board.rows)]
 
     def places(self) -> dict[str, list[Cell]]:
-        """Where everything is, by its name."""
         return {
             "Walls": found(self.board.rows, "#"),
             "Targets": sorted(self._targets),
             "Boxes": sorted(self.state.boxes),
             "Player": [self.state.player],
         }
+
+    def _made(self, move: str) -> float:
+        before = len(self.state.boxes & self._targets)
+        self.state = self.board.after(self.state, move)
+        gained = len(self.state.boxes & self._targets) - before
+        return _MOVE + (_ON if gained > 0 else _OFF if gained < 0 else 0.0) + (_SOLVED if self.won else 0.0)
 
     def _cell(self, place: Cell) -> str:
         on = place in self._targets

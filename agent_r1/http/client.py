@@ -1,4 +1,4 @@
-"""The one HTTP client: answers are read whole, within limits of time and size, and faults that pass are tried again."""
+"""The HTTP client: reads answers within limits of time, size and shape, tries again, and says whose fault it is."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import os
 import re
 import ssl
 import time
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from agent_r1.faults import WorldFault, WorldTimeout
 from agent_r1.harmless import harmless, without_password
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")  # names of this machine that lead nowhere else
@@ -34,6 +35,9 @@ logger = logging.getLogger(__name__)
 
 class BadAnswerError(ValueError):
     """An answer that is too large or of another shape; the message names the fault."""
+
+
+_PASSING = (TimeoutError, ConnectionError, BadAnswerError)  # faults after which an attempt is repeated
 
 
 class RefusalError(Exception):
@@ -61,17 +65,12 @@ class Answer(NamedTuple):
     body: bytes
 
     @property
-    def excerpt(self) -> str:
-        """The first words of the body."""
-        return harmless(self.body[:EXCERPT].decode(errors="replace"))
-
-    @property
     def reason(self) -> str:
-        """The message of an error in OpenAI's form, or else the first words."""
+        """The message of an error in OpenAI's form, or else the first words of the body."""
         try:
-            return harmless(self.parse(_Error).error.message)[: len(self.excerpt)]
+            return harmless(self.parse(_Error).error.message[:EXCERPT])
         except BadAnswerError:
-            return self.excerpt
+            return harmless(self.body[:EXCERPT].decode(errors="replace"))
 
     def parse(self, kind: type[Shape]) -> Shape:
         """The body in the shape of a model; see `parsed`."""
@@ -92,9 +91,9 @@ class Answer(NamedTuple):
 class Client:
     """Asks one server; every request has a connection of its own. Safe in several threads at once."""
 
-    def __init__(self, url: str, timeout_s: float, key: str) -> None:
-        """Requests carry the key as a bearer token, unless it is ""."""
-        self._url, self._timeout_s = url, timeout_s
+    def __init__(self, url: str, timeout_s: float, key: str, socket: str | None = None) -> None:
+        """Requests carry the key as a bearer token, unless it is ""; `socket` is the path of a Unix socket."""
+        self._url, self._timeout_s, self._socket = url, timeout_s, socket
         # Compressed, a small answer could become a large one while it is read.
         self._headers = {"content-type": "application/json", "accept-encoding": "identity"}
         if key:
@@ -106,8 +105,26 @@ class Client:
         Raises TimeoutError if it was not whole within the limit, ConnectionError if there was none, and BadAnswerError
         if it is larger than MAX_ANSWER_BYTES or compressed.
         """
+        return asyncio.run(self.answer(method, path, content))
+
+    async def answer(
+        self, method: str, path: str, content: str | None = None, most_bytes: int = MAX_ANSWER_BYTES
+    ) -> Answer:
+        """Does what `ask` does; only here a limit of time holds for all of an attempt, however slowly bytes drip."""
+        timeout = httpx.Timeout(None, connect=min(self._timeout_s, _CONNECT_TIMEOUT_S))
+        transport = httpx.AsyncHTTPTransport(verify=tls(), uds=self._socket) if self._socket else None
         with self._named():
-            return asyncio.run(self._answer(method, path, content))
+            async with (
+                asyncio.timeout(self._timeout_s),
+                httpx.AsyncClient(base_url=self._url, verify=tls(), transport=transport, timeout=timeout) as client,
+                client.stream(method, path, content=content, headers=self._headers) as response,
+            ):
+                require_plain(response.headers)
+                body = bytearray()
+                async for piece in response.aiter_raw():
+                    body += piece
+                    require_small(len(body), most_bytes)
+                return Answer(response.status_code, bytes(body))
 
     def lines(self, path: str, content: str) -> Iterator[bytes]:
         """The lines of the answer to a POST, as they come.
@@ -151,21 +168,6 @@ class Client:
         except httpx.InvalidURL as fault:
             raise ValueError(f"{self._url} is no address of a server: {fault}") from None
 
-    async def _answer(self, method: str, path: str, content: str | None) -> Answer:
-        """Asynchronous, because only then a limit holds for an attempt as a whole, however slowly its bytes drip."""
-        timeout = httpx.Timeout(None, connect=min(self._timeout_s, _CONNECT_TIMEOUT_S))
-        async with (
-            asyncio.timeout(self._timeout_s),
-            httpx.AsyncClient(base_url=self._url, verify=tls(), timeout=timeout) as client,
-            client.stream(method, path, content=content, headers=self._headers) as response,
-        ):
-            require_plain(response.headers)
-            body = bytearray()
-            async for piece in response.aiter_raw():
-                body += piece
-                require_small(len(body))
-            return Answer(response.status_code, bytes(body))
-
 
 class Retries:
     """Tries again after faults that may pass: no answer, none in time, or one that is nonsense.
@@ -190,20 +192,59 @@ class Retries:
         while True:
             try:
                 found = attempt()
-            except (TimeoutError, ConnectionError, BadAnswerError) as fault:
-                if number == attempts:
-                    self._down = True
-                    raise
-                logger.warning("%s: attempt %d of %d: %s", self._who, number, attempts, fault)
-                time.sleep(min(self._wait_s * 2 ** (number - 1), self._longest_wait_s))
+            except _PASSING as fault:
+                time.sleep(self._wait_after(fault, number, attempts))
                 number += 1
             else:
                 self._down = False
                 return found
 
+    async def run_async(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """As `run`, for an attempt that is awaited."""
+        number, attempts = 1, self.attempts
+        while True:
+            try:
+                found = await attempt()
+            except _PASSING as fault:
+                await asyncio.sleep(self._wait_after(fault, number, attempts))
+                number += 1
+            else:
+                self._down = False
+                return found
 
-def read_key(variable: str) -> str:
-    """The key in an environment variable, "" where there is none; raises ValueError if no header can carry it."""
+    def _wait_after(self, fault: Exception, number: int, attempts: int) -> float:
+        """The seconds until the next attempt. Raises the fault after the last one."""
+        if number == attempts:
+            self._down = True
+            raise fault
+        logger.warning("%s: attempt %d of %d: %s", self._who, number, attempts, fault)
+        return min(self._wait_s * 2.0 ** (number - 1), self._longest_wait_s)
+
+
+@contextmanager
+def named_faults(who: str, form: str, remedy: Callable[[int], str]) -> Iterator[None]:
+    """Names a server in the faults of its requests, and says whose they are.
+
+    Raises WorldFault if there was no answer, or none in its `form`, and ValueError for a refusal, with the remedy for
+    its status, if any.
+    """
+    try:
+        yield
+    except (TimeoutError, ConnectionError) as fault:
+        kind = WorldTimeout if isinstance(fault, TimeoutError) else WorldFault
+        raise kind(f"{who} does not answer: {fault}") from None
+    except BadAnswerError as fault:
+        raise WorldFault(f"{who} answers in another form than {form}: {fault}") from None
+    except RefusalError as fault:
+        raise ValueError(f"{who} refused with {fault}{remedy(fault.answer.status)}") from None
+
+
+def read_key(variable: str, of: str = "") -> str:
+    """The key in an environment variable, whose name ends with the capitals of a server's; "" if there is none.
+
+    Raises ValueError if no header can carry it.
+    """
+    variable += of.upper().replace("-", "_")
     key = os.environ.get(variable, "")
     if not re.fullmatch("[!-~]*", key):
         raise ValueError(f"{variable} holds a blank, or a letter beyond ASCII; make one with `openssl rand -hex 32`")
@@ -239,7 +280,7 @@ def require_plain(headers: Mapping[str, str]) -> None:
         raise BadAnswerError(f"it is compressed ({coding[:20]}), which was not asked for")
 
 
-def require_small(size: int) -> None:
-    """Raises BadAnswerError if an answer of `size` bytes is larger than MAX_ANSWER_BYTES."""
-    if size > MAX_ANSWER_BYTES:
-        raise BadAnswerError(f"it is larger than {MAX_ANSWER_BYTES >> 20} MiB")
+def require_small(size: int, most: int = MAX_ANSWER_BYTES) -> None:
+    """Raises BadAnswerError if an answer of `size` bytes is larger than `most`."""
+    if size > most:
+        raise BadAnswerError(f"it is larger than {most >> 20} MiB")

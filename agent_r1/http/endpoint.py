@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, Field
 
 from agent_r1.faults import WorldFault
-from agent_r1.http.client import BadAnswerError, Client, RefusalError, Retries, Shape, parsed, read_key
+from agent_r1.http.client import Client, Retries, Shape, named_faults, parsed, read_key
 from agent_r1.params.sections import address
 
 ENDPOINT_KEY = "AGENT_R1_ENDPOINT_KEY"  # the key of an endpoint, which its clients send
@@ -57,8 +57,9 @@ class Endpoint:
 
     def __init__(self, url: str, *, timeout_s: float, retries: int = 0) -> None:
         self.url = address(url)
+        self._who = f"the endpoint {self.url}"
         self._client = Client(self.url, timeout_s, read_key(ENDPOINT_KEY))
-        self._retries = Retries(f"the endpoint {self.url}", retries, longest_wait_s=_LONGEST_WAIT_S)
+        self._retries = Retries(self._who, retries, longest_wait_s=_LONGEST_WAIT_S)
 
     def models(self) -> list[str]:
         """The names of the models that can be asked."""
@@ -85,7 +86,7 @@ class Endpoint:
                     return
                 if event:
                     yield event
-        raise WorldFault(f"the endpoint {self.url} ended in the middle of an answer")
+        raise WorldFault(f"{self._who} ended in the middle of an answer")
 
     def read(self, event: bytes, kind: type[Shape]) -> Shape:
         """An event in the shape of a model."""
@@ -96,15 +97,6 @@ class Endpoint:
         with self._named():
             return self._retries.run(lambda: self._client.ask(method, path, body).require_ok().parse(kind))
 
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        """Names the endpoint in faults, and says whose fault they are."""
-        try:
-            yield
-        except (TimeoutError, ConnectionError) as fault:
-            raise WorldFault(f"the endpoint {self.url} does not answer: {fault}") from None
-        except BadAnswerError as fault:
-            raise WorldFault(f"the endpoint {self.url} answers in another form than OpenAI's: {fault}") from None
-        except RefusalError as fault:
-            remedy = f"; set {ENDPOINT_KEY} to its key" if fault.answer.status in (401, 403) else ""
-            raise ValueError(f"the endpoint {self.url} refuses, with {fault}{remedy}") from None
+    def _named(self) -> AbstractContextManager[None]:
+        remedy = f"; set {ENDPOINT_KEY} to its key"
+        return named_faults(self._who, "OpenAI's", lambda status: remedy if status in (401, 403) else "")

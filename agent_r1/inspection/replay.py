@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import logging
-import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
-from rich import box
 from rich.progress import track
-from rich.table import Table
 from transformers import PreTrainedModel
 
 from agent_r1.credit.assign import assign
-from agent_r1.devices.sharing import default_device
-from agent_r1.inspection.gradients import PolicyGradient, advantage_comparison, policy_gradient, value_errors
+from agent_r1.inspection.agreement import PolicyGradient, advantage_comparison, policy_gradient, value_errors
 from agent_r1.inspection.stored import PolicyOnDisk, StoredRun
 from agent_r1.learn.learner import Learner, Reference, frozen, reference_of
 from agent_r1.learn.losses import Metrics
@@ -30,6 +25,7 @@ from agent_r1.params.credit import CreditParams
 from agent_r1.params.places import RunId, adapter_in
 from agent_r1.params.sections import override, validated
 from agent_r1.params.train import TrainParams
+from agent_r1.pretrained import default_device
 from agent_r1.records import Credit, Trajectory
 from agent_r1.training.watch import accepted_gap
 
@@ -75,12 +71,14 @@ class Replayed(NamedTuple):
 
 
 def configurations(settings: Params, run: RunId, others: Sequence[str], changes: Sequence[str]) -> list[Configuration]:
-    """The run's own configuration, followed by the others.
+    """The run's own configuration in params.yaml, followed by the others.
 
-    Raises ValueError if one is unknown or invalid, or needs a critic that the run did not train.
+    Each of the others has the `credit` and `update` of one of `others`, or of the run, with `changes` such as
+    `credit.lam=1.0` on top. Raises ValueError if one is unknown or invalid, or needs a critic that the run did not
+    train.
     """
-    own = settings.run(run)
-    wanted = parse_changes(changes)
+    settings = settings.of(run)
+    own, wanted = settings.run(run), parse_changes(changes)
     found = [Configuration(run.run, own)]
     for other in others or [run.run]:
         name = " ".join([other, *changes])
@@ -127,21 +125,18 @@ def reads_untrained_values(own: CreditParams, other: CreditParams) -> bool:
 def replay(
     settings: Params,
     run: RunId,
-    others: Sequence[str],
-    changes: Sequence[str],
+    compared: list[Configuration],
     *,
-    folder: Path | None,
-    iterations: Sequence[str],
-    with_gradient: bool,
+    folder: Path | None = None,
+    iterations: Sequence[str] = (),
+    with_gradient: bool = True,
 ) -> list[Replayed]:
-    """Credits stored trajectories under the run's configuration in params.yaml and under others.
+    """Credits a run's stored trajectories under all `configurations`.
 
-    Every other configuration has the `credit` and `update` of one of `others` (or of the run), with `changes` such as
-    `credit.lam=1.0` on top. Gradients are compared in iterations whose policy is on disk. `folder` replaces the run's
-    own folder; for `iterations` see `StoredRun.choose`.
+    Gradients are compared in iterations whose policy is on disk. `folder` replaces the run's own folder; for
+    `iterations` see `StoredRun.choose`.
     """
     settings = settings.of(run)
-    compared = configurations(settings, run, others, changes)
     stored = StoredRun(run.run, folder or settings.places.training(run), settings.places.warm_start)
     chosen = stored.choose(iterations)
     replayer = Replayer(stored, compared, settings, with_gradient=with_gradient)
@@ -260,106 +255,3 @@ def _require_like_adapters(stored: StoredRun, settings: Params) -> None:
             f"{stored.run} was trained {'with' if trained else 'without'} adapters, and model.lora.rank is {rank}; set "
             "it back, or compare without gradients"
         )
-
-
-# Heading and metric of every column.
-CREDIT = {
-    "return": "reward/total",
-    "return std": "reward/std",
-    "kept": "advantage/kept_share",
-    "adv. mean": "advantage/mean",
-    "adv. std": "advantage/std",
-    "adv. max": "advantage/abs_max",
-    "non-zero": "advantage/nonzero_share",
-    "corr.": "advantage/correlation",
-}
-GRADIENT = {
-    "loss": "policy/loss",
-    "clipped": "policy/clip_fraction",
-    "norm": "policy/grad_norm",
-    "cosine": "policy/gradient_cosine",
-    "observed loss": "policy/observed_loss_share",
-    "observed gradient": "policy/observed_gradient_share",
-}
-VALUES = {
-    "RMSE, actions": "value/action_rmse",
-    "return std, actions": "value/action_std",
-    "RMSE, observations": "value/observation_rmse",
-    "return std, observations": "value/observation_std",
-}
-ABOUT_CREDIT = (
-    "Adv.: advantages at action tokens, the largest by size. Non-zero: share of the tokens after the prompt that have "
-    "one. Corr.: correlation with the advantages of the iteration's first line, at action tokens that both train on."
-)
-ABOUT_REWARDS = "Weighted parts of the return, mean per trajectory."
-ABOUT_GRADIENT = (
-    "Policy loss of all kept trajectories of the iteration as one optimiser step; its gradient before clipping and "
-    "Adam. Cosine: with the gradient of the iteration's first line. Observed: what comes from tokens after the prompt "
-    "that the policy did not sample, as a share of the absolute loss and of the squared norms of the gradient's two "
-    "parts."
-)
-ABOUT_VALUES = "Values as the run's critic gave them, against the undiscounted return yet to come."
-NAME_WIDTH = 22  # a longer name goes on in another line
-ROUNDING = 1e-6  # of metrics, whose scale is 1
-Line = tuple[int, str, Mapping[str, float]]  # iteration, name, metrics
-
-
-def tables(replayed: Sequence[Replayed]) -> Iterator[Table | str]:
-    """Tables of credit, of reward parts if their weights differ, of gradients and of the critic, with notes.
-
-    Needs at least one iteration. Every iteration has the same configurations.
-    """
-    own, *others = [replay.configuration for replay in replayed[0].replays]
-    lines = [(one.iteration, replay.configuration.name, replay.metrics) for one in replayed for replay in one.replays]
-    yield _table("Credit", CREDIT, lines, ABOUT_CREDIT)
-    if any(each.train.credit.rewards != own.train.credit.rewards for each in others):
-        yield _reward_parts(replayed)
-    with_gradient = [line for line in lines if "policy/grad_norm" in line[2]]
-    if with_gradient:
-        yield _table("Gradient", GRADIENT, with_gradient, ABOUT_GRADIENT)
-    for note in dict.fromkeys(one.policy.note for one in replayed):
-        sharing = ", ".join(str(one.iteration) for one in replayed if one.policy.note == note)
-        yield f"Policy of the gradient in iteration {sharing}: {note}."
-    values = [(one.iteration, own.name, one.values) for one in replayed if one.values]
-    if values:
-        yield _table("Critic", VALUES, values, ABOUT_VALUES)
-    for each in others:
-        if reads_untrained_values(own.train.credit, each.train.credit):
-            yield (
-                f"{each.name} reads values at tokens that the critic of {own.name} was never trained at; replay a run "
-                "whose critic was to see the effect of the masks alone."
-            )
-
-
-def number(value: float | None) -> str:
-    """A number with three decimals, or two digits if these would be zeros; a dash for None and NaN."""
-    if value is None or math.isnan(value):
-        return "-"
-    if abs(value) < ROUNDING:
-        return "0.000"
-    return f"{value:.1e}" if abs(value) < 0.0005 else f"{value:.3f}"
-
-
-def _table(title: str, columns: Mapping[str, str], lines: Sequence[Line], about: str) -> Table:
-    table = Table(title=title, title_justify="left", caption=about, caption_justify="left", box=box.SIMPLE)
-    table.add_column("iter.", justify="right")
-    table.add_column("", overflow="fold", min_width=min(NAME_WIDTH, max(len(name) for _, name, _ in lines)))
-    for heading in columns:
-        table.add_column(heading, justify="right", min_width=6)
-    for iteration, rows in groupby(lines, lambda line: line[0]):
-        for place, (_, name, metrics) in enumerate(rows):
-            numbers = [number(metrics.get(metric)) for metric in columns.values()]
-            table.add_row("" if place else str(iteration), name, *numbers)
-        table.add_section()
-    return table
-
-
-def _reward_parts(replayed: Sequence[Replayed]) -> Table:
-    weights = [replay.configuration.train.credit.rewards.weights for replay in replayed[0].replays]
-    parts = [part for part in weights[0] if any(each[part] for each in weights)]
-    lines = [
-        (one.iteration, configuration.name, {part: weighed[part] * metrics[f"reward/{part}"] for part in parts})
-        for one in replayed
-        for (configuration, metrics), weighed in zip(one.replays, weights, strict=True)
-    ]
-    return _table("Reward parts", {part: part for part in parts}, lines, ABOUT_REWARDS)

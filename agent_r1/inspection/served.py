@@ -22,7 +22,7 @@ from uvicorn import Server
 from agent_r1.http.endpoint import ENDPOINT_KEY
 from agent_r1.http.guard import Bounded, Guard, configured, read_body, refusal
 from agent_r1.inspection.agent import Agent
-from agent_r1.inspection.wire import Asked, Completion, card
+from agent_r1.inspection.wire import Asked, Cards, Completion
 from agent_r1.records import Outcome
 from agent_r1.rollout.episode import PromptTooLong, StepView
 from agent_r1.rollout.sampling import EngineError, EngineUnavailable
@@ -67,7 +67,7 @@ class Service:
         return Guard(Starlette(routes=routes, exception_handlers=handlers), ENDPOINT_KEY)
 
     async def models(self, _: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [card(self._name, self._agent.shared.limits)]})
+        return JSONResponse(Cards.of(self._name, self._agent.shared.limits).model_dump(by_alias=True))
 
     async def complete(self, request: Request) -> Response:
         asked = await self._read(request)

@@ -1,9 +1,8 @@
-"""A finished or running training on disk, read only, and the choice of its trajectories for the viewer's page."""
+"""Trainings on disk, finished or running, as people look at them: read only."""
 
 from __future__ import annotations
 
 import enum
-import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,14 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent_r1.credit.rewards import step_rewards
-from agent_r1.evaluation.comparison import POLICY, read_curve
-from agent_r1.files import sha256
+from agent_r1.evaluation.comparison import POLICY, differences_of_setting, read_evaluation
+from agent_r1.files import read_metrics, sha256
 from agent_r1.learn import checkpoint
 from agent_r1.params.credit import CreditParams
 from agent_r1.params.places import policy_in
 from agent_r1.records import Credit, Proof, Question, Trajectory
 from agent_r1.seeds import derive
 from agent_r1.tables import read_rows
+from agent_r1.tracking.traces import Rewarded
 
 PER_ITERATION = 5
 ROUNDING = 1e-6  # largest difference between two sums of a trajectory's rewards
@@ -69,7 +69,7 @@ class StoredRun:
 
     def was_stabilised(self, iteration: int) -> bool:
         """Whether an iteration trained under `train.monitor.stabilise`."""
-        return bool(read_curve(self.folder / "metrics.jsonl")[iteration].get("monitor/stabilised"))
+        return bool(read_metrics(self.folder)[iteration].get("monitor/stabilised"))
 
     def choose(self, wanted: Sequence[str]) -> list[int]:
         """The wanted iterations, by number or `all`. The default is two: the warm start's last and the last of all.
@@ -91,7 +91,7 @@ class StoredRun:
         """The policy of this version, or the one that is a single update later."""
         latest, path = self.progress.policy_version, self.policy_folder
         on_disk = {
-            latest - 1: PolicyOnDisk(path, False, "the checkpoint, one update later than what sampled them"),
+            latest - 1: PolicyOnDisk(path, False, "the checkpoint, one update later than the policy that sampled them"),
             latest: PolicyOnDisk(path, True, "the checkpoint, which sampled them"),
             0: PolicyOnDisk(self.warm_start, True, "the warm start, which sampled them"),
         }
@@ -110,21 +110,11 @@ class When(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """One trajectory of the page."""
+class Shown(Rewarded):
+    """One trajectory of the page, from one `When`."""
 
-    when: When
-    question: Question
-    trajectory: Trajectory
-    totals: NDArray[np.float64]  # [K] the step's reward, weighted
-    parts: Mapping[str, NDArray[np.float64]]  # name -> [K], unweighted
     credit: Credit | None = None  # None outside training
     learner_logprobs: Logprobs | None = None  # [L] nats; None if the learner was not asked
-
-    @property
-    def right(self) -> bool:
-        """Whether the episode succeeded."""
-        return bool(self.trajectory.success)
 
 
 class Selection:
@@ -146,11 +136,24 @@ class Selection:
         return interleaved([tested, self._trained(count - 2 * len(tested))])
 
     def _tested(self, count: int, before: Path, after: Path) -> list[list[Shown]]:
-        if not _comparable(before, after, self._stored.policy_folder):
+        """Pairs of answers before and after training; none, and a line in the log, without two that can be compared."""
+        if not all((folder / "hashes.json").exists() for folder in (before, after)):
+            logger.info("the page shows no test questions: %s or %s is not there yet", before, after)
+            return []
+        evaluations = [read_evaluation(str(folder), folder) for folder in (before, after)]
+        if evaluations[1].hashes[POLICY] != sha256(self._stored.policy_folder):
+            policy = self._stored.policy_folder
+            logger.warning("the page shows no test questions: %s is of another policy than %s", after, policy)
+            return []
+        if unlike := differences_of_setting(evaluations):
+            logger.warning(
+                "the page shows no test questions: %s and %s were not evaluated alike, they differ in %s",
+                *(before, after, ", ".join(unlike)),
+            )
             return []
         earlier, later = (
-            [self._shown(when, row) for row in read_rows(folder / "trajectories.parquet", Trajectory)]
-            for when, folder in ((When.BEFORE, before), (When.AFTER, after))
+            [self._shown(when, row) for row in evaluation.trajectories]
+            for when, evaluation in zip((When.BEFORE, When.AFTER), evaluations, strict=True)
         )
         return pairs(earlier, later, count, seed=self._seed)
 
@@ -194,21 +197,6 @@ class Selection:
                 f"with the reward weights of {self._stored.run} in params.yaml; set them as they were or train again"
             )
         return Shown(when, question, trajectory, totals, parts, credit, learners)
-
-
-def _comparable(before: Path, after: Path, policy: Path) -> bool:
-    """Whether `after` evaluates this policy, and `before` differs from it in the policy alone."""
-    files = [folder / "hashes.json" for folder in (before, after)]
-    if not all(file.exists() for file in files):
-        logger.info("the page shows no test questions: %s or %s is not there yet", before, after)
-        return False
-    earlier, later = (json.loads(file.read_text()) for file in files)
-    of_this, alike = later[POLICY] == sha256(policy), {**earlier, POLICY: ""} == {**later, POLICY: ""}
-    if not of_this:
-        logger.warning("the page shows no test questions: %s is of another policy than %s", after, policy)
-    elif not alike:
-        logger.warning("the page shows no test questions: %s and %s were not evaluated alike", before, after)
-    return of_this and alike
 
 
 def spread(count: int, at_most: int) -> list[int]:

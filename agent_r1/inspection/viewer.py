@@ -28,10 +28,9 @@ from agent_r1.inspection.stored import Selection, Shown, StoredRun, When
 from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import Params
 from agent_r1.params.places import RunId
-from agent_r1.records import QA, Question, StopReason, words_of
+from agent_r1.records import QA, Decode, Question, StopReason, words_of
 from agent_r1.tables import read_rows
 from agent_r1.tracking import registry
-from agent_r1.tracking.traces import Decode
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # the text of bytes that are no whole character
 LONGEST = 8  # tokens of one character at most
@@ -127,13 +126,12 @@ class Payload:
 
 
 def _steps(shown: Shown, pieces: Sequence[str]) -> list[dict[str, Any]]:
-    steps = shown.trajectory.steps
-    stops = [step.action_start for step in steps[1:]] + [len(pieces)]
+    trajectory = shown.trajectory
     return [
         {
             "start": step.action_start,
             "action_stop": step.action_stop,
-            "stop": stop,
+            "stop": reply.stop,
             "parts": action_parts(
                 pieces[step.action_start : step.action_stop], ended=step.stop_reason is StopReason.END
             ),
@@ -145,7 +143,7 @@ def _steps(shown: Shown, pieces: Sequence[str]) -> list[dict[str, Any]]:
             "rewards": {name: _number(part[place]) for name, part in shown.parts.items() if part[place]},
             "reward": _number(shown.totals[place]),
         }
-        for place, (step, stop) in enumerate(zip(steps, stops, strict=False))  # an episode may end before its first
+        for place, (step, reply) in enumerate(zip(trajectory.steps, trajectory.replies, strict=True))
     ]
 
 

@@ -71,9 +71,8 @@ class Asked(BaseModel):
             problem = fault.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, problem["loc"]))
         if problem["type"] == "extra_forbidden":
-            raise ValueError(
-                f"{where[:80]} is not the request's to say, because the agent acts as it was trained; {FIELDS} are"
-            )
+            reason = f"because the agent acts as it was trained; {FIELDS} are"
+            raise ValueError(f"{where[:80]} is not the request's to say, {reason}")
         raise ValueError(f"{where}: {problem['msg']}" if where else problem["msg"])
 
     @property
@@ -112,13 +111,21 @@ class Card(BaseModel):
     """One agent in a list of models."""
 
     id: str
+    object: str = "model"
+    created: int = 0
+    owned_by: str = "agent_r1"
     limits: Annotated[Limits, Field(alias="agent_r1")]
 
 
 class Cards(BaseModel):
-    """The answer to GET /v1/models, as far as it is read."""
+    """The answer to GET /v1/models."""
 
+    object: str = "list"
     data: Annotated[list[Card], Field(min_length=1, max_length=1)]
+
+    @classmethod
+    def of(cls, name: str, env: EnvParams) -> Cards:
+        return cls(data=[Card(id=name, agent_r1=Limits.of(env))])
 
 
 class Fault(BaseModel):
@@ -174,17 +181,6 @@ class Completion:
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return self._head | {"object": "chat.completion.chunk", "choices": choices}
-
-
-def card(name: str, env: EnvParams) -> dict[str, Any]:
-    """The agent in the list of models."""
-    return {
-        "id": name,
-        "object": "model",
-        "created": 0,
-        "owned_by": "agent_r1",
-        "agent_r1": Limits.of(env).model_dump(),
-    }
 
 
 def told(view: StepView) -> str:

@@ -18,12 +18,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from agent_r1.devices.sharing import default_device, gathered, is_sharded, parts, whole
+from agent_r1.devices.sharing import gathered, is_sharded, parts, whole
 from agent_r1.files import load_pretrained, model_hash
-from agent_r1.learn.model import compute_dtype, load_policy
+from agent_r1.learn.model import load_policy
 from agent_r1.params import Params
 from agent_r1.params.places import adapter_in
 from agent_r1.params.stages import LoraParams
+from agent_r1.pretrained import compute_dtype, default_device
 
 ADAPTER = "default"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

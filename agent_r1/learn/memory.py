@@ -17,15 +17,15 @@ import psutil
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from agent_r1.devices.sharing import default_device, led
+from agent_r1.devices.sharing import led
 from agent_r1.learn.adapter import attach
-from agent_r1.learn.model import compute_dtype
 from agent_r1.learn.optimizers import undone
 from agent_r1.learn.scoring import room
 from agent_r1.params import Params
 from agent_r1.params.env import EnvParams
 from agent_r1.params.places import RunId
 from agent_r1.params.stages import LoraParams
+from agent_r1.pretrained import compute_dtype, default_device
 from agent_r1.records import Credit, Outcome, Source, Trajectory
 
 if TYPE_CHECKING:  # an estimate depends on no learner

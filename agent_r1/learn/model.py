@@ -15,7 +15,6 @@ from transformers import (
     AttentionInterface,
     AutoConfig,
     AutoModel,
-    AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -23,8 +22,8 @@ from transformers import (
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from agent_r1.devices.sharing import default_device
 from agent_r1.files import load_pretrained
+from agent_r1.pretrained import default_device, load_model, settle
 
 PACKED = "agent_r1_packed"  # the name under which transformers knows the attention
 KEEP_TO_CONTEXTS = {"full_attention", "sliding_attention"}  # layers whose attention takes the starts of contexts
@@ -134,14 +133,6 @@ def _window(length: int, size: int | None, device: torch.device) -> Tensor | Non
 
 AttentionInterface.register(PACKED, attend)
 
-DtypeName = Literal["auto", "float32", "bfloat16"]
-
-
-def compute_dtype(name: DtypeName, device: torch.device) -> torch.dtype:
-    """The precision of matrix products; `auto` is bfloat16 on CUDA and float32 elsewhere."""
-    halved = name == "bfloat16" or (name == "auto" and device.type == "cuda")
-    return torch.bfloat16 if halved else torch.float32
-
 
 def precision(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[None]:
     """Runs matrix products in `dtype` over float32 weights.
@@ -163,23 +154,7 @@ def load_policy(
     `dtype` is that of the weights; `auto` leaves them as they are stored. A ValueError says that `path` holds no model,
     that some of its weights are missing, or that it cannot read contexts `packed`.
     """
-    folder = Path(path)
-    if folder.is_dir() and not (folder / "config.json").exists():
-        raise ValueError(f"{path} holds no model (config.json is missing); save one there or correct model.path")
-    try:
-        loaded = load_pretrained(
-            AutoModelForCausalLM, path, dtype=dtype, attn_implementation="sdpa", output_loading_info=True
-        )
-    except OSError as error:
-        raise ValueError(f"no model can be loaded from {str(path)!r}; correct model.path: {error}") from error
-    model: PreTrainedModel
-    model, about = loaded
-    if missing := sorted(about["missing_keys"]):  # transformers gives them random values, tied ones aside
-        raise ValueError(
-            f"{str(path)!r} lacks the weights of {len(missing)} tensors of its {type(model).__name__}, {missing[0]} "
-            "for one; download or save the model again"
-        )
-    _settle(model, device or default_device())
+    model = load_model(path, dtype, device or default_device())
     if packed:
         pack(model)
     return model
@@ -269,7 +244,7 @@ class Critic(nn.Module):
         self.head = nn.Linear(self.backbone.config.hidden_size, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
-        _settle(self, device)
+        settle(self, device)
         if packed:
             pack(self.backbone)
 
@@ -285,11 +260,13 @@ class Critic(nn.Module):
         return nn.functional.pad(values, (1, 0))[mask]
 
 
-def _settle(model: nn.Module, device: torch.device) -> None:
-    """Puts a freshly loaded model on its device, without dropout, which would make learner and sampler disagree.
-
-    Copies the weights out of the mapped file: its alignment changes the last bits, and the file may be replaced.
-    """
-    for parameter in model.parameters():
-        parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
-    model.to(device).eval()
+def _require_vocabulary(path: str | Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    if Path(path).is_dir() and not (Path(path) / "config.json").exists():
+        return  # a tokenizer alone
+    rows = load_pretrained(AutoConfig, path).get_text_config().vocab_size
+    ids = max(tokenizer.get_vocab().values()) + 1
+    if rows < ids:
+        raise ValueError(
+            f"the model of {str(path)!r} has a vocabulary of {rows} tokens and its tokenizer has {ids}; use the "
+            "tokenizer that belongs to the model, or resize the model's embeddings and save it again"
+        )

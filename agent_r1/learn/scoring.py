@@ -22,9 +22,10 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from agent_r1.devices.sharing import ALONE, Ranks
-from agent_r1.learn.model import compute_dtype, precision, see
+from agent_r1.learn.model import precision, see
 from agent_r1.params.stages import ModelParams
 from agent_r1.params.update import CriticParams, UpdateParams
+from agent_r1.pretrained import compute_dtype
 from agent_r1.records import Floats32, Mask, Trajectory
 from agent_r1.seeds import derive
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 import gymnasium
@@ -91,8 +92,9 @@ def require_gymnasium(questions: Sequence[Question], limits: EnvParams) -> None:
     """Raises ValueError for a question whose world is not declared, or cannot be made or played."""
     used = [meant(question, GymSetup, limits.gymnasium) for question in questions]
     for name, params in {setup.name: params for setup, params in used}.items():
-        _require_success(name, params, limits.max_steps)
-        begun = [_begun(name, params) for _ in range(2)]
+        with closing(_make(name, params)) as world, closing(_make(name, params)) as other:
+            begun = [_seen(each, each.reset(seed=0)[0]) for each in (world, other)]
+            _require_success(world, name, params, limits.max_steps)
         if begun[0] != begun[1]:
             raise ValueError(
                 f"env.gymnasium.{name}: {params.id} begins in two ways with the same seed, so that nothing could be "
@@ -100,22 +102,18 @@ def require_gymnasium(questions: Sequence[Question], limits: EnvParams) -> None:
             )
 
 
-def _require_success(name: str, params: GymnasiumParams, max_steps: int) -> None:
+def _require_success(world: World, name: str, params: GymnasiumParams, max_steps: int) -> None:
     """Raises ValueError if no play could show the success. A random play shows whether the world's info has it."""
-    world = _make(name, params)
-    try:
-        lasts = world.spec and world.spec.max_episode_steps
-        if params.success == "truncated" and lasts and lasts > max_steps:
-            raise ValueError(
-                f"env.gymnasium.{name}: {params.id} is truncated after {lasts} steps, which no episode of "
-                f"env.max_steps {max_steps} reaches; raise that, or set kwargs.max_episode_steps to {max_steps} or less"
-            )
-        if params.success in (None, "info"):
-            shown = _shows_success(world, max_steps)
-            if shown is False or (shown is None and params.success is None):
-                raise ValueError(_no_success(name, params))
-    finally:
-        world.close()
+    lasts = world.spec and world.spec.max_episode_steps
+    if params.success == "truncated" and lasts and lasts > max_steps:
+        raise ValueError(
+            f"env.gymnasium.{name}: {params.id} is truncated after {lasts} steps, which no episode of "
+            f"env.max_steps {max_steps} reaches; raise that, or set kwargs.max_episode_steps to {max_steps} or less"
+        )
+    if params.success in (None, "info"):
+        shown = _shows_success(world, max_steps)
+        if shown is False or (shown is None and params.success is None):
+            raise ValueError(_no_success(name, params))
 
 
 def _shows_success(world: World, max_steps: int) -> bool | None:
@@ -139,15 +137,6 @@ def _no_success(name: str, params: GymnasiumParams) -> str:
 def _reaches(value: float, least: float) -> bool:
     """Whether a reward is at least `least`, but for rounding: rewards of single precision are off by a little."""
     return value >= least or math.isclose(value, least, rel_tol=1e-6)
-
-
-def _begun(name: str, params: GymnasiumParams) -> str:
-    world = _make(name, params)
-    try:
-        observed, _ = world.reset(seed=0)
-        return _seen(world, observed)
-    finally:
-        world.close()
 
 
 def _make(name: str, params: GymnasiumParams) -> World:

@@ -3,16 +3,179 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import contextlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import IO, Any, Self, TextIO, TypeVar, cast
 
-from agent_r1.faults import WorldFault
-from agent_r1.outside.mcp_wire import Session, SessionLost
+import anyio
+import httpx2
+from mcp import Client, MCPError, StdioServerParameters
+from mcp.client.stdio import stdio_client
+from mcp.client.streamable_http import streamable_http_client
+from mcp_types import (
+    CONNECTION_CLOSED,
+    INVALID_PARAMS,
+    AudioContent,
+    CallToolResult,
+    EmbeddedResource,
+    ImageContent,
+    ResourceLink,
+    TextContent,
+    TextResourceContents,
+)
+from pydantic import ValidationError
+
+from agent_r1.faults import WorldFault, WorldTimeout
+from agent_r1.harmless import harmless, without_password
+from agent_r1.http.client import EXCERPT, BadAnswerError, in_words, read_key, require_plain, require_small
 from agent_r1.params.env import McpParams
-from agent_r1.tools.base import Schema, Tool, ToolResult
+from agent_r1.records import CallStatus
+from agent_r1.tools.base import Schema, Tool, ToolResult, function_schema
+
+KEY = "AGENT_R1_MCP_KEY_"  # with a server's name in capitals: the bearer token that it is sent
+START_S = 60.0  # until a server has listed its tools
+STOP_S = 15.0
+MAX_TOOLS = 64
+SESSION_LOST = 40_404  # in place of a server's code: it does not know the session of a request, and did nothing
+_LOST = {"code": SESSION_LOST, "message": "the server does not know the session"}
+_FAULTS = (  # of a session with a server that is ill
+    OSError,
+    MCPError,
+    ValidationError,
+    RuntimeError,  # of a session that has ended, or of a result that is not of its tool's shape
+    httpx2.HTTPError,
+    BadAnswerError,
+    anyio.BrokenResourceError,
+    anyio.ClosedResourceError,
+    ExceptionGroup,
+)
 
 T = TypeVar("T")
+Check = Callable[[list[Schema]], None]  # raises ValueError for schemas that cannot be offered
+logger = logging.getLogger(__name__)
+
+
+class SessionLost(WorldFault):
+    """A server did not carry out a request, because it does not know the session; it may have been restarted."""
+
+
+class Session:
+    """A session with one server, held open by a task of its own: any task may open or close it, and its end ends none.
+
+    It can be opened again after it was closed.
+    """
+
+    def __init__(self, name: str, params: McpParams) -> None:
+        """Starts nothing yet. Raises ValueError for an environment variable that cannot be handed on."""
+        where = params.url or " ".join((params.command or [])[:2])
+        self.who = f"the MCP server {name} ({harmless(without_password(where))[:200]})"
+        self._params, self._key = params, read_key(KEY, name)
+        if missing := [variable for variable in params.environment if variable not in os.environ]:
+            raise ValueError(f"env.tools.mcp hands on {missing[0]}, which is not set in the environment; set it")
+        self._calls = set[asyncio.Task[CallToolResult]]()  # under way
+        logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it logs a server's unasked words line by line
+
+    async def open(self, check: Check) -> list[Schema]:
+        """The schemas of the tools, which have passed the check.
+
+        Raises WorldFault if the server cannot be reached, and ValueError if it cannot be used as it is.
+        """
+        self._opened: asyncio.Future[list[Schema]] = asyncio.get_running_loop().create_future()
+        self._end, self._lost = asyncio.Event(), False
+        self._task = asyncio.create_task(self._live(check), name=self.who)
+        try:
+            return await self._opened
+        except BaseException:
+            if self._opened.cancelled():
+                self._task.cancel()
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        self._end.set()
+        _, running = await asyncio.wait([self._task], timeout=STOP_S)
+        for task in running:
+            task.cancel()
+        await asyncio.wait([self._task])
+        if not self._task.cancelled() and (fault := self._task.exception()):
+            logger.info("%s did not end in peace: %s", self.who, in_words(fault))
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the server has ended the session."""
+        return self._lost or self._task.done()
+
+    async def open_again(self, check: Check) -> None:
+        """Opens a new session, after the calls that are still under way in this one; see `open`."""
+        if self._calls:
+            await asyncio.wait(self._calls)
+        logger.warning("%s is opened again", self.who)
+        await self.close()
+        await self.open(check)
+
+    async def call(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
+        """The result of a call. Raises SessionLost if the server does not know the session, else WorldFault."""
+        call = asyncio.create_task(self._client.call_tool(tool, arguments))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        try:
+            return _as_result(await self._answered(call, tool))
+        except WorldFault as fault:
+            if isinstance(cause := fault.__cause__, MCPError) and cause.code == INVALID_PARAMS:
+                return ToolResult(text=str(cause), call_status=CallStatus.BAD_ARGUMENTS)
+            raise
+
+    async def schemas(self) -> list[Schema]:
+        """The schemas of the tools now. Raises ValueError if they cannot be offered, and else the errors of `call`."""
+        return await self._answered(_listed(self._client, self._params.tools), "the list of its tools")
+
+    async def _answered(self, request: Awaitable[T], what: str) -> T:
+        """The answer to a request, within its limit of time. A fault of the session is noted."""
+        client, limit = self._client, asyncio.timeout(self._params.timeout_s)
+        try:
+            async with limit:
+                return await request
+        except _FAULTS as fault:
+            if limit.expired():
+                raise WorldTimeout(f"{self.who} took longer than {self._params.timeout_s:g} s for {what}") from None
+            code = fault.code if isinstance(fault, MCPError) else None
+            if code in (CONNECTION_CLOSED, SESSION_LOST) and client is self._client:
+                self._lost = True
+            kind = SessionLost if code == SESSION_LOST else WorldFault
+            raise kind(f"{self.who} failed in {what}: {in_words(fault)}") from fault
+
+    async def _live(self, check: Check) -> None:
+        """Opens the session, says so, and closes it at the end."""
+        with tempfile.TemporaryFile("w+", errors="replace") as log:
+            async with contextlib.AsyncExitStack() as stack:
+                try:
+                    async with asyncio.timeout(START_S):
+                        self._client = await stack.enter_async_context(_connected(self._params, self._key, log))
+                        schemas = await _listed(self._client, self._params.tools)
+                        check(schemas)
+                except FileNotFoundError as fault:
+                    self._opened.set_exception(ValueError(f"{self.who} has no command {fault.filename!r}"))
+                except (ValueError, *_FAULTS) as fault:
+                    self._opened.set_exception(self._refusal(fault, log))
+                else:
+                    self._opened.set_result(schemas)
+                    await self._end.wait()
+
+    def _refusal(self, fault: Exception, log: IO[str]) -> Exception:
+        """A fault in opening, with the end of a command's log."""
+        log.seek(0)
+        words = harmless(log.read()[-EXCERPT:]).strip()
+        end = f"; its last words: {words}" if words else ""
+        if isinstance(fault, TimeoutError):
+            return WorldTimeout(f"{self.who} did not list its tools within {START_S:g} s{end}")
+        if isinstance(fault, ValueError) and not isinstance(fault, _FAULTS):
+            return ValueError(f"{self.who}: {fault}")
+        return WorldFault(f"{self.who} cannot be used: {in_words(fault)}{end}")
 
 
 class Server:
@@ -41,7 +204,7 @@ class Server:
         """
         if self._params.scope == "stage":
             return self.tools
-        own = _OfEpisode(self._name, self._params, self.tools, is_as_kept)
+        own = _EpisodeServer(self._name, self._params, self.tools, is_as_kept)
         return [_McpTool(own, tool.schema) for tool in self.tools]
 
     async def verify(self) -> None:
@@ -81,7 +244,7 @@ class Server:
             raise ValueError(f"{self._session.who} has other tools than when this began ({names}); begin again")
 
 
-class _OfEpisode(Server):
+class _EpisodeServer(Server):
     """A session of one episode, opened by its first call and closed with it, so that its state is the episode's own.
 
     The server knows nothing of calls that a journal answered. They are made again before the first call that the
@@ -97,18 +260,17 @@ class _OfEpisode(Server):
 
     async def ask(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
         """The result of a call; raises WorldFault if there is none, or the session was lost."""
+        who = self._session.who
         async with self._opening:
             if not self._is_open:
                 await self._session.open(self._require_same)
                 self._is_open = True
-            for name, given, result in self._recalled:
-                if not self._is_as_kept(await self._session.call(name, given), result):
-                    raise WorldFault(
-                        f"{self._session.who} answers {name} in another way than before the stage was ended"
-                    )
+            for name, given, kept in self._recalled:
+                if not self._is_as_kept(await self._session.call(name, given), kept):
+                    raise WorldFault(f"{who} answers {name} in another way than before the stage was ended")
             self._recalled.clear()
         if self._session.is_lost:
-            raise WorldFault(f"{self._session.who} ended the session of an episode")
+            raise WorldFault(f"{who} ended the session of an episode")
         return await self._session.call(tool, arguments)
 
     async def recall(self, tool: str, arguments: dict[str, Any], result: ToolResult) -> None:
@@ -141,3 +303,97 @@ class _McpTool(Tool):
 
     async def close(self) -> None:
         await self.server.close()
+
+
+@contextlib.asynccontextmanager
+async def _connected(params: McpParams, key: str, log: IO[str]) -> AsyncIterator[Client]:
+    """A client of a command, which writes beside its answers to `log`, or of an address, which is sent the key."""
+    if params.command:
+        command, *arguments = params.command
+        environment = {name: os.environ[name] for name in params.environment}
+        started = StdioServerParameters(command=command, args=arguments, env=environment)
+        async with Client(stdio_client(started, cast(TextIO, log)), cache=None) as client:
+            yield client
+        return
+    headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {key}"} if key else {})
+    limits = httpx2.Timeout(params.timeout_s, read=None)  # a call has one of its own
+    async with (
+        httpx2.AsyncClient(headers=headers, timeout=limits, transport=_BoundedAnswers()) as http,
+        Client(streamable_http_client(params.url or "", http_client=http), cache=None) as client,
+    ):
+        yield client
+
+
+class _BoundedAnswers(httpx2.AsyncHTTPTransport):
+    """Limits the answer to a request while it is read. A server's unasked words have no end, and no limit.
+
+    By the protocol, 404 to a request of a session says that the server does not know the session.
+    """
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        response = await super().handle_async_request(request)
+        if request.method == "POST":
+            if response.status_code == httpx2.codes.NOT_FOUND and "mcp-session-id" in request.headers:
+                await response.aclose()
+                return httpx2.Response(httpx2.codes.NOT_FOUND, json={"jsonrpc": "2.0", "id": None, "error": _LOST})
+            require_plain(response.headers)
+            response.stream = _Counted(cast("httpx2.AsyncByteStream", response.stream))
+        return response
+
+
+@dataclass
+class _Counted(httpx2.AsyncByteStream):
+    """The bytes of an answer, as long as it is small enough."""
+
+    stream: httpx2.AsyncByteStream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        async for piece in self.stream:
+            size += len(piece)
+            require_small(size)
+            yield piece
+
+    async def aclose(self) -> None:
+        await self.stream.aclose()
+
+
+async def _listed(client: Client, names: Sequence[str] | None) -> list[Schema]:
+    """The schemas of a server's tools of these names, or of all; a ValueError says why they cannot be offered."""
+    page = await client.list_tools()
+    tools = [*page.tools]
+    while page.next_cursor is not None and page.tools and len(tools) <= MAX_TOOLS:
+        page = await client.list_tools(cursor=page.next_cursor)
+        tools += page.tools
+    known = [tool.name for tool in tools]
+    if missing := [name for name in names or () if name not in known]:
+        raise ValueError(f"it has no tool {missing[0]!r}, only {', '.join(known)[:EXCERPT]}")
+    chosen = [tool for tool in tools if names is None or tool.name in names]
+    if not 0 < len(chosen) <= MAX_TOOLS:
+        raise ValueError(f"it offers {len(chosen)} tools, and not 1 to {MAX_TOOLS}; name some under its key tools")
+    return [function_schema(tool.name, tool.description or "", tool.input_schema) for tool in chosen]
+
+
+def _as_result(result: CallToolResult) -> ToolResult:
+    """Joins the text blocks, notes each other block as left out, and falls back to the structured content."""
+    text = "\n".join(_texts(result))
+    if not result.content and result.structured_content is not None:
+        text = json.dumps(result.structured_content, ensure_ascii=False)
+    return ToolResult(text=text, call_status=CallStatus.FAILED if result.is_error else CallStatus.OK)
+
+
+def _texts(result: CallToolResult) -> Iterator[str]:
+    for block in result.content:
+        match block:
+            case TextContent():
+                yield block.text
+            case EmbeddedResource(resource=TextResourceContents() as resource):
+                yield resource.text
+            case EmbeddedResource():
+                yield f"[a file ({block.resource.mime_type or 'binary'}) left out]"
+            case ImageContent():
+                yield f"[an image ({block.mime_type}) left out]"
+            case AudioContent():
+                yield f"[a sound ({block.mime_type}) left out]"
+            case ResourceLink():
+                yield f"[a link to {block.name}: {block.uri}]"

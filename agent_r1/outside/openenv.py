@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, FiniteFloat, RootModel
@@ -19,9 +19,9 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.text_env import Reply, Setup, TextEnv, meant
-from agent_r1.faults import WorldFault
+from agent_r1.faults import WorldFault, WorldTimeout
 from agent_r1.harmless import harmless
-from agent_r1.http.client import EXCERPT, BadAnswerError, Client, in_words, parsed, read_key, tls
+from agent_r1.http.client import EXCERPT, Client, in_words, parsed, read_key, tls
 from agent_r1.params.env import EnvParams
 from agent_r1.params.sections import nearest
 from agent_r1.params.worlds import OpenEnvParams
@@ -73,8 +73,7 @@ class _Failed(BaseModel):
     data: _Problem
 
 
-class _Frame(RootModel[Annotated[_Observed | _Failed, Field(discriminator="type")]]):
-    """An answer of the server."""
+_Frame = RootModel[Annotated[_Observed | _Failed, Field(discriminator="type")]]
 
 
 class _Fields(BaseModel):
@@ -96,7 +95,7 @@ class OpenEnv(TextEnv):
         setup, self._params = meant(question, OpenEnvSetup, shared.limits.openenv)
         super().__init__(self._params.task or question.text, shared.limits)
         self._reset = {"seed": seed % _SEEDS} | setup.reset
-        self._who, self._key = _who(setup.name, self._params), _key(setup.name)
+        self._who, self._key = _who(setup.name, self._params), read_key(KEY, setup.name)
         self._session: ClientConnection | None = None
 
     async def begin(self) -> str:
@@ -127,12 +126,11 @@ class OpenEnv(TextEnv):
 
     async def _connected(self) -> ClientConnection:
         url = f"ws{self._params.url.removeprefix('http')}/ws"
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         _wire.setLevel(logging.INFO)
-        try:
+        with self._named("connection"):
             return await connect(
                 url,
-                additional_headers=headers,
+                additional_headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
                 compression=None,  # compressed, a small answer could become a large one while it is read
                 logger=_wire,
                 max_size=MAX_ANSWER_BYTES,
@@ -141,28 +139,30 @@ class OpenEnv(TextEnv):
                 close_timeout=CLOSE_S,
                 ssl=tls() if url.startswith("wss://") else None,
             )
-        except TimeoutError:
-            raise WorldFault(f"{self._who} was not reached within {self._params.timeout_s:g} s") from None
-        except (OSError, WebSocketException, ValueError) as fault:
-            raise WorldFault(f"{self._who} cannot be reached: {in_words(fault)}") from fault
 
     async def _ask(self, kind: str, data: dict[str, Any]) -> _State | _Problem:
         """The state that a request leads to, or its refusal. Raises WorldFault for any other answer, or none."""
         if self._session is None:
             raise RuntimeError("the environment was not opened")
-        try:
+        with self._named(kind):
             async with asyncio.timeout(self._params.timeout_s):
                 with contextlib.suppress(ConnectionClosed):  # a server that is full has said so before it is asked
                     await self._session.send(json.dumps({"type": kind, "data": data}))
                 answer = parsed(await self._session.recv(decode=False), _Frame).root.data
-        except TimeoutError:
-            raise WorldFault(f"{self._who} did not answer a {kind} within {self._params.timeout_s:g} s") from None
-        except (OSError, WebSocketException, BadAnswerError) as fault:
-            raise WorldFault(f"{self._who} failed in a {kind}: {in_words(fault)}") from fault
         if isinstance(answer, _Problem) and answer.code != _REFUSED:
-            code = harmless(answer.code[:EXCERPT])
-            raise WorldFault(f"{self._who} failed in a {kind}: {code or 'an error without a code'}: {answer}")
+            code = harmless(answer.code[:EXCERPT]) or "an error without a code"
+            raise WorldFault(f"{self._who} failed in a {kind}: {code}: {answer}")
         return answer
+
+    @contextlib.contextmanager
+    def _named(self, kind: str) -> Iterator[None]:
+        """Turns the faults of a request into WorldFaults that name the server and the request."""
+        try:
+            yield
+        except TimeoutError:
+            raise WorldTimeout(f"{self._who} did not answer a {kind} within {self._params.timeout_s:g} s") from None
+        except (OSError, WebSocketException, ValueError) as fault:
+            raise WorldFault(f"{self._who} failed in a {kind}: {in_words(fault)}") from fault
 
     def _read(self, state: _State) -> str:
         name = self._params.observation
@@ -181,9 +181,9 @@ def require_openenv(questions: Sequence[Question], limits: EnvParams) -> None:
     used = [meant(question, OpenEnvSetup, limits.openenv) for question in questions]
     for name, params in {setup.name: params for setup, params in used}.items():
         try:
-            answer = Client(params.url, params.timeout_s, _key(name)).ask("GET", "/schema")
+            answer = Client(params.url, params.timeout_s, read_key(KEY, name)).ask("GET", "/schema")
             if answer.status != 200:
-                raise OSError(f"status {answer.status}: {answer.excerpt}")
+                raise OSError(f"status {answer.status}: {answer.reason}")
             _require_fields(answer.parse(_Schema), params)
         except OSError as fault:
             raise WorldFault(f"{_who(name, params)} does not say its schema: {in_words(fault)}") from fault
@@ -192,19 +192,13 @@ def require_openenv(questions: Sequence[Question], limits: EnvParams) -> None:
 
 
 def _require_fields(schema: _Schema, params: OpenEnvParams) -> None:
-    shown = [schema.observation, *([schema.reset_observation] if schema.reset_observation else [])]
-    for side, name, fields in [
-        ("action", params.action, schema.action),
-        *(("observation", params.observation, fields) for fields in shown),
-    ]:
+    shown = [fields for fields in (schema.observation, schema.reset_observation) if fields]
+    sides = [("action", params.action, schema.action), *(("observation", params.observation, each) for each in shown)]
+    for side, name, fields in sides:
         if name not in fields.properties:
             raise ValueError(f"its {side} has no field {name!r}{nearest(name, fields.properties)}")
     if more := [name for name in schema.action.required if name != params.action]:
         raise ValueError(f"its action needs {more[0]!r} too, and the policy writes one text")
-
-
-def _key(name: str) -> str:
-    return read_key(KEY + name.upper().replace("-", "_"))
 
 
 def _who(name: str, params: OpenEnvParams) -> str:

@@ -12,8 +12,7 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from itertools import accumulate
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from pydantic_monty import (
     CollectString,
@@ -37,13 +36,6 @@ MAX_RECURSION = 500
 _PATIENCE = 10  # times its limit that a call may take, if it once ended within the limit
 
 
-class Ran(NamedTuple):
-    """The results of a program that came to its end."""
-
-    printed: str
-    state: bytes  # the names after it
-
-
 class Sandbox:
     """The workers, which end with it, after their programs."""
 
@@ -56,14 +48,14 @@ class Sandbox:
         self._workers.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *fault: Any) -> None:
         self._threads.shutdown(cancel_futures=True)
-        self._workers.__exit__(kind, fault, traceback)
+        self._workers.__exit__(*fault)
 
-    async def run(self, program: str, state: bytes, *, seed: int, patience: int = 1) -> Ran:
-        """Runs a program in the state of earlier programs, b"" for none; the seed counts if there is no state.
+    async def run(self, program: str, state: bytes, *, seed: int, patience: int = 1) -> tuple[str, bytes]:
+        """Runs a program in the state of earlier programs, b"" for none; returns its output and the names after it.
+
+        The seed counts if there is no state.
 
         Raises ToolTimeout if it takes longer than `patience` times its limit, and ToolError for other faults. A worker
         that dies is replaced and the program tried again, once more than there are workers: each of them may have been
@@ -73,7 +65,7 @@ class Sandbox:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._run, code, state, seed, patience)
 
-    def _run(self, code: str, state: bytes, seed: int, patience: int) -> Ran:
+    def _run(self, code: str, state: bytes, seed: int, patience: int) -> tuple[str, bytes]:
         for _ in range(self._params.workers + 1):
             try:
                 return self._attempt(code, state, seed, patience)
@@ -82,10 +74,16 @@ class Sandbox:
                     raise self._too_long() from None
         raise ToolError("the program crashed the interpreter")
 
-    def _attempt(self, code: str, state: bytes, seed: int, patience: int) -> Ran:
+    def _attempt(self, code: str, state: bytes, seed: int, patience: int) -> tuple[str, bytes]:
         printed = CollectString(MAX_PRINTED)
+        limits: ResourceLimits = {
+            "max_feed_duration_secs": patience * self._params.timeout_s,
+            "max_memory": self._params.memory_mib << 20,
+            "max_recursion_depth": MAX_RECURSION,
+        }
+        policy: OSPolicy = {"datetime": NOW, "timezone": "utc", "sleep": "zero", "random_start": {"seed": seed}}
         try:
-            with self._workers.checkout(limits=self._limits(patience), os_policy=_policy(seed)) as session:
+            with self._workers.checkout(limits=limits, os_policy=policy) as session:
                 if state:
                     session.load_session(state)
                 session.feed_run(code, print_callback=printed)
@@ -94,14 +92,7 @@ class Sandbox:
             raise self._explained(fault, printed.output) from None
         if len(left) > MAX_STATE:
             raise ToolError(f"the names of the program hold more than {MAX_STATE >> 20} MiB; keep less")
-        return Ran(printed.output, left)
-
-    def _limits(self, patience: int) -> ResourceLimits:
-        return {
-            "max_feed_duration_secs": patience * self._params.timeout_s,
-            "max_memory": self._params.memory_mib << 20,
-            "max_recursion_depth": MAX_RECURSION,
-        }
+        return printed.output, left
 
     def _explained(self, fault: MontyRuntimeError | MontySyntaxError, printed: str) -> ToolError:
         """The policy's message. If a limit cut the program short, it shows nothing that depends on the moment."""
@@ -136,10 +127,6 @@ class PythonTool(FunctionTool):
         async with self._one_at_a_time:
             printed, self._state = await self._sandbox.run(code, self._state, seed=self._seed, patience=patience)
         return printed.removesuffix("\n") or "nothing was printed"
-
-
-def _policy(seed: int) -> OSPolicy:
-    return {"datetime": NOW, "timezone": "utc", "sleep": "zero", "random_start": {"seed": seed}}
 
 
 def _last_value(program: str) -> ast.expr | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,17 +9,17 @@ from typing import Any, Protocol, runtime_checkable
 
 from pydantic import Field
 
-from agent_r1.envs.base import Env, Transition
+from agent_r1 import own_code
+from agent_r1.envs.base import Transition
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.text_env import Setup, meant, number
 from agent_r1.envs.tool_env import ToolEnv, told
-from agent_r1.faults import WorldFault
+from agent_r1.faults import WorldTimeout
 from agent_r1.params.env import EnvParams
 from agent_r1.params.worlds import ToolboxParams
-from agent_r1.records import CallStatus, Outcome, Question
-from agent_r1.tools.base import Tool, ToolResult, methods
-from agent_r1.tools.own import named
-from agent_r1.tools.toolbox import cut
+from agent_r1.records import Outcome, Question
+from agent_r1.tools.base import Tool, ToolResult, methods, within
+from agent_r1.tools.toolbox import Limited, UnderWay, cut
 
 SYSTEM = "Do the task with the tools, and answer when it is done."
 
@@ -49,8 +48,8 @@ class Rewarding(Protocol):
         ...
 
 
-class ToolboxEnv(Env):
-    """An episode of `ToolEnv` with the methods of an object of its own.
+class ToolboxEnv(ToolEnv):
+    """An episode whose tools are the methods of an object of its own.
 
     Rewards at the end are `env`, the result of `get_reward`, and `success`: whether that is above `success_above`. For
     a class without `get_reward`, success is an exactly right answer.
@@ -61,14 +60,13 @@ class ToolboxEnv(Env):
         limits = shared.limits
         self._setup, self._params = meant(question, ToolboxSetup, limits.toolbox)
         self._box = _made(self._setup.name, self._params)
-        self._episode = ToolEnv(
+        super().__init__(
             question if question.answers else question.text,
             _tools(self._box, self._params, limits),
             max_steps=limits.max_steps,
             parallel_calls=limits.parallel_calls,
             system=told(SYSTEM, limits),
         )
-        self.system, self.tools = self._episode.system, self._episode.tools
         self.user = self._params.task or question.text
         self._max_characters = limits.max_result_characters
 
@@ -79,7 +77,7 @@ class ToolboxEnv(Env):
 
     async def step(self, action: str) -> Transition:
         """Takes an action's text, without its end token."""
-        transition = await self._episode.step(action)
+        transition = await super().step(action)
         if transition.outcome in (None, Outcome.ABORTED):
             return transition
         return replace(transition, rewards=transition.rewards | await self._earned(transition))
@@ -93,30 +91,8 @@ class ToolboxEnv(Env):
     async def _told(self, method: str, said: Any) -> Any:
         if not inspect.isawaitable(said):
             return said
-        limit = asyncio.timeout(self._params.timeout_s)
-        try:
-            async with limit:
-                return await said
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            where = f"env.toolbox.{self._setup.name}: {method}"
-            raise WorldFault(f"{where} took longer than {self._params.timeout_s:g} s") from None
-
-
-class _Method(Tool):
-    """A method whose ValueError is the agent's fault, as in TRL, and whose results have a limit."""
-
-    def __init__(self, tool: Tool, max_characters: int) -> None:
-        self.name, self.schema, self.waits = tool.name, tool.schema, tool.waits
-        self._tool, self._max_characters = tool, max_characters
-
-    async def call(self, arguments: dict[str, Any]) -> ToolResult:
-        try:
-            result = await self._tool.call(arguments)
-        except ValueError as refusal:
-            result = ToolResult(text=str(refusal), call_status=CallStatus.FAILED)
-        return cut(result, self._max_characters)
+        where = f"env.toolbox.{self._setup.name}: {method}"
+        return await within(self._params.timeout_s, said, lambda late: WorldTimeout(f"{where} {late}"))
 
 
 def require_toolbox(questions: Sequence[Question], limits: EnvParams) -> None:
@@ -165,8 +141,7 @@ def _waits(box: Box, tools: Sequence[Tool]) -> bool:
 
 
 def _made(name: str, params: ToolboxParams) -> Box:
-    module, _, kind = params.class_.partition(":")
-    made = named(kind, module, f"env.toolbox.{name}")
+    made = own_code.load(f"env.toolbox.{name}", params.class_)
     try:
         box = made()
     except Exception as fault:
@@ -178,4 +153,6 @@ def _made(name: str, params: ToolboxParams) -> Box:
 
 
 def _tools(box: Box, params: ToolboxParams, limits: EnvParams) -> list[Tool]:
-    return [_Method(tool, limits.max_result_characters) for tool in methods(box, timeout_s=params.timeout_s)]
+    """The methods as tools. Their ValueErrors are the agent's fault, as in TRL."""
+    made = methods(box, timeout_s=params.timeout_s, refusal=ValueError)
+    return [Limited(tool, limits.max_result_characters, UnderWay()) for tool in made]

@@ -89,7 +89,7 @@ Order = Literal[
 
 
 class GamesParams(Section):
-    """How the games of `agent_r1.games` are played; see `agent_r1.envs.turns`."""
+    """How the games of `agent_r1.games` are played; see `agent_r1.envs.game_env`."""
 
     protocol: Literal["ragen_v1", "ragen_v2", "brief"]
     moves_per_step: Count

@@ -76,10 +76,13 @@ class LoraParams(Section):
     targets: Annotated[list[str], Field(min_length=1)]
 
 
+DtypeName = Literal["auto", "float32", "bfloat16"]
+
+
 class ModelParams(Section):
     path: str
     threads: Count
-    dtype: Literal["auto", "float32", "bfloat16"]
+    dtype: DtypeName
     float32_output: bool
     gradient_checkpointing: bool
     packing: bool
@@ -167,7 +170,7 @@ class ServerParams(Section):
 
     def objections(self) -> Iterator[str]:
         if len(set(self.urls)) < len(self.urls):
-            yield f"urls names a server twice: {', '.join(self.urls)}; raise concurrency instead"
+            yield f"urls names a server twice: {', '.join(self.urls)}; name it once"
 
 
 class EngineParams(Section):

@@ -41,7 +41,7 @@ _OPENED = re.compile(rf"{_THOUGHT}\s*\Z")
 _TAIL = 32  # tokens at the end of a context among which an opened thought is
 _SAMPLE_ACTIONS = ("<think>a</think>b", "c")  # a template that rewrites thoughts shows itself on the first
 _SAMPLE_OBSERVATIONS = ("A: b.\nC: d.", "e")
-_PLAIN = Dialect(tools=False, observations=False)  # messages that every chat model takes, whatever its template
+_PLAIN = Dialect(tools=False, observations=False)  # messages that every chat template takes
 
 
 class Chat(Codec):

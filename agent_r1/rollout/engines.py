@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
-from agent_r1.files import load_pretrained
 from agent_r1.params.places import adapter_in
 from agent_r1.params.stages import EngineParams, TransformersParams
+from agent_r1.pretrained import compute_dtype, default_device, load_model
 from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, Request
 from agent_r1.rollout.server_engine import ServerEngine
 from agent_r1.rollout.vllm_engine import VllmEngine
@@ -29,7 +29,7 @@ def draw_uniforms(seed: int, count: int) -> NDArray[np.float64]:
 
 
 def choose(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Tokens [B], and their logprobs [B] float32 in nats at temperature 1, whatever the temperature.
+    """Tokens [B], and their logprobs [B] float32 in nats at temperature 1, at every temperature.
 
     A row's token is where the cumulated probabilities of its logits [B, V] pass its uniform number [B] in [0, 1), so
     that a rounding error in a logit changes it once in many thousand draws. At temperature 0 it is the likeliest
@@ -104,9 +104,8 @@ class TransformersEngine(Engine):
 
     def __init__(self, settings: TransformersParams, actor: Actor) -> None:
         """Loads the model. Raises EngineError if there is none, it lacks weights, or it reads too few tokens."""
-        cuda = torch.cuda.is_available()
-        self._device = torch.device("cuda" if cuda else "cpu")
-        self._dtype = torch.bfloat16 if actor.dtype == "bfloat16" or (actor.dtype == "auto" and cuda) else torch.float32
+        self._device = default_device()
+        self._dtype = compute_dtype(actor.dtype, self._device)
         self._actor, self._batch_size = actor, settings.batch_size
         self._model, self.version = self._load(actor.model), actor.version
         self._adapted = False  # whether there are adapters in it
@@ -163,18 +162,9 @@ class TransformersEngine(Engine):
 
     def _load(self, path: Path | str) -> PreTrainedModel:
         try:
-            found = load_pretrained(
-                AutoModelForCausalLM, path, dtype=self._dtype, attn_implementation="sdpa", output_loading_info=True
-            )
+            return load_model(path, self._dtype, self._device)
         except (OSError, ValueError) as error:
-            raise EngineError(f"no model can be loaded from {str(path)!r}: {error}") from error
-        model, loaded = found  # a pair, where the loading info is asked for
-        if loaded["missing_keys"]:
-            raise EngineError(f"{path} lacks weights of its model: {', '.join(sorted(loaded['missing_keys']))}")
-        for parameter in model.parameters():  # copied from the mapped file, whose alignment would change the last bits
-            parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
-        settled: PreTrainedModel = model.to(self._device).eval()
-        return settled
+            raise EngineError(str(error)) from error
 
 
 def open_engine(settings: EngineParams, actor: Actor) -> Engine:

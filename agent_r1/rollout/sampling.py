@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol, Self, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from agent_r1.params.stages import DtypeName
 from agent_r1.records import StopReason
 
 
@@ -22,7 +23,7 @@ class Request:
     context: list[int]  # all token ids the policy sees
     seed: int  # derived from (seed, iteration, question, sample, step)
     max_tokens: int  # at least 1
-    greedy: bool = False  # the likeliest tokens, whatever the temperature; the same for all requests of one call
+    greedy: bool = False  # the likeliest tokens, at every temperature; the same for all requests of one call
     summary: bool = False  # asks for a summary and no action; a script cannot read that in the context
     messages: Sequence[tuple[str, str]] = ()  # the context as roles and texts, for a sampler that knows no tokens
 
@@ -78,7 +79,7 @@ class Actor:
     end_id: int  # the token that ends an action
     max_tokens: int  # of a context with its action
     temperature: float  # 0 is greedy
-    dtype: str  # auto is float32 on a CPU, bfloat16 on CUDA, and with servers their own
+    dtype: DtypeName  # auto is float32 on a CPU, bfloat16 on CUDA, and with servers their own
     adapter_rank: int = 0  # of adapters beside the weights; servers get them merged
     adapters: str = ""  # the folder of the policy whose adapters it starts with; "" for none yet
     version: int = 0  # of the weights, until `load_weights` says another

@@ -1,176 +1,119 @@
-"""The policy as a sampler on vLLM servers: token ids in and out, weights from a folder that all can read."""
+"""The client's side of vLLM: one server as calls, and an engine on servers that others run."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import uuid
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from abc import abstractmethod
+from collections.abc import Awaitable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import BoundedSemaphore, Lock
-from typing import Annotated, Any
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, FailFast, Field
+import numpy as np
+from pydantic import BaseModel
 from transformers import AutoConfig
 
 from agent_r1.files import load_pretrained
 from agent_r1.harmless import harmless
-from agent_r1.http.client import BUSY, BadAnswerError, Client, RefusalError, Retries, Shape, read_key
+from agent_r1.http.client import BUSY, MAX_ANSWER_BYTES, BadAnswerError, Client, RefusalError, Retries, Shape, read_key
 from agent_r1.params.stages import ServerParams
+from agent_r1.rollout import wire
 from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, EngineRestarted, EngineUnavailable, Request
-from agent_r1.rollout.vllm_engine import SERVER_KEY
-from agent_r1.rollout.vllm_process import read_shape, sampling_options
 
-_FRESH = "default"  # the label of the weights that a server was started with
-_SHOWN = 100  # characters of a server's labels in a message
-_Id = Annotated[int, Field(ge=0)]
-_Logprob = Annotated[float, Field(le=1e-3, allow_inf_nan=False)]  # nats; rounding lifts that of a sure token above 0
+_SHOWN = 100  # characters of a server's label in a message
+_SURE = 1e-3  # nats; rounding lifts the logprob of a sure token above 0
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
-
-
-class _Token(BaseModel):
-    logprob: _Logprob
-
-
-class _Logprobs(BaseModel):
-    content: Annotated[list[_Token], FailFast()]
-
-
-class _Span(BaseModel):
-    version: str  # of the weights that sampled these tokens
-
-
-class _Choice(BaseModel):
-    token_ids: Annotated[list[_Id], FailFast()]
-    logprobs: _Logprobs
-    weight_versions: Annotated[list[_Span], FailFast()]
-
-
-class _Generated(BaseModel):
-    """The answer to /inference/v1/generate."""
-
-    choices: Annotated[list[_Choice], Field(min_length=1, max_length=1), FailFast()]
-
-
-class _Description(BaseModel):
-    """A model's `read_shape` and two more, by `agent_r1.rollout.vllm_process.WorkerExtension`."""
-
-    model_type: str | None
-    vocab_size: _Id
-    hidden_size: int | None
-    num_hidden_layers: int | None
-    max_tokens: _Id
-    dtype: str
-
-
-class _Results(BaseModel):
-    """The results of a method that vLLM's workers ran, one of each worker."""
-
-    results: Annotated[list[Any], Field(min_length=1)]
-
-
-class _Descriptions(_Results):
-    results: Annotated[list[_Description], Field(min_length=1), FailFast()]
-
-
-class _Cleared(BaseModel):
-    """The answer to /reset_prefix_cache."""
-
-    success: bool
-
-
-class _Anything(BaseModel):
-    """An answer that is not read."""
 
 
 class BadRequestError(EngineError):
     """A request that no server can answer."""
 
 
-def connect(url: str, timeout_s: float) -> Client:
+def connect(url: str, timeout_s: float, socket: str | None = None) -> Client:
     """A client that sends the key of the engine servers, if there is one."""
-    return Client(url, timeout_s, read_key(SERVER_KEY))
+    return Client(url, timeout_s, read_key(wire.SERVER_KEY), socket)
 
 
 class VllmServer:
-    """One server that `agent-r1 serve_engine` started. Its methods may run in several threads at once."""
+    """One process of vLLM, own or started by `agent-r1 serve_engine`."""
 
-    def __init__(self, url: str, settings: ServerParams) -> None:
-        self.url = url
-        self._who = f"the engine server {url}"
-        self._retries = Retries(self._who, settings.retries)
-        self._client = connect(url, settings.timeout_s)
+    def __init__(self, name: str, client: Client, retries: int = 0) -> None:
+        """`name` stands in messages."""
+        self.name, self._client, self._retries = name, client, Retries(name, retries)
         self._vocab_size = 0  # until it describes itself
 
-    def answers(self) -> bool:
-        """Whether the server answers, asked once."""
-        try:
-            self._client.require_health()
-        except (OSError, BadAnswerError):
-            return False
-        return True
-
-    def describe(self) -> dict[str, Any]:
-        """The shape, limit and type of the server's model; see `agent_r1.rollout.vllm_process.WorkerExtension`."""
-        found = self._remote_call(_Descriptions, "describe").results[0]
+    async def describe(self) -> wire.Description:
+        """The shape, limit and type of the server's model."""
+        found = await self._post(wire.Description, "/describe")
         self._vocab_size = found.vocab_size
-        return found.model_dump()
+        return found
 
-    def generate(self, ids: Sequence[int], sampling: dict[str, Any], weights: str) -> tuple[list[int], list[float]]:
-        """The ids and logprobs that follow on token ids, sampled from the weights that `load_weights` labelled.
+    async def sample(self, requests: Sequence[Request], actor: Actor, weights: str) -> list[Action]:
+        """One action per request, sampled from the weights that `load_weights` labelled.
 
         Raises EngineUnavailable if there is no answer, EngineRestarted if it comes from the weights that the server was
-        started with, and EngineError if it comes from others, is a refusal, or has not vLLM's form.
+        started with, and EngineError if it comes from others, is a refusal, or is out of shape.
         """
-        path = "/inference/v1/generate"
-        [choice] = self._post(_Generated, path, {"token_ids": list(ids), "sampling_params": sampling}).choices
-        found = {span.version for span in choice.weight_versions}
-        if found == {_FRESH}:
-            raise EngineRestarted(f"{self._who} was restarted: it has lost the weights {weights}")
-        if found != {weights}:
-            others = harmless(", ".join(sorted(found)))[:_SHOWN]
+        most_bytes = MAX_ANSWER_BYTES + wire.TOKEN_BYTES * sum(request.max_tokens for request in requests)
+        asking = wire.Asking(requests=[_asked(request, actor) for request in requests])
+        found = await self._post(wire.Answered, "/sample", asking, most_bytes)
+        if found.weights == wire.FRESH != weights:
+            raise EngineRestarted(f"{self.name} was restarted: it has lost the weights {weights}")
+        if found.weights != weights:
             raise EngineError(
-                f"{self._who} has other weights than it was given ({others}, not {weights}): another training uses it "
-                "too; give every training its own servers"
+                f"{self.name} has other weights than it was given ({harmless(found.weights)[:_SHOWN]}, not {weights}): "
+                "another training uses it too; give every training its own servers"
             )
-        sampled, logprobs = choice.token_ids, [token.logprob for token in choice.logprobs.content]
-        most, [end_id] = sampling["max_tokens"], sampling["stop_token_ids"]
-        if not 1 <= len(sampled) == len(logprobs) <= most:
-            raise self._nonsense(path, f"{len(sampled)} tokens and {len(logprobs)} logprobs, of 1 to {most} of each")
-        if max(sampled) >= self._vocab_size:
-            raise self._nonsense(path, f"token {max(sampled)}, of a vocabulary of {self._vocab_size}")
-        if end_id in sampled[:-1]:
-            raise self._nonsense(path, f"tokens after {end_id}, which ends an action")
-        return sampled, logprobs
+        if len(found.actions) != len(requests):
+            raise self._nonsense("/sample", f"{len(found.actions)} actions for {len(requests)} requests")
+        for request, sampled in zip(requests, found.actions, strict=True):
+            if problem := self._problem(sampled, request.max_tokens, actor.end_id):
+                raise self._nonsense("/sample", problem)
+        return [Action.of(sampled.ids, sampled.logprobs, actor.end_id) for sampled in found.actions]
 
-    def load_weights(self, path: str, label: str) -> None:
+    async def load_weights(self, path: str, label: str) -> None:
         """Loads the weights of a folder, labels them, and drops the caches of the old ones."""
-        self._remote_call(_Results, "reload_weights", weights_path=path)
-        self._remote_call(_Results, "refresh_embeddings")
-        if not self._post(_Cleared, "/reset_prefix_cache").success:
-            raise EngineError(f"{self._who} is answering others; give every training its own servers")
-        self._post(_Anything, "/update_weight_version", {"new_version": label})
+        await self._post(wire.Done, "/weights", wire.Weights(path=path, label=label))
 
-    def _remote_call(self, kind: type[Shape], method: str, **arguments: str) -> Shape:
-        return self._post(kind, "/collective_rpc", {"method": method, "kwargs": arguments})
+    async def rest(self) -> None:
+        """Frees the GPU's memory until the next call."""
+        await self._post(wire.Done, "/rest")
 
-    def _post(self, kind: type[Shape], path: str, body: dict[str, Any] | None = None) -> Shape:
-        content, attempts = json.dumps(body or {}), self._retries.attempts
+    def _problem(self, sampled: wire.Sampled, most: int, end_id: int) -> str:
+        """A fault of an action, in words; "" for none."""
+        ids, logprobs = sampled.ids, np.array(sampled.logprobs)
+        if not 1 <= len(ids) == len(logprobs) <= most:
+            return f"{len(ids)} tokens and {len(logprobs)} logprobs, of 1 to {most} of each"
+        if max(ids) >= self._vocab_size:
+            return f"token {max(ids)}, of a vocabulary of {self._vocab_size}"
+        if end_id in ids[:-1]:
+            return f"tokens after {end_id}, which ends an action"
+        if not np.isfinite(logprobs).all():
+            return "logprobs that are not all finite; start again with a lower train.update.learning_rate"
+        if logprobs.max() > _SURE:
+            return f"a logprob of {logprobs.max():g}"
+        return ""
+
+    async def _post(
+        self, kind: type[Shape], path: str, body: BaseModel | None = None, most_bytes: int = MAX_ANSWER_BYTES
+    ) -> Shape:
+        content, attempts = body.model_dump_json() if body else "{}", self._retries.attempts
         try:
-            return self._retries.run(lambda: self._attempt(kind, path, content))
+            return await self._retries.run_async(lambda: self._attempt(kind, path, content, most_bytes))
         except (TimeoutError, ConnectionError) as fault:
             raise EngineUnavailable(
-                f"{self._who} did not answer {path} in {attempts} attempts ({fault}); start it with "
+                f"{self.name} did not answer {path} in {attempts} attempts ({fault}); start it with "
                 "`agent-r1 serve_engine MODEL --port PORT`, correct engine.server.urls, or raise "
                 "engine.server.timeout_s"
             ) from None
 
-    def _attempt(self, kind: type[Shape], path: str, content: str) -> Shape:
+    async def _attempt(self, kind: type[Shape], path: str, content: str, most_bytes: int) -> Shape:
         try:
-            return self._client.ask("POST", path, content).require_ok(BUSY).parse(kind)
+            return (await self._client.answer("POST", path, content, most_bytes)).require_ok(BUSY).parse(kind)
         except BadAnswerError as fault:
             raise self._nonsense(path, str(fault)) from None
         except RefusalError as fault:
@@ -180,27 +123,81 @@ class VllmServer:
         """The error for a refusal, with its remedy."""
         match fault.answer.status:
             case 404:
-                return EngineError(
-                    f"{self._who} has no {path}: it was not started with `agent-r1 serve_engine`, which opens all that "
-                    "trainings need"
-                )
+                return EngineError(f"{self.name} has no {path}: it was not started with `agent-r1 serve_engine`")
             case 401:
-                return EngineError(f"{self._who} has another key; set {SERVER_KEY} to the same here")
+                return EngineError(f"{self.name} has another key; set {wire.SERVER_KEY} to the same here")
+            case 409:
+                return EngineError(f"{self.name} is answering others; give every training its own servers")
             case 400:
-                return BadRequestError(f"{self._who} refused {path}: {fault.answer.reason}")
-        return EngineError(f"{self._who} refused {path}: {fault.answer.reason}")
+                return BadRequestError(f"{self.name} refused {path}: {fault.answer.reason}")
+        return EngineError(f"{self.name} refused {path}: {fault.answer.reason}")
 
     def _nonsense(self, path: str, problem: str) -> EngineError:
-        return EngineError(f"{self._who} answered {path} with something else than vLLM does: {problem}")
+        return EngineError(f"{self.name} answered {path} with something else than vLLM does: {problem}")
 
 
-class ServerEngine(Engine):
+def _asked(request: Request, actor: Actor) -> wire.Asked:
+    return wire.Asked(
+        context=request.context,
+        seed=request.seed,
+        max_tokens=request.max_tokens,
+        temperature=0.0 if request.greedy else actor.temperature,
+        end_id=actor.end_id,
+    )
+
+
+class ServedEngine(Engine):
+    """Samples on servers, which share the episodes: one stays with its home, which caches its prefix."""
+
+    def __init__(self, homes: int, actor: Actor) -> None:
+        self.homes, self.version, self._actor = homes, actor.version, actor
+        self._servers: list[VllmServer] = []  # `homes` of them
+        self._session = uuid.uuid4().hex[:8]  # in the labels of this engine's weights, and of no other's
+        self._label = f"{self._session}-{actor.version}"
+        self._thread = ThreadPoolExecutor(1, "engine")  # `sample` may be called where a loop is running
+
+    def load_weights(self, folder: Path, version: int) -> None:
+        self._label = f"{self._session}-{version}"
+        self._wait(self._load(home, str(folder.resolve() if folder.is_dir() else folder)) for home in range(self.homes))
+        self.version = version
+
+    def sample(self, requests: Sequence[Request]) -> list[Action]:
+        """One action per request; the requests of one home are admitted at the same time, in their order."""
+        own: dict[int, list[int]] = {}  # home -> its requests
+        for index, request in enumerate(requests):
+            own.setdefault(request.home(self.homes), []).append(index)
+        found = self._wait(self._sample(home, [requests[index] for index in asked]) for home, asked in own.items())
+        pairs = zip(own.values(), found, strict=True)
+        actions = {index: action for asked, each in pairs for index, action in zip(asked, each, strict=True)}
+        return [actions[index] for index in range(len(requests))]
+
+    async def act(self, request: Request) -> Action:
+        """The action of a request that vLLM takes in at its next token, and out again if the caller is cancelled."""
+        [action] = await self._sample(request.home(self.homes), [request])
+        return action
+
+    @abstractmethod
+    async def _load(self, home: int, path: str) -> None:
+        """Gives a server the weights of a folder or hub id, under the new label."""
+
+    @abstractmethod
+    async def _sample(self, home: int, requests: Sequence[Request]) -> list[Action]:
+        """The actions of requests whose home is a server."""
+
+    def _wait(self, calls: Iterable[Awaitable[T]]) -> list[T]:
+        """The results of calls that are made at the same time; the first error ends the others."""
+
+        async def together() -> list[T]:
+            return await asyncio.gather(*calls)
+
+        return self._thread.submit(asyncio.run, together()).result()
+
+
+class ServerEngine(ServedEngine):
     """Samples actions on one or more servers that `agent-r1 serve_engine` started.
 
-    An episode stays with its home server, which caches its prefix. A server that fails is left out until the next
-    weights, with a warning, and its requests go to the next one; a call fails when none is left. A request's draws come
-    from its own seed. Timing decides which requests share a batch, so that logprobs are reproducible but for rounding,
-    and a token changes where rounding decides it; servers of one thread on a CPU do not round so.
+    A server that fails is left out until the next weights, with a warning, and its requests go to the next one; a call
+    fails when none is left. As with `VllmEngine`, the same requests give the same bits while no server fails.
     """
 
     def __init__(self, settings: ServerParams, actor: Actor) -> None:
@@ -211,135 +208,103 @@ class ServerEngine(Engine):
         EngineUnavailable if none answers.
         """
         try:
-            self._shape = read_shape(load_pretrained(AutoConfig, actor.model).get_text_config())
+            self._shape = wire.read_shape(load_pretrained(AutoConfig, actor.model).get_text_config())
         except (OSError, ValueError) as error:
             raise EngineError(f"no model can be read from {actor.model!r}: {error}") from error
-        self.homes = len(settings.urls)
-        self._homes = [_Home(url, settings) for url in settings.urls]
-        self._actor = actor
-        self._session = uuid.uuid4().hex[:8]  # in the labels of this engine's weights, and of no other's
+        super().__init__(len(settings.urls), actor)
+        for url in settings.urls:
+            client = connect(url, settings.timeout_s)
+            self._servers.append(VllmServer(f"the engine server {url}", client, settings.retries))
+        self._faults: dict[int, EngineError] = {}  # the servers that are left out, and why
         try:
-            for home in self._homes:
-                try:
-                    _check(home.server, actor, self._shape)
-                except EngineUnavailable as fault:
-                    home.leave_out(fault)
+            self._wait(map(self._begin, range(self.homes)))
             self.load_weights(Path(actor.model), actor.version)
         except BaseException:
             self.close()
             raise
-
-    def sample(self, requests: Sequence[Request]) -> list[Action]:
-        futures = [self._submit(request) for request in requests]
-        try:
-            for future in as_completed(futures):
-                future.result()
-        finally:
-            for future in futures:
-                future.cancel()  # after a failure: the others need not start
-        return [future.result() for future in futures]
-
-    async def act(self, request: Request) -> Action:
-        return await asyncio.wrap_future(self._submit(request))
 
     def load_weights(self, folder: Path, version: int) -> None:
         """Replaces the weights on every server by those of a folder or hub id and drops the caches of the old ones.
 
         A server that was left out is taken back if it answers and still fits the model.
         """
-        path = str(folder.resolve() if folder.is_dir() else folder)
-        self._weights = f"{self._session}-{version}"
-        for loading in [home.pool.submit(self._load, home, path) for home in self._homes]:
-            loading.result()
-        if all(home.fault for home in self._homes):
+        super().load_weights(folder, version)
+        if len(self._faults) == self.homes:
             raise self._none_left()
-        self.version = version
-        running = sum(not home.fault for home in self._homes)
-        logger.info("%d of %d engine servers run %s", running, self.homes, folder)
+        logger.info("%d of %d engine servers run %s", self.homes - len(self._faults), self.homes, folder)
 
     def close(self) -> None:
         """Sends no more requests; the servers run on."""
-        for home in self._homes:
-            home.pool.shutdown(wait=False, cancel_futures=True)
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _load(self, home: _Home, path: str) -> None:
-        """Gives a server its weights, or leaves it out."""
+    async def _begin(self, home: int) -> None:
+        """Leaves a server out that does not answer; one that does not fit is an error."""
         try:
-            if home.fault:  # the server may have come back, and with another model
-                if not home.server.answers():
-                    return
-                _check(home.server, self._actor, self._shape)
-            home.server.load_weights(path, self._weights)
-            home.fault = None
+            await self._require_fit(self._servers[home])
+        except EngineUnavailable as fault:
+            self._leave_out(home, fault)
+
+    async def _load(self, home: int, path: str) -> None:
+        server = self._servers[home]
+        try:
+            if home in self._faults:  # the server may have come back, and with another model
+                await self._require_fit(server)
+            await server.load_weights(path, self._label)
+            self._faults.pop(home, None)
         except EngineError as fault:
-            home.leave_out(fault)
+            self._leave_out(home, fault)
 
-    def _submit(self, request: Request) -> Future[Action]:
-        return self._homes[request.home(self.homes)].pool.submit(self._act, request)
+    async def _require_fit(self, server: VllmServer) -> None:
+        if problem := _misfit(await server.describe(), self._actor, self._shape):
+            raise EngineError(f"{server.name} {problem}")
 
-    def _act(self, request: Request) -> Action:
-        """The action that the home server samples, or the next server that can."""
-        sampling, own = sampling_options(self._actor, request), request.home(self.homes)
-        in_turn = [*self._homes[own:], *self._homes[:own]]
-        for home in sorted(in_turn, key=lambda home: home.fault is not None):  # a faulty one may answer after all
+    async def _sample(self, home: int, requests: Sequence[Request]) -> list[Action]:
+        """The actions that the home server samples, or the next server that can."""
+        in_turn = [(home + further) % self.homes for further in range(self.homes)]
+        for at in sorted(in_turn, key=self._faults.__contains__):  # a faulty one may answer after all
             try:
-                with home.room:
-                    ids, logprobs = home.server.generate(request.context, sampling, self._weights)
+                return await self._servers[at].sample(requests, self._actor, self._label)
             except BadRequestError:
                 raise
             except EngineError as fault:
-                home.leave_out(fault)
-            else:
-                return Action.of(ids, logprobs, self._actor.end_id)
+                self._leave_out(at, fault)
         raise self._none_left()
+
+    def _leave_out(self, home: int, fault: EngineError) -> None:
+        """Warns once."""
+        if home not in self._faults:
+            logger.warning("%s is left out until the next weights: %s", self._servers[home].name, fault)
+        self._faults[home] = fault
 
     def _none_left(self) -> EngineError:
         """The error when every server is left out: of the most hopeful kind among their faults."""
-        faults = [home.fault for home in self._homes if home.fault]
+        faults = self._faults.values()
         kinds = (EngineUnavailable, EngineRestarted, EngineError)
         kind = next(kind for kind in kinds if any(isinstance(fault, kind) for fault in faults))
-        return kind("; ".join(map(str, faults)))
+        return kind("; ".join(str(self._faults[home]) for home in sorted(self._faults)))
 
 
-class _Home:
-    """A server with the threads that wait for it."""
-
-    def __init__(self, url: str, settings: ServerParams) -> None:
-        self.server = VllmServer(url, settings)
-        self.pool = ThreadPoolExecutor(settings.concurrency, thread_name_prefix="engine")
-        self.room = BoundedSemaphore(settings.concurrency)  # also for requests whose home is another
-        self.fault: EngineError | None = None  # why it is left out
-        self._telling = Lock()
-
-    def leave_out(self, fault: EngineError) -> None:
-        """Warns once, though several threads may meet faults at the same time."""
-        with self._telling:
-            if self.fault is None:
-                logger.warning("%s is left out until the next weights: %s", self.server.url, fault)
-            self.fault = fault
-
-
-def _check(server: VllmServer, actor: Actor, expected: dict[str, Any]) -> None:
-    """Refuses a server whose model has another shape, vocabulary, window or type than the actor needs."""
-    found = server.describe()
-    wrong = [f"{name} {found[name]!r}, not {value!r}" for name, value in expected.items() if found[name] != value]
+def _misfit(found: wire.Description, actor: Actor, expected: dict[str, Any]) -> str:
+    """How a server's model differs from the actor's in shape, vocabulary, window or type; "" if it fits."""
+    described = found.model_dump()
+    wrong = [
+        f"{name} {described[name]!r}, not {value!r}" for name, value in expected.items() if described[name] != value
+    ]
     if wrong:
-        problem = (
+        return (
             f"runs another model than {actor.model}: {', '.join(wrong)}; start it with "
             f"`agent-r1 serve_engine {actor.model}`"
         )
-    elif found["vocab_size"] <= actor.end_id:
-        problem = (
-            f"runs a model of {found['vocab_size']} tokens, and the tokenizer ends an action with token "
-            f"{actor.end_id}: its vocabulary is larger than the model's; resize the model's embeddings"
+    if found.vocab_size <= actor.end_id:
+        return (
+            f"runs a model of {found.vocab_size} tokens, and the tokenizer ends an action with token {actor.end_id}: "
+            "its vocabulary is larger than the model's; resize the model's embeddings"
         )
-    elif found["max_tokens"] < actor.max_tokens:
-        problem = (
-            f"reads {found['max_tokens']} tokens at most, and env.max_tokens is {actor.max_tokens}; start it again, or "
+    if found.max_tokens < actor.max_tokens:
+        return (
+            f"reads {found.max_tokens} tokens at most, and env.max_tokens is {actor.max_tokens}; start it again, or "
             "lower env.max_tokens"
         )
-    elif actor.dtype not in ("auto", found["dtype"]):
-        problem = f"runs {harmless(found['dtype'])}, and model.dtype is {actor.dtype}"
-    else:
-        return
-    raise EngineError(f"the engine server {server.url} {problem}")
+    if actor.dtype not in ("auto", found.dtype):
+        return f"runs {harmless(found.dtype)}, and model.dtype is {actor.dtype}"
+    return ""

@@ -1,40 +1,41 @@
-"""vLLM as an engine: processes of its own at the far ends of pipes, token ids in and out."""
+"""vLLM as an engine of our own, in processes that end with this one; and as a server for trainings elsewhere."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import fcntl
 import logging
+import math
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from itertools import count
-from multiprocessing import Pipe
+from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from agent_r1.devices.gpus import visible_gpus
+from agent_r1.params import Params
 from agent_r1.params.stages import VllmParams
-from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, Request
-from agent_r1.rollout.vllm_process import ARRIVED, FAILED
+from agent_r1.rollout.sampling import Action, Actor, EngineError, EngineUnavailable, Request
+from agent_r1.rollout.server_engine import ServedEngine, VllmServer, connect
+from agent_r1.rollout.wire import SERVER_KEY, Launch
 
 logger = logging.getLogger(__name__)
 
-SERVER_KEY = "AGENT_R1_ENGINE_KEY"  # the key of the engine servers, which their clients send
-
 _CLOSE_TIMEOUT_S = 10.0
-_QUIET = {  # defaults for the environment of the engine's process
+_QUIET = {  # defaults for the environment of an engine's own process
     "VLLM_LOGGING_LEVEL": "CRITICAL",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "PYTHONWARNINGS": "ignore",
-    "VLLM_NO_USAGE_STATS": "1",
 }
-_SCRATCH = "agent_r1_engine_"  # short: the paths of sockets in it have 108 bytes at most
+_SCRATCH = "agent_r1_engine_"  # short: vLLM may put sockets into it, whose paths have 108 bytes at most
+_RISK = "sample from it, and replace its weights by any that this account can read"
+
+T = TypeVar("T")
 
 
 def claim_scratch() -> tuple[Path, int]:
@@ -48,9 +49,7 @@ def claim_scratch() -> tuple[Path, int]:
             descriptor = _lock(left)
             shutil.rmtree(left, ignore_errors=True)
             os.close(descriptor)
-    unnamed = Path(
-        tempfile.mkdtemp(prefix="agent_r1_")
-    )  # renamed once it is locked: no other process may find it unlocked
+    unnamed = Path(tempfile.mkdtemp(prefix="agent_r1_"))  # named once locked: no other process may find it unlocked
     descriptor = _lock(unnamed)
     return unnamed.rename(unnamed.with_name(unnamed.name.replace("agent_r1_", _SCRATCH))), descriptor
 
@@ -65,27 +64,36 @@ def _lock(folder: Path) -> int:
     return descriptor
 
 
-class VllmEngine(Engine):
+class VllmEngine(ServedEngine):
     """Samples actions with vLLM in `replicas` processes, on `tensor_parallel_size` GPUs each or on the cores of a CPU.
 
-    An episode stays with one process, which caches its prefix; timing does not decide which. On a CPU, the same
-    requests in the same order to an engine of the same weights, `threads` and `replicas` give the same ids and
-    logprobs, bit for bit; with one thread the number of replicas changes nothing.
+    Timing does not decide which process samples a request. On a CPU, the same requests in the same order to an engine
+    of the same weights, `threads` and `replicas` give the same ids and logprobs, bit for bit; with one thread the
+    number of replicas changes nothing.
     """
 
     def __init__(self, settings: VllmParams, actor: Actor) -> None:
         """Waits until every process has loaded the model. Raises EngineError if one cannot, or lacks room."""
         started, gpus = time.perf_counter(), visible_gpus()
         replicas = places(settings, gpus)
-        processes = f"{len(replicas)} processes" if len(replicas) > 1 else "vLLM"
+        super().__init__(len(replicas), actor)
+        processes = f"{self.homes} processes" if self.homes > 1 else "vLLM"
         logger.info("starting %s for %s, which takes up to a minute", processes, actor.model)
-        self.version, self.homes = actor.version, len(replicas)
         self.rests = settings.sleep and bool(gpus)
         self._processes: list[VllmProcess] = []
+        launch = Launch(
+            vllm=settings,
+            model=actor.model,
+            max_tokens=actor.max_tokens,
+            dtype=actor.dtype,
+            adapter_rank=actor.adapter_rank,
+            weights=self._label,
+        )
         try:
             for place in replicas:
-                self._processes.append(VllmProcess(settings.threads, place))
-            self._exchange(dict.fromkeys(range(self.homes), (settings, actor)))
+                self._processes.append(VllmProcess(launch, place))
+            self._servers += [process.server for process in self._processes]
+            self._wait(self._told(home, server.describe()) for home, server in enumerate(self._servers))
             if actor.adapters:
                 self.load_weights(Path(actor.adapters), actor.version)
         except BaseException:
@@ -98,135 +106,69 @@ class VllmEngine(Engine):
         """The ids of the engine's processes."""
         return [process.pid for process in self._processes]
 
-    def sample(self, requests: Sequence[Request]) -> list[Action]:
-        own: dict[int, list[int]] = {}  # process -> its requests
-        for index, request in enumerate(requests):
-            own.setdefault(request.home(self.homes), []).append(index)
-        found = self._exchange({at: ("sample", [requests[index] for index in asked]) for at, asked in own.items()})
-        actions = {index: action for at, asked in own.items() for index, action in zip(asked, found[at], strict=True)}
-        return [actions[index] for index in range(len(requests))]
-
-    async def act(self, request: Request) -> Action:
-        """The action of a request that vLLM takes in at its next token, and out again if the caller is cancelled."""
-        return await self._processes[request.home(self.homes)].act(request)
-
     def rest(self) -> None:
         if self.rests:
-            self._exchange(dict.fromkeys(range(self.homes), ("rest", None)))
-
-    def load_weights(self, folder: Path, version: int) -> None:
-        self._exchange(dict.fromkeys(range(self.homes), ("load_weights", str(folder))))
-        self.version = version
+            self._wait(self._told(home, server.rest()) for home, server in enumerate(self._servers))
 
     def close(self) -> None:
         """Ends the processes at once, even while they work, and removes their files; safe to call twice."""
         for process in self._processes:
-            process.terminate()
-        for process in self._processes:
-            process.bury()
+            process.close()
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _exchange(self, messages: Mapping[int, object]) -> dict[int, Any]:
-        """The answers of processes to messages, sent at the same time. The first error is raised when all are over."""
-        for at, message in messages.items():
-            self._processes[at].begin(message)
-        answers, errors = {}, []
-        for at in messages:
-            try:
-                answers[at] = self._processes[at].finish()
-            except EngineError as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
-        return answers
+    async def _load(self, home: int, path: str) -> None:
+        await self._told(home, self._servers[home].load_weights(path, self._label))
+
+    async def _sample(self, home: int, requests: Sequence[Request]) -> list[Action]:
+        return await self._told(home, self._servers[home].sample(requests, self._actor, self._label))
+
+    async def _told(self, home: int, call: Awaitable[T]) -> T:
+        """The result of a call. A process that does not answer has ended, and its code says how."""
+        try:
+            return await call
+        except EngineUnavailable:
+            code = self._processes[home].wait()
+        raise EngineError(
+            f"the engine's process ended with code {code}; a negative code is a signal, and -9 most often means that "
+            "memory ran out: lower gpu_memory_utilization, cpu_cache_gib or max_num_seqs"
+        )
 
 
 class VllmProcess:
-    """The near end of the pipe to one process of vLLM."""
+    """A process of vLLM behind a Unix socket in a folder that is its own and its user's."""
 
-    def __init__(self, threads: int, place: Mapping[str, str]) -> None:
-        """Starts the process with the variables of one of `places`; the first message names the model."""
-        self._waiting: dict[int, asyncio.Future[Action]] = {}  # ticket -> the answer; tickets number the arrivals
-        self._tickets = count()
-        self._connection, theirs = Pipe()
+    def __init__(self, launch: Launch, place: Mapping[str, str]) -> None:
+        """Starts the process with the variables of one of `places`. It answers once it has loaded the model."""
         self._scratch, claim = claim_scratch()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "agent_r1.rollout.vllm_process", str(theirs.fileno())],
-            pass_fds=[theirs.fileno(), claim],
-            env=engine_environment(threads, self._scratch, place),
-        )
-        self.pid = self._process.pid
-        theirs.close()
+        self._folder: int | None = os.open(self._scratch, os.O_RDONLY | os.O_DIRECTORY)
+        path = f"/proc/self/fd/{self._folder}/http"  # the folder's own may be too long for a socket
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(path)
+            listening.listen()
+            self._process = subprocess.Popen(
+                command(launch, listening.fileno()),
+                stdin=subprocess.PIPE,  # the process ends when this end closes
+                pass_fds=[listening.fileno(), claim],
+                env=_QUIET | engine_environment(launch.vllm.threads, self._scratch, place),
+            )
         os.close(claim)
+        self.pid = self._process.pid
+        self.server = VllmServer("the engine's process", connect("http://localhost", math.inf, path))
 
-    def begin(self, message: object) -> None:
-        """Sends a message; its answer is read with `finish`."""
-        if self._waiting:
-            raise RuntimeError(f"{len(self._waiting)} requests are under way; call the engine between them")
-        self._tell(message)
-
-    def finish(self) -> Any:
-        """The answer to the message. Arrivals before it belong to requests that were taken out too late."""
-        while (heard := self._hear())[0] == ARRIVED:
-            pass
-        return heard[1]
-
-    async def act(self, request: Request) -> Action:
-        """The action of a request; for cancelling see `VllmEngine.act`."""
-        loop, ticket = asyncio.get_running_loop(), next(self._tickets)
-        if not self._waiting:
-            loop.add_reader(self._connection.fileno(), self._deliver)
-        answer: asyncio.Future[Action] = loop.create_future()
-        self._waiting[ticket] = answer
-        try:
-            self._tell(("arrive", ticket, request))
-            return await answer
-        finally:
-            if answer.cancelled():
-                self._tell(("abort", ticket))
-            del self._waiting[ticket]
-            if not self._waiting:
-                loop.remove_reader(self._connection.fileno())
-
-    def terminate(self) -> None:
-        """Ends the process at once, even while it works."""
-        self._connection.close()
-        self._process.terminate()
-
-    def bury(self) -> None:
-        """Waits until the process is gone, and removes its files."""
-        try:
+    def wait(self) -> int | None:
+        """The exit code of a process that is about to end."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_CLOSE_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        return self._process.returncode
+
+    def close(self) -> None:
+        """Ends the process at once, even while it works, and removes its files; safe to call twice."""
+        self._process.kill()
+        self._process.communicate()
         shutil.rmtree(self._scratch, ignore_errors=True)
-
-    def _deliver(self) -> None:
-        """Gives each action to its waiter. An error goes to all waiters."""
-        try:
-            for ticket, action in self._hear()[1]:
-                if ticket in self._waiting and not self._waiting[ticket].done():
-                    self._waiting[ticket].set_result(action)
-        except Exception as error:
-            for answer in self._waiting.values():
-                if not answer.done():
-                    answer.set_exception(error)
-
-    def _tell(self, message: object) -> None:
-        with contextlib.suppress(ConnectionError):  # `_hear` comes next, and the process's last words say why
-            self._connection.send(message)
-
-    def _hear(self) -> tuple[str, Any]:
-        try:
-            kind, result = self._connection.recv()
-        except (EOFError, ConnectionError) as error:
-            raise EngineError(
-                f"the engine's process ended with code {self._process.wait()}; a negative code is a signal, and -9 "
-                "most often means that memory ran out: lower gpu_memory_utilization, cpu_cache_gib or max_num_seqs"
-            ) from error
-        if kind == FAILED:
-            raise EngineError(f"the engine failed:\n{result}")
-        return kind, result
+        if self._folder is not None:
+            os.close(self._folder)
+            self._folder = None
 
 
 def places(settings: VllmParams, gpus: Sequence[str]) -> list[dict[str, str]]:
@@ -253,6 +195,44 @@ def places(settings: VllmParams, gpus: Sequence[str]) -> list[dict[str, str]]:
 
 
 def engine_environment(threads: int, scratch: Path, place: Mapping[str, str]) -> dict[str, str]:
-    """The variables of the engine's process, set before torch and vLLM are imported."""
-    fixed = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": str(threads), "TMPDIR": str(scratch)}
-    return {**_QUIET, **os.environ, **fixed, **place}
+    """The variables of a process of vLLM, set before torch and vLLM are imported."""
+    fixed = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "OMP_NUM_THREADS": str(threads),
+        "TMPDIR": str(scratch),
+    }
+    return {**os.environ, **fixed, **place}
+
+
+def command(launch: Launch, listening: int) -> list[str]:
+    """The command line of a process of vLLM that answers on an inherited socket."""
+    return [sys.executable, "-m", "agent_r1.rollout.vllm_process", launch.model_dump_json(), str(listening)]
+
+
+def serve(settings: Params, model: str, host: str, port: int, further: Sequence[str] = ()) -> None:
+    """Replaces this process by a server for `engine.kind: server`: `agent-r1 serve_engine MODEL --port 8001`.
+
+    It has the limits of `env`, the memory and the GPUs of `engine.vllm`, and a temporary folder that the next engine or
+    server removes. `further` are options of vLLM's engine, `--ssl-certfile` and `--ssl-keyfile`. Raises ValueError if
+    other machines could reach it without a key.
+    """
+    from agent_r1.http import guard  # brings a web server, which a training does without
+
+    if warning := guard.open_to_all(SERVER_KEY, host, _RISK):
+        logger.warning(warning)
+    launch = Launch(
+        vllm=settings.engine.vllm,
+        model=model,
+        max_tokens=settings.env.max_tokens,
+        dtype=settings.model.dtype,
+        further=list(further),
+    )
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.bind((host, port))
+    scratch, claim = claim_scratch()
+    for descriptor in (listening.fileno(), claim):
+        os.set_inheritable(descriptor, True)
+    line = command(launch, listening.fileno())
+    os.execve(line[0], line, engine_environment(launch.vllm.threads, scratch, {}))

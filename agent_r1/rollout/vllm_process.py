@@ -1,89 +1,90 @@
-"""vLLM in a process of its own: how it is set up, and the calls that come through the pipe of `VllmEngine`.
+"""vLLM in a process of its own, behind HTTP: its set-up, its loop, and the routes that its clients call.
 
 The process runs this file, and it alone imports vLLM: its environment variables, threads and memory stay away from the
-learner's. vLLM's engine runs in the process itself, so that the requests of a round are admitted all at once and
-batches do not depend on timing; single requests are admitted at the next token.
+learner's. vLLM's engine runs in the process itself, so that the requests of one call are admitted all at once and
+batches do not depend on timing; requests of further calls are admitted at the next token.
 """
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import gc
 import logging
 import os
 import signal
+import socket
 import sys
+import time
 import traceback
-from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
-from queue import SimpleQueue
 from threading import Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import uvicorn
+from pydantic import BaseModel
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+
+from agent_r1.http.guard import Bounded, Guard, configured, refusal
 from agent_r1.params.places import adapter_in
-from agent_r1.params.stages import VllmParams
-from agent_r1.rollout.sampling import Action, Actor, EngineError, Request
+from agent_r1.rollout import wire
 
-DONE, ARRIVED, FAILED = "done", "arrived", "failed"  # kinds of messages from the process
+if TYPE_CHECKING:
+    import torch  # imported once garbage is no longer collected
 
 _BATCHED_TOKENS = 8192  # in one forward pass: bounds the memory of its activations
 _ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vLLM makes room for these; a smaller rank fits as well
+_LOOKS = 4  # turns of the loop between two tokens: a request takes as many from its connection to vLLM
+_IDLE_S = 5.0  # that new weights wait for requests whose callers have left
+_OWN = ("certfile", "keyfile")  # options of the server itself, behind --ssl-
 
 
-def model_options(settings: VllmParams, *, model: str, max_tokens: int, dtype: str, cuda: bool) -> dict[str, Any]:
-    """The keyword arguments of vLLM's `LLM`; with dashes, the options of its server.
+class BusyError(RuntimeError):
+    """Other requests are under way where none may be."""
 
-    On a CPU nothing is compiled: that costs more there than it saves.
-    """
-    common = {
-        "model": model,
+
+def engine_options(launch: wire.Launch, device: torch.device) -> dict[str, Any]:
+    """The fields of vLLM's `EngineArgs`. On a CPU nothing is compiled: that costs more there than it saves."""
+    from agent_r1.pretrained import compute_dtype
+
+    settings, options = launch.vllm, dict[str, Any]()
+    if rank := launch.adapter_rank:
+        room = next((size for size in _ADAPTER_RANKS if size >= rank), rank)  # else vLLM itself refuses the rank
+        options |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
+    if device.type == "cuda":
+        options |= {"gpu_memory_utilization": settings.gpu_memory_utilization, "enable_sleep_mode": settings.sleep}
+    else:
+        options["enforce_eager"] = True
+        options["enable_chunked_prefill"] = False  # a seeded request cut in two rewinds a generator, which no CPU can
+        options["kv_cache_memory_bytes"] = int(settings.cpu_cache_gib * 2**30)
+    return options | {
+        "model": launch.model,
+        "dtype": str(compute_dtype(launch.dtype, device)).removeprefix("torch."),
         "skip_tokenizer_init": True,
         "trust_remote_code": False,
         "generation_config": "vllm",  # no sampling defaults from the model's folder
-        "max_model_len": max_tokens,
+        "max_model_len": launch.max_tokens,
         "tensor_parallel_size": settings.tensor_parallel_size,
         "max_num_seqs": settings.max_num_seqs,
-        "max_num_batched_tokens": max(_BATCHED_TOKENS, max_tokens),
+        "max_num_batched_tokens": max(_BATCHED_TOKENS, launch.max_tokens),
         "async_scheduling": False,
         "worker_extension_cls": "agent_r1.rollout.vllm_process.WorkerExtension",
         "use_tqdm_on_load": False,
+        "disable_log_stats": True,
     }
-    if cuda:
-        dtype = "bfloat16" if dtype == "auto" else dtype
-        return {**common, "dtype": dtype, "gpu_memory_utilization": settings.gpu_memory_utilization}
-    return {
-        **common,
-        "dtype": "float32" if dtype == "auto" else dtype,
-        "enforce_eager": True,
-        "enable_chunked_prefill": False,  # a seeded request cut in two rewinds its generator, which none on a CPU can
-        "kv_cache_memory_bytes": int(settings.cpu_cache_gib * 2**30),
-    }
-
-
-def sampling_options(actor: Actor, request: Request) -> dict[str, Any]:
-    """The fields of vLLM's `SamplingParams` for a request."""
-    return {
-        "seed": request.seed,
-        "max_tokens": request.max_tokens,
-        "temperature": 0.0 if request.greedy else actor.temperature,
-        "stop_token_ids": [actor.end_id],
-        "ignore_eos": True,
-        "logprobs": 0,
-        "detokenize": False,
-    }
-
-
-def read_shape(config: Any) -> dict[str, Any]:
-    """The fields of a Hugging Face text configuration that size a model and tell models apart."""
-    fields = config.to_dict()
-    return {name: fields.get(name) for name in ("model_type", "vocab_size", "hidden_size", "num_hidden_layers")}
 
 
 class WorkerExtension:
     """An extension of vLLM's worker, called by name through `collective_rpc`."""
 
     model_runner: Any
-    model_config: Any
 
     def refresh_embeddings(self) -> None:
         """Derives the output layers anew: on a CPU a tied one would go on using the old embeddings."""
@@ -93,96 +94,127 @@ class WorkerExtension:
             if isinstance(module, VocabParallelEmbedding):
                 module.quant_method.process_weights_after_loading(module)
 
-    def describe(self) -> dict[str, Any]:
-        """The model's shape and limits, in JSON's types: see `read_shape`."""
-        return {
-            **read_shape(self.model_config.hf_text_config),
-            "max_tokens": self.model_config.max_model_len,
-            "dtype": str(self.model_config.dtype).removeprefix("torch."),
-        }
+
+def open_engine(launch: wire.Launch) -> tuple[Any, dict[str, str]]:
+    """vLLM's engine, and the options of the server itself among the further ones."""
+    import torch
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    from agent_r1.pretrained import default_device
+
+    gc.freeze()  # vLLM itself looks for garbage several times as it starts
+    gc.enable()
+    device = default_device()
+    if device.type == "cpu":
+        torch._dynamo.config.disable = True
+    options, own = engine_options(launch, device), dict[str, str]()
+    if launch.further:
+        parser: Any = FlexibleArgumentParser(prog="agent-r1 serve_engine")  # type: ignore[no-untyped-call]
+        EngineArgs.add_cli_args(parser)
+        for name in _OWN:
+            parser.add_argument(f"--ssl-{name}", default="")
+        given = parser.parse_args(launch.further, argparse.Namespace(**options))
+        if given.data_parallel_size > 1:
+            parser.error("--data-parallel-size: start a server for each part and name all in engine.server.urls")
+        own = {name: value for name in _OWN if (value := getattr(given, f"ssl_{name}"))}
+        engine_args = EngineArgs.from_cli_args(given)
+    else:
+        engine_args = EngineArgs(**options)
+    return LLMEngine.from_engine_args(engine_args, usage_context=UsageContext.LLM_CLASS), own
 
 
 class Worker:
-    """The calls that come through the pipe."""
+    """vLLM's engine with its calls. All runs in one thread, and requests are admitted between two tokens."""
 
-    def __init__(self, settings: VllmParams, actor: Actor) -> None:
-        import torch
-        from vllm import LLM
-
-        gc.freeze()  # vLLM itself looks for garbage several times as it starts
-        gc.enable()
-        cuda = torch.cuda.is_available()
-        if not cuda:
-            torch._dynamo.config.disable = True
-        options = model_options(settings, model=actor.model, max_tokens=actor.max_tokens, dtype=actor.dtype, cuda=cuda)
-        if rank := actor.adapter_rank:
-            room = next((size for size in _ADAPTER_RANKS if size >= rank), rank)  # else vLLM itself refuses the rank
-            options |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
-        if cuda and settings.sleep:
-            options["enable_sleep_mode"] = True
-        self._actor = actor
-        self._llm = LLM(**options)
+    def __init__(self, engine: Any, weights: str, *, adapters: bool, failure: Exception | None = None) -> None:
+        """`weights` is the label of the engine's; one that could not be opened has a `failure`."""
+        self._engine, self._label, self._adapters, self.failure = engine, weights, adapters, failure
         self._adapter: Any = None  # a vLLM LoRARequest, once there is one
         self._rests = False
+        self._waiting: dict[str, asyncio.Future[wire.Sampled]] = {}  # id of a request -> its action
+        self._tickets, self._asked = count(), asyncio.Event()
 
-    def rest(self, _: None) -> None:
+    async def run(self) -> None:
+        """Samples one token after the other of every request under way, until vLLM fails."""
+        while not self.failure:
+            if not self._waiting:
+                self._asked.clear()
+                await self._asked.wait()
+            for _ in range(_LOOKS):
+                await asyncio.sleep(0)  # requests that have come in are read and admitted
+            if self._waiting:
+                self._advance()
+
+    async def sample(self, requests: Sequence[wire.Asked]) -> wire.Answered:
+        """Admits requests together, and waits for all. A caller that is cancelled takes them out again."""
+        self._wake()
+        label, found = self._label, dict[str, asyncio.Future[wire.Sampled]]()
+        try:
+            for asked in requests:
+                ticket = str(next(self._tickets))
+                self._engine.add_request(ticket, *_in_vllm(asked), lora_request=self._adapter)
+                found[ticket] = self._waiting[ticket] = asyncio.get_running_loop().create_future()
+            self._asked.set()
+            return wire.Answered(weights=label, actions=await asyncio.gather(*found.values()))
+        finally:
+            if left := [ticket for ticket in found if self._waiting.pop(ticket, None)]:
+                self._engine.abort_request(left)
+
+    async def load_weights(self, weights: wire.Weights) -> None:
+        """Loads the weights of a folder, or its adapters, and drops the caches of the old ones.
+
+        Waits a while for requests whose callers have left.
+        """
+        ends = time.monotonic() + _IDLE_S
+        while self._waiting:
+            if time.monotonic() > ends:
+                raise BusyError(f"{len(self._waiting)} requests are under way")
+            await asyncio.sleep(_IDLE_S / 100)
+        self._wake()
+        if self._adapters:
+            self._load_adapter(adapter_in(Path(weights.path).resolve()))
+        else:
+            self._engine.collective_rpc("reload_weights", kwargs={"weights_path": weights.path})
+            self._engine.collective_rpc("refresh_embeddings")
+        if not self._engine.reset_prefix_cache():
+            raise BusyError("vLLM keeps its prefix cache of the old weights: a request is still running")
+        self._label = weights.label
+
+    async def rest(self) -> None:
         """Frees the GPU's memory. The weights move to the machine's: the next call may bring no new ones."""
         if not self._rests:
-            self._llm.sleep(level=1)
+            self._engine.sleep(level=1)
             self._rests = True
 
-    def wake(self) -> None:
+    def _wake(self) -> None:
         """Takes the GPU's memory back, before sampling or loading."""
         if self._rests:
-            self._llm.wake_up()
+            self._engine.wake_up()
             self._rests = False
 
-    def sample(self, requests: Sequence[Request]) -> list[Action]:
-        self.wake()
-        asked = [self._asked(request) for request in requests]
-        prompts, params = [prompt for prompt, _ in asked], [params for _, params in asked]
-        outputs = self._llm.generate(prompts, params, use_tqdm=False, lora_request=self._adapter)
-        return [self._action(output) for output in outputs]
+    async def describe(self) -> wire.Description:
+        """The model's shape and limits."""
+        config = self._engine.model_config
+        dtype = str(config.dtype).removeprefix("torch.")
+        return wire.Description(**wire.read_shape(config.hf_text_config), max_tokens=config.max_model_len, dtype=dtype)
 
-    def arrive(self, ticket: int, request: Request) -> None:
-        """Hands a request to vLLM, which takes it in at its next token."""
-        self.wake()
-        self.engine.add_request(str(ticket), *self._asked(request), lora_request=self._adapter)
-
-    def advance(self) -> list[tuple[int, Action]]:
-        """Samples one token of every request under way; gives the tickets and actions of the finished ones."""
-        return [(int(output.request_id), self._action(output)) for output in self.engine.step() if output.finished]
-
-    @property
-    def engine(self) -> Any:
-        """The engine inside vLLM's `LLM`."""
-        return self._llm.llm_engine
-
-    def _asked(self, request: Request) -> tuple[Any, Any]:
-        """A request in vLLM's types."""
-        from vllm import SamplingParams, TokensPrompt
-        from vllm.sampling_params import RequestOutputKind
-
-        options = sampling_options(self._actor, request)
-        params = SamplingParams(**options, output_kind=RequestOutputKind.FINAL_ONLY)
-        return TokensPrompt(prompt_token_ids=request.context), params
-
-    def _action(self, output: Any) -> Action:
-        [completion] = output.outputs
-        ids = list(completion.token_ids)
-        logprobs = [position[token].logprob for position, token in zip(completion.logprobs, ids, strict=True)]
-        return Action.of(ids, logprobs, self._actor.end_id)
-
-    def load_weights(self, folder: str) -> None:
-        """Loads the weights of a Hugging Face folder, or its adapters, and drops the caches of the old ones."""
-        self.wake()
-        if self._actor.adapter_rank:
-            self._load_adapter(adapter_in(Path(folder).resolve()))
-        else:
-            self._llm.collective_rpc("reload_weights", kwargs={"weights_path": folder})
-            self._llm.collective_rpc("refresh_embeddings")
-        if not self._llm.reset_prefix_cache():
-            raise EngineError("vLLM keeps its prefix cache of the old weights: a request is still running")
+    def _advance(self) -> None:
+        """Samples a token. A failure goes to every waiting call."""
+        try:
+            outputs = self._engine.step()
+        except Exception as error:
+            traceback.print_exc()
+            self.failure = error
+            for action in self._waiting.values():
+                action.set_exception(error)
+            self._waiting.clear()
+            return
+        for output in outputs:
+            if output.finished:
+                self._waiting.pop(output.request_id).set_result(_sampled(output))
 
     def _load_adapter(self, folder: Path) -> None:
         """Puts the adapters of a folder in the place of the last ones, under a number of their own.
@@ -193,56 +225,128 @@ class Worker:
 
         number = self._adapter.lora_int_id + 1 if self._adapter else 1
         self._adapter = LoRARequest(f"adapter {number}", number, str(folder))
-        self.engine.add_lora(self._adapter)
+        self._engine.add_lora(self._adapter)
 
 
-def serve(connection: Connection) -> None:
-    """Answers calls, and requests as they arrive, until the other end closes. A failure sends its traceback."""
+def _in_vllm(asked: wire.Asked) -> tuple[Any, Any]:
+    """A request in vLLM's types: its prompt and how it is sampled."""
+    from vllm import SamplingParams, TokensPrompt
+    from vllm.sampling_params import RequestOutputKind
+
+    params = SamplingParams(
+        seed=asked.seed,
+        max_tokens=asked.max_tokens,
+        temperature=asked.temperature,
+        stop_token_ids=[asked.end_id],
+        ignore_eos=True,
+        logprobs=0,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+    return TokensPrompt(prompt_token_ids=asked.context), params
+
+
+def _sampled(output: Any) -> wire.Sampled:
+    """The action in an output of vLLM."""
+    [completion] = output.outputs
+    ids = list(completion.token_ids)
+    logprobs = [at[token].logprob for at, token in zip(completion.logprobs, ids, strict=True)]
+    return wire.Sampled(ids=ids, logprobs=logprobs)
+
+
+def create_app(worker: Worker) -> Guard:
+    """The routes of a worker. Clients need the key, or this machine; see `Guard`."""
+
+    async def health(_: HttpRequest) -> Response:
+        return Response()
+
+    async def sample(http: HttpRequest) -> wire.Answered:
+        """Ends with the caller's connection."""
+        sampling = asyncio.ensure_future(worker.sample(wire.Asking.model_validate_json(await http.body()).requests))
+        left = asyncio.ensure_future(http.receive())
+        await asyncio.wait({sampling, left}, return_when=asyncio.FIRST_COMPLETED)
+        left.cancel()
+        if not sampling.done():
+            sampling.cancel()
+            raise ClientDisconnect
+        return sampling.result()
+
+    async def load_weights(http: HttpRequest) -> None:
+        await worker.load_weights(wire.Weights.model_validate_json(await http.body()))
+
+    posts = {
+        "/describe": lambda _: worker.describe(),
+        "/rest": lambda _: worker.rest(),
+        "/sample": sample,
+        "/weights": load_weights,
+    }
+    routes = [Route(path, _endpoint(worker, answer), methods=["POST"]) for path, answer in posts.items()]
+    return Guard(Starlette(routes=[Route("/health", health), *routes]), wire.SERVER_KEY)
+
+
+def _endpoint(worker: Worker, answer: Callable[[HttpRequest], Awaitable[BaseModel | None]]) -> Callable[..., Any]:
+    """Answers in JSON, and says faults in words."""
+
+    async def endpoint(http: HttpRequest) -> Response:
+        try:
+            if worker.failure:
+                raise worker.failure
+            found = await answer(http)
+        except BusyError as error:
+            return refusal(409, str(error), "busy")
+        except ValueError as error:
+            return refusal(400, str(error), "bad_request")
+        except Exception as error:
+            return refusal(500, f"{type(error).__name__}: {error}", "failed")
+        return Response(found.model_dump_json() if found else "{}", media_type="application/json")
+
+    return endpoint
+
+
+class Lasting(Bounded):
+    """A connection of a trusted client, which may wait long for its answer."""
+
+    seconds, most = 7 * 86_400.0, 100_000
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server without its handlers of signals: an engine ends at once."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def main(launch: wire.Launch, listening: socket.socket) -> None:
+    """Opens the engine and answers until the process is ended; one behind a Unix socket ends with its parent."""
+    engine, tls, failure = None, dict[str, str](), None
+    owned = listening.family == socket.AF_UNIX
+    if owned:
+        logging.basicConfig(handlers=[logging.NullHandler()])  # hides vLLM's words before it sets up its own handlers
+        Thread(target=_end_with_parent, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN if owned else signal.SIG_DFL)  # Ctrl-C reaches the whole group
     try:
-        worker = Worker(*connection.recv())
-        calls: dict[str, Callable[[Any], Any]] = {
-            "sample": worker.sample,
-            "load_weights": worker.load_weights,
-            "rest": worker.rest,
-        }
-        connection.send((DONE, None))
-        inbox: SimpleQueue[Any] = SimpleQueue()
-        Thread(target=_listen, args=(connection, inbox), daemon=True).start()
-        while True:
-            while not worker.engine.has_unfinished_requests() or not inbox.empty():
-                match inbox.get():
-                    case None:
-                        return
-                    case "arrive", ticket, request:
-                        worker.arrive(ticket, request)
-                    case "abort", ticket:
-                        worker.engine.abort_request([str(ticket)])  # unless it was answered
-                    case name, argument:
-                        connection.send((DONE, calls[name](argument)))
-            if actions := worker.advance():
-                connection.send((ARRIVED, actions))
-    except (EOFError, ConnectionError):
-        return
-    except Exception:
-        connection.send((FAILED, traceback.format_exc()))
+        engine, tls = open_engine(launch)
+    except Exception as error:
+        if not owned:
+            raise
+        failure = error  # the parent hears it as the answer to its first call
+    worker = Worker(engine, launch.weights, adapters=bool(launch.adapter_rank), failure=failure)
+    config = configured(create_app(worker), "", 0, Lasting)
+    config.ssl_certfile, config.ssl_keyfile = tls.get("certfile"), tls.get("keyfile")
+
+    async def serve() -> None:
+        await asyncio.gather(Server(config).serve([listening]), worker.run())
+
+    asyncio.run(serve())
 
 
-def _listen(connection: Connection, inbox: SimpleQueue[Any]) -> None:
-    """Reads messages as they come, so that the two ends never wait for each other to read. None is the last."""
-    try:
-        while True:
-            inbox.put(connection.recv())
-    except (EOFError, ConnectionError):
-        return
-    finally:
-        inbox.put(None)
+def _end_with_parent() -> None:
+    """Ends the process when the parent's end of its standard input closes."""
+    sys.stdin.buffer.read()
+    os._exit(0)  # at once: vLLM takes seconds to clean up, and the next engine wants the memory
 
 
 if __name__ == "__main__":
-    logging.basicConfig(
-        handlers=[logging.NullHandler()]
-    )  # hides vLLM's first words, before it sets up its own handlers
     gc.disable()  # imports make a million objects that stay: going through them takes a fifth of the start
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent closes the pipe
-    serve(Connection(int(sys.argv[1])))
-    os._exit(0)  # at once: vLLM takes seconds to clean up, and the next engine wants the memory
+    main(wire.Launch.model_validate_json(sys.argv[1]), socket.socket(fileno=int(sys.argv[2])))

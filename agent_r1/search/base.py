@@ -1,4 +1,4 @@
-"""The contract of a search index, the ways in which it may fail, and the passages on disk."""
+"""The contract of a search index, and its passages on disk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from agent_r1.faults import WorldFault
 from agent_r1.records import Passage
 from agent_r1.tables import SCHEMAS, check_schema, open_rows
 
@@ -29,7 +28,7 @@ class Search(Protocol):
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """For each query its best passages, best first: `k` of them, fewer where fewer match.
 
-        Raises SearchUnavailable if the index cannot be reached.
+        Raises WorldFault if the index cannot be reached.
         """
         ...
 
@@ -44,14 +43,6 @@ class Ranker(Protocol):
         company.
         """
         ...
-
-
-class SearchUnavailable(WorldFault):
-    """A search that cannot be served now; the message says why."""
-
-
-class SearchTimeout(SearchUnavailable, TimeoutError):
-    """A search that took too long."""
 
 
 def read_batches(path: Path, size: int | None = None) -> Iterator[pa.RecordBatch]:

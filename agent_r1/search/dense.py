@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 from transformers import AutoModel, AutoTokenizer
 
-from agent_r1.files import load_pretrained, model_hash, replacing, sha256
+from agent_r1.files import load_pretrained, model_hash, remove_folder, replacing, sha256
 from agent_r1.params import fingerprint
 from agent_r1.params.stages import DenseParams
 from agent_r1.search.base import Positions, Ranker, full_texts, read_batches
@@ -86,7 +85,7 @@ def build(source: Path, folder: Path, params: DenseParams, kept: Path) -> None:
     place = kept / fingerprint(*identity)  # named by all that decides the vectors
     place.mkdir(parents=True, exist_ok=True)
     for other in set(kept.iterdir()) - {place}:
-        shutil.rmtree(other)
+        remove_folder(other)
     encoder = Encoder(params)
     with tqdm(total=count, desc="encoding", unit="passage", disable=None) as progress:  # None: on a terminal only
         for vectors in encode(source, place, encoder.passages):

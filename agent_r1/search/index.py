@@ -128,7 +128,7 @@ def build(params: SearchParams, passages: Path, folder: Path) -> None:
 
     The same passages give the same bytes. A dense build keeps its vectors beside the folder and goes on from them.
     Raises FileNotFoundError if there is no file, OSError if there is no encoder, ValueError if there is nothing to
-    index or the server has other passages, and SearchUnavailable if there is no server.
+    index or the server has other passages, and WorldFault if there is no server.
     """
     with replaced_folder(folder) as fresh:
         fresh.mkdir()
@@ -143,7 +143,7 @@ def open_index(params: SearchParams, passages: Path, folder: Path) -> Cached:
     """The index in a folder, if it is the configured one of these passages.
 
     Raises FileNotFoundError if there is no index, ValueError if it was built from other passages, with other settings
-    or with another encoder, or the server serves another index, and SearchUnavailable if there is no server.
+    or with another encoder, or the server serves another index, and WorldFault if there is no server.
     """
     meta = _read_meta(folder)
     _refuse_other_passages(f"the index at {folder}", meta.passages_hash, passages)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Annotated
 
 from pydantic import BaseModel, FailFast, Field
 
-from agent_r1.http.client import BadAnswerError, Client, RefusalError, Retries, read_key
+from agent_r1.http.client import BadAnswerError, Client, Retries, named_faults, read_key
 from agent_r1.params.stages import RemoteParams
 from agent_r1.records import Passage
-from agent_r1.search.base import Search, SearchTimeout, SearchUnavailable
+from agent_r1.search.base import Search
 
 MAX_QUERY = 8192  # characters
 
@@ -61,8 +61,8 @@ class Remote(Search):
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """For each query, cut to MAX_QUERY characters, its best passages.
 
-        Raises SearchTimeout if the last attempt took too long, SearchUnavailable if the server does not answer or
-        answers nonsense after all retries, and ValueError if it refuses the request or serves another index.
+        Raises WorldFault if the server does not answer, or answers nonsense, after all retries, and ValueError if it
+        refuses the request or serves another index.
         """
         cut = [query[:MAX_QUERY] for query in queries]
         requests = [SearchRequest(queries=cut[start : start + BATCH], k=k) for start in range(0, len(cut), BATCH)]
@@ -86,16 +86,5 @@ class Remote(Search):
             raise BadAnswerError(f"it answered {asked} queries for {request.k} passages each with {found}")
         return reply.results
 
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        """Names the server in faults, and says whose fault they are."""
-        try:
-            yield
-        except TimeoutError as fault:
-            raise SearchTimeout(f"{self._who} {fault}") from fault
-        except ConnectionError as fault:
-            raise SearchUnavailable(f"{self._who} does not answer: {fault}") from fault
-        except BadAnswerError as fault:
-            raise SearchUnavailable(f"{self._who} answered with something else than search results: {fault}") from None
-        except RefusalError as fault:
-            raise ValueError(f"{self._who} refused the search with {fault}; check remote.url") from None
+    def _named(self) -> AbstractContextManager[None]:
+        return named_faults(self._who, "a search server's", lambda _: "; check remote.url")

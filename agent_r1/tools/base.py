@@ -1,4 +1,4 @@
-"""A tool: what the policy may call by name. A typed function is one, and so is a method of an object of an episode."""
+"""Tools: functions, and methods of an episode's object, that the policy may call by name; their schemas and results."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 import inspect
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, Protocol, get_type_hints
+from typing import Any, Protocol, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
@@ -17,6 +17,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from agent_r1.records import CallStatus
 
 Schema = dict[str, Any]
+T = TypeVar("T")
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 MAX_CHARACTERS = 16_384  # of a schema as JSON: the policy reads all of it in every prompt
@@ -26,8 +27,8 @@ MAX_DEPTH = 32  # of values inside of each other
 def function_schema(name: str, description: str, parameters: Mapping[str, Any]) -> Schema:
     """The schema of a tool whose parameters are a JSON schema of an object.
 
-    A ValueError names the tool and what is wrong: a name that a call could not spell, parameters that are no object,
-    a schema that is too large or too deep or no JSON, a reference that leads outside, nowhere or in a circle.
+    A ValueError names the tool and its fault: a name that a call could not spell, parameters that are no object, a
+    schema that is too large or too deep or no JSON, a reference that leads outside, nowhere or in a circle.
     """
     if not NAME.fullmatch(name):
         raise ValueError(f"tool {name[:80]!r}: a name is made of 1 to 64 letters, digits, _ and -")
@@ -41,14 +42,17 @@ def function_schema(name: str, description: str, parameters: Mapping[str, Any]) 
 
 
 def _object(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """With its properties, though there are none: templates list them."""
+    """Adds properties, empty ones if there are none: templates list them."""
     if parameters.get("type") != "object" or not isinstance(parameters.get("properties", {}), dict):
         raise ValueError("its parameters are no object with properties")
     return {"type": "object", "properties": {}} | dict(parameters)
 
 
 def _require_small(schema: Schema) -> None:
-    if _deeper_than(schema, MAX_DEPTH):
+    level: list[Any] = [schema]
+    for _ in range(MAX_DEPTH):
+        level = [inner for each in level for inner in _inside(each)]
+    if level:
         raise ValueError(f"its schema holds values more than {MAX_DEPTH} deep inside of each other")
     try:
         size = len(json.dumps(schema, ensure_ascii=False, allow_nan=False).encode().decode())
@@ -58,20 +62,10 @@ def _require_small(schema: Schema) -> None:
         raise ValueError(f"its schema takes {size:,} characters, more than {MAX_CHARACTERS:,}; shorten its description")
 
 
-def _deeper_than(value: Any, limit: int) -> bool:
-    level = [value]
-    for _ in range(limit):
-        level = [inner for each in level for inner in _inside(each)]
-    return bool(level)
-
-
-def _inside(value: Any) -> list[Any]:
-    match value:
-        case dict():
-            return list(value.values())
-        case list() | tuple():
-            return list(value)
-    return []
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list | tuple) else ()
 
 
 def _require_resolvable(parameters: Mapping[str, Any]) -> None:
@@ -94,7 +88,7 @@ def _references(value: Any) -> Iterator[str]:
 
 
 def _target(parameters: Mapping[str, Any], reference: str) -> Any:
-    """What a reference such as `#/$defs/Unit` leads to."""
+    """The part of the schema to which a reference such as `#/$defs/Unit` leads."""
     where, *keys = reference.split("/")
     found: Any = parameters
     for key in keys:
@@ -118,7 +112,7 @@ class ToolTimeout(ToolError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolResult:
-    """What a call gave."""
+    """The result of a call."""
 
     text: str  # for the policy
     titles: tuple[str, ...] = ()  # of the passages shown, none for tools that show none
@@ -126,16 +120,16 @@ class ToolResult:
 
 
 class Tool(Protocol):
-    """What the policy may call by name."""
+    """Something that the policy may call by name."""
 
     name: str
-    schema: Schema  # what the policy is told about it
+    schema: Schema  # told to the policy
     waits: bool  # for something besides its own computation, so that the same call may end differently another time
 
     async def call(self, arguments: dict[str, Any]) -> ToolResult:
-        """The result of a call; what the agent did wrong is a status of it.
+        """The result of a call; the agent's faults are a status of it.
 
-        Raises WorldFault where the other side failed, whatever the arguments. Any other exception is a bug of the tool.
+        Raises WorldFault if the other side failed, whatever the arguments. Any other exception is a bug of the tool.
         """
         ...
 
@@ -144,21 +138,38 @@ class Tool(Protocol):
         return
 
     async def close(self) -> None:
-        """Lets go of what one episode's tool holds, at the episode's end; may be called again."""
+        """Frees the resources of one episode's tool, at the episode's end; may be called again."""
         return
 
 
 Function = Callable[..., ToolResult | str | Awaitable[ToolResult | str]]
 
 
+async def within(timeout_s: float | None, answer: Awaitable[T], late: Callable[[str], Exception]) -> T:
+    """The awaited answer. Past the limit it is cancelled, and `late` makes the exception of a few words."""
+    limit = asyncio.timeout(timeout_s)
+    try:
+        async with limit:
+            return await answer
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise late(f"took longer than {timeout_s:g} s") from None
+
+
 class FunctionTool(Tool):
-    """A function with what the policy is told about it: its name, and a schema of its signature and docstring.
+    """A function, told to the policy by its name and a schema of its signature and docstring.
 
     A `def` is answered on the spot. An `async def` may wait; past its limit of time it is cancelled.
     """
 
-    def __init__(self, function: Function, *, timeout_s: float | None = None) -> None:
-        """Takes a function with a docstring and annotated parameters that JSON can give; else raises a ValueError."""
+    def __init__(
+        self, function: Function, *, timeout_s: float | None = None, refusal: type[Exception] = ToolError
+    ) -> None:
+        """A `refusal`, raised by the function, is the agent's fault like any ToolError.
+
+        Raises ValueError unless the function has a docstring, and annotated parameters that JSON can give.
+        """
         self.name = function.__name__
         self.waits = inspect.iscoroutinefunction(function)
         if timeout_s is not None and not self.waits:
@@ -166,7 +177,7 @@ class FunctionTool(Tool):
                 f"tool {self.name!r}: timeout_s {timeout_s} has no effect on a `def`, which nothing can cancel; make "
                 "it an `async def`, or leave timeout_s out"
             )
-        self._function, self._timeout_s = function, timeout_s
+        self._function, self._timeout_s, self._refusal = function, timeout_s, refusal
         self._arguments = _arguments_model(function)
         parameters = _described(self._arguments)
         self.schema = function_schema(self.name, _description(function), parameters)
@@ -185,34 +196,24 @@ class FunctionTool(Tool):
             return await self._answer({name: getattr(values, name) for name in self._arguments.model_fields})
         except ToolTimeout as error:
             return ToolResult(text=str(error), call_status=CallStatus.TIMEOUT)
-        except ToolError as error:
+        except (ToolError, self._refusal) as error:
             return ToolResult(text=str(error), call_status=CallStatus.FAILED)
 
     async def _answer(self, values: dict[str, Any]) -> ToolResult:
         answer = self._function(**values)
         if inspect.isawaitable(answer):
-            answer = await self._within_limit(answer)
+            answer = await within(self._timeout_s, answer, lambda late: ToolTimeout(f"{self.name} {late}"))
         if isinstance(answer, str):
             return ToolResult(text=answer)
         if not isinstance(answer, ToolResult):
             raise TypeError(f"tool {self.name!r} returned {type(answer).__name__}; return a str or a ToolResult")
         return answer
 
-    async def _within_limit(self, answer: Awaitable[ToolResult | str]) -> ToolResult | str:
-        limit = asyncio.timeout(self._timeout_s)
-        try:
-            async with limit:
-                return await answer
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise ToolTimeout(f"{self.name} took longer than {self._timeout_s:g} s") from None
 
-
-def methods(box: object, *, timeout_s: float | None = None) -> list[Tool]:
+def methods(box: object, *, timeout_s: float | None = None, refusal: type[Exception] = ToolError) -> list[Tool]:
     """The public methods of an object of one episode as tools, in the order in which its class defines them.
 
-    Those that are `async def` have the limit of time.
+    The limit of time is for each that is `async def`.
 
     The contract of TRL's environments: every public method is typed and documented, `def` or `async def`; `reset` and
     `get_reward` are for the training and not for the policy.
@@ -224,18 +225,19 @@ def methods(box: object, *, timeout_s: float | None = None) -> list[Tool]:
         if inspect.isfunction(member) and not name.startswith("_") and name not in _NOT_TOOLS
     }
     found = [getattr(box, name) for name in defined]
-    return [FunctionTool(each, timeout_s=timeout_s if inspect.iscoroutinefunction(each) else None) for each in found]
+    limits = [timeout_s if inspect.iscoroutinefunction(each) else None for each in found]
+    return [FunctionTool(each, timeout_s=limit, refusal=refusal) for each, limit in zip(found, limits, strict=True)]
 
 
 class _UntitledSchema(GenerateJsonSchema):
-    """Without the titles that pydantic makes from names: the policy pays for every token."""
+    """Makes schemas without pydantic's titles of names: the policy pays for every token."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
 
 
 def _described(arguments: type[BaseModel]) -> Schema:
-    """A model's JSON schema without what it says of the model itself."""
+    """A model's JSON schema without the model's own name and settings."""
     schema = arguments.model_json_schema(schema_generator=_UntitledSchema)
     defined = {
         name: {key: value for key, value in definition.items() if key != "title"}

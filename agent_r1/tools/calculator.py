@@ -1,4 +1,4 @@
-"""A calculator: exact arithmetic on fractions, read sign by sign; nothing of what it is given is ever run."""
+"""A calculator: exact arithmetic on fractions, read sign by sign. No part of an expression is ever run as code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ def calculator(expression: str) -> str:
     tokens = _read(expression)
     try:
         left = _value(tokens)
-        answer = _compared(left, tokens) if tokens and tokens[0] in _COMPARE else _shown(left)
+        if tokens and tokens[0] in _COMPARE:
+            compare = _COMPARE[tokens.popleft()]
+            answer = str(compare(left, _value(tokens))).lower()
+        else:
+            answer = _shown(left)
     except ZeroDivisionError:
         raise ToolError("nothing can be divided by zero") from None
     if tokens:
@@ -86,17 +90,8 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
     return Fraction(base**exponent.numerator)
 
 
-def _whole(left: Fraction, right: Fraction) -> Fraction:
-    return Fraction(left // right)
-
-
-def _compared(left: Fraction, tokens: Tokens) -> str:
-    compare = _COMPARE[tokens.popleft()]
-    return "true" if compare(left, _value(tokens)) else "false"
-
-
 def _shown(value: Fraction) -> str:
-    """A whole number or a short decimal fraction as such, else a fraction and about what it is."""
+    """A whole number or a short decimal fraction as such, else a fraction and its rounded value."""
     if value.denominator == 1:
         return str(value.numerator)
     scaled = value * 10**_MAX_PLACES
@@ -114,7 +109,7 @@ _BINARY: dict[str, tuple[int, Callable[[Fraction, Fraction], Fraction]]] = {
     "-": (1, operator.sub),
     "*": (2, operator.mul),
     "/": (2, operator.truediv),
-    "//": (2, _whole),
+    "//": (2, lambda left, right: Fraction(left // right)),
     "%": (2, operator.mod),
     "**": (4, _power),
     "^": (4, _power),

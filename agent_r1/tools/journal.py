@@ -1,7 +1,7 @@
-"""What the world outside answered during an iteration, so that it is asked once, however often the iteration is begun.
+"""The journal of an iteration: the world's answers, so that it is asked once, however often the iteration is begun.
 
-Without it a run that is killed and started again would hear other answers and end with other bits, and what a call
-causes out there would happen twice. What made an episode ABORTED is no answer: it is asked again.
+Without it a run that is killed and started again would hear other answers and end with other bits, and the effects of a
+call would happen twice. A fault that made an episode ABORTED is no answer: the call is made again.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ class Entry(BaseModel):
 
 
 class Journal:
-    """A file of JSON lines, a call each. What an earlier process wrote is there again."""
+    """A file of JSON lines, a call each, with those of earlier processes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._known = {Place(entry.episode, entry.step, entry.call): entry for entry in self._read()}
 
     def find(self, place: Place, tool: str, arguments: str) -> Entry | None:
-        """What the same call gave at this place; None where it was not made, or another one."""
+        """The entry of the same call at this place; None if it was not made, or another one."""
         entry = self._known.get(place)
         if entry and (entry.tool, entry.arguments) != (tool, arguments):
             logger.warning(
-                "%s holds the answer to %s(%s) where %s(%s) is called now, which is made: the episode is not what it "
-                "was before the restart",
+                "%s holds the answer to %s(%s) where %s(%s) is called now, which is made: the episode differs from "
+                "the one before the restart",
                 self._path,
                 entry.tool,
                 entry.arguments,
@@ -74,7 +74,7 @@ class Journal:
         return entry
 
     def add(self, place: Place, call: Call, result: ToolResult) -> None:
-        """Writes down what a call gave; it is in the file when this returns."""
+        """Writes down the result of a call; it is in the file when this returns."""
         entry = Entry(
             **place._asdict(),
             tool=call.tool,
@@ -90,10 +90,7 @@ class Journal:
         self._known[place] = entry
 
     def _read(self) -> list[Entry]:
-        """The whole lines. One that a kill cut short is cut off, so that the next begins on a line of its own.
-
-        Raises ValueError if another line is not as it was written.
-        """
+        """The whole lines; one that a kill cut short is removed. Raises ValueError if another line is damaged."""
         if not self._path.exists():
             return []
         written = self._path.read_bytes()

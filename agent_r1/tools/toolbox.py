@@ -1,4 +1,4 @@
-"""The tools of a stage: what `env.tools` offers, and what its episodes share, opened once and closed with the stage."""
+"""The tools of a stage, as `env.tools` offers them: opened once, shared by its episodes, and closed with the stage."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 import numpy as np
 
-from agent_r1.params.env import EnvParams
+from agent_r1 import own_code
+from agent_r1.params.env import EnvParams, ToolsParams
 from agent_r1.records import Call, CallStatus, Trajectory
 from agent_r1.search.base import Search
 from agent_r1.tools.base import FunctionTool, Schema, Tool, ToolResult
 from agent_r1.tools.calculator import calculator
-from agent_r1.tools.own import own_tools
 from agent_r1.tools.search import read_tool, search_tool
+
+_HALF = re.compile("[\ud800-\udfff]")  # of a character
+_THREADS = 64  # searches that wait for a server at once
 
 
 class UnderWay:
@@ -46,65 +48,21 @@ class UnderWay:
                 self.seconds += time.perf_counter() - self._since
 
 
-def use_of_tools(trajectories: Sequence[Trajectory], tools: Sequence[str]) -> dict[str, float]:
-    """For each tool `tool/<name>/calls`, per episode, and of its calls `ok_share` and `timeout_share`.
-
-    Episodes that the world cut short do not count. A tool without calls has no shares, and what the policy called that
-    is none of the tools is left out.
-    """
-    lived, found = _calls(trajectories)
-    metrics = {}
-    for name in tools:
-        statuses = [call.status for call in found if call.tool == name]
-        metrics[f"tool/{name}/calls"] = len(statuses) / max(lived, 1)
-        if statuses:
-            metrics[f"tool/{name}/ok_share"] = statuses.count(CallStatus.OK) / len(statuses)
-            metrics[f"tool/{name}/timeout_share"] = statuses.count(CallStatus.TIMEOUT) / len(statuses)
-    return metrics
-
-
-def latencies(trajectories: Sequence[Trajectory], tools: Sequence[str]) -> dict[str, float]:
-    """For each tool that was called the median and the 95th percentile of its calls' seconds.
-
-    They are `tool/<name>/latency_p50_s` and `latency_p95_s`, over the calls of `use_of_tools`. Nothing of this is among
-    the reproducible bits.
-    """
-    _, found = _calls(trajectories)
-    metrics = {}
-    for name in tools:
-        if seconds := [call.latency_s for call in found if call.tool == name]:
-            for percent in (50, 95):
-                metrics[f"tool/{name}/latency_p{percent}_s"] = float(np.percentile(seconds, percent))
-    return metrics
-
-
-def _calls(trajectories: Sequence[Trajectory]) -> tuple[int, list[Call]]:
-    """How many episodes the world did not cut short, and all calls of those."""
-    lived = [each for each in trajectories if not each.aborted]
-    return len(lived), [call for each in lived for step in each.steps for call in step.calls]
-
-
-_HALF = re.compile("[\ud800-\udfff]")  # of a character
-_THREADS = 64  # searches that wait for a server at once
-
-
 class Server(Protocol):
     """A server whose tools an episode may call; see `agent_r1.outside.mcp`."""
 
     async def verify(self) -> None:
         """Raises ValueError if it has other tools now than at first, and WorldFault if it is silent."""
-        ...
 
-    def for_episode(self, fits: Callable[[ToolResult, ToolResult], bool]) -> Sequence[Tool]:
-        """The tools of one episode; `fits` compares a result with one that a journal kept."""
-        ...
+    def for_episode(self, is_as_kept: Callable[[ToolResult, ToolResult], bool]) -> Sequence[Tool]:
+        """The tools of one episode; `is_as_kept` compares a result with one that a journal kept."""
 
 
 class Toolbox:
     """Open it in the loop in which its tools are called: it starts the sandbox's workers and the MCP servers."""
 
     def __init__(self, params: EnvParams, index: Search | None) -> None:
-        """`index` may be None where neither `search` nor `read` is offered; else a ValueError says so."""
+        """Raises ValueError if `search` or `read` is offered without an index."""
         if index is None and (params.tools.search is not None or params.tools.read):
             raise ValueError("env.tools offers search or read, and there is no index; build one, or set both to null")
         self.schemas: list[Schema] = []  # the same for all episodes
@@ -115,31 +73,37 @@ class Toolbox:
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        """Raises ValueError for what cannot be offered as params.yaml has it, and WorldFault if a server is down."""
+        """Raises ValueError for tools that cannot be offered as configured, and WorldFault if a server is down."""
         async with AsyncExitStack() as opening:
-            await self._connect(opening)
+            if self._params.tools.mcp:
+                server = import_module("agent_r1.outside.mcp").Server
+                servers = [server(name, params) for name, params in self._params.tools.mcp.items()]
+                self._servers = [await opening.enter_async_context(server) for server in servers]
             self._makers = list(self._offered(opening))
             self.schemas = [tool.schema for tool in self.tools(0)]
-            _require_distinct(self.names)
+            [(name, times)] = Counter(self.names).most_common(1)
+            if times > 1:
+                raise ValueError(
+                    f"env.tools offers {times} tools of the name {name!r}; leave all but one out, those of an MCP "
+                    "server with its key tools"
+                )
             self._open = opening.pop_all()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self._open.__aexit__(kind, fault, traceback)
+    async def __aexit__(self, *fault: Any) -> None:
+        await self._open.__aexit__(*fault)
 
     def tools(self, seed: int) -> list[Tool]:
-        """The tools of one episode, in the order of `schemas`; the chance of a sandbox is drawn from the seed.
+        """The tools of one episode, in the order of `schemas`, to be closed where they were called.
 
-        To be closed where they were called.
+        The chance of a sandbox is drawn from the seed.
         """
         made = [tool for make in self._makers for tool in make(seed)]
-        return [_Limited(tool, self._params.max_result_characters, self.under_way) for tool in made]
+        return [Limited(tool, self._params.max_result_characters, self.under_way) for tool in made]
 
     @property
     def names(self) -> list[str]:
-        """Of the tools, in the order of `schemas`."""
+        """The names of the tools, in the order of `schemas`."""
         return [schema["function"]["name"] for schema in self.schemas]
 
     async def verify(self) -> None:
@@ -147,14 +111,8 @@ class Toolbox:
         for server in self._servers:
             await server.verify()
 
-    async def _connect(self, opening: AsyncExitStack) -> None:
-        if self._params.tools.mcp:
-            server = import_module("agent_r1.outside.mcp").Server
-            servers = [server(name, params) for name, params in self._params.tools.mcp.items()]
-            self._servers = [await opening.enter_async_context(server) for server in servers]
-
     def _offered(self, opening: AsyncExitStack) -> Iterator[Callable[[int], Sequence[Tool]]]:
-        """What `env.tools` switches on, in the order in which the policy is told of it."""
+        """The tools that `env.tools` switches on, in the order in which the policy is told of them."""
         offered = self._params.tools
         threads = opening.enter_context(ThreadPoolExecutor(_THREADS, "search"))  # has none before it is asked
         if self._index is not None and offered.search is not None:
@@ -176,7 +134,7 @@ class Toolbox:
         return server.for_episode(lambda result, kept: cut(result, self._params.max_result_characters) == kept)
 
 
-class _Limited(Tool):
+class Limited(Tool):
     """A tool whose calls are timed, and whose results are text that can be stored, and no longer than a limit."""
 
     def __init__(self, tool: Tool, max_characters: int, under_way: UnderWay) -> None:
@@ -195,7 +153,7 @@ class _Limited(Tool):
 
 
 def cut(result: ToolResult, max_characters: int) -> ToolResult:
-    """A result whose text ends after so many characters, and says so; titles that are not in it any more are not shown.
+    """A result whose text ends after so many characters, and says so; titles beyond them are left out.
 
     Halves of characters, which no file could keep, are replaced.
     """
@@ -211,10 +169,63 @@ def _shared(*tools: Tool) -> Callable[[int], Sequence[Tool]]:
     return lambda seed: tools
 
 
-def _require_distinct(names: Sequence[str]) -> None:
-    [(name, times)] = Counter(names).most_common(1)
-    if times > 1:
-        raise ValueError(
-            f"env.tools offers {times} tools of the name {name!r}; leave all but one out, those of an MCP server with "
-            "its key tools"
+def own_tools(params: ToolsParams) -> list[FunctionTool]:
+    """The user's functions as tools; a ValueError says which module or function is not there, or is no tool."""
+    return [
+        FunctionTool(
+            own_code.load(f"env.tools.functions.{name}", f"{function.module}:{name}"), timeout_s=function.timeout_s
         )
+        for name, function in params.functions.items()
+    ]
+
+
+def require_own(params: EnvParams) -> None:
+    """Raises ValueError for a tool or class of the user's own that is not there, or is none."""
+    own_tools(params.tools)
+    for name, box in params.toolbox.items():
+        own_code.load(f"env.toolbox.{name}", box.class_)
+
+
+def own_sources(params: EnvParams) -> dict[str, str]:
+    """The sha256 of the source file of each tool and class of the user's own; raises as `own_code.load`."""
+    tools, boxes = params.tools.functions.items(), params.toolbox.items()
+    return {
+        f"tool {name}": own_code.source_hash(f"env.tools.functions.{name}", function.module) for name, function in tools
+    } | {f"toolbox {name}": own_code.source_hash(f"env.toolbox.{name}", box.class_) for name, box in boxes}
+
+
+def use_of_tools(trajectories: Sequence[Trajectory], tools: Sequence[str]) -> dict[str, float]:
+    """For each tool `tool/<name>/calls`, per episode, and of its calls `ok_share` and `timeout_share`.
+
+    Episodes that the world cut short do not count. A tool without calls has no shares, and calls of a name that is no
+    tool's are left out.
+    """
+    lived = sum(not each.aborted for each in trajectories)
+    metrics = {}
+    for name, calls in _calls(trajectories, tools).items():
+        statuses = [call.status for call in calls]
+        metrics[f"tool/{name}/calls"] = len(statuses) / max(lived, 1)
+        if statuses:
+            metrics[f"tool/{name}/ok_share"] = statuses.count(CallStatus.OK) / len(statuses)
+            metrics[f"tool/{name}/timeout_share"] = statuses.count(CallStatus.TIMEOUT) / len(statuses)
+    return metrics
+
+
+def latencies(trajectories: Sequence[Trajectory], tools: Sequence[str]) -> dict[str, float]:
+    """For each tool that was called the median and the 95th percentile of its calls' seconds.
+
+    They are `tool/<name>/latency_p50_s` and `latency_p95_s`, over the calls of `use_of_tools`. Nothing of this is among
+    the reproducible bits.
+    """
+    return {
+        f"tool/{name}/latency_p{percent}_s": float(np.percentile([call.latency_s for call in calls], percent))
+        for name, calls in _calls(trajectories, tools).items()
+        if calls
+        for percent in (50, 95)
+    }
+
+
+def _calls(trajectories: Sequence[Trajectory], tools: Sequence[str]) -> dict[str, list[Call]]:
+    """The calls of each tool, in the episodes that the world did not cut short."""
+    made = [call for each in trajectories if not each.aborted for step in each.steps for call in step.calls]
+    return {name: [call for call in made if call.tool == name] for name in tools}

@@ -1,14 +1,12 @@
 """MLflow's model registry: one registered model, one version for every policy that a training finished with.
 
-A version holds no weights. It is a descriptor, the fields of `Descriptor`: the artifact `descriptor.json` of the
-training's MLflow run, which is the version's source, and the version's tags, which are what is read back. Others may
-write tags, and tags become paths: a version with one that no training writes is left out, with a warning.
+A version holds no weights, only the fields of `Descriptor`: as the artifact `descriptor.json` of the training's MLflow
+run, which is the version's source, and as the version's tags, which are read back. Others may write tags, and tags
+become paths: a version with one that no training writes is left out, with a warning.
 
-One alias, `champion`, points at one version or at none. `promote` moves it only from where the caller saw it.
-Registering and promoting hold a lock of this clone, so that of two promotions from one clone one wins and the other is
-refused, with the SQLite store and with an MLflow server. Clones that share a server need a lock of their own around
-it, as `flows.operation.promote` takes one: MLflow offers nothing to compare and set with, and between looking and
-moving another clone's promotion may come. The alias points at one version then too, the later one's.
+One alias, `champion`, points at one version or at none. `promote` moves it only from the version that the caller saw.
+Registering and promoting hold a lock of this clone, so that one of two promotions is refused. Clones that share a
+server need a common lock around it, as `flows.operation.promote` takes one: MLflow has no compare-and-set.
 """
 
 from __future__ import annotations
@@ -52,27 +50,27 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Descriptor:
-    """A policy, where it came from, and where it can be found."""
+    """A policy, its origin and its whereabouts."""
 
     label: str  # of the training: `ppo`, `ppo-seed3`
     run: Annotated[str, Field(pattern="^[A-Za-z0-9_]+$")]  # a name under runs:
     seed: Natural
     sweep: Annotated[str, Field(pattern=f"^({SWEEP})?$")]  # of which the training is a member, "" of none
-    mlflow_run_id: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]  # of the training, the latest of those that gave it
-    policy: Annotated[Folder, Field(pattern=f"/{policy_in(Path())}$")]  # where the training wrote it, in the project
+    mlflow_run_id: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]  # of the latest training that gave the policy
+    policy: Annotated[Folder, Field(pattern=f"/{policy_in(Path())}$")]  # as the training wrote it, in the project
     policy_hash: Sha256  # sha256 of that folder
     policy_version: Natural  # updates since the warm start
     dvc_file: str  # DVC's file of the copy that outlives the folder, "" outside a DVC project
     dvc_hash: DvcFolder  # DVC's md5 of that copy, "" outside a DVC project
-    git_commit: Commit  # of the code, with `+changes` where files differed from it
-    data_hash: DvcHashes  # DVC's md5 of the prepared data, "" where it was not known
+    git_commit: Commit  # of the code, with `+changes` if files differed from it
+    data_hash: DvcHashes  # DVC's md5 of the prepared data, "" if it was unknown
     questions: Sha256  # sha256 of the prepared questions
     passages: Sha256  # sha256 of the passages
     index: str  # hash of the index over them, which may be the word of a search server
     prompt: Sha256  # hash of system message, tools and chat template
     config: Annotated[str, Field(pattern="^[0-9a-f]{16}$")]  # fingerprint of the run's configuration and its inputs
-    code: str = ""  # which code trained which iterations, by short hashes; "" where it was not noted
-    dvc_training_hash: DvcFolder = ""  # DVC's md5 of the training's folder as it ended, "" where DVC does not keep it
+    code: str = ""  # which code trained which iterations, by short hashes; "" if it was not noted
+    dvc_training_hash: DvcFolder = ""  # DVC's md5 of the training's folder as it ended, "" if DVC does not keep it
 
     def __post_init__(self) -> None:
         RunId.parse(self.label)
@@ -112,9 +110,9 @@ class Outpaced(ValueError):
 def register(descriptor: Descriptor) -> Version:
     """The version of the descriptor's policy: a new one, or the one that has the same policy hash.
 
-    A version that was there keeps its origin and learns its whereabouts: the MLflow run, the folder and DVC's copy.
-    Repeated, and repeated after a kill at any point, it ends the same. The training's MLflow run gets the artifact
-    `descriptor.json` and the tag `model_version`.
+    An earlier version keeps its origin and learns its whereabouts: the MLflow run, the folder and DVC's copy. To repeat
+    it changes nothing, after a kill at any point too. The training's MLflow run gets the artifact `descriptor.json` and
+    the tag `model_version`.
     """
     client, _ = open_store()
     with locked(_LOCK):
@@ -163,17 +161,15 @@ def find(reference: str) -> Version:
     """
     parts = REFERENCE.fullmatch(reference)
     if parts is None:
-        raise ValueError(
-            f"{reference!r} is no reference to a model of this project; they are {THE_CHAMPION} and "
-            f"{SCHEME}{MODEL}/NUMBER"
-        )
-    known = versions()
-    if not known:
+        known = f"{THE_CHAMPION} and {SCHEME}{MODEL}/NUMBER"
+        raise ValueError(f"{reference!r} is no reference to a model of this project; they are {known}")
+    registered = versions()
+    if not registered:
         raise ValueError(f"{reference}: the registry is empty; a training that finishes registers its policy")
-    for version in known:
+    for version in registered:
         if parts["alias"] in version.aliases or parts["number"] == str(version.number):
             return version
-    raise ValueError(f"{reference}: {_missing(parts['alias'], known)}")
+    raise ValueError(f"{reference}: {_missing(parts['alias'], registered)}")
 
 
 def promote(version: Version, *, expected: Version | None) -> Version:
@@ -194,7 +190,7 @@ def promote(version: Version, *, expected: Version | None) -> Version:
 
 
 def _read(number: int, tags: dict[str, str]) -> Descriptor | None:
-    """The descriptor of a version; None, and a warning, where its tags are none. Further tags are not looked at."""
+    """The descriptor of a version; None, and a warning, if its tags are wrong. Other tags do not matter."""
     try:
         return TypeAdapter(Descriptor).validate_python(tags)
     except ValidationError as error:
@@ -209,7 +205,7 @@ def _read(number: int, tags: dict[str, str]) -> Descriptor | None:
 
 @functools.cache
 def _warn(message: str) -> None:
-    """Says it once in a process, however often the registry is read."""
+    """Warns once in a process, however often the registry is read."""
     logger.warning("%s", message)
 
 
@@ -217,16 +213,14 @@ def _missing(alias: str | None, known: list[Version]) -> str:
     if alias is None:
         return f"there is no such version; the latest is {known[-1].number}"
     if alias == CHAMPION:
-        return (
-            "the registry has no champion; the first becomes one only by "
-            f"`agent-r1 promote {known[-1].reference} --first`"
-        )
+        command = f"`agent-r1 promote {known[-1].reference} --first`"
+        return f"the registry has no champion; the first becomes one only by {command}"
     aliases = sorted({alias for version in known for alias in version.aliases})
     return f"there is no alias {alias!r}; aliases: {', '.join(aliases) or 'none'}"
 
 
 def _moved(known: Descriptor, given: Descriptor) -> Descriptor:
-    """A known policy with its present whereabouts; older copies of DVC's stay where there are no newer ones."""
+    """A known policy with its present whereabouts; an older copy of DVC's stays if there is no newer one."""
     copies = ("dvc_file", "dvc_hash", "dvc_training_hash") if given.dvc_hash else ()
     present = dataclasses.asdict(given)
     return dataclasses.replace(known, **{name: present[name] for name in ("mlflow_run_id", "policy", *copies)})
@@ -242,8 +236,7 @@ def _create(client: MlflowClient, descriptor: Descriptor) -> int:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
     run = client.get_run(descriptor.mlflow_run_id)
-    source = f"{run.info.artifact_uri}/{DESCRIPTOR}"
-    about = run.data.tags.get(NOTE)
+    source, about = f"{run.info.artifact_uri}/{DESCRIPTOR}", run.data.tags.get(NOTE)
     created = client.create_model_version(MODEL, source, run.info.run_id, tags=_tags(descriptor), description=about)
     return int(created.version)
 

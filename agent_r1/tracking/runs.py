@@ -1,4 +1,4 @@
-"""Flat MLflow runs: one per training, and one per evaluation of what was not trained here."""
+"""Flat MLflow runs: one per training, and one per evaluation of another policy."""
 
 from __future__ import annotations
 
@@ -29,8 +29,14 @@ IDENTITY_TAG = "identity"
 KIND_TAG = "kind"  # training, baseline or evaluation
 VERSION_TAG = "model_version"  # of a training's run: the version that it registered
 EXPERIMENT_TAG = "dvc_experiment"
-OF = " of the test questions: "  # in a description, between the score and what it is the score of
-FIRST = ("success", "rollout/success", "reward/total", "success/low", "success/high")  # MLflow compares what came first
+OF = " of the test questions: "  # in a description, after the score
+FIRST = (
+    "success",
+    "rollout/success",
+    "reward/total",
+    "success/low",
+    "success/high",
+)  # MLflow compares the first
 CODE_TAG = "code"  # which code trained which iterations: `0-11 3fa91c2b, 12-19 77b0e4aa`
 REWOUND_TAG = "rewound_ms"  # when the run last went back to an earlier iteration, Unix time
 SHOWN = {"estimator", "loss_mask", "advantage_mask"}  # of `credit`, as columns of their own
@@ -39,9 +45,9 @@ DIGEST, SOURCE_CHARACTERS = 8, 500  # of a data set's hash, and of a command
 
 
 def provenance(dataset: str, sweep: str = "") -> dict[str, str]:
-    """The tags dataset, git_commit, data_hash ("" where it is not known), and sweep for a member of one.
+    """The tags dataset, git_commit, data_hash ("" if it is unknown), and sweep for a member of one.
 
-    The commit is followed by `+changes` where tracked files differ from it, besides what DVC writes itself.
+    `+changes` follows the commit if tracked files differ from it, apart from the files that DVC writes.
     """
     commit = git("rev-parse", "HEAD")
     # An overlay in a folder of its own has the graph of the project by a link.
@@ -49,12 +55,15 @@ def provenance(dataset: str, sweep: str = "") -> dict[str, str]:
     of_dvc = (":!*dvc.lock", ":!*.dvc", ":!outputs")
     if git("-C", whole, "status", "--porcelain", "--untracked-files=no", "--", ".", *of_dvc):
         commit += "+changes"
-    found = {"dataset": dataset, "git_commit": commit, "data_hash": _data_hash(project_root() / "dvc.lock")}
+    lock = project_root() / "dvc.lock"
+    stages = yaml.safe_load(lock.read_text()).get("stages", {}) if lock.exists() else {}
+    prepared_md5 = "+".join(out["md5"] for out in stages.get("prepare", {}).get("outs", []))
+    found = {"dataset": dataset, "git_commit": commit, "data_hash": prepared_md5}
     return {**found, "sweep": sweep} if sweep else found
 
 
 def git(*arguments: str) -> str:
-    """What git says in the project; "" without git, outside a repository, or where it refuses."""
+    """The output of git in the project; "" without git, outside a repository, or if it refuses."""
     try:
         done = subprocess.run(["git", *arguments], cwd=project_root(), capture_output=True, text=True)
     except FileNotFoundError:
@@ -62,18 +71,11 @@ def git(*arguments: str) -> str:
     return "" if done.returncode else done.stdout.strip()
 
 
-def _data_hash(lock: Path) -> str:
-    """DVC's hash of the prepared data: the md5 of the stage `prepare`'s outputs, joined."""
-    if not lock.exists():
-        return ""
-    stages = yaml.safe_load(lock.read_text()).get("stages", {})
-    return "+".join(out["md5"] for out in stages.get("prepare", {}).get("outs", []))
-
-
 def run_params(variant: str, params: Params, train: TrainParams) -> dict[str, Any]:
-    """What MLflow shows of a trained run: the columns to group by, then its whole configuration, flattened."""
+    """The parameters of a trained run: the columns to group by, then its whole configuration, flattened."""
     switches = train.credit.advantage_mask.model_dump()
     on = [name for name, value in switches.items() if value]
+    shown = {"seed": True, "checkpoint": True, "keep": True, "credit": SHOWN}
     return {
         "variant": variant,
         "algorithm": train.credit.estimator,
@@ -82,22 +84,20 @@ def run_params(variant: str, params: Params, train: TrainParams) -> dict[str, An
         "seed": train.seed,
         "engine": params.engine.kind,
         **flatten(params.model_dump(mode="json", include={"model", "warm_start", "env"})),
-        **flatten(
-            train.model_dump(mode="json", exclude={"seed": True, "checkpoint": True, "keep": True, "credit": SHOWN})
-        ),
+        **flatten(train.model_dump(mode="json", exclude=shown)),
     }
 
 
-def differences(params: Params, run: RunId) -> str:
-    """What a run has of its own beside `train` and `env` of params.yaml, as a line for people."""
+def overrides(params: Params, run: RunId) -> str:
+    """The values that a run sets over `train` and `env` of params.yaml, as a line for people."""
     changes = flatten(params.runs[run.run] or {}) | (flatten(params.ablations.train) if run.sweep else {})
     return ", ".join(f"{name} {value}" for name, value in changes.items()) or "as params.yaml"
 
 
 def untrained_params(variant: str, params: Params, model: str | None = None) -> dict[str, Any]:
-    """What MLflow shows of an agent that no run has trained: the same columns, without an algorithm and masks.
+    """The parameters of an agent that no run has trained: `run_params`' columns, without an algorithm and masks.
 
-    It is the warm-started model, or another one by its folder, hub id or reference, whose seed is the evaluation's.
+    The agent is the warm-started model, or `model`, a folder, hub id or reference; its seed is the evaluation's.
     """
     shown = params.model_dump(mode="json", include={"model", "warm_start", "env"})
     if model is not None:
@@ -117,25 +117,23 @@ class Run:
     """A handle of one flat MLflow run; made by `start` and `resume`.
 
     As a context manager it marks the run as running inside and as finished, failed or killed after. Metrics and
-    artifacts can be added outside too, to a run that has ended. The tag `code` of a training's run says which code
-    trained which iterations.
+    artifacts can be added outside too, to a run that has ended.
     """
 
     def __init__(self, client: MlflowClient, run_id: str, steps_logged: Mapping[str, int] | None = None) -> None:
-        """`steps_logged`: of every metric in the store, the step below which none is logged a second time."""
-        self.run_id = run_id
-        self._client = client
+        """`steps_logged`: metric -> the step below which it is not logged a second time."""
+        self.run_id, self._client = run_id, client
         self._steps_logged = dict(steps_logged or {})
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Adds metrics of one iteration, named `part/what`; those that the store has of it are left as they are."""
+        """Adds metrics of one iteration, named `part/what`, except the ones that the store has of it."""
         new = {name: value for name, value in metrics.items() if step >= self._steps_logged.get(name, 0)}
         if new:
             self._log(new, step)
             self._steps_logged |= dict.fromkeys(new, step + 1)
 
     def rewind(self) -> None:
-        """Lets every iteration be logged again: the run goes back to an earlier one.
+        """Lets every iteration be logged again, because the run goes back to an earlier one.
 
         MLflow forgets nothing. A repeated iteration has two values at its step, the later one last.
         """
@@ -143,17 +141,16 @@ class Run:
         self._steps_logged.clear()
 
     def tag(self, name: str, value: str) -> None:
-        """Sets a tag, in place of the value it had."""
         self._client.set_tag(self.run_id, name, value)
 
     def tags(self) -> dict[str, str]:
-        """Its tags, MLflow's own among them."""
+        """The run's tags, MLflow's own among them."""
         return dict(self._client.get_run(self.run_id).data.tags)
 
     def final(self, scores: Mapping[str, float]) -> None:
         """Adds each score as `final/<name>`, without a step: the UI shows those as bars.
 
-        The description begins with the success, that of the version which a training registered too.
+        The success begins the description of the run, and of the version that a training registered.
         """
         self._log({f"final/{name}": scores[name] for name in _in_order(scores)}, step=0)
         if "success/low" not in scores:
@@ -161,23 +158,20 @@ class Run:
         tags = self.tags()
         mean, low, high = (f"{scores[name]:.3f}" for name in ("success", "success/low", "success/high"))
         self.tag(INTERVAL, f"[{scores['success/low']:.2f}, {scores['success/high']:.2f}]")  # narrow, for the table
-        note = f"success {mean} [{low}, {high}]{OF}{tags.get(NOTE, '').rpartition(OF)[2]}"
-        self.tag(NOTE, note)
+        self.tag(NOTE, note := f"success {mean} [{low}, {high}]{OF}{tags.get(NOTE, '').rpartition(OF)[2]}")
         if VERSION_TAG in tags and tags.get(KIND_TAG) == "training":
             self._client.update_model_version("agent_r1", tags[VERSION_TAG], note)
 
     def uses(self, files: Mapping[str, tuple[Path, str]], context: str) -> None:
-        """Names data sets as what the run reads: of each its file and the sha256 of that."""
+        """Names the data sets that the run reads, each with its file and the sha256 of that."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         said = [InputTag("mlflow.data.context", context)]
-        self._client.log_inputs(
-            self.run_id,
-            [
-                DatasetInput(Dataset(name, digest[:DIGEST], "local", json.dumps({"uri": str(path)})), said)
-                for name, (path, digest) in files.items()
-            ],
-        )
+        sets = [
+            Dataset(name, digest[:DIGEST], "local", json.dumps({"uri": str(path)}))
+            for name, (path, digest) in files.items()
+        ]
+        self._client.log_inputs(self.run_id, [DatasetInput(each, said) for each in sets])
 
     def artifact(self, path: Path, folder: str = "") -> None:
         """Copies a file into the run's artifacts, under `folder`."""
@@ -215,9 +209,9 @@ def start(
 ) -> Run:
     """A new run in the experiment `agent_r1`, still to be entered; `about` is its description.
 
-    Its source is the command that makes it; in an experiment of DVC's its name ends with that one's. A run that repeats
-    an earlier one in name, params and tags takes its place: the earlier one goes to MLflow's trash. A recurring one
-    neither takes a place nor loses its own. `began_s` is when what it stands for began, in Unix time, if not now.
+    Its source is the command that makes it. In an experiment of DVC's its name ends with the experiment's. A run that
+    repeats an earlier one in name, params and tags takes its place: the earlier one goes to MLflow's trash. A recurring
+    one neither takes a place nor loses its own. `began_s`: its start in Unix time, if not now.
     """
     client, experiment = open_store()
     from mlflow.entities import Param
@@ -239,9 +233,9 @@ def start(
 
 
 def resume(run_id: str) -> Run | None:
-    """The run of that id, to go on with; None where the project's experiment has no such run, or has it in the trash.
+    """The run of that id, to go on with; None if the project's experiment has no such run, or has it in the trash.
 
-    Whoever made another experiment has said where what is logged to its runs is written.
+    A run of another experiment is none: its artifacts may be written to any folder.
     """
     client, experiment = open_store()
     from mlflow.exceptions import MlflowException
@@ -262,17 +256,20 @@ def resume(run_id: str) -> Run | None:
 
 
 def run_of(folder: Path) -> Run | None:
-    """The run whose id a stage left in the file `mlflow_run_id` of its folder, where this store has it."""
+    """The run whose id a stage left in the file `mlflow_run_id` of its folder, if this store has it."""
     run_id = folder / "mlflow_run_id"
     return resume(run_id.read_text()) if run_id.exists() else None
 
 
 def _shown(tags: Mapping[str, str], about: str) -> dict[str, str]:
     """The tags that MLflow has columns for: the description, the command and the commit."""
-    command = without_password(" ".join(sys.argv))[:SOURCE_CHARACTERS]
-    commit = tags.get("git_commit", "").partition("+")[0]
-    shown = {NOTE: about, "mlflow.source.name": command, "mlflow.source.git.commit": commit}
-    return {name: value for name, value in shown.items() if value} | {"mlflow.source.type": "LOCAL"}
+    shown = {
+        NOTE: about,
+        "mlflow.source.name": without_password(" ".join(sys.argv))[:SOURCE_CHARACTERS],
+        "mlflow.source.git.commit": tags.get("git_commit", "").partition("+")[0],
+        "mlflow.source.type": "LOCAL",
+    }
+    return {name: value for name, value in shown.items() if value}
 
 
 def _in_order(metrics: Mapping[str, float]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Where MLflow keeps things, and whether that can be used."""
+"""MLflow's store: a file of the project, or a tracking server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 EXPERIMENT = "agent_r1"
 SERVER = "MLFLOW_TRACKING_URI"
 ARTIFACTS = "artifacts"  # the folder beside the store
-LOCATED = (  # columns of MLflow's tables that say where files are
+LOCATED = (  # columns of MLflow's tables that name files
     ("experiments", "artifact_location"),
     ("runs", "artifact_uri"),
     ("logged_models", "artifact_location"),
@@ -45,8 +45,8 @@ logger = logging.getLogger(__name__)
 def open_store() -> tuple[MlflowClient, str]:
     """A client and the experiment's id; both are created under a file lock, which parallel stages wait for.
 
-    A project that was moved or copied keeps what it logs with itself from then on, its earlier runs' files too.
-    A store that cannot be used for now raises what `passing_fault` knows, here and at every call of the client.
+    A project that was moved or copied keeps its files with itself from then on, those of earlier runs too. A store that
+    cannot be used for now raises faults that `passing_fault` knows, here and at every call of the client.
     """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)  # mlflow reads them when it is imported
@@ -64,10 +64,10 @@ def open_store() -> tuple[MlflowClient, str]:
 
 
 def passing_fault(fault: BaseException) -> ConnectionError | None:
-    """What MLflow says of a store that cannot be used for now, as one message; None where the fault is another one.
+    """One message for MLflow's faults of a store that cannot be used for now; None for any other fault.
 
-    A server that does not answer or is overloaded, a database that is locked or away: MLflow has an exception of one
-    class for them and for what is asked wrongly.
+    Such are a server that does not answer or is overloaded, and a database that is locked or away. MLflow has one class
+    of exceptions for them and for wrong requests.
     """
     if "mlflow" not in sys.modules:
         return None
@@ -105,9 +105,9 @@ def _artifacts() -> Path:
 
 
 def _elsewhere(location: str) -> Path | None:
-    """The folder of artifacts that a project's store names, where that is of another place than the project's own.
+    """The folder of artifacts of the project that a store came from; None for this project.
 
-    Whoever made the experiment with a location of another kind has said where it is to be.
+    A location of another kind is none: it was chosen when the experiment was made.
     """
     folder = Path(unquote(urlsplit(location).path))
     of_a_project = location.startswith("file:") and folder.parts[-2:] == (tracking_folder().name, ARTIFACTS)
@@ -115,7 +115,7 @@ def _elsewhere(location: str) -> Path | None:
 
 
 def _named_by(file: Path) -> Path | None:
-    """What `_elsewhere` says of a store before it is opened; nothing of what is no store."""
+    """The folder of `_elsewhere`, before a store is opened; None if the file is no store."""
     try:
         with closing(sqlite3.connect(file, timeout=BUSY_S)) as store:
             found = store.execute("SELECT artifact_location FROM experiments WHERE name = ?", (EXPERIMENT,)).fetchone()
@@ -125,7 +125,7 @@ def _named_by(file: Path) -> Path | None:
 
 
 def _bring_home(before: Path) -> None:
-    """Has all that the store says of the place it came from say the same of this one, in one transaction."""
+    """Replaces the project that the store came from by this one in all locations, in one transaction."""
     old, new = before.as_uri(), _artifacts().as_uri()
     with closing(sqlite3.connect(store_file(), timeout=BUSY_S)) as store, store:
         for table, column in LOCATED:
@@ -138,7 +138,7 @@ def _bring_home(before: Path) -> None:
 
 
 def require_store() -> str:
-    """Opens the store that stages write to, and says what it is; one that is not there yet is not made.
+    """Opens the store that stages write to, and names it; does not make a missing one.
 
     A tracking server gets ten seconds in place of MLflow's minutes, in this process from now on. Raises ValueError,
     whose remedy follows the first semicolon, if the store cannot be opened: another schema, no file of SQLite's, a
@@ -151,7 +151,7 @@ def require_store() -> str:
     before = None if server else _named_by(file)
     try:
         open_store()
-    except Exception as fault:  # of MLflow, SQLAlchemy, Alembic or SQLite: whoever meets the damage first
+    except Exception as fault:  # of MLflow, SQLAlchemy, Alembic or SQLite
         raise ValueError(_explained(server, file, _first_line(fault))) from fault
     moved = f", which came from {before.parents[1]} and keeps here what is logged from now on" if before else ""
     return without_password(server) or f"{file}{moved}"

@@ -1,6 +1,6 @@
 """Trajectories as MLflow traces: a span per step and per tool call, rewards as feedback.
 
-Only tools were timed, because the sampler works on many episodes at once. A trace begins when it is logged, and a step
+Only tools are timed, because the sampler works on many episodes at once. A trace begins when it is logged, and a step
 lasts as long as its tool call.
 """
 
@@ -9,58 +9,61 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agent_r1.params import fingerprint
-from agent_r1.records import Call, CallStatus, Question, Source, Step, Trajectory
-from agent_r1.tracking.store import open_store
+from agent_r1.records import Call, CallStatus, Decode, Question, Source, Trajectory
+from agent_r1.tracking.store import SERVER, open_store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Span
 
 IDENTITY_TAG = "trajectory_hash"  # tells the trajectories of two trainings apart that have the same id
-PER_PAGE = 500  # traces that MLflow gives at a time
-SERVER = "MLFLOW_TRACKING_URI"
-
-Decode = Callable[[Sequence[int]], str]  # token ids -> text, special tokens included
 
 
-class Traceable(Protocol):
-    """A trajectory and what is known about it. K = its steps."""
+@dataclass(frozen=True, slots=True)
+class Rewarded:
+    """A finished episode with its rewards. K = its steps."""
+
+    when: str  # such as "training"
+    question: Question
+    trajectory: Trajectory
+    totals: NDArray[np.float64]  # [K] the step's reward, weighted
+    parts: Mapping[str, NDArray[np.float64]]  # name -> [K], unweighted
 
     @property
-    def trajectory(self) -> Trajectory: ...
-    @property
-    def question(self) -> Question: ...
-    @property
-    def when(self) -> str: ...  # such as "training"
-    @property
-    def right(self) -> bool: ...
-    @property
-    def totals(self) -> NDArray[np.float64]: ...  # [K] the step's reward
-    @property
-    def parts(self) -> Mapping[str, NDArray[np.float64]]: ...  # name -> [K], unweighted
+    def right(self) -> bool:
+        """Whether the episode succeeded."""
+        return bool(self.trajectory.success)
 
 
-def log_traces(run_id: str, episodes: Sequence[Traceable], decode: Decode) -> int:
-    """Adds a trace of each episode to an MLflow run, besides those that it has; returns how many were added."""
+def log_traces(run_id: str, episodes: Sequence[Rewarded], decode: Decode) -> int:
+    """Adds a trace of each episode that an MLflow run has none of; returns how many were added.
+
+    `decode` keeps special tokens.
+    """
     client, experiment = open_store()
-    known = _known(client, experiment, run_id)
-    new = {identity: episode for episode in episodes if (identity := _identity(episode)) not in known}
     import mlflow
 
     named = os.environ.get(SERVER)
     mlflow.set_tracking_uri(client.tracking_uri)  # MLflow's tracing knows only a global store; also sets the variable
     try:
-        traces = [_Trace(client, experiment, run_id, identity, new[identity], decode) for identity in new]
+        there = mlflow.search_traces(locations=[experiment], run_id=run_id, include_spans=False, return_type="list")
+        known = {trace.info.tags.get(IDENTITY_TAG) for trace in there}
+        new = {identity: episode for episode in episodes if (identity := _identity(episode)) not in known}
+        traces = {
+            _Trace(client, episode, decode).log(experiment, run_id, identity): episode
+            for identity, episode in new.items()
+        }
         mlflow.flush_trace_async_logging()
-        for trace in traces:
-            trace.assess()
+        for trace_id, episode in traces.items():
+            _assess(trace_id, episode)
     finally:
         if named is None:
             os.environ.pop(SERVER, None)
@@ -69,44 +72,44 @@ def log_traces(run_id: str, episodes: Sequence[Traceable], decode: Decode) -> in
     return len(traces)
 
 
-def _known(client: MlflowClient, experiment: str, run_id: str) -> set[str]:
-    """The identities of a run's traces."""
-    found: set[str] = set()
-    token: str | None = ""
-    while token is not None:
-        page = client.search_traces(
-            locations=[experiment], run_id=run_id, include_spans=False, max_results=PER_PAGE, page_token=token or None
-        )
-        found |= {trace.info.tags.get(IDENTITY_TAG, "") for trace in page}
-        token = page.token or None
-    return found
-
-
-def _identity(episode: Traceable) -> str:
+def _identity(episode: Rewarded) -> str:
     trajectory = episode.trajectory
     return fingerprint(episode.when, trajectory.trajectory_id, trajectory.token_ids.tolist())
 
 
-class _Trace:
-    """The trace of one episode, logged when it is made."""
+def _assess(trace_id: str, episode: Rewarded) -> None:
+    """Adds the expected answer and the episode's rewards: the weighted sum, and every part unweighted."""
+    import mlflow
+    from mlflow.entities import AssessmentSource
 
-    def __init__(
-        self, client: MlflowClient, experiment: str, run_id: str, identity: str, episode: Traceable, decode: Decode
-    ) -> None:
-        self._client, self._episode, self._decode = client, episode, decode
-        self._now_ns = time.time_ns()
-        trajectory = episode.trajectory
-        self._root = client.start_trace(
+    source = AssessmentSource(source_type="CODE", source_id="agent_r1")
+    mlflow.log_expectation(trace_id=trace_id, name="gold answers", value=episode.question.answers, source=source)
+    parts = {name: float(part.sum()) for name, part in episode.parts.items()}
+    for name, value in {"return": float(episode.totals.sum()), "right": episode.right, **parts}.items():
+        mlflow.log_feedback(trace_id=trace_id, name=name, value=value, source=source)
+
+
+class _Trace:
+    """The trace of one episode."""
+
+    def __init__(self, client: MlflowClient, episode: Rewarded, decode: Decode) -> None:
+        self._client, self._episode, self._trajectory = client, episode, episode.trajectory
+        self._decode, self._now_ns = decode, time.time_ns()
+
+    def log(self, experiment: str, run_id: str, identity: str) -> str:
+        """Logs the episode and its steps; returns the trace's id."""
+        trajectory, question = self._trajectory, self._episode.question
+        root = self._client.start_trace(
             "episode",
             span_type="AGENT",
-            inputs={"question": episode.question.text},
+            inputs={"question": question.text},
             tags={
-                **episode.question.strata,
+                **question.strata,
                 "trajectory_id": trajectory.trajectory_id,
-                "question_id": episode.question.question_id,
+                "question_id": question.question_id,
                 "iteration": str(trajectory.iteration),
                 "policy_version": str(trajectory.policy_version),
-                "when": str(episode.when),
+                "when": str(self._episode.when),
                 "outcome": str(trajectory.outcome),
                 IDENTITY_TAG: identity,
             },
@@ -116,36 +119,25 @@ class _Trace:
         )
         read = 0
         for number, step in enumerate(trajectory.steps):
-            self._log_step(number, step, self._text(slice(read, step.action_start)))
+            self._log_step(root, number, slice(read, step.action_start))
             read = step.action_stop
-        client.end_trace(
-            self._root.trace_id,
+        self._client.end_trace(
+            root.trace_id,
             outputs={"answer": trajectory.answer, "outcome": trajectory.outcome},
             status="ERROR" if trajectory.aborted else "OK",
             end_time_ns=self._now_ns,
         )
+        return root.trace_id
 
-    def assess(self) -> None:
-        """Adds the expected answer and the episode's rewards: the weighted sum, and every part unweighted."""
-        import mlflow
-        from mlflow.entities import AssessmentSource
-
-        source, trace_id = AssessmentSource(source_type="CODE", source_id="agent_r1"), self._root.trace_id
-        episode = self._episode
-        mlflow.log_expectation(trace_id=trace_id, name="gold answers", value=episode.question.answers, source=source)
-        parts = {name: float(part.sum()) for name, part in episode.parts.items()}
-        for name, value in {"return": float(episode.totals.sum()), "right": episode.right, **parts}.items():
-            mlflow.log_feedback(trace_id=trace_id, name=name, value=value, source=source)
-
-    def _log_step(self, number: int, step: Step, read: str) -> None:
-        """A span of what the policy read and said, with its tool call's inside."""
-        episode, begins_ns = self._episode, self._now_ns
+    def _log_step(self, root: Span, number: int, read: slice) -> None:
+        """A span of the tokens that the policy read and sampled, with its tool calls' inside."""
+        episode, step, begins_ns = self._episode, self._trajectory.steps[number], self._now_ns
         span = self._client.start_span(
             f"step {number + 1}",
-            self._root.trace_id,
-            self._root.span_id,
+            root.trace_id,
+            root.span_id,
             span_type="LLM",
-            inputs={"read": read},
+            inputs={"read": self._text(read)},
             attributes={
                 "tokens_sampled": step.action_stop - step.action_start,
                 "stop_reason": step.stop_reason,
@@ -155,12 +147,13 @@ class _Trace:
             start_time_ns=begins_ns,
         )
         self._now_ns += round(1e9 * max((call.latency_s for call in step.calls), default=0.0))
+        observed = self._text(self._trajectory.replies[number], Source.OBSERVATION)
         for call in step.calls:
-            self._log_call(number, call, span, begins_ns)
+            self._log_call(span, call, observed, begins_ns)
         said = {"action": self._text(slice(step.action_start, step.action_stop))}
         self._client.end_span(span.trace_id, span.span_id, said, end_time_ns=self._now_ns)
 
-    def _log_call(self, number: int, call: Call, parent: Span, begins_ns: int) -> None:
+    def _log_call(self, parent: Span, call: Call, observed: str, begins_ns: int) -> None:
         span = self._client.start_span(
             call.tool or "tool call",
             parent.trace_id,
@@ -170,14 +163,13 @@ class _Trace:
             attributes={"call_status": call.status, "latency_s": call.latency_s},
             start_time_ns=begins_ns,
         )
-        steps = self._episode.trajectory.steps
-        until = steps[number + 1].action_start if number + 1 < len(steps) else None
-        gave = {"observation": self._text(slice(steps[number].action_stop, until), Source.OBSERVATION)}
-        status, ends_ns = "OK" if call.status is CallStatus.OK else "ERROR", begins_ns + round(1e9 * call.latency_s)
-        self._client.end_span(span.trace_id, span.span_id, gave, status=status, end_time_ns=ends_ns)
+        self._client.end_span(
+            span.trace_id,
+            span.span_id,
+            {"observation": observed},
+            status="OK" if call.status is CallStatus.OK else "ERROR",
+            end_time_ns=begins_ns + round(1e9 * call.latency_s),
+        )
 
     def _text(self, span: slice, source: Source | None = None) -> str:
-        """The tokens of a span, or those of one source in it, as text."""
-        trajectory = self._episode.trajectory
-        ids = trajectory.token_ids[span]
-        return self._decode((ids if source is None else ids[np.equal(trajectory.source[span], source)]).tolist())
+        return self._decode(self._trajectory.ids(span, source))

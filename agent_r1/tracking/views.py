@@ -1,6 +1,6 @@
-"""What MLflow shows first: its pages for trainings, and a saved view of the runs, grouped by variant.
+"""A saved view of the runs, grouped by variant, and MLflow's pages for trainings.
 
-MLflow's own button *Share* saves a view the same way, as a tag of the experiment; the address of the page names it.
+MLflow's own button *Share* saves a view in the same way: as a tag of the experiment, which the page's address names.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ def comparison(port: int = PORT) -> str:
 
 
 def address(port: int = PORT) -> str:
-    """Where a browser finds MLflow: what `make serve` says, the tracking server, or else this port of this machine."""
+    """A browser's way to MLflow: the one that `make serve` says, the tracking server, or this port of this machine."""
     server = without_password(os.environ.get(SERVER, ""))
     return os.environ.get(MLFLOW_UI) or (server if server.startswith("http") else f"http://127.0.0.1:{port}")
 
 
 def lay_view(client: MlflowClient, experiment: str) -> None:
-    """Gives the experiment the saved view, and where it has none a description and the kind of its pages."""
+    """Gives the experiment the saved view, and if it has none a description and the kind of its pages."""
     there = client.get_experiment(experiment).tags
     own = {NOTE: ABOUT, KIND: "custom_model_development"}  # which opens on trainings, not on chats
     laid = {name: value for name, value in own.items() if name not in there}
@@ -75,12 +75,7 @@ def _view() -> dict[str, Any]:
         {"type": "LINE", "uuid": metric, "metricKey": metric, "selectedMetricKeys": [metric], "xAxisKey": "step"}
         for metric in CHARTS
     ]
-    shared: dict[str, Any] = {
-        "metricSectionId": section,
-        "isGenerated": False,
-        "deleted": False,
-        "runsCountToCompare": 20,
-    }
+    shared = {"metricSectionId": section, "isGenerated": False, "deleted": False, "runsCountToCompare": 20}
     return {
         "orderByKey": f"metrics.`{FINAL}`",
         "orderByAsc": False,

@@ -16,8 +16,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from agent_r1.data.rows import Row
-from agent_r1.data.sources import read
+from agent_r1.data.sources import Row, read
 from agent_r1.envs.base import Attempt, Env, ParsedAction, Transition, parse_action
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import asked_attempt, canonical

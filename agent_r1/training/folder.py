@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from agent_r1.files import locked, remove_folder, remove_unfinished, write_text
+from agent_r1.files import METRICS, locked, read_metrics, remove_folder, remove_unfinished, write_text
 from agent_r1.learn import checkpoint
 from agent_r1.learn.checkpoint import Progress
 from agent_r1.params.train import TrainParams
@@ -27,7 +27,7 @@ class Iterations:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.metrics = path / "metrics.jsonl"
+        self.metrics = path / METRICS
 
     def trajectories(self, iteration: int) -> Path:
         return self.path / "trajectories" / f"{iteration:03d}.parquet"
@@ -65,8 +65,7 @@ class Iterations:
         self._write_lines([*lines[:iteration], {**known[0], **metrics}, *lines[iteration + 1 :]])
 
     def _lines(self) -> list[dict[str, float]]:
-        lines = self.metrics.read_text().splitlines() if self.metrics.exists() else []
-        return [json.loads(line) for line in lines]
+        return read_metrics(self.path) if self.metrics.exists() else []
 
     def _write_lines(self, lines: list[dict[str, float]]) -> None:
         write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in lines))

@@ -23,9 +23,10 @@ from agent_r1.envs.scripts import texts_of
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import naive_rag_attempts
 from agent_r1.learn import adapter, builtin
-from agent_r1.learn.model import compute_dtype, load_policy, load_tokenizer, recompute_activations
+from agent_r1.learn.model import load_policy, load_tokenizer, recompute_activations
 from agent_r1.params import Params
 from agent_r1.params.env import EnvParams
+from agent_r1.pretrained import compute_dtype
 from agent_r1.records import QA, Passage, Question, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from agent_r1.http.client import Answer
 from agent_r1.http.endpoint import MAX_TEXT, Endpoint
-from agent_r1.inspection.chat import Screen
+from agent_r1.inspection.conversation import Screen
 from agent_r1.inspection.wire import Asked, Cards, Event, Limits
 from agent_r1.records import Call, CallStatus, Step, StopReason
 from agent_r1.rollout.episode import StepView

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import math
@@ -16,12 +17,12 @@ from typing import Any, NamedTuple
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
-from agent_r1.http.client import LOOPBACK, Answer, Client
-from agent_r1.params.stages import RemoteParams, ServerParams
-from agent_r1.rollout.sampling import Action, EngineError
-from agent_r1.rollout.serve import Guard
+from agent_r1.http.client import LOOPBACK, MAX_ANSWER_BYTES, Answer, Client
+from agent_r1.http.guard import Guard
+from agent_r1.params.stages import RemoteParams
+from agent_r1.rollout.sampling import Actor, EngineError, Request
 from agent_r1.rollout.server_engine import VllmServer
-from agent_r1.rollout.vllm_engine import SERVER_KEY
+from agent_r1.rollout.wire import SERVER_KEY
 from agent_r1.search.remote import Health, Remote, SearchRequest
 from agent_r1.search.server import create_app
 from benchmarks.hostile.kind import Defect, Kind, Refused, require
@@ -42,6 +43,11 @@ class Scripted(Client):
         self._scripted = answer
 
     def ask(self, method: str, path: str, content: str | None = None) -> Answer:
+        return self._scripted
+
+    async def answer(
+        self, method: str, path: str, content: str | None = None, most_bytes: int = MAX_ANSWER_BYTES
+    ) -> Answer:
         return self._scripted
 
 
@@ -85,35 +91,34 @@ class EngineAnswers(Kind):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._server = VllmServer(_URL, ServerParams(urls=[_URL], concurrency=1, timeout_s=1, retries=0))
+        self._actor = Actor(model="", end_id=_END, max_tokens=512, temperature=1.0, dtype="auto")
+        self._request = Request(episode=0, step=0, context=[1, 2], seed=0, max_tokens=_MOST)
 
     def make(self, rng: Random) -> tuple[str, Answer]:
         shape = {"model_type": "qwen2", "vocab_size": _VOCABULARY, "hidden_size": 8, "num_hidden_layers": 2}
-        tokens = {"content": [{"logprob": -0.5}, {"logprob": 0.0}]}
-        choice = {"token_ids": [3, _END], "logprobs": tokens, "weight_versions": [{"version": "w"}]}
         honest: dict[str, Any] = {
-            "generate": {"choices": [choice]},
-            "describe": {"results": [{**shape, "max_tokens": 512, "dtype": "float32"}]},
-            "load": {"results": [None], "success": True},
+            "sample": {"weights": "w", "actions": [{"ids": [3, _END], "logprobs": [-0.5, 0.0]}]},
+            "describe": {**shape, "max_tokens": 512, "dtype": "float32"},
+            "weights": {},
         }
-        asked = rng.choice(("generate", "generate", "describe", "load"))
+        asked = rng.choice(("sample", "sample", "describe", "weights"))
         return asked, answered(honest[asked], rng)
 
     def judge(self, made: tuple[str, Answer]) -> None:
         asked, answer = made
-        server = self._server
-        server._client, server._vocab_size = Scripted(answer), _VOCABULARY
-        if asked == "load":
-            server.load_weights("/model", "w")
+        server = VllmServer(_URL, Scripted(answer))
+        server._vocab_size = _VOCABULARY
+        if asked == "weights":
+            asyncio.run(server.load_weights("/model", "w"))
         elif asked == "describe":
-            found = server.describe()
-            require(found["vocab_size"] >= 0 and type(found["max_tokens"]) is int, f"no description: {found}")
+            found = asyncio.run(server.describe())
+            require(found.vocab_size >= 0 and type(found.max_tokens) is int, f"no description: {found}")
         else:
-            ids, logprobs = server.generate([1, 2], {"max_tokens": _MOST, "stop_token_ids": [_END]}, "w")
+            [action] = asyncio.run(server.sample([self._request], self._actor, "w"))
+            ids, logprobs = action.token_ids, action.logprobs.tolist()
             require(1 <= len(ids) == len(logprobs) <= _MOST, "more or fewer tokens than asked for")
             require(all(type(index) is int and 0 <= index < _VOCABULARY for index in ids), f"no tokens: {ids}")
-            kept = Action.of(ids, logprobs, _END).logprobs.tolist()
-            require(all(math.isfinite(each) and each <= 1e-3 for each in kept), f"no logprobs: {logprobs} are {kept}")
+            require(all(math.isfinite(each) and each <= 2e-3 for each in logprobs), f"no logprobs: {logprobs}")
 
     def names(self, made: tuple[str, Answer]) -> tuple[str, ...]:
         return (_URL,)
@@ -244,7 +249,7 @@ class EngineRequests(Kind):
             headers.append((rng.choice((b"authorization", b"Authorization", b"x-api-key")), _header(given)))
         if rng.random() < 0.3:
             headers.append((b"origin", _header(rng.choice(("null", "http://127.0.0.1", "", odd_text(rng)[:99])))))
-        path = rng.choice(("/", "/collective_rpc", "/health", "//x", "/%2e%2e/x", "/inference/v1/generate"))
+        path = rng.choice(("/", "/weights", "/health", "//x", "/%2e%2e/x", "/sample"))
         return key, Asked(rng.choice(("GET", "POST", "OPTIONS", "HEAD")), path, headers, b"{}")
 
     def judge(self, made: tuple[str, Asked]) -> None:
@@ -282,7 +287,7 @@ def _guarded(key: str) -> TestClient:
     before = os.environ.get(SERVER_KEY)
     os.environ[SERVER_KEY] = key
     try:
-        return TestClient(Guard(PlainTextResponse("inside")), raise_server_exceptions=False)
+        return TestClient(Guard(PlainTextResponse("inside"), SERVER_KEY), raise_server_exceptions=False)
     finally:
         del os.environ[SERVER_KEY]
         os.environ.update({SERVER_KEY: before} if before is not None else {})

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
+from agent_r1 import params
 from agent_r1.params.places import RunId
 from agent_r1.params.stages import Baseline, Protocol
 from flows.commands.options import Model, OneRun, RunName, SeedOption, Sweep, acting, app, completed_overlays
@@ -14,21 +17,41 @@ from flows.stage import report_to_own_server, run_stage
 
 PANEL = "Run the graph"
 
+logger = logging.getLogger(__name__)
 
-@app.command(rich_help_panel=PANEL)
+
 def prepare() -> None:
+    """Writes the questions and the passages of the configured data sets."""
+    from agent_r1.data.prepare import prepare as write
+
+    settings = params.load()
+    write(settings.prepare, settings.places.prepared)
+
+
+@app.command("prepare", rich_help_panel=PANEL)
+def run_prepare() -> None:
     """Writes questions and passages."""
-    from flows.prepare import prepare as stage
-
-    run_stage(stage)
+    run_stage(prepare)
 
 
-@app.command(rich_help_panel=PANEL)
 def index() -> None:
-    """Builds the index over the passages."""
-    from flows.index import index as stage
+    """Builds the configured index over the prepared passages."""
+    from agent_r1.search.index import build, describe
 
-    run_stage(stage)
+    settings = params.load()
+    search, folder = settings.search, settings.places.index
+    started = time.perf_counter()
+    build(search, settings.places.passages, folder)
+    seconds = time.perf_counter() - started
+    megabytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
+    size = describe(folder).size
+    logger.info("built the %s index of %d passages: %.1f MB in %.1f s", search.kind, size, megabytes, seconds)
+
+
+@app.command("index", rich_help_panel=PANEL)
+def run_index() -> None:
+    """Builds the index over the passages."""
+    run_stage(index)
 
 
 @app.command("warm_start", rich_help_panel=PANEL)

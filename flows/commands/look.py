@@ -77,9 +77,9 @@ def compare(
     anyway: Annotated[bool, Option("--anyway", help="Also if they were not measured alike.")] = False,
 ) -> None:
     """Compares two evaluations."""
-    from agent_r1.inspection.side_by_side import compared, rendered
+    from agent_r1.inspection.printed import compared, comparison_tables
 
-    output().print(rendered(compared(params.load(), a, b, sweep=sweep or "", anyway=anyway)))
+    output().print(comparison_tables(compared(params.load(), a, b, sweep=sweep or "", anyway=anyway)))
 
 
 @app.command(rich_help_panel=PANEL)
@@ -101,8 +101,8 @@ def chat(
     servers must not be those of a training.
     """
     from agent_r1.http.endpoint import Endpoint
-    from agent_r1.inspection.chat import Remote, Session
-    from agent_r1.inspection.chat import chat as talk
+    from agent_r1.inspection.conversation import chat as talk
+    from agent_r1.inspection.conversation import elsewhere, here
     from flows.policies import policy_of
 
     for stream in (sys.stdin, sys.stdout):
@@ -117,12 +117,12 @@ def chat(
         )
     if endpoint:
         served = Endpoint(endpoint, timeout_s=PATIENCE_S)
-        talk(Remote.opened(served, model), question)
+        talk(elsewhere(served, model), question)
         return
     settings = params.load()
     policy = policy_of(settings, acting(run, seed, sweep, model))
     title = policy.title if run or model else f"{policy.title}, untrained (see --run),"
-    talk(Session.opened(opened(settings, policy, temperature), draws or 0, title), question)
+    talk(here(opened(settings, policy, temperature), draws or 0, title), question)
 
 
 @app.command(rich_help_panel=PANEL)
@@ -170,19 +170,16 @@ def replay(
     if not others and not changes:
         raise ValueError("nothing to compare with: give --as, --set or both")
     from agent_r1.inspection import replay as stored
+    from agent_r1.inspection.printed import replay_tables
 
     logging.getLogger("agent_r1.credit").setLevel(logging.WARNING)  # it has a line per iteration and configuration
+    settings, meant = params.load(), RunId.named(run, seed, sweep or "")
+    compared = stored.configurations(settings, meant, others or [], changes or [])
     replayed = stored.replay(
-        params.load(),
-        RunId.named(run, seed, sweep or ""),
-        others or [],
-        changes or [],
-        folder=folder,
-        iterations=iterations or [],
-        with_gradient=gradient,
+        settings, meant, compared, folder=folder, iterations=iterations or [], with_gradient=gradient
     )
     console = output()
-    for part in stored.tables(replayed):
+    for part in replay_tables(replayed):
         console.print(part)
 
 

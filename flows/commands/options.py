@@ -58,10 +58,10 @@ def opened(settings: Params, policy: Policy, temperature: float) -> AbstractCont
     It holds no lock: a conversation or a server may last, and trainings would wait for it.
     """
     from agent_r1.inspection.agent import open_agent
-    from agent_r1.tools import own
+    from agent_r1.tools.toolbox import require_own
 
     trained, beneath = policy.as_trained(settings), policy.beneath(settings)
-    own.require(trained.env)
+    require_own(trained.env)
     return open_agent(trained, policy.path, policy.updates, beneath=beneath, temperature=temperature)
 
 

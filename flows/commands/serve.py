@@ -89,8 +89,8 @@ def serve_engine(
 ) -> None:
     """Serves a vLLM engine to trainings.
 
-    Further options are those of `vllm serve`.
+    Further options are those of vLLM's engine, `--ssl-certfile` and `--ssl-keyfile`.
     """
-    from agent_r1.rollout.serve import serve
+    from agent_r1.rollout.vllm_engine import serve
 
     serve(params.load(), model, host, port, context.args)

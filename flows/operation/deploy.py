@@ -6,7 +6,6 @@ import logging
 import subprocess
 import sys
 from contextlib import suppress
-from copy import deepcopy
 from datetime import timedelta
 from typing import Any
 
@@ -83,17 +82,15 @@ def deploy(*, restarted: bool = False) -> None:
 
 def _offer_choices(client: SyncPrefectClient, settings: Params) -> None:
     """Limits the deployments to the runs and data sets of params.yaml, which the server's UI then lists."""
-    datasets = {"dataset": [*settings.prepare.datasets]}
-    choices = {"training/training": {"run": [*settings.runs]}} | dict.fromkeys(EVALUATIONS, datasets)
-    for name, offered in choices.items():
+    datasets = ("dataset", [*settings.prepare.datasets])
+    choices = {"training/training": ("run", [*settings.runs])} | dict.fromkeys(EVALUATIONS, datasets)
+    for name, (parameter, offered) in choices.items():
         deployment = client.read_deployment_by_name(name)
-        schema: dict[str, Any] = deepcopy(deployment.parameter_openapi_schema or {})
-        for parameter, values in offered.items():
-            taken = schema["properties"][parameter]
-            for kind in taken.get("anyOf", [taken]):  # an optional parameter is of two kinds
-                kind |= {"enum": values} if kind["type"] == "string" else {}
-        update = DeploymentUpdate(parameter_openapi_schema=schema)
-        client.update_deployment(deployment.id, update)
+        schema = deployment.parameter_openapi_schema or {}
+        taken = schema["properties"][parameter]
+        for kind in taken.get("anyOf", [taken]):  # an optional parameter is of two kinds
+            kind |= {"enum": offered} if kind["type"] == "string" else {}
+        client.update_deployment(deployment.id, DeploymentUpdate(parameter_openapi_schema=schema))
 
 
 def _close_left_behind(client: SyncPrefectClient) -> None:
@@ -122,10 +119,8 @@ def ensure_pool(client: SyncPrefectClient, pool: str, limit: int | None) -> None
         )
     except ObjectAlreadyExists:  # perhaps made by another worker that started at the same time
         found = client.read_work_pool(pool)
-        if found.type != ProcessWorker.type:
-            raise ValueError(
-                f"the pool {pool!r} of the server is of type {found.type!r}; choose another name"
-            ) from None
+        if (kind := found.type) != ProcessWorker.type:
+            raise ValueError(f"the pool {pool!r} of the server is of type {kind!r}; choose another name") from None
         if found.base_job_template != template:
             client.update_work_pool(pool, WorkPoolUpdate(base_job_template=template))
 

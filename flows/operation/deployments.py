@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 from prefect import flow
+from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import State, StateType
@@ -19,24 +20,26 @@ from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled, Completed
 
 from agent_r1 import params, tracking
-from agent_r1.evaluation.scores import BASE_TOOL_CALL
+from agent_r1.evaluation.comparison import interval_of, markdown_table, mean_cell, read_scores
+from agent_r1.evaluation.scores import BASE_TOOL_CALL, BOUNDS, in_words
 from agent_r1.evaluation.verdicts import Drift, drift, explain
-from agent_r1.files import write_text
+from agent_r1.files import read_metrics, write_text
+from agent_r1.harmless import in_markdown
 from agent_r1.params import Params, variant_of
-from agent_r1.params.places import RunId
+from agent_r1.params.places import Places, RunId
 from agent_r1.params.sections import Natural, nearest
-from agent_r1.records import Question
+from agent_r1.records import Question, words_of
 from agent_r1.tables import read_rows
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import MODEL, THE_CHAMPION, Version
-from flows.operation.pages import show_evaluation, show_training
-from flows.operation.promote import measure, previous, promote, read
+from flows.operation.promote import artifact_key, measure, previous, promote, read, run_page
 from flows.pipeline import expendable, reproduce, run_command
 from flows.policies import in_training, version_of
 from flows.terminal import speak
 
 STARTS_FROM = ("prepare", "index", "warm_start")  # the stages of dvc.yaml, in their order
 REGISTERED = "agent_r1.policy.registered"  # the event that prefect.yaml waits for
+COLUMNS = ("iteration", "rollout/success", "reward/total", "rollout/valid_call_share", "rollout/tool_calls")
 SHOWN = 20  # changed questions that a message names
 
 logger = logging.getLogger(__name__)
@@ -78,6 +81,26 @@ def training(run: str, seed: Natural | None = None, overrides: dict[str, Any] | 
     return Completed(message=f"{said}; registered as {registered}")
 
 
+def show_training(folder: Path, places: Places) -> str:
+    """Shows the scores by iteration, and a link to the run in MLflow; returns the first and last score in words."""
+    name, rows = folder.name, scores(folder)
+    create_table_artifact(rows, key=artifact_key("scores", name), description=f"Scores of {name}, by iteration")
+    create_link_artifact(
+        run_page((folder / "mlflow_run_id").read_text()),
+        link_text=f"{name} in MLflow",
+        key=artifact_key("mlflow", name),
+        description=f"The run of {name}: curves, parameters, viewer",
+    )
+    word = words_of(read_rows(places.questions, Question)).right
+    first, last = (rows[place]["rollout/success"] for place in (0, -1))
+    return f"{word} {first:.3f} -> {last:.3f} while it trained, {len(rows)} iteration{'s' if len(rows) > 1 else ''}"
+
+
+def scores(folder: Path) -> list[dict[str, float | None]]:
+    """Reads a run's table of scores: a row per finished iteration."""
+    return [{name: line.get(name) for name in COLUMNS} for line in read_metrics(folder)]
+
+
 class Drifted(RuntimeError):
     """A model does not answer as it did, beyond chance."""
 
@@ -111,7 +134,7 @@ def evaluation(models: list[str] | None = None, dataset: str | None = None) -> S
     if beyond:
         raise Drifted("\n".join(beyond))
     challengers = [version for version in versions if not version.is_champion]
-    decided = _decide(challengers)
+    decided = [*_decide(challengers)]
     _show_pages([version for version in challengers if in_training(version)])
     return Completed(message="; ".join([*said, *decided]))
 
@@ -149,8 +172,29 @@ def _evaluated(version: Version, dataset: str | None, settings: Params) -> tuple
     return said, found
 
 
+def show_evaluation(version: Version, folder: Path, settings: Params, found: Drift | None) -> str:
+    """Shows a version's scores, and the drift since the previous evaluation; returns the overall score in words."""
+    questions = read_rows(settings.places.questions, Question)
+    measured = read_scores(folder, questions, settings.evaluate)
+    cells = {
+        name: mean_cell(interval_of(measured, name)) if f"{name}/low" in measured else f"{mean:.3f}"
+        for name, mean in measured.items()
+        if not name.endswith(BOUNDS)
+    }
+    home, page = folder.parent.name, run_page((folder / "mlflow_run_id").read_text())
+    parts = [
+        f"{home}, of {version.descriptor.label}. [In MLflow]({page})",
+        markdown_table(["", "mean [95 % interval]"], [[in_markdown(name), cell] for name, cell in cells.items()]),
+        in_markdown(explain(found, 0)) if found else "There is no earlier evaluation that was measured alike.",
+    ]
+    changed = f", {len(found.changed)} answers changed" if found and found.changed else ""
+    said = f"{in_words(measured, words_of(questions).right)}{changed}"
+    create_markdown_artifact("\n\n".join(parts) + "\n", key=artifact_key("evaluation", home), description=said)
+    return f"{version.name}: {said}"
+
+
 def _drifted(version: Version, folder: Path, settings: Params) -> Drift | None:
-    """The drift since the previous evaluation; None if there is none to compare with."""
+    """The drift since the previous evaluation, logged to this one's MLflow run; None if there is no previous one."""
     before, current = previous(folder), read(folder)
     if current.aborted:
         logger.warning("%s: no drift is looked for: %s", version.reference, current.aborted)
@@ -158,36 +202,28 @@ def _drifted(version: Version, folder: Path, settings: Params) -> Drift | None:
     if before is None:
         logger.info("%s: there is no earlier evaluation that was measured alike", version.reference)
         return None
-    questions = read_rows(settings.places.questions, Question)
-    found = drift(current, before, questions, settings.evaluate)
+    found = drift(current, before, read_rows(settings.places.questions, Question), settings.evaluate)
     (logger.warning if found.changed else logger.info)("%s", explain(found, SHOWN))
-    _log_drift(found, folder)
-    return found
-
-
-def _log_drift(found: Drift, folder: Path) -> None:
-    """Logs to the MLflow run of the evaluation how many questions changed, and which."""
     run = tracking.run_of(folder)
     if run is None:
         raise ValueError(f"MLflow no longer has the run of {folder}, which was there a moment ago; evaluate it again")
     run.final({"changed_questions": len(found.changed)})
     run.text(f"{explain(found)}\n", "drift.txt")
+    return found
 
 
-def _decide(challengers: Sequence[Version]) -> list[str]:
-    """Has the gate compare each challenger with the current champion; returns its verdicts in words."""
+def _decide(challengers: Sequence[Version]) -> Iterator[str]:
+    """Has the gate compare each challenger with the current champion; gives its verdicts in words."""
     if challengers and registry.champion() is None:
         crown = f"`agent-r1 promote {challengers[0].reference} --first`"
         unmatched = f"there is no champion to compare with; the first becomes one only by {crown}"
         logger.warning("%s", unmatched)
-        return [unmatched]
-    return [_verdict(challenger) for challenger in challengers]
-
-
-def _verdict(challenger: Version) -> str:
-    state = promote(challenger.reference, return_state=True)
-    state.result()  # raises the fault of a failed flow
-    return f"{challenger.name} {state.message}"
+        yield unmatched
+        return
+    for challenger in challengers:
+        state = promote(challenger.reference, return_state=True)
+        state.result()  # raises the fault of a failed flow
+        yield f"{challenger.name} {state.message}"
 
 
 def _show_pages(challengers: Sequence[Version]) -> None:

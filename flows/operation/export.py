@@ -75,11 +75,7 @@ def model_card(settings: Params, policy: Policy, license_name: str) -> ModelCard
     """The model card of a policy: its scores beside those of the baselines, and its origin."""
     base, dataset, found = settings.model.path, settings.prepare.dataset, scores_of(settings, policy)
     word = words_of(read_rows(settings.places.questions, Question)).right if found else ""
-    result = [
-        EvalResult("text-generation", dataset, dataset, word.replace(" ", "_"), scores[SUCCESS])
-        for name, scores in found.items()
-        if name == OWN
-    ]
+    measure = word.replace(" ", "_")
     about = ModelCardData(
         license=license_name,
         library_name="transformers",
@@ -87,13 +83,12 @@ def model_card(settings: Params, policy: Policy, license_name: str) -> ModelCard
         base_model=base or None,
         tags=["agent_r1", "reinforcement-learning", "tool-use"],
         model_name=policy.name,
-        eval_results=result or None,
+        eval_results=[EvalResult("text-generation", dataset, dataset, measure, found[OWN][SUCCESS])] if found else None,
     )
-    scored = [f"- {name}: {in_words(scores, word)}" for name, scores in found.items()]
     text = CARD.format(
         title=policy.title,
         base=f", from {base}" if base else ", from a small model that was made for it",
-        scored="\n".join(scored) or NOT_SCORED,
+        scored="\n".join(f"- {name}: {in_words(scores, word)}" for name, scores in found.items()) or NOT_SCORED,
         dataset=dataset,
         made="\n".join(f"- {name}: {in_markdown(value)}" for name, value in made_of(policy).items() if value),
     )
@@ -105,17 +100,15 @@ def scores_of(settings: Params, policy: Policy) -> dict[str, dict[str, float]]:
     places, own = settings.places, _evaluation_of(settings, policy)
     if own is None:
         return {}
-    beside = {f"`{name}`, {BESIDE.get(name, name)}": places.evaluation(name) for name in BASELINES}
-    asked = _asked(own)
-    found = {OWN: own} | {name: folder for name, folder in beside.items() if _asked(folder) == asked}
-    questions = read_rows(places.questions, Question)
-    return {name: read_scores(folder, questions, settings.evaluate) for name, folder in found.items()}
+    folders = {OWN: own} | {f"`{name}`, {BESIDE.get(name, name)}": places.evaluation(name) for name in BASELINES}
+    asked, questions = _asked(own), read_rows(places.questions, Question)
+    alike = {name: folder for name, folder in folders.items() if _asked(folder) == asked}
+    return {name: read_scores(folder, questions, settings.evaluate) for name, folder in alike.items()}
 
 
 def made_of(policy: Policy) -> dict[str, str]:
     """The origin of a policy, by name; "" for unknown facts."""
     made = policy.version.descriptor if policy.version else None
-    libraries = ", ".join(f"{name} {version(name)}" for name in LIBRARIES)
     return {
         "training": policy.run.label if policy.run else "",
         "updates": str(policy.updates),
@@ -125,7 +118,7 @@ def made_of(policy: Policy) -> dict[str, str]:
         "sha256 of the questions": made.questions if made else "",
         "sha256 of the passages": made.passages if made else "",
         "fingerprint of the configuration": made.config if made else "",
-        "libraries": libraries,
+        "libraries": ", ".join(f"{name} {version(name)}" for name in LIBRARIES),
     }
 
 
@@ -133,20 +126,14 @@ def _evaluation_of(settings: Params, policy: Policy) -> Path | None:
     """The latest evaluation of a version, or of any policy with these weights."""
     if policy.version:
         return latest_folder(policy.version, settings.places)
-    weights = model_hash(policy.path)
-    folders = [each.parent for each in settings.places.evaluation("any").parent.glob("*/hashes.json")]
-    own = [each for each in folders if _hashes(each)["policy"] == weights]
-    return max(own, key=lambda each: (each / "hashes.json").stat().st_mtime, default=None)
+    weights, files = model_hash(policy.path), settings.places.evaluation("any").parent.glob("*/hashes.json")
+    own = [each for each in files if json.loads(each.read_text())["policy"] == weights]
+    return max(own, key=lambda each: each.stat().st_mtime).parent if own else None
 
 
 def _asked(folder: Path) -> tuple[str, float] | None:
     """The hash and number of an evaluation's questions; None if there is no evaluation."""
     if not (folder / "hashes.json").exists():
         return None
-    scores = json.loads((folder / "scores.json").read_text())
-    return _hashes(folder)["questions"], scores["questions"] + scores["aborted"]
-
-
-def _hashes(folder: Path) -> dict[str, str]:
-    found: dict[str, str] = json.loads((folder / "hashes.json").read_text())
-    return found
+    hashes, scores = (json.loads((folder / name).read_text()) for name in ("hashes.json", "scores.json"))
+    return hashes["questions"], scores["questions"] + scores["aborted"]

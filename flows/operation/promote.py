@@ -10,6 +10,7 @@ import dataclasses
 import json
 import logging
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from prefect import flow
+from prefect.artifacts import create_markdown_artifact
 from prefect.client.schemas.objects import State
 from prefect.concurrency.sync import concurrency
 from prefect.states import Completed
@@ -33,12 +35,12 @@ from agent_r1.evaluation.comparison import (
     same_setting,
 )
 from agent_r1.evaluation.verdicts import Decision, decide, decision_table, verdict
+from agent_r1.harmless import harmless
 from agent_r1.params import Params
-from agent_r1.params.places import Places
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import THE_CHAMPION, Version
 from agent_r1.tracking.store import locked
-from flows.operation.pages import show_decision
+from agent_r1.tracking.views import address
 from flows.pipeline import run_command
 from flows.policies import version_of
 from flows.processes import process_group, server_answers
@@ -85,11 +87,6 @@ def previous(folder: Path) -> Evaluation | None:
     return next((each for each in before if same_setting(current, each) and not each.aborted), None)
 
 
-def latest(version: Version, places: Places) -> Evaluation | None:
-    """The latest evaluation of a version on all data sets, named as the version."""
-    return read_evaluation(version.name, folder) if (folder := latest_folder(version, places)) else None
-
-
 @flow(name="promote", flow_run_name="promotion of {challenger}")
 def promote(challenger: str) -> State[None]:
     """Makes a challenger the champion if it is better beyond chance; its state and an artifact say why or why not.
@@ -101,9 +98,22 @@ def promote(challenger: str) -> State[None]:
     decision = gate(challenger, lambda arguments: run_command("evaluate", *arguments))
     if decision is None:
         return Completed(message=f"{challenger} is the champion already")
-    show_decision(decision, version_of(challenger, params.load()).descriptor.mlflow_run_id)
-    logger.info("%s", decision_table(decision).splitlines()[0])
-    return Completed(name="Promoted" if decision.promoted else "Refused", message=verdict(decision))
+    table, said = decision_table(decision), verdict(decision)
+    page = run_page(version_of(challenger, params.load()).descriptor.mlflow_run_id)
+    text = f"{table}\n[The training of {decision.challenger} in MLflow]({page})\n"
+    create_markdown_artifact(text, key=artifact_key("decision", decision.challenger), description=harmless(said))
+    logger.info("%s", table.splitlines()[0])
+    return Completed(name="Promoted" if decision.promoted else "Refused", message=said)
+
+
+def run_page(run_id: str) -> str:
+    """The address of a run's page in MLflow."""
+    return f"{address()}/#/runs/{run_id}"
+
+
+def artifact_key(kind: str, name: str) -> str:
+    """The key of an artifact: Prefect takes lower case letters, digits and dashes."""
+    return re.sub("[^a-z0-9]+", "-", f"{kind}-{name}".lower())
 
 
 def gate(challenger: str, evaluate: Evaluate, *, anyway: bool = False) -> Decision | None:
@@ -155,10 +165,14 @@ def _measured_alike(
 
     def measured(version: Version) -> Evaluation:
         logger.info("evaluating %s", version.reference)
-        return dataclasses.replace(read(measure(version, None, settings, evaluate)), name=version.name)
+        return read_evaluation(version.name, measure(version, None, settings, evaluate))
 
-    found = [latest(version, settings.places) for version in (challenger, champion)]
-    old = [each if each and not each.aborted else None for each in found]
+    def latest(version: Version) -> Evaluation | None:
+        folder = latest_folder(version, settings.places)
+        found = read_evaluation(version.name, folder) if folder else None
+        return None if found and found.aborted else found
+
+    old = latest(challenger), latest(champion)
     ours, theirs = old[0] or measured(challenger), old[1] or measured(champion)
     if differences_of_setting([ours, theirs]):
         ours = measured(challenger) if old[0] else ours
@@ -168,12 +182,10 @@ def _measured_alike(
 
 def _run_evaluate(arguments: Sequence[str]) -> None:
     """Runs `agent-r1 evaluate` in a process group of its own, its lines on standard error."""
-    command = [sys.executable, "-m", "flows", "evaluate", *arguments]
-    with process_group(command, os.environ, output=sys.stderr) as process:
+    command = ["-m", "flows", "evaluate", *arguments]
+    with process_group([sys.executable, *command], os.environ, output=sys.stderr) as process:
         if code := process.wait():
-            raise ValueError(
-                f"`{' '.join(['python', *command[1:]])}` failed with exit code {code}; see its lines above"
-            )
+            raise ValueError(f"`python {' '.join(command)}` failed with exit code {code}; see its lines above")
 
 
 def promote_here(challenger: str, *, first: bool = False, anyway: bool = False) -> None:

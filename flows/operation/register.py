@@ -52,15 +52,11 @@ def _describe(settings: Params, run: RunId) -> Descriptor:
     policy, started = policy_in(training), read_start(training)
     progress = checkpoint.peek(policy.parent)
     if progress is None or started is None:
-        raise FileNotFoundError(
-            f"{training} holds no training of this version of the project; train it first "
-            f"(`agent-r1 train {' '.join(run.words)}`)"
-        )
-    config = settings.run(run)
-    if not progress.stopped and progress.iterations < config.iterations:
-        raise ValueError(
-            f"{training} is at iteration {progress.iterations} of {config.iterations}; train it to its end"
-        )
+        missing = f"{training} holds no training of this version of the project"
+        raise FileNotFoundError(f"{missing}; train it first (`agent-r1 train {' '.join(run.words)}`)")
+    config, done = settings.run(run), progress.iterations
+    if not progress.stopped and done < config.iterations:
+        raise ValueError(f"{training} is at iteration {done} of {config.iterations}; train it to its end")
     if checkpoint.is_adapters_alone(policy):
         raise ValueError(f"the adapters in {policy} are not merged yet; start the training again, which does it")
     checkpoint.require_whole(policy.parent, checkpoint.POLICY)
@@ -80,12 +76,9 @@ def _describe(settings: Params, run: RunId) -> Descriptor:
         policy_version=progress.policy_version,
         dvc_file=dvc_file.as_posix() if dvc_hash else "",
         dvc_hash=dvc_hash,
-        questions=started.inputs["questions"],
-        passages=started.inputs["passages"],
-        index=started.inputs["index"],
-        prompt=started.inputs["prompt"],
         config=started.fingerprint,
         dvc_training_hash=keep(training, registered_training(dvc_file)),
+        **{name: started.inputs[name] for name in ("questions", "passages", "index", "prompt")},
         **origin,
     )
 
@@ -108,7 +101,7 @@ def _tracked(
     config = settings.run(run)
     tags = tracking.provenance(settings.prepare.dataset, run.sweep) | origin | {KIND_TAG: "training"}
     shown = tracking.run_params(run.name, settings.of(run), config)
-    about = tracking.differences(settings, run)
+    about = tracking.overrides(settings, run)
     with tracking.start(dataclasses.replace(run, seed=config.seed).label, shown, tags, about=about) as stands_for_it:
         return stands_for_it, origin
 
@@ -118,30 +111,26 @@ def keep(folder: Path, dvc_file: Path) -> str:
     if not Path(".dvc").is_dir():
         return ""
     content = dvc_file.with_suffix("")
-    if not (is_linked(dvc_file) and sha256(content) == sha256(folder)):
-        if failed := _put_into_cache(folder, content):
-            raise OSError(f"DVC could not keep {folder} ({failed}); mend that and register again")
-        link_to_cache(dvc_file)
-    return kept(dvc_file)
-
-
-def _put_into_cache(folder: Path, content: Path) -> str:
-    """Has DVC copy a folder under the name `content`, and removes that; returns DVC's complaint, or ""."""
+    if is_linked(dvc_file) and sha256(content) == sha256(folder):
+        return kept(dvc_file)
     shutil.rmtree(content, ignore_errors=True)
     try:
         shutil.copytree(folder, content, copy_function=link)
-        return run_dvc("add", str(content))
+        failed = run_dvc("add", str(content))
     finally:
         shutil.rmtree(content, ignore_errors=True)
+    if failed:
+        raise OSError(f"DVC could not keep {folder} ({failed}); mend that and register again")
+    link_to_cache(dvc_file)
+    return kept(dvc_file)
 
 
 def _push(model: Descriptor) -> None:
     """Copies DVC's files of a model to the default remote, if there is one; warns if that fails."""
     if not model.dvc_file or run_dvc("remote", "default"):
         return
-    files = [model.dvc_file, *([str(registered_training(Path(model.dvc_file)))] if model.dvc_training_hash else [])]
-    if failed := run_dvc("push", *files):
+    training = [str(registered_training(Path(model.dvc_file)))] if model.dvc_training_hash else []
+    if failed := run_dvc("push", model.dvc_file, *training):
         lacking = f"other clones cannot have it yet, DVC could not push it ({failed})"
-        logger.warning(
-            "%s is registered, but %s; mend that and run `dvc push %s`", model.label, lacking, " ".join(files)
-        )
+        remedy = f"mend that and run `dvc push {' '.join([model.dvc_file, *training])}`"
+        logger.warning("%s is registered, but %s; %s", model.label, lacking, remedy)

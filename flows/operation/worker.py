@@ -6,24 +6,24 @@ import logging
 import os
 import platform
 import re
-from collections.abc import Mapping
 from pathlib import Path
+from uuid import UUID
 
 from prefect import flow
-from prefect.artifacts import Artifact
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import State
+from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 from prefect.utilities.callables import parameter_schema
 
 from agent_r1.harmless import without_password
 from agent_r1.params.places import SWEEP
-from flows.dvc_files import collect_graph
-from flows.graph import LockEntry, Made, StageUnavailable, adopt, described, entry_of, push, require_alike, stages
+from flows.dvc_files import collect_graph, require_dvc
+from flows.graph import StageUnavailable, bring, described, require_alike, stages
 from flows.operation.deploy import ensure_crash_detection, ensure_pool
 from flows.operation.serving import POOL, keep_working, require_server, worker_part
 from flows.pipeline import reproduce
-from flows.pool import ERRAND, HANDED_BACK, UNAVAILABLE, Pool, require_shared
+from flows.pool import ERRAND, UNAVAILABLE, Pool, require_shared
 from flows.processes import prefect_environment
 from flows.terminal import speak
 
@@ -34,50 +34,37 @@ logger = logging.getLogger(__name__)
 
 
 @flow(name=ERRAND)
-def errand(stage: str, made: Made, entries: dict[str, LockEntry]) -> State[None]:
-    """Makes one stage of the graph, as `dvc repro` would, and leaves its entry of dvc.lock for the clone that asked.
+def errand(stage: str, made_of: dict[str, str], inputs: dict[str, str]) -> State[None]:
+    """Makes one stage of the graph, as `dvc repro` would, for the clone that asked.
 
-    The stage's inputs come from DVC's remote and are not made again, so they are the same bits; its outputs are pushed
-    there. Nothing is made if the stage depends on code or parameters that differ in this clone.
+    The stage's inputs come from DVC's remote and are not made again, so they are the same bits. Its outputs are pushed
+    there, and their hashes become labels of this flow run. Nothing is made if the stage depends on code or parameters
+    that differ in this clone.
 
     Args:
         stage: its address in DVC, `train@ppo`, `ablations/dvc.yaml:train@ppo-0`.
-        made: its command, dependencies and parameters in the clone that asks.
-        entries: the dvc.lock entries of the stages that it depends on, by name.
+        made_of: its command, parameters and the hashes of its dependencies in the clone that asks, by name.
+        inputs: path -> DVC's hash, of the outputs of the stages that it depends on.
     """
     speak()
     require_shared()
-    require_known(stage, entries)
-    try:
-        _bring_what_it_needs(stage, made, entries)
-        reproduce(stage)
-        push(stage)
-    except (StageUnavailable, OSError) as fault:
-        return Failed(name=UNAVAILABLE, message=f"on {platform.node()}: {fault}")
-    [known] = described(stage).values()
-    entry = LockEntry.model_validate(known.locked)
-    require_alike(stage, made, entry)
-    said = Artifact(type="json", key=HANDED_BACK, data=entry_of(entry), description=f"dvc.lock of {stage}")
-    said.create()
-    return Completed(message=f"made on {platform.node()}")
-
-
-def require_known(stage: str, entries: Mapping[str, LockEntry]) -> None:
-    """Raises ValueError unless this clone's graph has the stage, for a pool, with exactly these dependencies."""
     graph = stages(collect_graph(Path(SWEEP)) if stage.startswith(f"{SWEEP}/") else "dvc.yaml")
     if stage not in graph or not Pool.takes(stage):
         raise ValueError(f"this clone on {platform.node()} has no stage {stage!r:.200} for a pool; bring it up to date")
-    if {*entries} != graph[stage]:
-        raise ValueError(f"{stage} depends on {sorted(graph[stage])}, and comes with {sorted(entries)}")
-
-
-def _bring_what_it_needs(stage: str, made: Made, entries: Mapping[str, LockEntry]) -> None:
-    """Brings the inputs of a stage here. Compares both clones first, so that a refused clone does not change."""
-    to_come = [out.path for entry in entries.values() for out in entry.outs]
-    require_alike(stage, made, described(stage)[stage].made, to_come)
-    if entries:
-        adopt(entries)
-    require_alike(stage, made, described(stage)[stage].made)
+    known = described(stage, *graph[stage])
+    require_alike(stage, made_of, known[stage].made_of, but=inputs)  # first, so that a refused clone does not change
+    try:
+        bring({need: known[need] for need in graph[stage]}, inputs)
+        require_alike(stage, made_of, described(stage)[stage].made_of)
+        reproduce(stage)
+        require_dvc("push", stage)
+    except (StageUnavailable, OSError) as fault:
+        return Failed(name=UNAVAILABLE, message=f"on {platform.node()}: {fault}")
+    made = described(stage)[stage]
+    require_alike(stage, made_of, made.made_of)
+    with get_client(sync_client=True) as client:
+        client.update_flow_run_labels(UUID(flow_run.id), dict(made.outs))
+    return Completed(message=f"made on {platform.node()}")
 
 
 def work(pool: str, limit: int) -> None:

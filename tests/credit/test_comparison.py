@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent_r1.inspection.gradients import advantage_comparison, returns_to_come, value_errors
+from agent_r1.inspection.agreement import advantage_comparison, returns_to_come, value_errors
 from agent_r1.params import load
 from agent_r1.params.credit import RewardWeights
 from agent_r1.records import Credit, Trajectory

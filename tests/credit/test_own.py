@@ -177,8 +177,8 @@ def test_a_fault_of_the_world_is_asked_again_and_then_aborts(
         ("bad", "z", "is '1'; give a finite number"),
         ("bad", "w", r"credit\.rewards\.own \(users_rewards:bad\) of trajectory 0/q0/0 raised KeyError: 'w'; mend it"),
         ("few", "x", "gave 1 values for 2 episodes; give one for each"),
-        ("wrds", "x", r"credit\.rewards\.own: users_rewards has no function 'wrds'; did you mean 'words'"),
-        ("constant", "x", "users_rewards has no function 'constant'"),
+        ("wrds", "x", r"credit\.rewards\.own: users_rewards has no 'wrds'; did you mean 'words'"),
+        ("constant", "x", "users_rewards has no 'constant'"),
     ],
 )
 @pytest.mark.usefixtures("module")

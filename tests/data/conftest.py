@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.data import world
+from agent_r1.data.atlas import World, build_world
 from agent_r1.data.questions import Plan, generate_questions
-from agent_r1.data.world import World
 from agent_r1.params import load
 from agent_r1.params.prepare import AtlasParams, AtlasShares, PrepareParams
 from agent_r1.records import Question
@@ -39,7 +38,7 @@ def atlas_params() -> AtlasParams:
 
 @pytest.fixture(scope="session")
 def atlas(atlas_params: AtlasParams) -> World:
-    return world.build_world(atlas_params, SEED)
+    return build_world(atlas_params, SEED)
 
 
 @pytest.fixture(scope="session")

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from agent_r1.answers import contains
-from agent_r1.data import world
+from agent_r1.data.atlas import World, tell
 from agent_r1.data.demonstrations import Demonstration, demonstrate, with_tools, without_tools
 from agent_r1.data.questions import Hop, Plan, generate_questions, look_up
-from agent_r1.data.world import World
 from agent_r1.envs.base import parse_action
 from agent_r1.params import load
 from agent_r1.params.prepare import AtlasParams, AtlasShares
@@ -137,7 +136,7 @@ def test_real_questions_go_astray_with_their_own_words() -> None:
 
 
 def test_the_habits_have_their_frequencies() -> None:
-    """Of 2,000 two-hop bridges: straight .88, then not stopped .4: 3 standard errors are .033."""
+    """Shares of 2,000 two-hop bridges: straight .88, then not stopped .4: 3 standard errors are .033."""
     runs = [act(BRIDGE, "bridge", stop=0.6, wrong=0.12, seed=seed) for seed in range(2000)]
     right = [queries(actions)[:1] == [BRIDGE.hops[0].query] for actions in runs]
     assert sum(right) / len(runs) == pytest.approx(0.88, abs=0.022)
@@ -156,7 +155,7 @@ def test_everything_it_copies_can_be_seen(
     atlas: World, rows: Rows, bm25_index: Callable[[Sequence[Passage]], Search]
 ) -> None:
     """A query's entity stands in the question or in the results so far; so does the answer, unless yes or no."""
-    index = bm25_index(world.tell(atlas, 3))
+    index = bm25_index(tell(atlas, 3))
     rng = random.Random(0)
     for asked, plan in rows:
         seen = asked.text
@@ -169,13 +168,13 @@ def test_everything_it_copies_can_be_seen(
 
 @pytest.fixture(scope="session")
 def warm_start_params() -> WarmStartParams:
-    """Those of params.yaml, for as many demonstrations as the small world has questions."""
+    """The parameters of params.yaml, for as many demonstrations as the small world has questions."""
     return WARM_START.model_copy(update={"seed": 0, "demonstrations": 280, "naive_rag_demonstrations": 280})
 
 
 @pytest.fixture(scope="module")
 def index(atlas: World, bm25_index: Callable[[Sequence[Passage]], Search]) -> Search:
-    return bm25_index(world.tell(atlas, 0))
+    return bm25_index(tell(atlas, 0))
 
 
 def searching(atlas: World, rows: Rows, params: WarmStartParams) -> list[Demonstration]:
@@ -290,7 +289,7 @@ def test_what_is_no_year_cannot_be_worked_with(calculator: bool) -> None:
 def test_half_of_the_demonstrations_are_offered_the_calculator_and_use_it(
     atlas: World, atlas_params: AtlasParams, warm_start_params: WarmStartParams
 ) -> None:
-    """What the others teach stays: the same questions, with another half of the chances."""
+    """The other demonstrations stay: the same questions, with another half of the chances."""
     shares = dict.fromkeys(AtlasShares.model_fields, 0.0) | {"sum": 0.5, "age": 0.5}
     rows = generate_questions(atlas, atlas_params.model_copy(update={"shares": AtlasShares(**shares)}), seed=3)
     plans = {asked.question_id: plan for asked, plan in rows}

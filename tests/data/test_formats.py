@@ -12,8 +12,7 @@ import pytest
 from agent_r1.answers import normalize
 from agent_r1.data.formats import FORMATS
 from agent_r1.data.prepare import write
-from agent_r1.data.rows import Row
-from agent_r1.data.sources import read
+from agent_r1.data.sources import Row, read
 from agent_r1.params.prepare import FilesParams, PrepareParams, SplitParams
 from agent_r1.records import Passage, Question
 from agent_r1.tables import read_rows
@@ -33,17 +32,48 @@ def supported_row(**changes: Any) -> Row:
     return Row({key: value for key, value in {**fields, **changes}.items() if value is not ...}, Path("dev.json"), 2)
 
 
+def paragraph(title: str, is_supporting: bool = False) -> dict[str, Any]:
+    return {"idx": 0, "title": title, "paragraph_text": f"On {title}. ", "is_supporting": is_supporting}
+
+
+def musique_row(**changes: Any) -> Row:
+    fields = {
+        "id": "3hop1__140786_2053_5289",
+        "paragraphs": [paragraph("A", True), paragraph("x"), paragraph("B", True), paragraph("A", True)],
+        "question": "Who?",
+        "question_decomposition": [{"id": 1}, {"id": 2}, {"id": 3}],
+        "answer": "G. Stanley Hall",
+        "answer_aliases": ["Stanley Hall", "", "G. Stanley Hall"],
+        "answerable": True,
+    }
+    return Row({key: value for key, value in {**fields, **changes}.items() if value is not ...}, Path("dev.jsonl"), 5)
+
+
+def own_row(**fields: Any) -> Row:
+    return Row({"question": "Who?", **fields}, Path("own/train.jsonl.gz"), 3)
+
+
+BUILDERS = {"musique": (musique_row, r"dev\.jsonl, row 5"), "generic": (own_row, r"own/train\.jsonl\.gz, row 3")}
+SUPPORTED = (supported_row, r"dev\.json, row 2")
+
+
+def asked(form: str, **changes: Any) -> Question:
+    """The question of a row of a format, with some fields changed."""
+    build, _ = BUILDERS.get(form, SUPPORTED)
+    return FORMATS[form].question(build(**changes), form, "test")
+
+
 @pytest.mark.parametrize("name", ["hotpotqa", "2wikimultihopqa"])
 def test_a_supported_row_becomes_a_question(name: str) -> None:
-    question = FORMATS[name].question(supported_row(), name, "test")
+    question = asked(name)
     assert (question.question_id, question.dataset, question.split) == ("id2", name, "test")
-    assert (question.text, question.answers, question.strata["kind"]) == ("Who directed Kiss?", ["Mara"], "comparison")
+    assert (question.text, question.answers) == ("Who directed Kiss?", ["Mara"])
     assert question.gold_titles == ["Kiss", "Mara"]  # two, though three sentences are cited
-    assert int(question.strata["hops"]) == 2
+    assert question.strata == {"hops": "2", "kind": "comparison"}
 
 
 def test_names_of_an_answer_are_accepted_where_they_lie_beside_the_split(tmp_path: Path) -> None:
-    """Of three rows one has an id that the list knows, one an id that it does not, one none."""
+    """One of three rows has an id that the list knows, one an id that it does not, one none."""
     known, *others = (supported_row(answer_id=name) for name in ("Q1", "Q2", None))
     split = tmp_path / "dev.json"
     assert list(WIKI.complete([known], split)) == [known], "without a list"
@@ -80,29 +110,27 @@ def test_sentences_join_as_each_release_cuts_them() -> None:
 
 @pytest.mark.parametrize("kind", ["bridge_comparison", "compositional", "inference", "comparison"])  # 2Wiki's four
 def test_each_has_its_kinds(kind: str) -> None:
-    assert WIKI.question(supported_row(type=kind), "w", "dev").strata["kind"] == kind
+    assert asked("2wikimultihopqa", type=kind).strata["kind"] == kind
     if kind != "comparison":
         with pytest.raises(ValueError, match="field 'type' must be one of bridge, comparison, found"):
-            HOTPOTQA.question(supported_row(type=kind), "h", "dev")
-    with pytest.raises(ValueError, match="field 'type' must be one of comparison, bridge_comparison"):
-        WIKI.question(supported_row(type="bridge"), "w", "dev")
+            asked("hotpotqa", type=kind)
 
 
-def test_four_gold_passages_are_four_hops() -> None:
-    facts = [["A", 0], ["B", 1], ["A", 2], ["C", 0], ["D", 0]]
-    question = WIKI.question(supported_row(type="bridge_comparison", supporting_facts=facts), "w", "dev")
-    assert (question.gold_titles, int(question.strata["hops"])) == (["A", "B", "C", "D"], 4)
-
-
-def test_a_sentence_number_beyond_its_paragraph_does_not_matter() -> None:
-    assert (
-        int(WIKI.question(supported_row(supporting_facts=[["Kiss", 9], ["Mara", -1]]), "w", "dev").strata["hops"]) == 2
-    )
+@pytest.mark.parametrize(
+    ("facts", "titles"),
+    [
+        ([["A", 0], ["B", 1], ["A", 2], ["C", 0], ["D", 0]], ["A", "B", "C", "D"]),
+        ([["Kiss", 9], ["Mara", -1]], ["Kiss", "Mara"]),  # sentence numbers beyond their paragraphs
+    ],
+)
+def test_every_gold_passage_is_a_hop(facts: list[Any], titles: list[str]) -> None:
+    question = asked("2wikimultihopqa", supporting_facts=facts)
+    assert (question.gold_titles, question.strata["hops"]) == (titles, str(len(titles)))
 
 
 def test_fewer_paragraphs_and_gold_that_was_not_found_are_taken() -> None:
     fullwiki = supported_row(context=[["Elsewhere", ["x"]]])
-    assert HOTPOTQA.question(fullwiki, "h", "dev").gold_titles == ["Kiss", "Mara"]
+    assert asked("hotpotqa", context=[["Elsewhere", ["x"]]]).gold_titles == ["Kiss", "Mara"]
     assert HOTPOTQA.paragraphs(fullwiki) == [("Elsewhere", "x")]
 
 
@@ -127,32 +155,12 @@ OBJECTS = {
 
 @pytest.mark.parametrize("layout", [HUB, TEXTS, OBJECTS])
 def test_the_hubs_layouts_are_the_same_rows(layout: dict[str, Any]) -> None:
-    assert HOTPOTQA.question(supported_row(**layout), "h", "dev") == HOTPOTQA.question(supported_row(), "h", "dev")
+    assert asked("hotpotqa", **layout) == asked("hotpotqa")
     assert HOTPOTQA.paragraphs(supported_row(**layout)) == HOTPOTQA.paragraphs(supported_row())[:2]
 
 
 def test_a_numbered_row_is_taken() -> None:
-    assert HOTPOTQA.question(supported_row(_id=37), "h", "dev").question_id == "37"
-
-
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        *(({field: ...}, field) for field in ("_id", "question", "answer", "type", "supporting_facts")),
-        ({"answer": None}, "answer"),
-        ({"_id": True}, "_id"),
-        ({"type": "riddle"}, "type"),
-        ({"supporting_facts": []}, "supporting_facts"),
-        ({"supporting_facts": ["Kiss"]}, "supporting_facts"),
-        ({"supporting_facts": [[7, 0]]}, "supporting_facts"),
-        ({"supporting_facts": "no JSON"}, "supporting_facts"),
-        ({"supporting_facts": {"title": ["Kiss"], "sent_id": []}}, "supporting_facts"),
-        ({"supporting_facts": {"title": ["Kiss"]}}, "supporting_facts"),
-    ],
-)
-def test_a_malformed_supported_row_is_named(changes: dict[str, Any], field: str) -> None:
-    with pytest.raises(ValueError, match=rf"^dev\.json, row 2: field '{field}'"):
-        HOTPOTQA.question(supported_row(**changes), "h", "dev")
+    assert asked("hotpotqa", _id=37).question_id == "37"
 
 
 @pytest.mark.parametrize(
@@ -164,25 +172,8 @@ def test_a_malformed_context_is_named(context: Any) -> None:
         HOTPOTQA.paragraphs(supported_row(context=context))
 
 
-def paragraph(title: str, is_supporting: bool = False) -> dict[str, Any]:
-    return {"idx": 0, "title": title, "paragraph_text": f"On {title}. ", "is_supporting": is_supporting}
-
-
-def musique_row(**changes: Any) -> Row:
-    fields = {
-        "id": "3hop1__140786_2053_5289",
-        "paragraphs": [paragraph("A", True), paragraph("x"), paragraph("B", True), paragraph("A", True)],
-        "question": "Who?",
-        "question_decomposition": [{"id": 1}, {"id": 2}, {"id": 3}],
-        "answer": "G. Stanley Hall",
-        "answer_aliases": ["Stanley Hall", "", "G. Stanley Hall"],
-        "answerable": True,
-    }
-    return Row({key: value for key, value in {**fields, **changes}.items() if value is not ...}, Path("dev.jsonl"), 5)
-
-
 def test_a_row_of_musique_becomes_a_question_with_its_aliases() -> None:
-    found = MUSIQUE.question(musique_row(), "musique", "test")
+    found = asked("musique")
     assert (found.question_id, found.text, found.strata["kind"]) == ("3hop1__140786_2053_5289", "Who?", "3hop1")
     assert found.answers == ["G. Stanley Hall", "Stanley Hall"]
     assert found.gold_titles == ["A", "B"]  # two gold passages share a title
@@ -194,80 +185,72 @@ def test_any_number_of_paragraphs_is_taken() -> None:
 
 
 def test_a_row_of_musique_without_aliases_or_a_telling_id_is_taken() -> None:
-    found = MUSIQUE.question(musique_row(id=7, answer_aliases=...), "musique", "test")
+    found = asked("musique", id=7, answer_aliases=...)
     assert (found.question_id, found.answers, found.strata["kind"]) == ("7", ["G. Stanley Hall"], "3hop")
 
 
 def test_an_unanswerable_question_is_refused() -> None:
     with pytest.raises(ValueError, match=r"dev\.jsonl, row 5: not answerable, .* use the files named musique_ans"):
-        MUSIQUE.question(musique_row(answerable=False), "musique", "test")
+        asked("musique", answerable=False)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("form", "changes", "message"),
     [
-        ({"id": ...}, "field 'id'"),
-        ({"answer": ...}, "field 'answer'"),
-        ({"answer_aliases": "Hall"}, "field 'answer_aliases' must be a list of texts"),
-        ({"question_decomposition": []}, "field 'question_decomposition' must be a list of objects"),
-        ({"paragraphs": ["A"]}, "field 'paragraphs' must be a list of objects"),
-        ({"paragraphs": [{"title": "A", "is_supporting": True}]}, "field 'paragraphs' must hold objects with title,"),
-        ({"paragraphs": [paragraph("x")]}, "field 'paragraphs' must hold at least one with is_supporting: true"),
+        *(("hotpotqa", {field: ...}, f"'{field}'") for field in ("_id", "question", "answer", "type")),
+        ("hotpotqa", {"answer": None}, "'answer'"),
+        ("hotpotqa", {"_id": True}, "'_id'"),
+        ("hotpotqa", {"type": "riddle"}, "'type'"),
+        ("2wikimultihopqa", {"type": "bridge"}, "'type' must be one of comparison, bridge_comparison"),
+        *(
+            ("hotpotqa", {"supporting_facts": facts}, "'supporting_facts'")
+            for facts in (..., [], ["Kiss"], [[7, 0]], "no JSON", {"title": ["Kiss"], "sent_id": []}, {"title": ["K"]})
+        ),
+        ("musique", {"id": ...}, "'id'"),
+        ("musique", {"answer": ...}, "'answer'"),
+        ("musique", {"answer_aliases": "Hall"}, "'answer_aliases' must be a list of texts"),
+        ("musique", {"question_decomposition": []}, "'question_decomposition' must be a list of objects"),
+        ("musique", {"paragraphs": ["A"]}, "'paragraphs' must be a list of objects"),
+        (
+            "musique",
+            {"paragraphs": [{"title": "A", "is_supporting": True}]},
+            "'paragraphs' must hold objects with title,",
+        ),
+        ("musique", {"paragraphs": [paragraph("x")]}, "'paragraphs' must hold at least one with is_supporting: true"),
+        ("generic", {}, "'answer' must"),
+        ("generic", {"answers": []}, "'answers' must"),
+        ("generic", {"answers": "Ann"}, "'answers' must"),
+        ("generic", {"answer": "Ann", "question": ""}, "'question' must"),
+        ("generic", {"answer": "Ann", "gold_titles": "A"}, "'gold_titles' must"),
+        ("generic", {"answer": "Ann", "hops": 0}, "'hops' must"),
+        ("generic", {"answer": "Ann", "kind": 2}, "'kind' must"),
+        ("generic", {"answer": None}, "'answer' must"),
     ],
 )
-def test_a_malformed_row_of_musique_is_named(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=rf"^dev\.jsonl, row 5: {message}"):
-        MUSIQUE.question(musique_row(**changes), "musique", "test")
-
-
-def own_row(**fields: Any) -> Row:
-    return Row({"question": "Who?", **fields}, Path("own/train.jsonl.gz"), 3)
+def test_a_malformed_row_is_named(form: str, changes: dict[str, Any], message: str) -> None:
+    _, where = BUILDERS.get(form, SUPPORTED)
+    with pytest.raises(ValueError, match=rf"^{where}: field {message}"):
+        asked(form, **changes)
 
 
 def test_a_question_and_its_answers_are_enough() -> None:
-    found = GENERIC.question(own_row(answers=["Ann", "A. Bell"]), "own", "train")
-    assert (found.question_id, found.dataset, found.split) == ("own-train-train.jsonl.gz-3", "own", "train")
+    found = asked("generic", answers=["Ann", "A. Bell"])
+    assert (found.question_id, found.dataset, found.split) == ("generic-test-train.jsonl.gz-3", "generic", "test")
     assert (found.text, found.answers) == ("Who?", ["Ann", "A. Bell"])
-    assert (found.gold_titles, int(found.strata["hops"]), found.strata["kind"]) == ([], 1, "unknown")
+    assert (found.gold_titles, found.strata) == ([], {"hops": "1", "kind": "unknown"})
 
 
 def test_what_is_known_is_kept_and_the_rest_passed_over() -> None:
-    found = GENERIC.question(
-        own_row(id=9, answer="Ann", gold_titles=["A", "B"], kind="bridge", source="mine"), "own", "train"
-    )
-    assert (found.question_id, found.answers, int(found.strata["hops"]), found.strata["kind"]) == (
-        "9",
-        ["Ann"],
-        2,
-        "bridge",
-    )
-    assert int(GENERIC.question(own_row(answer="Ann", gold_titles=["A"], hops=3), "own", "train").strata["hops"]) == 3
+    found = asked("generic", id=9, answer="Ann", gold_titles=["A", "B"], kind="bridge", source="mine")
+    assert (found.question_id, found.answers, found.strata) == ("9", ["Ann"], {"hops": "2", "kind": "bridge"})
+    assert asked("generic", answer="Ann", gold_titles=["A"], hops=3).strata["hops"] == "3"
 
 
 def test_null_is_as_good_as_no_field() -> None:
     """An optional column of a Parquet file holds it wherever nothing is known."""
-    known = own_row(answer="Ann")
-    unknown = own_row(answer="Ann", answers=None, id=None, _id=None, gold_titles=None, hops=None, kind=None)
-    assert GENERIC.question(unknown, "own", "train") == GENERIC.question(known, "own", "train")
-    assert GENERIC.question(own_row(answer="Ann", id=None, _id="7"), "own", "train").question_id == "7"
-
-
-@pytest.mark.parametrize(
-    ("fields", "field"),
-    [
-        ({}, "answer"),
-        ({"answers": []}, "answers"),
-        ({"answers": "Ann"}, "answers"),
-        ({"answer": "Ann", "question": ""}, "question"),
-        ({"answer": "Ann", "gold_titles": "A"}, "gold_titles"),
-        ({"answer": "Ann", "hops": 0}, "hops"),
-        ({"answer": "Ann", "kind": 2}, "kind"),
-        ({"answer": None}, "answer"),
-    ],
-)
-def test_a_malformed_row_of_ones_own_is_named(fields: dict[str, Any], field: str) -> None:
-    with pytest.raises(ValueError, match=rf"^own/train\.jsonl\.gz, row 3: field '{field}' must"):
-        GENERIC.question(own_row(**fields), "own", "train")
+    nothing = dict.fromkeys(("answers", "id", "_id", "gold_titles", "hops", "kind"))
+    assert asked("generic", answer="Ann", **nothing) == asked("generic", answer="Ann")
+    assert asked("generic", answer="Ann", id=None, _id="7").question_id == "7"
 
 
 SHARED = Path(__file__).parents[2].parent / "shared/data/multihop"

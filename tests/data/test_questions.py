@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from agent_r1.answers import contains
+from agent_r1.data.atlas import World
 from agent_r1.data.questions import Facts, Plan, generate_atlas, generate_questions, plan_from_titles
-from agent_r1.data.world import World
 from agent_r1.params.prepare import AtlasParams, AtlasShares
 from agent_r1.records import Question
 
@@ -47,7 +47,7 @@ def test_every_hop_is_a_fact_and_leads_to_the_next(rows: Rows, atlas: World) -> 
 
 
 def test_the_mix(rows: Rows) -> None:
-    """Of 200: 40 lookups, 70 and 60 bridges, and 30 comparisons: 14 yes/no (7 each), 16 of the earlier of two."""
+    """200 questions: 40 lookups, 70 and 60 bridges, and 30 comparisons: 14 yes/no (7 each), 16 earlier."""
     train = [(question, plan) for question, plan in rows if question.split == "train"]
     assert Counter((question.strata["kind"], int(question.strata["hops"])) for question, _ in train) == {
         ("lookup", 1): 40,
@@ -134,7 +134,7 @@ def test_titles_become_a_plan_and_without_them_the_question_is_searched_for(
 
 
 def test_the_kinds_of_questions_have_their_shares(atlas: World, atlas_params: AtlasParams) -> None:
-    """Of 40: 10 with three hops, and the other 30 of the last kind; yes/no ones come in pairs, 3 become 2."""
+    """40 questions: 10 with three hops, and the other 30 of the last kind; yes/no ones come in pairs, 3 become 2."""
     shares = {
         "lookup": 0.0,
         "two_hops": 0.0,

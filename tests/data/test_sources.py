@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_r1.data import rows, sources
+from agent_r1.data import sources
 from agent_r1.data.sources import count, data_files, read
 
 ROWS = [{"a": 1, "text": "x, [y] {z} \u00e9"}, {"a": 2, "text": ""}, {"a": 3, "text": '"quoted"\\'}]
@@ -166,8 +166,7 @@ def test_what_is_small_on_disk_stays_small_in_memory(tmp_path: Path, monkeypatch
 def test_a_row_beyond_the_limits_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes, message: str
 ) -> None:
-    for module in (rows, sources):
-        monkeypatch.setattr(module, "LONGEST_ROW", 1000)
+    monkeypatch.setattr(sources, "LONGEST_ROW", 1000)
     monkeypatch.setattr(sources, "_UNPACKED_BYTES", 1 << 20)
     monkeypatch.setattr(sources, "_CHUNK", 1000)
     (tmp_path / name).write_bytes(content)

@@ -38,7 +38,7 @@ def test_a_board_is_a_question_with_all_that_it_starts_from() -> None:
 
 
 def test_no_board_is_in_two_splits(caplog: pytest.LogCaptureFixture) -> None:
-    """Of 3 by 3 boards there are few enough that seeds draw the same ones again."""
+    """There are so few 3 by 3 boards that seeds draw the same ones again."""
     with caplog.at_level(logging.INFO, logger="agent_r1.data.worlds"):
         drawn = draw("ice", LakeParams(**LAKE | {"size": 3}, train=[0, 400], dev=[400, 500], test=[500, 600]))
     splits = [{each.setup for each in drawn[split]} for split in ("train", "dev", "test")]

@@ -11,9 +11,9 @@ from functools import partial
 import pytest
 
 from agent_r1.envs.base import Attempt, Env, Transition
-from agent_r1.envs.scripts import SCRIPTS, Arms, Habits, Ice, Room, Script, demonstrator, scripted
+from agent_r1.envs.game_env import GameEnv
+from agent_r1.envs.scripts import SCRIPTS, Habits, Ice, Room, Script, demonstrated_arm, demonstrator, scripted
 from agent_r1.envs.shared import Shared
-from agent_r1.envs.turns import Turns
 from agent_r1.games import bandit, lake, sokoban
 from agent_r1.params import SHIPPED, load
 from agent_r1.records import CallStatus, Outcome, Trajectory
@@ -33,8 +33,8 @@ ROOM = sokoban.Board(rows=("#######", "#_P___#", "#__X_O#", "#_____#", "#######"
 Play = Callable[..., list[Trajectory]]
 
 
-def turns(name: str, setup: str, seed: int) -> Turns:
-    return Turns(name, setup, LIMITS, seed)
+def turns(name: str, setup: str, seed: int) -> GameEnv:
+    return GameEnv(name, setup, LIMITS, seed)
 
 
 @pytest.fixture
@@ -128,10 +128,10 @@ def test_it_tells_of_the_box_its_target_and_where_to_push_from() -> None:
 
 def test_the_bandits_demonstrator_knows_better_than_it_does() -> None:
     board = bandit.Board(arms=("Pilot", "Clerk"), high="Pilot").write()
-    assert first_action("bandit", board, demonstrator(Arms, ALWAYS)) == (
+    assert first_action("bandit", board, demonstrated_arm(ALWAYS)) == (
         "<think> Clerk is safe Pilot pays more so Clerk </think> <answer> Clerk </answer>"
     )
-    assert first_action("bandit", board, demonstrator(Arms, NONE)).endswith("<answer> Pilot </answer>")
+    assert first_action("bandit", board, demonstrated_arm(NONE)).endswith("<answer> Pilot </answer>")
 
 
 class NoGame(Env):
@@ -140,7 +140,7 @@ class NoGame(Env):
     system, user = "s", "u"
 
 
-class Failing(Turns):
+class Failing(GameEnv):
     """A game whose world fails in the second step of the first episode that is played."""
 
     failures = 1

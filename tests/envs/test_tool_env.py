@@ -21,9 +21,10 @@ from agent_r1.envs.tool_env import (
     gold_passages_attempts,
     naive_rag_attempts,
 )
+from agent_r1.faults import WorldFault, WorldTimeout
 from agent_r1.params import load
 from agent_r1.records import CallStatus, Outcome, Passage, Question
-from agent_r1.search.base import Search, SearchTimeout, SearchUnavailable
+from agent_r1.search.base import Search
 from agent_r1.search.index import Cached
 from agent_r1.tools.base import FunctionTool, ToolError, ToolResult
 from agent_r1.tools.search import search_tool
@@ -82,10 +83,10 @@ def test_a_search_that_finds_nothing_is_a_good_call(env: ToolEnv) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "status"), [(SearchUnavailable("down"), CallStatus.FAILED), (SearchTimeout("slow"), CallStatus.TIMEOUT)]
+    ("fault", "status"), [(WorldFault("down"), CallStatus.FAILED), (WorldTimeout("slow"), CallStatus.TIMEOUT)]
 )
 def test_a_fault_of_the_world_ends_the_episode_and_earns_nothing(
-    question: Question, fault: SearchUnavailable, status: CallStatus
+    question: Question, fault: WorldFault, status: CallStatus
 ) -> None:
     class Down(Search):
         def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
-import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
@@ -13,7 +13,8 @@ from agent_r1.answers import exact_match
 from agent_r1.evaluation.comparison import Evaluation
 from agent_r1.evaluation.scores import predict
 from agent_r1.params.stages import EvaluateParams
-from agent_r1.records import Call, CallStatus, Outcome, Question, Source, Step, StopReason, Trajectory
+from agent_r1.records import Call, CallStatus, Outcome, Question, Source, Trajectory
+from tests.trajectories import from_parts, question_fields
 
 THOUGHT = "<think>Find the director first.</think>"
 CALL = THOUGHT + '<tool_call>\n{"name": "search", "arguments": {"query": "capital of Veld"}}\n</tool_call>'
@@ -30,15 +31,8 @@ MakeTrajectory = Callable[..., Trajectory]
 @pytest.fixture
 def make_question() -> MakeQuestion:
     def make(question_id: str, *, hops: int = 1, kind: str = "lookup", answer: str = "Tesk") -> Question:
-        return Question(
-            question_id=question_id,
-            dataset="atlas",
-            split="test",
-            text=f"What is the capital of Veld ({question_id})?",
-            answers=[answer],
-            gold_titles=["Veld"],
-            strata={"hops": str(hops), "kind": kind},
-        )
+        text, strata = f"What is the capital of Veld ({question_id})?", {"hops": str(hops), "kind": kind}
+        return Question(**question_fields(question_id, text=text, answers=[answer], strata=strata))
 
     return make
 
@@ -50,56 +44,22 @@ def make_trajectory(tiny_tokenizer: PreTrainedTokenizerFast) -> MakeTrajectory:
     def make(
         question_id: str, *, answer: str = "Tesk", calls: Sequence[str] = ("ok",), progress: float = 1.0
     ) -> Trajectory:
-        ids: list[int] = []
-        source: list[int] = []
-        steps: list[Step] = []
-
-        def say(text: str, kind: Source) -> int:
-            said = tiny_tokenizer.encode(text, add_special_tokens=False)
-            ids.extend(said)
-            source.extend([kind] * len(said))
-            return len(said)
-
-        right = exact_match(answer, ["Tesk"])
-
-        def act(text: str, status: str) -> None:
-            called = status != "none"
-            count = say(text + "<|im_end|>", Source.ACTION)
-            steps.append(
-                Step(
-                    action_start=len(ids) - count,
-                    action_stop=len(ids),
-                    stop_reason=StopReason.END,
-                    calls=[Call(tool="search", arguments='{"query": "capital of Veld"}', status=CallStatus(status))]
-                    if called
-                    else [],
-                    rewards={"progress": progress} if status == "ok" else {} if called else {"em": right},
-                )
-            )
-
-        say(f"<|im_start|>user\nQ {question_id}<|im_end|>\n<|im_start|>assistant\n", Source.PROMPT)
+        texts = [(Source.PROMPT, f"<|im_start|>user\nQ {question_id}<|im_end|>\n<|im_start|>assistant\n")]
+        steps: list[dict[str, Any]] = []
         for status in calls:
-            act(CALL, status)
-            say("\n<|im_start|>user\n<tool_response>\n", Source.TEMPLATE)
-            say(PASSAGE, Source.OBSERVATION)
-            say("\n</tool_response><|im_end|>\n<|im_start|>assistant\n", Source.TEMPLATE)
-        act(f"<answer>{answer}</answer>", "none")
-        return Trajectory(
-            trajectory_id=f"0/{question_id}/0",
-            question_id=question_id,
-            group=0,
-            sample=0,
-            seed=0,
-            policy_version=30,
-            iteration=0,
-            token_ids=np.array(ids, dtype=np.int32),
-            source=np.array(source, dtype=np.uint8),
-            logprobs=np.zeros(len(ids), dtype=np.float32),
-            context_starts=[0],
-            steps=steps,
-            outcome=Outcome.ANSWERED,
-            answer=answer,
-        )
+            said = [] if status == "none" else [replace(SEARCHED, status=CallStatus(status))]
+            steps.append({"calls": said, "rewards": {"progress": progress} if status == "ok" else {}})
+            texts += [
+                (Source.ACTION, f"{CALL}<|im_end|>"),
+                (Source.TEMPLATE, "\n<|im_start|>user\n<tool_response>\n"),
+                (Source.OBSERVATION, PASSAGE),
+                (Source.TEMPLATE, "\n</tool_response><|im_end|>\n<|im_start|>assistant\n"),
+            ]
+        texts.append((Source.ACTION, f"<answer>{answer}</answer><|im_end|>"))
+        steps.append({"rewards": {"em": exact_match(answer, ["Tesk"])}})
+        parts = [(source, tiny_tokenizer.encode(text, add_special_tokens=False)) for source, text in texts]
+        about: dict[str, Any] = {"trajectory_id": f"0/{question_id}/0", "question_id": question_id}
+        return from_parts(parts, steps, policy_version=30, answer=answer, **about)
 
     return make
 

@@ -58,26 +58,20 @@ def test_pairs_are_by_question_whatever_the_order(evaluation: Any, compared: Any
     assert (rows["em"].difference.mean, rows["em"].difference.low, rows["em"].difference.high) == (0.0, 0.0, 0.0)
 
 
-def test_what_differs_is_named_and_refused_unless_told(
-    evaluation: Any, compared: Any, questions: list[Question]
-) -> None:
-    a, b = evaluation("a", [0], 1), evaluation("b", [0], 1, prompt="other", index="other")
-    with pytest.raises(ValueError, match="a and b were not measured alike: they differ in index, prompt; evaluate"):
-        compared(a, b, questions)
-    assert compared(a, b, questions, anyway=True).differing == ["index", "prompt"]
-
-
-def test_other_questions_are_compared_on_those_in_common(
+def test_differences_of_setting_are_named_and_refused_unless_told(
     evaluation: Any, compared: Any, questions: list[Question]
 ) -> None:
     a, b = evaluation("a", [0, 1], 1), evaluation("b", [1, 2], 1)
-    fewer = dataclasses.replace(b, predictions=b.predictions[1:])
-    with pytest.raises(ValueError, match="differ in questions asked; evaluate"):
-        compared(a, fewer, questions)
+    other = evaluation("b", [0], 1, prompt="other", index="other")
+    fewer, nothing = (dataclasses.replace(b, predictions=b.predictions[count:]) for count in (1, 4))
+    for given, differing in ((other, ["index", "prompt"]), (fewer, ["questions asked"])):
+        message = f"a and b were not measured alike: they differ in {', '.join(differing)}; evaluate"
+        with pytest.raises(ValueError, match=message):
+            compared(a, given, questions)
+        assert compared(a, given, questions, anyway=True).differing == differing
     found = compared(a, fewer, questions, anyway=True)
-    assert ids(found.pairs) == ["q1", "q2", "q3"]
+    assert ids(found.pairs) == ["q1", "q2", "q3"], "those in common"
     assert {row.measure: row.a.mean for row in found.measured}["em"] == pytest.approx(1 / 3)
-    nothing = dataclasses.replace(b, predictions=[])
     with pytest.raises(ValueError, match="a and b have no question in common"):
         compared(a, nothing, questions, anyway=True)
     with pytest.raises(ValueError, match="question 'q3' of a is not prepared"):

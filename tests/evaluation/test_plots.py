@@ -34,26 +34,28 @@ def test_a_run_keeps_its_colour() -> None:
     assert colours(["ppo", "grpo"]) == {"ppo": PALETTE[0], "grpo": PALETTE[1]}
 
 
-def drawn_in(path: Path, colour: str) -> int:
-    """Pixels of exactly that colour."""
+def drawn_in(path: Path, colour: str, *, right: float = 1.0) -> int:
+    """Pixels of exactly that colour, in a share of the width at the right."""
     rgb = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)])
-    return int((np.rint(imread(path)[..., :3] * 255) == rgb).all(axis=-1).sum())
+    picture = np.rint(imread(path)[..., :3] * 255)
+    return int((picture[:, round(picture.shape[1] * (1 - right)) :] == rgb).all(axis=-1).sum())
+
+
+def curve(success: float = 0.0, slope: float = 0.0, count: int = 10, **more: float) -> list[dict[str, float]]:
+    return [{"iteration": i, "rollout/success": success + slope * i, **more} for i in range(count)]
 
 
 def test_curves_draw_every_run_and_survive_missing_metrics(tmp_path: Path) -> None:
-    curves = {
-        "ppo": [{"iteration": i, "rollout/success": i / 10, "reward/total": i / 10} for i in range(10)],
-        "grpo": [{"iteration": i, "rollout/success": i / 20} for i in range(10)],
-    }
+    ppo = [{**row, "reward/total": row["rollout/success"]} for row in curve(slope=0.1)]
+    curves = {"ppo": ppo, "grpo": curve(slope=0.05)}
     learning_curves(tmp_path / "curves.png", curves, {"base_tool_call": 0.2}, "exact match")
-    assert drawn_in(tmp_path / "curves.png", PALETTE[0]) > 1000
-    assert drawn_in(tmp_path / "curves.png", PALETTE[1]) > 500
-    assert drawn_in(tmp_path / "curves.png", PALETTE[2]) == 0
+    drawn = [drawn_in(tmp_path / "curves.png", colour) for colour in PALETTE[:3]]
+    assert (drawn[0] > 1000, drawn[1] > 500, drawn[2]) == (True, True, 0)
 
 
 def test_a_line_says_where_a_run_began_to_train_in_another_way(tmp_path: Path) -> None:
     """Between iterations 3 and 4, in every panel of the run and of no other."""
-    calm = [{"iteration": i, "rollout/success": 0.5, "reward/total": 0.5} for i in range(10)]
+    calm = curve(0.5, **{"reward/total": 0.5})
     changed = [{**row, STABILISED: float(row["iteration"] > 3)} for row in calm]
     assert (change(calm), change(changed), change(changed[:4])) == (None, 3.5, None)
     for name, rows in (("calm", calm), ("changed", changed)):
@@ -67,8 +69,7 @@ def test_a_line_says_where_a_run_began_to_train_in_another_way(tmp_path: Path) -
 
 
 def test_floor_and_ceiling_are_lines_in_every_panel_of_a_sweep(tmp_path: Path) -> None:
-    rows = [{"iteration": i, "rollout/success": 0.5} for i in range(10)]
-    runs, limits = {name: [rows] for name in ("ppo", "grpo", "rloo")}, {"random": 0.2, "oracle": 1.0}
+    runs, limits = {name: [curve(0.5)] for name in ("ppo", "grpo", "rloo")}, {"random": 0.2, "oracle": 1.0}
     seed_curves(tmp_path / "without.png", runs, "ppo", "rollout/success", "", {})
     seed_curves(tmp_path / "with.png", runs, "ppo", "rollout/success", "", limits)
     without, drawn = (drawn_in(tmp_path / f"{name}.png", MUTED) for name in ("without", "with"))
@@ -77,44 +78,33 @@ def test_floor_and_ceiling_are_lines_in_every_panel_of_a_sweep(tmp_path: Path) -
 
 def test_a_run_alone_fills_the_picture(tmp_path: Path) -> None:
     """Its line reaches the right quarter, and no legend speaks of a reference, which would be itself."""
-    rows = [{"iteration": i, "rollout/success": i / 10} for i in range(10)]
-    seed_curves(tmp_path / "one.png", {"ppo": [rows]}, "ppo", "rollout/success", "", {})
-    picture = np.rint(imread(tmp_path / "one.png")[..., :3] * 255)
-    right = picture[:, picture.shape[1] * 3 // 4 :]
-    assert (right == [int(PALETTE[0][i : i + 2], 16) for i in (1, 3, 5)]).all(axis=-1).sum() > 500
+    seed_curves(tmp_path / "one.png", {"ppo": [curve(slope=0.1)]}, "ppo", "rollout/success", "", {})
+    assert drawn_in(tmp_path / "one.png", PALETTE[0], right=0.25) > 500
     assert drawn_in(tmp_path / "one.png", MUTED) < 2000, "numbers at the axes, and no dashes"
 
 
 def test_what_a_critic_explains_is_drawn_in_a_panel_of_its_own(tmp_path: Path) -> None:
-    plain = [{"iteration": i, "rollout/success": 0.5, "reward/total": 0.5} for i in range(10)]
+    plain = curve(0.5, **{"reward/total": 0.5})
     learning_curves(tmp_path / "two.png", {"ppo": plain}, {}, "solved")
-    learning_curves(
-        tmp_path / "three.png", {"ppo": [{**row, "value/explained_variance": 0.3} for row in plain]}, {}, "solved"
-    )
+    explained = [{**row, "value/explained_variance": 0.3} for row in plain]
+    learning_curves(tmp_path / "three.png", {"ppo": explained}, {}, "solved")
     two, three = (imread(tmp_path / name) for name in ("two.png", "three.png"))
     assert three.shape[1] == pytest.approx(1.5 * two.shape[1], abs=2)
     assert drawn_in(tmp_path / "three.png", PALETTE[0]) > 1.3 * drawn_in(tmp_path / "two.png", PALETTE[0])
 
 
-def test_final_scores_draw_runs_in_colour_and_baselines_in_grey(tmp_path: Path) -> None:
+def test_final_scores_draw_runs_in_colour_and_seeds_beside_their_mean_in_the_same_bits(tmp_path: Path) -> None:
     scores = {"ppo": Interval(mean=0.7, low=0.6, high=0.8), "naive_rag": Interval(mean=0.3, low=0.2, high=0.4)}
-    final_scores(tmp_path / "final.png", scores, ["ppo"], seeds={}, word="solved")
-    assert drawn_in(tmp_path / "final.png", PALETTE[0]) > 200
-    assert drawn_in(tmp_path / "final.png", PALETTE[1]) == 0
-
-
-def test_single_seeds_are_drawn_beside_their_mean(tmp_path: Path) -> None:
-    scores = {"ppo": Interval(mean=0.7, low=0.6, high=0.8)}
-    final_scores(tmp_path / "mean.png", scores, ["ppo"], seeds={}, word="solved")
-    final_scores(tmp_path / "seeds.png", scores, ["ppo"], seeds={"ppo": [0.6, 0.8]}, word="solved")
-    assert drawn_in(tmp_path / "seeds.png", PALETTE[0]) > drawn_in(tmp_path / "mean.png", PALETTE[0])
+    for name, seeds in (("mean", {}), ("again", {}), ("seeds", {"ppo": [0.6, 0.8]})):
+        final_scores(tmp_path / f"{name}.png", scores, ["ppo"], seeds=seeds, word="solved")
+    mean, again, with_seeds = (tmp_path / f"{name}.png" for name in ("mean", "again", "seeds"))
+    assert drawn_in(with_seeds, PALETTE[0]) > drawn_in(mean, PALETTE[0]) > 200
+    assert drawn_in(mean, PALETTE[1]) == 0
+    assert mean.read_bytes() == again.read_bytes()
 
 
 def test_seed_curves_draw_a_panel_per_run_over_the_iterations_all_seeds_have(tmp_path: Path) -> None:
-    def rows(count: int, slope: float) -> list[dict[str, float]]:
-        return [{"iteration": i, "rollout/success": slope * i} for i in range(count)]
-
-    curves = {"ppo": [rows(4, 0.1), rows(3, 0.2)], "grpo": [rows(4, 0.05), rows(4, 0.15)]}
+    curves = {"ppo": [curve(0, 0.1, 4), curve(0, 0.2, 3)], "grpo": [curve(0, 0.05, 4), curve(0, 0.15, 4)]}
     x, mean, low, high = _band(curves["ppo"], "rollout/success")
     assert x.tolist() == [0, 1, 2]
     assert mean.tolist() == pytest.approx([0, 0.15, 0.3])
@@ -122,9 +112,3 @@ def test_seed_curves_draw_a_panel_per_run_over_the_iterations_all_seeds_have(tmp
     assert high.tolist() == pytest.approx([0, 0.2, 0.4])
     seed_curves(tmp_path / "seeds.png", curves, "ppo", "rollout/success", "Exact match", {})
     assert all(drawn_in(tmp_path / "seeds.png", PALETTE[i]) > 500 for i in range(2))
-
-
-def test_the_same_numbers_give_the_same_bits(tmp_path: Path) -> None:
-    for name in ("one.png", "two.png"):
-        final_scores(tmp_path / name, {"ppo": Interval(mean=0.7, low=0.6, high=0.8)}, ["ppo"], seeds={}, word="solved")
-    assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()

@@ -57,11 +57,18 @@ def test_what_the_world_cut_short_is_in_neither_numerator_nor_denominator(
     assert gold_recall_by_step(trajectories, questions) == gold_recall_by_step(ended, questions)
 
 
-def test_attempted_calls_count_and_progress_adds_up(make_question: Any, make_trajectory: Any) -> None:
-    # Three calls, one of them malformed, then the answer: 4 steps, 3 calls, progress at the 2 good ones.
-    trajectory = make_trajectory("a", calls=["ok", "malformed", "ok"])
-    (prediction,) = predict([trajectory], [make_question("a")], run="ppo", seed=0)
-    assert (prediction.steps, prediction.tool_calls, prediction.facts["gold_recall"]) == (4, 3, 2)
+@pytest.mark.parametrize(
+    ("calls", "counted"),
+    [
+        (["ok", "malformed", "ok"], (4, 3, 2)),  # progress at the two good ones
+        ([], (1, 0, 0)),
+    ],
+)
+def test_attempted_calls_count_and_progress_adds_up(
+    make_question: Any, make_trajectory: Any, calls: list[str], counted: tuple[int, int, float]
+) -> None:
+    (found,) = predict([make_trajectory("a", calls=calls)], [make_question("a")], run="ppo", seed=0)
+    assert (found.steps, found.tool_calls, found.facts["gold_recall"]) == counted
 
 
 def test_every_token_is_read_or_sampled(make_question: Any, make_trajectory: Any) -> None:
@@ -80,11 +87,6 @@ def test_every_token_is_read_or_sampled(make_question: Any, make_trajectory: Any
     assert (prediction.tokens_read, prediction.tokens_sampled) == (5, 2)
 
 
-def test_no_call_no_gold(make_question: Any, make_trajectory: Any) -> None:
-    (prediction,) = predict([make_trajectory("a", calls=[])], [make_question("a")], run="ppo", seed=0)
-    assert (prediction.steps, prediction.tool_calls, prediction.facts["gold_recall"]) == (1, 0, 0)
-
-
 def test_asked_questions_are_of_the_test_split_and_drawn_by_the_seed(make_question: Any) -> None:
     test = [make_question(f"q{i}") for i in range(20)]
     train = [dataclasses.replace(question, split="train") for question in test]
@@ -93,13 +95,6 @@ def test_asked_questions_are_of_the_test_split_and_drawn_by_the_seed(make_questi
     assert drawn[0] == drawn[1] != drawn[2]
     assert drawn[0] == [question for question in test if question in drawn[0]]  # in their order
     assert [len(questions) for questions in drawn] == [5, 5, 5]
-
-
-def test_more_questions_than_there_are_is_refused(make_question: Any) -> None:
-    with pytest.raises(ValueError, match=r"evaluate\.questions is 2 and the test split of atlas has 1; lower it"):
-        asked_questions([make_question("a")], 2, seed=0)
-    with pytest.raises(ValueError, match="no test questions"):
-        asked_questions([dataclasses.replace(make_question("a"), split="train")], 0, seed=0)
 
 
 def test_as_many_are_asked_of_every_data_set(make_question: Any) -> None:
@@ -112,8 +107,10 @@ def test_as_many_are_asked_of_every_data_set(make_question: Any) -> None:
     assert drawn == [question for question in mixed if question in drawn]
     alone = asked_questions(atlas, 3, seed=0)
     assert alone == [question for question in drawn if question.dataset == "atlas"]  # whatever the others hold
-    with pytest.raises(ValueError, match="test split of musique has 5"):
+    with pytest.raises(ValueError, match=r"evaluate\.questions is 6 and the test split of musique has 5; lower it"):
         asked_questions(mixed, 6, seed=0)
+    with pytest.raises(ValueError, match="no test questions"):
+        asked_questions([dataclasses.replace(question, split="train") for question in mixed], 0, seed=0)
 
 
 def test_gold_recall_by_step_by_hand(make_question: Any, make_trajectory: Any) -> None:
@@ -145,24 +142,17 @@ def passages(tmp_path: Path) -> Path:
     return tmp_path / "passages.parquet"
 
 
-def test_in_the_order_of_the_titles_and_all_of_a_title(passages: Path, make_question: Any) -> None:
-    two = dataclasses.replace(make_question("two"), gold_titles=["Veld", "Tesk", "Veld"])
-    found = gold_passages([two], passages)
-    assert {name: [row.passage_id for row in rows] for name, rows in found.items()} == {"two": ["1", "3", "0"]}
-
-
-def test_questions_without_all_their_gold_are_left_out_with_a_word(
+def test_gold_passages_are_all_of_each_title_and_questions_without_all_of_them_are_left_out(
     passages: Path, make_question: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    known, none, missing = (
-        dataclasses.replace(make_question(name), gold_titles=titles)
-        for name, titles in (("known", ["Tesk"]), ("none", []), ("missing", ["Tesk", "Nowhere"]))
-    )
+    golds = {"two": ["Veld", "Tesk", "Veld"], "none": [], "missing": ["Tesk", "Nowhere"]}
+    two, *others = (dataclasses.replace(make_question(name), gold_titles=titles) for name, titles in golds.items())
     with caplog.at_level(logging.WARNING):
-        assert list(gold_passages([known, none, missing], passages)) == ["known"]
+        found = gold_passages([two, *others], passages)
+    assert {name: [row.passage_id for row in rows] for name, rows in found.items()} == {"two": ["1", "3", "0"]}
     assert "left out 2 of 3 questions: no gold passages" in caplog.text
     with pytest.raises(ValueError, match="none of the 2 questions has gold passages: give them gold_titles"):
-        gold_passages([none, missing], passages)
+        gold_passages(others, passages)
 
 
 DRAWS = EvaluateParams(seed=0, questions=0, bootstrap_samples=200, history_kept=14)
@@ -195,18 +185,15 @@ def test_means_by_hand(scores: dict[str, float]) -> None:
     assert [scores[f"questions{stratum}"] for stratum in ("", "/hops_1", "/hops_2")] == [3, 1, 2]
 
 
-def test_every_mean_lies_in_its_interval(scores: dict[str, float]) -> None:
+def test_every_mean_lies_in_its_interval_and_the_headline_is_short_and_rounded(scores: dict[str, float]) -> None:
     means = [key.removesuffix("/low") for key in scores if key.endswith("/low")]
     assert len(means) == 8 * 6  # all, two hop counts, three kinds
     assert all(scores[f"{key}/low"] <= scores[key] <= scores[f"{key}/high"] for key in means)
-
-
-def test_headline_is_short_and_rounded(scores: dict[str, float]) -> None:
     shown = headline(scores)
     assert list(shown)[:7] == ["questions", "success", "success/low", "success/high", "em", "em/low", "em/high"]
     assert len(shown) == 1 + 3 * 8 + 2
-    assert list(shown)[-2:] == ["em/hops_1", "em/hops_2"]
-    assert shown["em"] == 0.6667
+    assert (list(shown)[-2:], shown["em"]) == (["em/hops_1", "em/hops_2"], 0.6667)
+    assert not [key for key in scores if "dataset_" in key], "one data set is no stratum"
 
 
 def test_gold_recall_by_hand(scores: dict[str, float]) -> None:
@@ -241,10 +228,6 @@ def test_several_data_sets_are_scored_apart(make_question: Any, make_trajectory:
     assert (found["questions/dataset_atlas"], found["questions/dataset_musique"]) == (2, 1)
     shown = headline(found)
     assert (shown["em/dataset_atlas"], shown["f1/dataset_musique"]) == (0.5, 0.6667)
-
-
-def test_one_data_set_is_no_stratum(scores: dict[str, float]) -> None:
-    assert not [key for key in scores if "dataset_" in key]
 
 
 def test_what_a_world_calls_success_is_scored_by_the_strata_that_it_names(make_trajectory: Any) -> None:

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from agent_r1.evaluation.comparison import Evaluation
-from agent_r1.evaluation.sweep import Sweep, render_sweep, successes
+from agent_r1.evaluation.sweep import SweptAgents, render_sweep, successes
 from agent_r1.params.stages import EvaluateParams
 from agent_r1.records import Outcome, Question
 
 TIMES = {"time/rollout_s": 20.0, "time/update_s": 10.0, "time/search_cache_hit_share": 1.0}
 Evaluate = Callable[[str, int], Evaluation]
-Page = Callable[[Sweep], str]
+Page = Callable[[SweptAgents], str]
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def curve(alarm_in: int | None, *, critic: bool = False, update_s: float = 10.0)
 
 @pytest.fixture
 def rendered(questions: list[Question], tmp_path: Path, draws: EvaluateParams) -> Page:
-    def render(sweep: Sweep) -> str:
+    def render(sweep: SweptAgents) -> str:
         render_sweep(sweep, questions, tmp_path, draws)
         return (tmp_path / "report.md").read_text()
 
@@ -64,7 +64,7 @@ def page(evaluate: Evaluate, rendered: Page) -> str:
         "ppo": [curve(None, critic=True), curve(2, critic=True, update_s=40.0)],
         "grpo": [curve(None), curve(None)],
     }
-    return rendered(Sweep(runs=runs, baselines=[evaluate("base_tool_call", 1)], curves=curves))
+    return rendered(SweptAgents(runs=runs, baselines=[evaluate("base_tool_call", 1)], curves=curves))
 
 
 def rows(page: str, name: str) -> list[str]:
@@ -102,14 +102,16 @@ def test_differences_by_stratum_by_hand(page: str) -> None:
 def test_references_are_what_all_are_compared_with(evaluate: Evaluate, rendered: Page) -> None:
     agents = {"ppo": [evaluate("ppo-seed0", 3)], "grpo": [evaluate("grpo-seed0", 4)]}
     curves, references = {name: [curve(None)] for name in agents}, ["grpo", "ppo"]
-    page = rendered(Sweep(runs=agents, baselines=[evaluate("base_tool_call", 1)], curves=curves, references=references))
+    page = rendered(
+        SweptAgents(runs=agents, baselines=[evaluate("base_tool_call", 1)], curves=curves, references=references)
+    )
     assert "| agent | less `grpo` | less `ppo` |" in page
     assert "| `grpo` |  | +0.250 [" in page
 
 
 def test_a_run_alone_is_compared_with_no_other(evaluate: Evaluate, rendered: Page) -> None:
     runs, baselines = {"ppo": [evaluate("ppo-seed0", 3)]}, [evaluate("base_tool_call", 1)]
-    page = rendered(Sweep(runs=runs, baselines=baselines, curves={"ppo": [curve(None)]}))
+    page = rendered(SweptAgents(runs=runs, baselines=baselines, curves={"ppo": [curve(None)]}))
     assert "1 run with 1 seed, 4 test questions" in page
     assert "| run | iterations | sampled exact match | on dev |" in page
     assert "equal time" not in page
@@ -130,19 +132,16 @@ def test_pictures_stand_beside_the_page(page: str, tmp_path: Path) -> None:
         assert f"]({name})" in page
         assert (tmp_path / name).stat().st_size > 10_000
     assert "Not measured alike" not in page
+    assert "floor" not in page, "chance was not evaluated"
 
 
 def test_what_chance_reaches_bounds_every_claim(evaluate: Evaluate, rendered: Page) -> None:
     """Chance gets none of four right. One is more on average and not beyond doubt; all four are, whatever the draws."""
     runs = {"ppo": [evaluate("ppo-seed0", 1)], "grpo": [evaluate("grpo-seed0", 4)]}
     baselines = [evaluate("base_tool_call", 0), evaluate("random", 0), evaluate("oracle", 4)]
-    page = rendered(Sweep(runs=runs, baselines=baselines, curves={name: [curve(None)] for name in runs}))
+    page = rendered(SweptAgents(runs=runs, baselines=baselines, curves={name: [curve(None)] for name in runs}))
     assert "above it: `grpo`; not above it: `ppo`, `base_tool_call`." in page
     assert "| agent | less `ppo` | less `base_tool_call` | less `random` |" in page
-
-
-def test_a_page_without_chance_says_nothing_of_it(page: str) -> None:
-    assert "floor" not in page
 
 
 def test_questions_are_brought_into_one_order(evaluate: Evaluate) -> None:
@@ -151,20 +150,12 @@ def test_questions_are_brought_into_one_order(evaluate: Evaluate) -> None:
     assert np.array_equal(successes({"ppo": [forward, backward]})["ppo"], [[0, 0, 0, 1], [0, 0, 0, 1]])
 
 
-def test_other_questions_are_refused(evaluate: Evaluate) -> None:
+def test_other_questions_and_aborted_episodes_are_refused(evaluate: Evaluate) -> None:
     whole = evaluate("ppo", 3)
     part = dataclasses.replace(evaluate("grpo", 3), predictions=whole.predictions[1:])
     with pytest.raises(ValueError, match="grpo and ppo answered different questions"):
         successes({"ppo": [whole], "grpo": [part]})
-
-
-def test_a_sweep_with_aborted_episodes_is_refused(evaluate: Evaluate) -> None:
-    whole = evaluate("ppo", 3)
     first, *others = whole.trajectories
-    cut = dataclasses.replace(
-        evaluate("grpo", 3),
-        predictions=whole.predictions[1:],
-        trajectories=[dataclasses.replace(first, outcome=Outcome.ABORTED), *others],
-    )
+    cut = dataclasses.replace(part, trajectories=[dataclasses.replace(first, outcome=Outcome.ABORTED), *others])
     with pytest.raises(ValueError, match=r"grpo \(aborted: 1 of 4\): their questions are missing"):
         successes({"ppo": [whole], "grpo": [cut]})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +11,27 @@ import pytest
 from agent_r1.evaluation.transcript import WIDTH, examples, shown_arguments, transcript, worth_reading
 from agent_r1.records import Outcome
 
+Told = Callable[..., str]
 
-def test_golden(make_question: Any, make_trajectory: Any, decode: Any) -> None:
-    assert transcript(make_trajectory("a"), make_question("a"), decode).splitlines() == [
+
+@pytest.fixture
+def told(make_question: Any, make_trajectory: Any, decode: Any) -> Told:
+    """The transcript of an episode, by the fields of it that differ."""
+
+    def tell(
+        *, calls: Any = ("ok",), answer: str = "Tesk", tool: str = "search", decode: Any = decode, **more: Any
+    ) -> str:
+        trajectory = make_trajectory("a", calls=calls, answer=answer)
+        first = replace(trajectory.steps[0], calls=[replace(call, tool=tool) for call in trajectory.steps[0].calls])
+        restart = [trajectory.steps[0].action_stop] if more.pop("restarts", False) else []
+        changed = replace(trajectory, steps=[first, *trajectory.steps[1:]], context_starts=[0, *restart])
+        return transcript(changed, make_question("a"), decode, **more)
+
+    return tell
+
+
+def test_golden(told: Told) -> None:
+    assert told().splitlines() == [
         "question   What is the capital of Veld (a)?",
         "",
         "step 1",
@@ -30,51 +49,34 @@ def test_golden(make_question: Any, make_trajectory: Any, decode: Any) -> None:
     ]
 
 
-def test_a_thought_whose_tag_the_prompt_wrote(make_question: Any, make_trajectory: Any, decode: Any) -> None:
-    def untagged(ids: Any) -> str:
-        return str(decode(ids)).replace("<think>", "")
-
+def test_a_thought_whose_tag_the_prompt_wrote(told: Told, decode: Any) -> None:
     for calls in (["ok"], ["failed"]):
-        trajectory = make_trajectory("a", calls=calls)
-        expected = transcript(trajectory, make_question("a"), decode)
-        assert transcript(trajectory, make_question("a"), untagged) == expected
+        assert told(calls=calls, decode=lambda ids: str(decode(ids)).replace("<think>", "")) == told(calls=calls)
 
 
-def test_a_malformed_call_is_shown_as_it_is(make_question: Any, make_trajectory: Any, decode: Any) -> None:
-    text = transcript(make_trajectory("a", calls=["malformed"], answer=""), make_question("a"), decode)
+def test_a_malformed_call_is_shown_as_it_is(told: Told) -> None:
+    text = told(calls=["malformed"], answer="")
     assert "call       <tool_call>" in text
     assert "</tool_call> (malformed)" in text
-    assert "reply      Veld: The capital" in text  # what came back is no search result
+    assert "reply      Veld: The capital" in text, "it is no search result"
     assert "answer     (none) (no exact match)" in text
+    assert "reply      Veld: The capital" in told(tool="read"), "nor is another tool's"
 
 
-def test_what_another_tool_gave_is_no_passage(make_question: Any, make_trajectory: Any, decode: Any) -> None:
-    trajectory = make_trajectory("a")
-    first = replace(trajectory.steps[0], calls=tuple(replace(call, tool="read") for call in trajectory.steps[0].calls))
-    text = transcript(replace(trajectory, steps=[first, *trajectory.steps[1:]]), make_question("a"), decode)
-    assert "reply      Veld: The capital" in text
-
-
-def test_a_rewritten_context_is_shown_as_it_is_read(make_question: Any, make_trajectory: Any, decode: Any) -> None:
-    trajectory = make_trajectory("a")
-    start = trajectory.steps[0].action_stop
-    lines = transcript(replace(trajectory, context_starts=[0, start]), make_question("a"), decode).splitlines()
+def test_a_rewritten_context_is_shown_as_it_is_read(told: Told) -> None:
+    lines = told(restarts=True).splitlines()
     begins = lines.index("a new context")
     assert lines[begins - 2].startswith("search")
     assert lines[begins + 1] == "reads      user"
     assert lines.index("           Tesk: Tesk is a city in Veld.") < lines.index("step 2")
     assert not any(line.startswith("passages") for line in lines)
-    assert transcript(trajectory, make_question("a"), decode).count("a new context") == 0
+    assert told().count("a new context") == 0
 
 
-def test_the_prompt_is_shown_on_request(make_question: Any, make_trajectory: Any, decode: Any) -> None:
-    trajectory, question = make_trajectory("a"), make_question("a")
-    assert "Q a" not in transcript(trajectory, question, decode)
-    assert "Q a" in transcript(trajectory, question, decode, with_prompt=True)
-
-
-def test_long_lines_wrap(make_question: Any, make_trajectory: Any, decode: Any) -> None:
-    text = transcript(make_trajectory("a", answer="Tesk " * 60), make_question("a"), decode)
+def test_the_prompt_is_shown_on_request_and_long_lines_wrap(told: Told) -> None:
+    assert "Q a" not in told()
+    text = told(answer="Tesk " * 60, with_prompt=True)
+    assert "Q a" in text
     assert max(map(len, text.splitlines())) <= WIDTH
 
 

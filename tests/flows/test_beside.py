@@ -1,4 +1,4 @@
-"""Commands beside each other, real ones, and what a terminal shows of them."""
+"""Stages beside each other: their end, and their live lines."""
 
 from __future__ import annotations
 
@@ -11,21 +11,19 @@ import pytest
 from rich.console import Console
 
 from flows.pipeline import Beside
+from flows.processes import ended_after, process_group
 
-SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
-
-def test_the_end_of_the_context_ends_what_runs() -> None:
-    with Beside() as others, others.run(SLEEP, os.environ) as process:
-        others.__exit__(None, None, None)
+@pytest.mark.parametrize("is_over", [True, False], ids=["begins too late", "runs"])
+def test_the_end_of_all_ends_a_command(is_over: bool) -> None:
+    beside, sleep = Beside(), [sys.executable, "-c", "import time; time.sleep(600)"]
+    if is_over:
+        beside.over.set()
+    with process_group(sleep, os.environ) as process, ended_after(process, 600.0, beside.over) as late:
+        with beside:
+            pass
         assert process.wait(30) < 0
-
-
-def test_a_command_that_begins_too_late_is_ended() -> None:
-    with Beside() as others:
-        pass
-    with others.run(SLEEP, os.environ) as process:
-        assert process.wait(30) < 0
+        assert not late.is_set()
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from typer.main import get_command
 from agent_r1 import params
 from agent_r1.envs.shared import Shared
 from agent_r1.inspection.agent import Agent
-from agent_r1.inspection.chat import Screen, Session, converse
+from agent_r1.inspection.conversation import Screen, converse, here
 from agent_r1.params import SHIPPED, load
 from agent_r1.params.places import RunId
 from agent_r1.records import Passage, Question
@@ -202,14 +202,11 @@ def test_a_session_by_hand(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     """Two episodes of their own with a question between them that is too long, with a script in the policy's place."""
     env = load(SHIPPED).env.model_copy(update=LIMITS | {"max_steps": 2})
     chat = Chat(tiny_tokenizer)
-    session = Session(
-        Agent(ScriptedSampler([[CALL, "<answer>Mara Quill</answer>"]], chat), chat, Shared(env, Film())),
-        seed=0,
-        title="a script",
-    )
+    script = Agent(ScriptedSampler([[CALL, "<answer>Mara Quill</answer>"]], chat), chat, Shared(env, Film()))
     file = io.StringIO()
-    screen = Screen(Console(file=file, highlight=False, width=80), session.limits)
-    converse(session, screen, ["Who?", "word " * 400, "Who?"], echo=False)
+    with here(nullcontext(script), 0, "a script") as agent:
+        screen = Screen(Console(file=file, highlight=False, width=80), agent.limits)
+        converse(agent, screen, ["Who?", "word " * 400, "Who?"], echo=False)
     episode = [
         "  thought The film first.",
         "  search  Low Tide",
@@ -232,11 +229,10 @@ def test_a_repeated_question_draws_again(tiny_tokenizer: PreTrainedTokenizerFast
             return super().sample(requests)
 
     for _ in range(2):
-        session = Session(
-            Agent(Noting([["<answer>a</answer>"]], chat), chat, Shared(env, Film())), seed=3, title="a script"
-        )
-        for text in ("Who?", "Who?", "Where?"):
-            list(session.ask(text))
+        noting = Agent(Noting([["<answer>a</answer>"]], chat), chat, Shared(env, Film()))
+        with here(nullcontext(noting), 3, "a script") as agent:
+            for text in ("Who?", "Who?", "Where?"):
+                list(agent.ask(text))
     assert len(set(seeds[:3])) == 3
     assert seeds[:3] == seeds[3:]
 

@@ -16,7 +16,7 @@ from mlflow import MlflowClient
 from agent_r1.evaluation.scores import asked_questions
 from agent_r1.faults import TooManyAborted
 from agent_r1.http.endpoint import ENDPOINT_KEY
-from agent_r1.inspection.side_by_side import compared
+from agent_r1.inspection.printed import compared
 from agent_r1.params import load
 from agent_r1.params.places import RunId
 from agent_r1.records import Outcome, Question, Trajectory

@@ -187,7 +187,7 @@ def test_a_run_with_an_env_of_its_own_is_trained_measured_and_asked_in_it(
         assert max(len(row.steps) for row in rows) == 2
         for model in ({"run": "own"}, {"model": version.reference}):
             asked = []
-            monkeypatch.setattr("agent_r1.inspection.chat.chat", lambda *_: None)
+            monkeypatch.setattr("agent_r1.inspection.conversation.chat", lambda *_: None)
             opened = "agent_r1.inspection.agent.open_agent"
             monkeypatch.setattr(opened, lambda own, *_, asked=asked, **__: asked.append(own.env))
             chat(**model)

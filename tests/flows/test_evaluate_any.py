@@ -17,7 +17,7 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 from agent_r1.evaluation.protocols import SCRIPTED
-from agent_r1.inspection.side_by_side import compared, rendered
+from agent_r1.inspection.printed import compared, comparison_tables
 from agent_r1.learn import checkpoint
 from agent_r1.learn.checkpoint import Progress
 from agent_r1.params import load
@@ -190,7 +190,7 @@ def test_two_evaluations_are_compared(project: Path, evaluated: dict[str, list[T
         assert (row.a.mean, row.b.mean) == pytest.approx([each[row.measure] for each in scores], abs=1e-4)
     assert len(found.pairs) == 12
     written = StringIO()
-    Console(width=200, file=written).print(rendered(found))
+    Console(width=200, file=written).print(comparison_tables(found))
     page = written.getvalue()
     assert "Not measured alike: prompt, protocol differ." in page
     assert f"Of 12 questions {len(found.only_a_right)} are right in of_gold_passages alone" in page

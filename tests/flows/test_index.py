@@ -16,8 +16,8 @@ from agent_r1.params import load
 from agent_r1.records import CallStatus, Trajectory
 from agent_r1.search.index import describe
 from agent_r1.tables import read_rows
+from flows.commands.graph import index
 from flows.evaluate import EvaluationRequest, evaluate
-from flows.index import index
 
 PLACES = load(Path(__file__).parents[2] / "params.yaml").places
 

@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ import pytest
 import yaml
 
 from agent_r1 import params
-from agent_r1.inspection.replay import Replayed, configurations, number, parse_changes, reads_untrained_values, replay
+from agent_r1.inspection.printed import number
+from agent_r1.inspection.replay import Replayed, configurations, parse_changes, reads_untrained_values, replay
 from agent_r1.inspection.stored import StoredRun
 from agent_r1.learn import checkpoint
 from agent_r1.params.credit import CreditParams
@@ -39,10 +40,10 @@ NO_MASKS = ["credit.loss_mask=false", "credit.advantage_mask={recursion: false, 
 def replayed(ppo: Path, small_project: Path, inside: Inside) -> Callable[..., list[Replayed]]:
     """Replays the run `ppo` inside its project."""
 
-    def call(*changes: str, **arguments: Any) -> list[Replayed]:
+    def call(*changes: str, others: Sequence[str] = (), **arguments: Any) -> list[Replayed]:
         with inside(small_project):
-            given = {"others": [], "folder": None, "iterations": [], "with_gradient": True, **arguments}
-            return replay(params.load(), RunId("ppo"), changes=changes, **given)
+            settings, run = params.load(), RunId("ppo")
+            return replay(settings, run, configurations(settings, run, others, changes), **arguments)
 
     return call
 
@@ -280,8 +281,9 @@ def test_the_gradient_is_that_of_the_training(
         (tmp_path / "first").rename(run / "checkpoint")
         (run / "checkpoint/SHA256SUMS").unlink()
         checkpoint.seal(run / "checkpoint", checkpoint.Progress(iterations=2, policy_version=1))
-        others: dict[str, Any] = {"others": ["ppo"], "changes": ["credit.lam=0.5"], "iterations": ["all"]}
-        found = replay(params.load(), RunId("ppo"), folder=None, with_gradient=True, **others)
+        settings = params.load()
+        compared = configurations(settings, RunId("ppo"), ["ppo"], ["credit.lam=0.5"])
+        found = replay(settings, RunId("ppo"), compared, iterations=["all"])
     assert (run / "checkpoint/policy/adapter").is_dir() is bool(model)
     logged = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for one, metrics in zip(found, logged, strict=True):

@@ -18,7 +18,7 @@ from mlflow import MlflowClient
 
 from agent_r1.files import sha256
 from agent_r1.params.places import RunId
-from agent_r1.records import Proof, Question, Trajectory
+from agent_r1.records import Prediction, Proof, Question, Trajectory
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.tracking import registry
 from flows.operation.register import register
@@ -53,7 +53,8 @@ def evaluated(project: Path, ppo_policy: str) -> None:
     for name, policy in (("base_tool_call", "warm"), ("ppo", ppo_policy)):
         folder = project / "outputs/evaluate" / name
         write_rows(folder / "trajectories.parquet", rows, Trajectory)
-        hashes = {"questions": sha256(project / QUESTIONS), "policy": policy}
+        write_rows(folder / "predictions.parquet", list[Prediction](), Prediction)
+        hashes = {"questions": sha256(project / QUESTIONS), "limits": "l", "policy": policy}
         (folder / "hashes.json").write_text(json.dumps(hashes))
 
 

@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from transformers import PreTrainedTokenizerFast
 
-from agent_r1.inspection.replay import replay
+from agent_r1.inspection.replay import configurations, replay
 from agent_r1.learn.builtin import new_model
 from agent_r1.learn.learner import Learner
 from agent_r1.params import load
@@ -22,8 +22,7 @@ from agent_r1.params.places import RunId
 from agent_r1.records import Trajectory
 from agent_r1.tables import read_rows
 from agent_r1.training.folder import RunFolder
-from flows.index import index
-from flows.prepare import prepare
+from flows.commands.graph import index, prepare
 from flows.train import train
 from tests.fixtures import PLACES, Inside, WriteParams
 
@@ -197,7 +196,9 @@ def test_a_replay_credits_every_iteration_as_it_was_trained(
     stabilising(touchy)
     train(RunId("ppo"))
     changes = ["credit.filter.kind=top_fraction", "credit.filter.share=0.25"]  # values of the others are not stored
-    found = replay(load(), RunId("ppo"), [], changes, folder=None, iterations=["all"], with_gradient=False)
+    settings, run = load(), RunId("ppo")
+    compared = configurations(settings, run, [], changes)
+    found = replay(settings, run, compared, iterations=["all"], with_gradient=False)
     assert "has changed since" not in caplog.text
     assert ["filter/kept_share" in each.replays[0].metrics for each in found] == [False, False, True, True]
 

@@ -17,9 +17,8 @@ import pytest
 from agent_r1.params.places import RunId
 from agent_r1.records import Outcome, Prediction, Question, Trajectory
 from agent_r1.tables import read_rows
+from flows.commands.graph import index, prepare
 from flows.evaluate import EvaluationRequest, evaluate
-from flows.index import index
-from flows.prepare import prepare
 from flows.report import report
 from flows.train import train
 from flows.view import view

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from agent_r1.inspection.stored import Shown, When
-from agent_r1.records import Call, CallStatus, Credit, Outcome, Question, Source, Step, StopReason, Trajectory
+from agent_r1.records import Call, CallStatus, Credit, Question, Source, Trajectory
+from tests.trajectories import from_parts, question_fields
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 Part = tuple[Source, str]
@@ -62,72 +64,41 @@ def make_shown(words: Words) -> Callable[..., Shown]:
             (Source.TEMPLATE, "\n<s>assistant "),
             (Source.ACTION, f"<answer>{answer}</answer> <end>"),
         ]
-        ids = [words.encode(text) for _, text in parts]
-        stops = np.cumsum([len(each) for each in ids]).tolist()
-        source = np.repeat([source for source, _ in parts], [len(each) for each in ids]).astype(np.uint8)
-        sampled = source == Source.ACTION
-        logprobs = np.where(sampled, -0.25, 0).astype(np.float32)
-        trajectory = Trajectory(
+        right, training = float(answer == "Tesk"), when is When.TRAINING
+        trajectory = from_parts(
+            [(source, words.encode(text)) for source, text in parts],
+            [
+                {"calls": [Call(tool="search", arguments="{}", status=status, latency_s=0.002)]},
+                {"rewards": {"em": right}},
+            ],
             trajectory_id=f"{iteration}/{question_id}/0",
             question_id=question_id,
-            group=0,
-            sample=0,
-            seed=0,
             policy_version=iteration,
             iteration=iteration,
-            token_ids=np.concatenate(ids).astype(np.int32),
-            source=source,
-            logprobs=logprobs,
-            context_starts=[0],
-            steps=[
-                _step(stops[0], stops[1], calls=[Call(tool="search", arguments="{}", status=status, latency_s=0.002)]),
-                _step(stops[4], stops[5], rewards={"em": float(answer == "Tesk")}),
-            ],
-            outcome=Outcome.ANSWERED,
             answer=answer,
         )
-        right = float(answer == "Tesk")
+        sampled = trajectory.action_mask
+        trajectory = replace(trajectory, logprobs=np.where(sampled, -0.25, 0).astype(np.float32))
         return Shown(
             when=when,
-            question=Question(
-                question_id=question_id,
-                dataset="atlas",
-                split="test",
-                text=f"Who is it ({question_id})?",
-                answers=["Tesk"],
-                gold_titles=["Veld"],
-                strata={"hops": str(hops), "kind": "bridge"},
-            ),
+            question=Question(**question_fields(question_id, strata={"hops": str(hops), "kind": "bridge"})),
             trajectory=trajectory,
             totals=np.array([0.0, right]),
             parts={"em": np.array([0.0, right]), "valid_call": np.array([1.0, 0.0])},
-            credit=_credit(trajectory, sampled) if when is When.TRAINING else None,
-            learner_logprobs=np.full(len(source), -0.5, np.float32) if when is When.TRAINING else None,
+            credit=_credit(trajectory, sampled) if training else None,
+            learner_logprobs=np.full(len(sampled), -0.5, np.float32) if training else None,
         )
 
     return make
 
 
-def _step(start: int, stop: int, **changes: Any) -> Step:
-    fields: dict[str, Any] = {
-        "stop_reason": StopReason.END,
-        "calls": [],
-        "rewards": {},
-    }
-    return Step(action_start=start, action_stop=stop, **{**fields, **changes})
-
-
 def _credit(trajectory: Trajectory, sampled: Any) -> Credit:
-    zeros = np.zeros(len(sampled), np.float32)
     return Credit(
         trajectory_id=trajectory.trajectory_id,
         return_=1.0,
         advantages=np.where(sampled, 1.5, 0).astype(np.float32),
-        values=zeros,
-        value_targets=zeros,
-        reference_logprobs=zeros,
-        loss_mask=sampled,
-        critic_mask=sampled,
+        **dict.fromkeys(("values", "value_targets", "reference_logprobs"), np.zeros(len(sampled), np.float32)),
+        **dict.fromkeys(("loss_mask", "critic_mask"), sampled),
         kept=True,
     )
 

@@ -32,24 +32,28 @@ from agent_r1.seeds import derive
 
 LIMITS = load(SHIPPED).env.model_copy(update={"max_tokens": 400, "max_action_tokens": 100, "max_steps": 3})
 CALL = '<think>First.</think><tool_call>{"name": "search", "arguments": {"query": "it"}}</tool_call>'
-ASKED = {"model": "ppo", "messages": [{"role": "user", "content": "Who?"}]}
 PATIENCE_S = 60.0
 
+
+def asked(content: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": content}]}
+
+
+ASKED = {"model": "ppo", **asked("Who?")}
 Bits = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class Film(Search):
-    """Finds the same for everything."""
+    """Finds the same for everything, and is down after so many searches."""
+
+    def __init__(self, searches: int = 1000) -> None:
+        self._left = searches
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        self._left -= 1
+        if self._left < 0:
+            raise WorldFault("the index is down")
         return [[Passage(passage_id="0", title="Low Tide", text="by Mara Quill")]] * len(queries)
-
-
-class Down(Search):
-    """Finds nothing, because it is down."""
-
-    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        raise WorldFault("the index is down")
 
 
 class Policy:
@@ -130,6 +134,10 @@ def client(url: str) -> Any:
     return OpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S)
 
 
+def ask(url: str, content: Any = "Who?", **more: Any) -> Any:
+    return client(url).chat.completions.create(model="ppo", messages=[{"role": "user", "content": content}], **more)
+
+
 def test_many_who_ask_at_once_get_what_one_alone_gets_token_for_token(
     url: str, chat: Chat, policy: Policy, openai: ModuleType
 ) -> None:
@@ -137,11 +145,8 @@ def test_many_who_ask_at_once_get_what_one_alone_gets_token_for_token(
 
     async def ask_all() -> list[str]:
         async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S) as asking:
-            asked = [
-                asking.chat.completions.create(model="ppo", messages=[{"role": "user", "content": text}])
-                for text in questions
-            ]
-            return [str(found.choices[0].message.content) for found in await asyncio.gather(*asked)]
+            answering = [asking.chat.completions.create(model="ppo", **asked(text)) for text in questions]
+            return [str(found.choices[0].message.content) for found in await asyncio.gather(*answering)]
 
     answers = asyncio.run(ask_all())
     alone = Policy(chat)
@@ -154,8 +159,8 @@ def test_many_who_ask_at_once_get_what_one_alone_gets_token_for_token(
 
 
 def test_an_answer_as_openais_client_reads_it(url: str) -> None:
-    [model] = client(url).models.list().data
-    found = client(url).chat.completions.create(model=model.id, messages=[{"role": "user", "content": "Who?"}])
+    assert [model.id for model in client(url).models.list().data] == ["ppo"]
+    found = ask(url)
     [choice] = found.choices
     assert (choice.finish_reason, choice.message.role) == ("stop", "assistant")
     assert str(choice.message.content).isdigit()
@@ -170,12 +175,8 @@ def test_an_answer_as_openais_client_reads_it(url: str) -> None:
 def test_steps_come_as_they_are_taken(url: str, policy: Policy) -> None:
     """The first is here before the second action is sampled, which would wait for ever."""
     policy.go_on.clear()
-    stream = client(url).chat.completions.create(
-        model="ppo",
-        messages=[{"role": "user", "content": [{"type": "text", "text": "Who?"}]}],
-        stream=True,
-        stream_options={"include_usage": True},
-    )
+    text = [{"type": "text", "text": "Who?"}]
+    stream = ask(url, text, stream=True, stream_options={"include_usage": True})
     first = next(stream)
     assert first.model_extra["agent_r1"]["observations"] == ["Low Tide: by Mara Quill"]  # type: ignore[index]
     assert first.choices[0].delta.content is None
@@ -211,10 +212,10 @@ def test_who_leaves_ends_the_episode(url: str, policy: Policy, stream: bool) -> 
             "the agent was trained to answer one question, with a system message of its own, and was sent 2 messages "
             "(system, user); send one of role user",
         ),
-        ({"messages": [{"role": "user", "content": " "}]}, 400, "the question is empty"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages.0.content"),
-        ({"messages": [{"role": "user", "content": "word " * 1000}]}, 400, "tokens and max_tokens is 400: no room"),
-        ({"messages": [{"role": "user", "content": "w" * MAX_BODY_BYTES}]}, 413, "262144 bytes at most"),
+        (asked(" "), 400, "the question is empty"),
+        (asked([{"type": "image_url"}]), 400, "messages.0.content"),
+        (asked("word " * 1000), 400, "tokens and max_tokens is 400: no room"),
+        (asked("w" * MAX_BODY_BYTES), 413, "262144 bytes at most"),
     ],
 )
 def test_what_the_protocol_of_training_cannot_say_is_refused(
@@ -227,7 +228,7 @@ def test_what_the_protocol_of_training_cannot_say_is_refused(
 
 def test_a_question_longer_than_the_context_has_openais_code(url: str, openai: ModuleType) -> None:
     with pytest.raises(openai.BadRequestError, match=r"has \d+ tokens and max_tokens is 400") as refused:
-        client(url).chat.completions.create(model="ppo", messages=[{"role": "user", "content": "word " * 1000}])
+        ask(url, "word " * 1000)
     assert refused.value.code == "context_length_exceeded"
 
 
@@ -257,22 +258,17 @@ def test_with_a_key_only_those_who_have_it_are_answered(
 
 
 def test_what_the_world_and_the_engine_do_wrong_is_said(
-    chat: Chat,
-    policy: Policy,
-    free_port: Callable[[], int],
-    monkeypatch: pytest.MonkeyPatch,
-    openai: ModuleType,
+    chat: Chat, policy: Policy, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch, openai: ModuleType
 ) -> None:
-    with Shared(LIMITS, Down()) as shared, serving(Agent(policy, chat, shared), free_port()) as url:  # type: ignore[arg-type]
-        asked: dict[str, Any] = {"model": "ppo", "messages": ASKED["messages"]}
+    with Shared(LIMITS, Film(0)) as shared, serving(Agent(policy, chat, shared), free_port()) as url:  # type: ignore[arg-type]
         with pytest.raises(openai.InternalServerError, match="cut short: the index is down"):
-            client(url).chat.completions.create(**asked)
+            ask(url)
         policy._answer = broken  # type: ignore[method-assign]
         with pytest.raises(openai.InternalServerError, match="the engine failed; the server's log"):
-            client(url).chat.completions.create(**asked, stream=True)
+            ask(url, stream=True)
         monkeypatch.setattr(app, "MAX_EPISODES", 0)
         with pytest.raises(openai.RateLimitError, match="come again"):
-            client(url).chat.completions.create(**asked)
+            ask(url)
 
 
 def test_an_engine_that_fails_for_good_ends_the_server(
@@ -281,7 +277,7 @@ def test_an_engine_that_fails_for_good_ends_the_server(
     policy._answer = broken  # type: ignore[method-assign]
     url = f"http://127.0.0.1:{(port := free_port())}/v1/chat/completions"
 
-    def ask() -> int:
+    def ask_until_it_is_up() -> int:
         while True:
             try:
                 return httpx.post(url, json=ASKED, timeout=PATIENCE_S).status_code
@@ -289,10 +285,10 @@ def test_an_engine_that_fails_for_good_ends_the_server(
                 time.sleep(0.05)
 
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ask)
+        answer = pool.submit(ask_until_it_is_up)
         with pytest.raises(EngineError, match="secret words"):
             serve(agent, "ppo", host="127.0.0.1", port=port, temperature=0.0)
-        assert asked.result() == 503
+        assert answer.result() == 503
 
 
 def broken(_: Request) -> Action:
@@ -302,26 +298,10 @@ def broken(_: Request) -> Action:
 def test_a_fault_in_the_middle_of_a_stream_is_told(
     chat: Chat, policy: Policy, free_port: Callable[[], int], openai: ModuleType
 ) -> None:
-    class Later(Film):
-        asked = 0
-
-        def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-            self.asked += 1
-            if self.asked > 1:
-                raise WorldFault("the index went down")
-            return super().search(queries, k)
-
-    policy._answer = calling(chat)  # type: ignore[method-assign]
-    with Shared(LIMITS, Later()) as shared, serving(Agent(policy, chat, shared), free_port()) as url:  # type: ignore[arg-type]
-        stream = client(url).chat.completions.create(
-            model="ppo", messages=[{"role": "user", "content": "Who?"}], stream=True
-        )
-        assert next(stream).model_extra["agent_r1"]["observations"]  # type: ignore[index]
-        with pytest.raises(openai.APIError, match="cut short: the index went down"):
-            next(stream)
-
-
-def calling(chat: Chat) -> Callable[[Request], Action]:
-    """A policy that searches, whatever it found."""
     ids = chat.encode_action(CALL)
-    return lambda _: Action.of(ids, [-0.5] * len(ids), chat.end_id)
+    policy._answer = lambda _: Action.of(ids, [-0.5] * len(ids), chat.end_id)  # type: ignore[method-assign]
+    with Shared(LIMITS, Film(1)) as shared, serving(Agent(policy, chat, shared), free_port()) as url:  # type: ignore[arg-type]
+        stream = ask(url, stream=True)
+        assert next(stream).model_extra["agent_r1"]["observations"]
+        with pytest.raises(openai.APIError, match="cut short: the index is down"):
+            next(stream)

@@ -7,7 +7,7 @@ import gzip
 import json
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
 
 from agent_r1.inspection import viewer as page_module
 from agent_r1.inspection.stored import Shown, When
-from agent_r1.inspection.viewer import Alphabet, Payload, packed, page, run_lengths
+from agent_r1.inspection.viewer import Alphabet, Payload, Pieces, action_parts, packed, page, run_lengths
 
 ABOUT: dict[str, Any] = {"facts": [], "weights": {}, "notes": []}
+LOST = "\N{REPLACEMENT CHARACTER}"
 MakeShown = Callable[..., Shown]
 
 
@@ -74,12 +76,16 @@ def test_numbers_outside_of_the_actions_are_told_for_every_token(make_shown: Mak
     assert len(episode["gap"]) == 9
 
 
-def test_a_number_has_as_many_digits_as_are_shown(make_shown: MakeShown, words: Any) -> None:
-    shown = make_shown()
-    logprobs = np.where(shown.trajectory.action_mask, -0.123456, 0).astype(np.float32)
-    trajectory = replace(shown.trajectory, logprobs=logprobs)
-    content, episode = packed_alone(replace(shown, trajectory=trajectory), words.decode)
-    assert set(spelled(episode["logprobs"], content["numbers"])) == {-0.123}
+@pytest.mark.parametrize(("logprob", "told"), [(-0.123456, -0.123), (-np.inf, None)])
+def test_a_number_has_as_many_digits_as_are_shown_and_is_null_if_not_finite(
+    make_shown: MakeShown, words: Any, logprob: float, told: float | None
+) -> None:
+    trajectory = make_shown().trajectory
+    logprobs = np.where(trajectory.action_mask, logprob, 0).astype(np.float32)
+    shown = replace(make_shown(), trajectory=replace(trajectory, logprobs=logprobs))
+    content, episode = packed_alone(shown, words.decode)
+    content = json.loads(gzip.decompress(base64.b64decode(packed(content))))
+    assert set(spelled(episode["logprobs"], content["numbers"])) == {told}
 
 
 def test_letters_go_on_after_those_that_are_none() -> None:
@@ -107,30 +113,16 @@ def test_a_question_and_a_token_are_there_once(make_shown: MakeShown, words: Any
     assert len(set(content["tokens"])) == len(content["tokens"])
 
 
-def test_a_number_that_is_not_finite_is_null(make_shown: MakeShown, words: Any) -> None:
-    shown = make_shown()
-    logprobs = np.full_like(shown.trajectory.logprobs, -np.inf)
-    content, episode = packed_alone(
-        replace(shown, trajectory=replace(shown.trajectory, logprobs=logprobs)), words.decode
-    )
-    content = json.loads(gzip.decompress(base64.b64decode(packed(content))))
-    assert set(spelled(episode["logprobs"], content["numbers"])) == {None}
-
-
 @given(st.lists(st.integers(0, 3)))
 def test_run_lengths_expand_again(values: list[int]) -> None:
     runs = run_lengths(values)
     assert [value for value, count in zip(runs[::2], runs[1::2], strict=True) for _ in range(count)] == values
 
 
-def test_the_title_is_text(make_shown: MakeShown, words: Any) -> None:
+def test_the_title_is_text_and_the_page_names_nothing_outside_itself(make_shown: MakeShown, words: Any) -> None:
     text = page("<script>alert(1)</script>", ABOUT, [[make_shown()]], words.decode)
     assert "<script>alert(1)" not in text
     assert unpacked(text)["title"] == "<script>alert(1)</script>"
-
-
-def test_a_page_names_nothing_outside_itself(make_shown: MakeShown, words: Any) -> None:
-    text = page("ppo", ABOUT, [[make_shown()]], words.decode)
     outside = set(re.findall(r"""(?:https?:)?//[^\s"'`)]+""", text)) - {"http://www.w3.org/2000/svg"}
     assert not {link for link in outside if link.startswith(("http", "//")) and "." in link}
     assert not re.search(r"<(?:link|img|iframe)[^>]*(?:src|href)=[\"'](?!data:)", text)
@@ -153,3 +145,58 @@ def test_a_page_that_would_be_too_large_loses_its_last_questions(
     told = f"{len(kept)} of 20 trajectories are shown; the rest would make the page larger than 0 MB."
     assert unpacked(text)["notes"] == [told]
     assert told in caplog.text
+
+
+def utf8(token_ids: Sequence[int]) -> str:
+    """A tokenizer of single bytes."""
+    return bytes(token_ids).decode(errors="replace")
+
+
+def first_space_dropped(token_ids: Sequence[int]) -> str:
+    """What a SentencePiece tokenizer does to the words that are its tokens."""
+    return "".join([" Gorda", " is", ".", " a"][token] for token in token_ids).removeprefix(" ")
+
+
+def test_a_character_is_with_the_last_of_its_bytes() -> None:
+    assert Pieces(utf8).of("aé字!".encode()) == ["a", "", "é", "", "", "字", "!"]
+
+
+def test_what_never_becomes_a_character_is_shown_all_the_same() -> None:
+    assert Pieces(utf8).of(b"a\xffb\xe5\xad") == ["a", "", f"{LOST}b", "", LOST]
+    assert "".join(Pieces(utf8).of(b"\xff" * 20)) == LOST * 20
+
+
+def test_spaces_are_kept_where_a_tokenizer_drops_the_first() -> None:
+    assert Pieces(first_space_dropped).of([0, 1, 3, 2]) == ["Gorda", " is", " a", "."]
+
+
+@given(st.text(max_size=20))
+def test_the_pieces_are_the_text(tiny_tokenizer: PreTrainedTokenizerFast, text: str) -> None:
+    def decode(token_ids: Sequence[int]) -> str:
+        return str(tiny_tokenizer.decode(list(token_ids), clean_up_tokenization_spaces=False))
+
+    ids = tiny_tokenizer(text, add_special_tokens=False)["input_ids"]
+    pieces = Pieces(decode).of(ids)
+    assert len(pieces) == len(ids)
+    assert "".join(pieces) == decode(ids)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "ended", "parts"),
+    [
+        (
+            ["<think>", "a", "</think>", "\n", "<answer>", "b", "</answer>", "<end>"],
+            True,
+            [("thought", 4), ("answer", 4)],
+        ),
+        (["<think>a</", "think>\n<", "tool_call>{}</tool_call>"], False, [("thought", 2), ("call", 1)]),
+        (["Who?", "\n", "</think>", "<answer></answer>"], False, [("thought", 3), ("answer", 1)]),  # opened for it
+        (["so: ", "<think>", "a", "</think>"], False, [("text", 1), ("thought", 3)]),
+        (["so: ", "<tool_call>", "{", "}"], False, [("text", 1), ("call", 3)]),
+        (["hm", "<end>"], True, [("text", 2)]),
+        (["", "\n<answer>", "</answer>", "tail"], False, [("answer", 3), ("text", 1)]),
+        ([], False, []),
+    ],
+)
+def test_parts_of_an_action(pieces: list[str], ended: bool, parts: list[tuple[str, int]]) -> None:
+    assert action_parts(pieces, ended=ended) == parts

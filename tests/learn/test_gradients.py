@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from agent_r1.inspection.gradients import PolicyGradient, cosine, policy_gradient
+from agent_r1.inspection.agreement import PolicyGradient, cosine, policy_gradient
 from agent_r1.learn.learner import Learner
 from agent_r1.learn.scoring import Compute
 from agent_r1.params.update import UpdateParams

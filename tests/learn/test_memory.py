@@ -40,11 +40,11 @@ from agent_r1.learn.memory import (
     require_fit,
     table,
 )
-from agent_r1.learn.model import DtypeName, load_policy, precision
+from agent_r1.learn.model import load_policy, precision
 from agent_r1.params import Params, load
 from agent_r1.params.places import RunId
 from agent_r1.params.sections import override
-from agent_r1.params.stages import LoraParams
+from agent_r1.params.stages import DtypeName, LoraParams
 from agent_r1.records import Credit, Trajectory
 
 CPU = torch.device("cpu")

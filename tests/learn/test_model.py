@@ -17,12 +17,12 @@ from transformers import (
 from agent_r1.files import load_pretrained
 from agent_r1.learn.model import (
     Critic,
-    compute_dtype,
     load_policy,
     load_tokenizer,
     recompute_activations,
 )
 from agent_r1.learn.scoring import token_logprobs
+from agent_r1.pretrained import compute_dtype
 
 CPU = torch.device("cpu")
 

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from agent_r1.faults import WorldFault
-from agent_r1.outside import mcp_wire
+from agent_r1.outside import mcp
 from agent_r1.outside.mcp import Server
 from agent_r1.params.env import McpParams
 from agent_r1.records import CallStatus
@@ -304,7 +304,7 @@ def test_a_server_that_is_not_there(params: dict[str, Any], kind: type[Exception
 
 @pytest.mark.parametrize("command", [["sleep", "1000"], ["yes"]])
 def test_a_server_that_never_lists_its_tools(monkeypatch: pytest.MonkeyPatch, command: list[str]) -> None:
-    monkeypatch.setattr(mcp_wire, "START_S", 0.3)
+    monkeypatch.setattr(mcp, "START_S", 0.3)
     before = psutil.Process().children(recursive=True)
     with pytest.raises(TimeoutError, match=r"did not list its tools within 0\.3 s"):
         asyncio.run(opened(McpParams(command=command, timeout_s=30)))
@@ -312,7 +312,7 @@ def test_a_server_that_never_lists_its_tools(monkeypatch: pytest.MonkeyPatch, co
 
 
 def test_a_server_that_hangs_on_listing_its_tools(monkeypatch: pytest.MonkeyPatch, by_hand: ByHand) -> None:
-    monkeypatch.setattr(mcp_wire, "START_S", 3)
+    monkeypatch.setattr(mcp, "START_S", 3)
     with pytest.raises(TimeoutError, match="did not list its tools within 3 s"):
         asyncio.run(opened(by_hand(lists=[[]], hangs_s=3600)))
     assert not commands()

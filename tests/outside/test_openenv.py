@@ -228,7 +228,7 @@ def test_a_server_that_is_not_there_is_the_worlds_fault() -> None:
     question = asked("openenv", NAMED)
     with serving(guessing) as url:
         pass
-    with pytest.raises(WorldFault, match=r"OpenEnv server w .* cannot be reached: ConnectionRefusedError"):
+    with pytest.raises(WorldFault, match=r"OpenEnv server w .* failed in a connection: ConnectionRefusedError"):
         play(made(url))
     with pytest.raises(WorldFault, match=r"OpenEnv server w .* does not say its schema: ConnectionError"):
         require_openenv([question], limits(openenv={"w": FIELDS | {"url": url}}))

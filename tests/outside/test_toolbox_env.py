@@ -11,7 +11,7 @@ import pytest
 from agent_r1.faults import WorldFault
 from agent_r1.outside.toolbox_env import ToolboxEnv, require_toolbox
 from agent_r1.records import CallStatus, Outcome
-from agent_r1.tools.own import sources
+from agent_r1.tools.toolbox import own_sources
 from tests.outside.worlds import asked, limits, play, shared
 
 SOURCE = '''
@@ -147,10 +147,10 @@ def test_what_waits_has_a_limit() -> None:
 
 
 def test_the_source_is_part_of_what_a_training_is_made_of(tmp_path: Path) -> None:
-    before = sources(limits(toolbox=declared("Quiet")))
+    before = own_sources(limits(toolbox=declared("Quiet")))
     (tmp_path / "some_boxes.py").write_text(SOURCE + "\n")
     assert [*before] == ["toolbox w"]
-    assert before != sources(limits(toolbox=declared("Quiet")))
+    assert before != own_sources(limits(toolbox=declared("Quiet")))
 
 
 @pytest.mark.parametrize(

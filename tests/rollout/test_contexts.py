@@ -27,6 +27,7 @@ from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.rollout.sampling import Action, Engine, Request, Sampler
 from agent_r1.training.collection import Collector
 from agent_r1.training.watch import StaleWeightsError
+from tests.rollout.turns import Recording
 
 SETTINGS = load(SHIPPED)
 MOST, STEPS, EPISODES = 400, 30, 2
@@ -48,20 +49,6 @@ class Talking(Env):
         return Transition(observations=(said,), rewards_when_read={"progress": 1.0})
 
 
-class Noting:
-    """A sampler that keeps its requests and actions, by episode."""
-
-    def __init__(self, sampler: Sampler) -> None:
-        self._sampler = sampler
-        self.seen: dict[int, list[tuple[Request, Action]]] = {}
-
-    def sample(self, requests: Sequence[Request]) -> list[Action]:
-        actions = self._sampler.sample(requests)
-        for request, action in zip(requests, actions, strict=True):
-            self.seen.setdefault(request.episode, []).append((request, action))
-        return actions
-
-
 class Summing(ScriptedSampler):
     """Goes on and on, and sums up in these words; marks in them are spelled out."""
 
@@ -74,16 +61,16 @@ class Summing(ScriptedSampler):
         return [summed if each.summary else super(Summing, self).sample([each])[0] for each in requests]
 
 
-Played = tuple[Noting, list[Trajectory]]
+Played = tuple[Recording, list[Trajectory]]
 
 
 def play(sampler: Sampler, chat: Chat, kind: str, every: int, *, tools: Any = (), **limits: int) -> Played:
     context = ContextParams(kind=kind, every=every)
     changes = {"max_tokens": MOST, "max_action_tokens": 16, "context": context, **limits}
     attempts = [Attempt(question_id=f"q{n}", group=n, sample=0, env=lambda _: Talking(tools)) for n in range(EPISODES)]
-    noting = Noting(sampler)
+    recording = Recording(sampler)
     with Shared(SETTINGS.env.model_copy(update=changes)) as shared:
-        return noting, collect(noting, chat, attempts, shared, seed=7)
+        return recording, collect(recording, chat, attempts, shared, seed=7)
 
 
 def test_appended_such_an_episode_ends_at_the_limit(engine: Engine, chat: Chat) -> None:
@@ -112,13 +99,13 @@ def test_an_episode_of_three_times_the_limit_finishes(rewritten: Played) -> None
 
 def test_every_context_is_what_was_asked_and_every_action_what_was_sampled(rewritten: Played) -> None:
     """Every sampled token stands once in a trajectory, and a context only grows at its end."""
-    noting, trajectories = rewritten
+    recording, trajectories = rewritten
     for index, each in enumerate(trajectories):
-        for step, (request, action) in zip(each.steps, noting.seen[index], strict=True):
+        for step, (request, action) in zip(each.steps, recording.of(index), strict=True):
             [context] = [span for span in each.contexts if span.start <= step.action_start < span.stop]
             assert each.token_ids[context.start : step.action_start].tolist() == request.context
             assert each.token_ids[step.action_start : step.action_stop].tolist() == action.token_ids
-        assert int(each.action_mask.sum()) == sum(len(action.token_ids) for _, action in noting.seen[index])
+        assert int(each.action_mask.sum()) == sum(len(action.token_ids) for _, action in recording.of(index))
 
 
 def test_sampler_and_learner_agree_in_every_context(rewritten: Played, tiny_model: Path, tmp_path: Path) -> None:
@@ -170,8 +157,8 @@ def test_a_summary_is_text_in_the_next_context(chat: Chat, hostile: str) -> None
 
 def test_a_script_is_not_asked_for_summaries(chat: Chat) -> None:
     """Every action reaches the environment, and a summary is the end token alone."""
-    noting, [each, _] = play(ScriptedSampler([["go"] * STEPS] * EPISODES, chat), chat, "summary", 4)
-    said = [chat.decode(action.token_ids[:-1]) for _, action in noting.seen[0]]
+    recording, [each, _] = play(ScriptedSampler([["go"] * STEPS] * EPISODES, chat), chat, "summary", 4)
+    said = [chat.decode(action.token_ids[:-1]) for _, action in recording.of(0)]
     assert said == [text for step in range(1, STEPS + 1) for text in ["go", *[""] * (step % 4 == 0)]]
     assert each.outcome is Outcome.TURN_LIMIT
 

@@ -28,6 +28,7 @@ from agent_r1.rollout.sampling import Action, Engine, EngineError, Request, Samp
 from agent_r1.search.base import Search
 from agent_r1.seeds import derive
 from agent_r1.tools.search import search_tool
+from tests.rollout.turns import Recording
 
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "Tide"}}\n</tool_call>'
 ANSWER = "<answer>Quill</answer>"
@@ -54,22 +55,6 @@ class Echo(Env):
         if len(self.seen) > self.steps:
             return Transition(outcome=Outcome.ANSWERED, answer="a", rewards={"em": 1.0})
         return Transition(observations=(self.observation,), rewards={"think": 1.0}, rewards_when_read={"progress": 1.0})
-
-
-@dataclass
-class Recording:
-    """A sampler that keeps its requests and actions."""
-
-    sampler: Sampler
-    rounds: list[list[tuple[Request, Action]]] = field(default_factory=list)
-
-    def sample(self, requests: Sequence[Request]) -> list[Action]:
-        actions = self.sampler.sample(requests)
-        self.rounds.append(list(zip(requests, actions, strict=True)))
-        return actions
-
-    def of(self, episode: int) -> list[tuple[Request, Action]]:
-        return [pair for pairs in self.rounds for pair in pairs if pair[0].episode == episode]
 
 
 @dataclass
@@ -187,7 +172,7 @@ def test_rounds_seeds_and_order(chat: Chat) -> None:
     """Episodes of 1, 3 and 2 actions: rounds of 3, 2 and 1 requests; a seed for every action of its own."""
     sampler = Recording(ScriptedSampler([["a"] * 3] * 3, chat))
     trajectories = run(sampler, chat, [Echo("o", steps) for steps in (0, 2, 1)])
-    assert [[request.episode for request, _ in pairs] for pairs in sampler.rounds] == [[0, 1, 2], [1, 2], [1]]
+    assert sampler.batches == [[0, 1, 2], [1, 2], [1]]
     assert [len(trajectory.steps) for trajectory in trajectories] == [1, 3, 2]
     requests = [request for pairs in sampler.rounds for request, _ in pairs]
     assert len({request.seed for request in requests}) == 6

@@ -1,4 +1,4 @@
-"""Every engine keeps the same promises, vLLM in a process and behind a URL among them; its own come last."""
+"""Every engine keeps the same promises, vLLM in own processes and behind a URL among them; its own come last."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,10 +32,8 @@ from agent_r1.params.stages import LoraParams
 from agent_r1.records import StopReason
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import compare
-from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, EngineUnavailable, Request
-from agent_r1.rollout.server_engine import ServerEngine
+from agent_r1.rollout.sampling import Action, Engine, EngineError, EngineUnavailable, Request
 from agent_r1.rollout.vllm_engine import VllmEngine, claim_scratch, places
-from agent_r1.rollout.vllm_process import Worker
 from agent_r1.seeds import derive
 from tests.rollout.turns import CONTEXTS, LIMITS, InTurn, run, without_latency
 
@@ -156,13 +153,13 @@ def test_new_weights_are_sampled_with(engine: Engine, tiny_model: Path, changed_
 
 
 def test_the_same_requests_give_the_same_actions(engine: Engine, tiny_model: Path) -> None:
-    """In the same company bit for bit, but for a server; alone, or after others, up to rounding."""
+    """In the same company bit for bit; alone, or after others, up to rounding."""
     engine.load_weights(tiny_model, version=0)
     asked = requests()
     first = engine.sample(asked)
     engine.load_weights(tiny_model, version=0)
     again, alone, turned = engine.sample(asked), engine.sample(asked[:1]), engine.sample(asked[::-1])
-    assert isinstance(engine, ServerEngine) or bits(again) == bits(first)
+    assert bits(again) == bits(first)
     for other, actions in ((again, first), (alone, first[:1]), (turned, first[::-1])):
         for one, action in zip(other, actions, strict=True):
             assert one.token_ids == action.token_ids
@@ -394,7 +391,7 @@ def test_nothing_is_left_of_an_engine_whose_parent_was_killed(
 @pytest.mark.parametrize("open_kind", ["server"], indirect=True)
 def test_a_server_says_what_it_refuses(open_kind: Open, tiny_model: Path) -> None:
     too_long = Request(episode=0, step=0, context=[1] * 1024, seed=0, max_tokens=1)
-    with open_kind(tiny_model) as engine, pytest.raises(EngineError, match=r"refused /inference.*1024"):
+    with open_kind(tiny_model) as engine, pytest.raises(EngineError, match=r"refused /sample.*1024"):
         engine.sample([too_long])
 
 
@@ -520,44 +517,3 @@ def test_the_sampler_runs_the_learners_adapters(
             engine.load_weights(tmp_path / "begun" / "policy", 1)
             assert bits(engine.sample(ADAPTED)) == bits(first)
     assert not list(scratch.iterdir())
-
-
-def test_weights_are_not_taken_while_the_cache_of_the_old_ones_stays() -> None:
-    worker = object.__new__(Worker)
-    worker._actor, worker._rests = Actor(model="", end_id=0, max_tokens=1, temperature=1.0, dtype="auto"), False
-    worker._llm = SimpleNamespace(collective_rpc=lambda *_, **__: None, reset_prefix_cache=lambda: False)
-    with pytest.raises(EngineError, match="keeps its prefix cache"):
-        worker.load_weights("")
-
-
-def test_a_sampler_that_sleeps_wakes_for_whatever_is_asked_of_it() -> None:
-    """A CPU cannot sleep: vLLM is an object that notes its calls."""
-    told = list[str]()
-
-    def note(name: str, answer: object = None) -> Callable[..., Any]:
-        return lambda *_, **__: [told.append(name), answer][1]
-
-    worker = object.__new__(Worker)
-    worker._actor = Actor(model="", end_id=0, max_tokens=1, temperature=1.0, dtype="auto")
-    worker._adapter, worker._rests = None, False
-    worker._llm = SimpleNamespace(
-        sleep=note("sleep"),
-        wake_up=note("wake"),
-        generate=note("generate", []),
-        collective_rpc=note("reload"),
-        reset_prefix_cache=note("reset", answer=True),
-        llm_engine=SimpleNamespace(add_request=note("add")),
-    )
-    for ask in (
-        lambda: worker.sample([]),
-        lambda: worker.load_weights(""),
-        lambda: worker.arrive(0, requests(1)[0]),
-    ):
-        told.clear()
-        worker.rest(None)
-        worker.rest(None)
-        ask()
-        assert told[:2] == ["sleep", "wake"]
-        asleep = told[2:]
-        ask()
-        assert told[2:] == asleep * 2, "it is awake by then"

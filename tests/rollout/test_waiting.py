@@ -6,89 +6,34 @@ import asyncio
 import copy
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import partial
 from itertools import groupby
 from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from agent_r1.envs.base import Attempt, Env, Transition
+from agent_r1.envs.base import Attempt
 from agent_r1.envs.shared import Shared
 from agent_r1.faults import WorldFault
-from agent_r1.params import SHIPPED, load
 from agent_r1.records import Outcome, Source, Trajectory
 from agent_r1.rollout.chat import Chat, Dialogue
 from agent_r1.rollout.codec import SAMPLE_TOOL
 from agent_r1.rollout.episodes import ScriptedSampler, collect, follow
-from agent_r1.rollout.sampling import Action, Request
-
-LIMITS = load(SHIPPED).env.model_copy(update={"aborted_share": 1.0})
-PATIENCE_S = 20.0  # longer than anything here takes that does not hang
+from tests.rollout.turns import LIMITS, Recording, Waiting, play
 
 
-@dataclass
-class Waiting(Env):
-    """Answers the first action once `wait` is over, and ends with the second."""
-
-    wait: Any = None  # () -> awaitable
-    refuses: Exception | None = None  # to open
-    opened: int = 0
-    closed: int = 0
-    steps: int = 0
-    seeds: list[int] = field(default_factory=list)
-    system: str = "Be brief."
-    user: str = "Who?"
-
-    async def open(self) -> None:
-        self.opened, self.steps = self.opened + 1, 0
-        if self.refuses:
-            raise self.refuses
-
-    async def step(self, action: str) -> Transition:
-        self.steps += 1
-        if self.steps > 1:
-            return Transition(outcome=Outcome.ANSWERED, answer=action)
-        if self.wait:
-            async with asyncio.timeout(PATIENCE_S):
-                await self.wait()
-        return Transition(observations=("seen",))
-
-    async def close(self) -> None:
-        self.closed += 1
+def scripted(episodes: int, chat: Chat) -> Recording:
+    return Recording(ScriptedSampler([["go", "stop"]] * episodes, chat))
 
 
-class Noting(ScriptedSampler):
-    """Notes which episodes ask in one call."""
-
-    def __init__(self, episodes: int, chat: Chat) -> None:
-        super().__init__([["go", "stop"]] * episodes, chat)
-        self.batches: list[list[int]] = []
-
-    def sample(self, requests: Sequence[Request]) -> list[Action]:
-        self.batches.append([request.episode for request in requests])
-        return super().sample(requests)
-
-
-def made(env: Waiting, seed: int) -> Env:
-    env.seeds.append(seed)
-    return env
-
-
-def run(chat: Chat, envs: Sequence[Waiting], sampler: ScriptedSampler | None = None) -> list[Trajectory]:
-    attempts = [
-        Attempt(question_id=f"q{number}", group=number, sample=0, env=partial(made, env))
-        for number, env in enumerate(envs)
-    ]
-    with Shared(LIMITS) as shared:
-        return collect(sampler or Noting(len(envs), chat), chat, attempts, shared, seed=7)
+def in_rounds(chat: Chat, envs: Sequence[Waiting], sampler: Recording | None = None) -> list[Trajectory]:
+    return play(chat, sampler or scripted(len(envs), chat), envs, order="rounds", aborted_share=1.0)
 
 
 def test_the_environments_of_a_round_wait_at_the_same_time(chat: Chat) -> None:
     """Each waits until all do: one after the other they would wait for ever."""
     together = asyncio.Barrier(64)
-    found = run(chat, [Waiting(together.wait) for _ in range(64)])
+    found = in_rounds(chat, [Waiting(together.wait) for _ in range(64)])
     assert [each.outcome for each in found] == [Outcome.ANSWERED] * 64
 
 
@@ -98,9 +43,9 @@ def test_a_round_is_asked_in_the_order_of_the_episodes_whoever_is_ready_first(ch
     async def last() -> None:
         last_is_ready.set()
 
-    sampler = Noting(3, chat)
+    sampler = scripted(3, chat)
     slow = [Waiting(last_is_ready.wait), Waiting(last_is_ready.wait)]
-    assert len(run(chat, [*slow, Waiting(last)], sampler)) == 3
+    assert len(in_rounds(chat, [*slow, Waiting(last)], sampler)) == 3
     assert sampler.batches == [[0, 1, 2], [0, 1, 2]]
 
 
@@ -109,9 +54,9 @@ def test_an_error_ends_the_others_and_every_environment_is_closed(chat: Chat) ->
         raise KeyError("a bug")
 
     envs = [Waiting(asyncio.Event().wait), Waiting(broken), Waiting(asyncio.Event().wait)]
-    sampler = Noting(3, chat)
+    sampler = scripted(3, chat)
     with pytest.raises(KeyError, match="a bug"):
-        run(chat, envs, sampler)
+        in_rounds(chat, envs, sampler)
     assert [env.closed for env in envs] == [1, 1, 1]
     assert sampler.batches == [[0, 1, 2]], "nothing is sampled for episodes that are being ended"
 
@@ -119,14 +64,14 @@ def test_an_error_ends_the_others_and_every_environment_is_closed(chat: Chat) ->
 def test_an_environment_whose_prompt_leaves_no_room_is_closed(chat: Chat) -> None:
     env = Waiting(user="word " * 600)
     with pytest.raises(ValueError, match="no room for an action"):
-        run(chat, [env])
+        in_rounds(chat, [env])
     assert (env.opened, env.closed) == (1, 1)
 
 
 def test_a_world_that_cannot_be_opened_is_an_aborted_episode(chat: Chat) -> None:
     """Tried twice; it has no tokens and no steps, and the others are none the worse."""
     shut, fine = Waiting(refuses=WorldFault("no room")), Waiting()
-    aborted, answered = run(chat, [shut, fine])
+    aborted, answered = in_rounds(chat, [shut, fine])
     assert (aborted.outcome, aborted.steps, len(aborted.token_ids)) == (Outcome.ABORTED, [], 0)
     assert (answered.outcome, shut.opened) == (Outcome.ANSWERED, 2)
 
@@ -135,13 +80,13 @@ def test_a_fault_that_an_environment_raises_aborts_its_episode(chat: Chat) -> No
     async def down() -> None:
         raise WorldFault("the board is gone")
 
-    [aborted] = run(chat, [Waiting(down)])
+    [aborted] = in_rounds(chat, [Waiting(down)])
     assert (aborted.outcome, len(aborted.steps)) == (Outcome.ABORTED, 1)
 
 
 def test_an_episode_has_chances_of_its_own_and_the_same_when_it_is_made_again(chat: Chat) -> None:
     shut, fine = Waiting(refuses=WorldFault("no room")), Waiting()
-    run(chat, [shut, fine])
+    in_rounds(chat, [shut, fine])
     assert shut.seeds[0] == shut.seeds[1] != fine.seeds[0]
 
 
@@ -149,7 +94,7 @@ def test_who_stops_looking_on_closes_the_environment(chat: Chat) -> None:
     env = Waiting()
     attempt = Attempt(question_id="q", group=0, sample=0, env=lambda _: env)
     with Shared(LIMITS) as shared:
-        looking = follow(Noting(1, chat), chat, attempt, shared, seed=7)
+        looking = follow(scripted(1, chat), chat, attempt, shared, seed=7)
         next(looking)
         assert (env.opened, env.closed) == (1, 0)
         looking.close()
@@ -194,5 +139,5 @@ def test_a_template_without_room_for_several_observations_is_refused_before_anyt
             ValueError, match=r"does not write 2 tool messages one after the other; set env\.parallel_calls: 1"
         ),
     ):
-        collect(Noting(1, chat), chat, [attempt], shared, seed=0)
+        collect(scripted(1, chat), chat, [attempt], shared, seed=0)
     assert env.opened == 0

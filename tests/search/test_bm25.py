@@ -46,21 +46,19 @@ def test_words_fold_case_accents_and_plurals_but_keep_short_words() -> None:
     assert words("ΔΕΛΤΑ İstanbul's gas") == ["δελτα", "istanbul", "s", "gas"]
 
 
-def test_best_passages_come_first_and_titles_count(index: BM25) -> None:
-    # "tesk" twice in passage 0 (title and text), once in 1; "country" only in 2
-    assert index.rank("Tesk", 2).tolist() == [0, 1]
-    assert index.rank("COUNTRY!", 2).tolist() == [2]
-    assert index.rank("mara quill", 2).tolist() == [1]
-
-
-def test_equal_scores_rank_in_passage_order(index: BM25) -> None:
-    assert index.rank("norn twin", 2).tolist() == [3, 4]
-    assert index.rank("norn twin", 1).tolist() == [3]
-
-
-@pytest.mark.parametrize("query", ["", "  ?! ", "unheard", "zzz", "0"])
-def test_a_query_without_a_known_word_finds_nothing(index: BM25, query: str) -> None:
-    assert index.rank(query, 2).tolist() == []
+@pytest.mark.parametrize(
+    ("query", "k", "found"),
+    [
+        ("Tesk", 2, [0, 1]),  # twice in passage 0, in title and text, once in 1
+        ("COUNTRY!", 2, [2]),
+        ("mara quill", 2, [1]),
+        ("norn twin", 2, [3, 4]),  # equal scores, in the passages' order
+        ("norn twin", 1, [3]),
+        *((query, 2, []) for query in ("", "  ?! ", "unheard", "zzz", "0")),
+    ],
+)
+def test_best_passages_come_first_and_titles_count(index: BM25, query: str, k: int, found: list[int]) -> None:
+    assert index.rank(query, k).tolist() == found
 
 
 def test_scores_follow_the_formula(tmp_path: Path, write_passages: Write) -> None:

@@ -64,31 +64,31 @@ def test_equal_passages_rank_in_their_order(tmp_path: Path, write_passages: Writ
     assert Dense(tmp_path / "dense", dense_params).rank("twin", 4).tolist()[:3] == [0, 2, 3]
 
 
-def test_a_killed_build_goes_on_where_it_was(
-    corpus: Path, tmp_path: Path, dense_params: DenseParams, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    encoded: list[int] = []
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The lengths of the shards that are encoded, and -1 for a kill before the third."""
+    shards: list[int] = []
     encode = Encoder.passages
 
-    def dies_at_the_third_shard(self: Encoder, texts: Sequence[str]) -> Vectors:
-        if len(encoded) == 2:
+    def counted(self: Encoder, texts: Sequence[str]) -> Vectors:
+        if len(shards) == 2 and -1 not in shards:
+            shards.append(-1)
             raise KeyboardInterrupt
-        encoded.append(len(texts))
+        shards.append(len(texts))
         return encode(self, texts)
 
-    monkeypatch.setattr(Encoder, "passages", dies_at_the_third_shard)
+    monkeypatch.setattr(Encoder, "passages", counted)
+    return shards
+
+
+def test_a_killed_build_goes_on_where_it_was(
+    corpus: Path, tmp_path: Path, dense_params: DenseParams, encoded: list[int]
+) -> None:
     with pytest.raises(KeyboardInterrupt):
         dense.build(corpus, tmp_path / "dense", dense_params, tmp_path / "vectors")
     assert not (tmp_path / "dense").exists()
-
-    def counts(self: Encoder, texts: Sequence[str]) -> Vectors:
-        encoded.append(len(texts))
-        return encode(self, texts)
-
-    monkeypatch.setattr(Encoder, "passages", counts)
     dense.build(corpus, tmp_path / "dense", dense_params, tmp_path / "vectors")
-    assert encoded == [4, 4, 4, 4, 4, 4, 1], "no shard twice"
-
+    assert encoded == [4, 4, -1, 4, 4, 4, 4, 1], "no shard twice"
     dense.build(corpus, tmp_path / "again", dense_params, tmp_path / "other_vectors")
     assert (tmp_path / "again" / dense.INDEX).read_bytes() == (tmp_path / "dense" / dense.INDEX).read_bytes()
 
@@ -112,8 +112,7 @@ def test_only_what_the_vectors_depend_on_encodes_again(
     again: bool,
 ) -> None:
     dense.build(corpus, tmp_path / "dense", dense_params, tmp_path / "vectors")
-    encoded = []
-    encode = Encoder.passages
+    encoded, encode = list[int](), Encoder.passages
     monkeypatch.setattr(Encoder, "passages", lambda self, texts: encoded.append(len(texts)) or encode(self, texts))
     changed = dense_params.model_copy(update=changes)
     dense.build(corpus, tmp_path / "changed", changed, tmp_path / "vectors")

@@ -15,25 +15,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import BertModel
 
+from agent_r1.faults import WorldFault
 from agent_r1.params.stages import HybridParams, SearchParams
 from agent_r1.records import Passage, Question
 from agent_r1.search import bm25
-from agent_r1.search.base import Positions, Search, SearchUnavailable
+from agent_r1.search.base import Positions, Search
 from agent_r1.search.index import Cached, Hybrid, build, describe, fuse, open_index, open_local
 from agent_r1.tables import write_rows
 
-KINDS = ["bm25", "dense", "hybrid"]
 
-
-def of_kind(params: SearchParams, kind: str) -> SearchParams:
-    return params.model_copy(update={"kind": kind})
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_finds_whole_passages(
+@pytest.mark.parametrize("kind", ["bm25", "dense", "hybrid"])
+def test_every_kind_finds_whole_passages_and_has_one_hash(
     kind: str, stored: Path, tmp_path: Path, passages: list[Passage], search_params: SearchParams
 ) -> None:
-    params = of_kind(search_params, kind)
+    params = search_params.model_copy(update={"kind": kind})
     build(params, stored, tmp_path / "index")
     index = open_index(params, stored, tmp_path / "index")
     [found] = index.search(["country"], 2)
@@ -44,15 +39,8 @@ def test_every_kind_finds_whole_passages(
     assert describe(tmp_path / "index").size == 5
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"passages.parquet", "index"} | ({".index.vectors"} if kind != "bm25" else set())
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_same_passages_give_the_same_hash(
-    kind: str, stored: Path, tmp_path: Path, search_params: SearchParams
-) -> None:
-    for name in ("first", "second"):
-        build(of_kind(search_params, kind), stored, tmp_path / name)
-    assert describe(tmp_path / "first") == describe(tmp_path / "second")
+    build(params, stored, tmp_path / "second")
+    assert describe(tmp_path / "index") == describe(tmp_path / "second"), "the same passages give the same hash"
 
 
 def test_an_index_of_other_passages_is_refused(
@@ -121,16 +109,11 @@ def changed(params: SearchParams, changes: dict[str, object]) -> SearchParams:
     return SearchParams.model_validate(content)
 
 
-def test_a_missing_index_and_missing_passages_are_named(
-    stored: Path, tmp_path: Path, search_params: SearchParams
-) -> None:
+def test_what_is_missing_or_of_another_kind_is_named(stored: Path, tmp_path: Path, search_params: SearchParams) -> None:
     with pytest.raises(FileNotFoundError, match=r"there is no index at .*; run the index stage"):
         open_index(search_params, stored, tmp_path / "index")
     with pytest.raises(FileNotFoundError, match=r"nothing\.parquet does not exist; run the prepare stage"):
         build(search_params, tmp_path / "nothing.parquet", tmp_path / "index")
-
-
-def test_something_else_than_passages_is_refused(tmp_path: Path, search_params: SearchParams) -> None:
     write_rows(tmp_path / "questions.parquet", [], Question)
     with pytest.raises(ValueError, match=r"questions\.parquet: field 'passage_id' is missing"):
         build(search_params, tmp_path / "questions.parquet", tmp_path / "index")
@@ -154,7 +137,7 @@ def test_a_failed_build_keeps_the_old_index(
 
 def test_a_remote_index_needs_its_server(stored: Path, tmp_path: Path, search_params: SearchParams) -> None:
     params = changed(search_params, {"kind": "remote", "remote.url": "http://127.0.0.1:9", "remote.timeout_s": 5.0})
-    with pytest.raises(SearchUnavailable, match=r"http://127\.0\.0\.1:9 does not answer"):
+    with pytest.raises(WorldFault, match=r"http://127\.0\.0\.1:9 does not answer"):
         build(params, stored, tmp_path / "index")
     assert [path.name for path in tmp_path.iterdir()] == ["passages.parquet"]
 
@@ -184,20 +167,25 @@ class Recorded(Search):
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         if self.down:
-            raise SearchUnavailable("down")
+            raise WorldFault("down")
         self.asked.append((list(queries), k))
         return [[Passage(passage_id=str(i), title=query, text="") for i in range(k)] for query in queries]
 
 
-def test_only_new_searches_reach_the_index() -> None:
+@pytest.mark.parametrize(
+    ("entries", "searches", "asked"),
+    [
+        (10, [("aba", 1), ("bc", 1), ("b", 2), ("b", 2)], [(["a", "b"], 1), (["c"], 1), (["b"], 2)]),
+        (2, [(query, 1) for query in "abacab"], [([query], 1) for query in "abcb"]),  # the least recently used goes
+        (0, [("a", 1), ("a", 1)], [(["a"], 1), (["a"], 1)]),
+    ],
+)
+def test_only_new_searches_reach_the_index(entries: int, searches: list[tuple[str, int]], asked: list[object]) -> None:
     index = Recorded()
-    cached = Cached(index, "hash", 10)
-    first = cached.search(["a", "b", "a"], 1)
-    assert [[passage.title for passage in result] for result in first] == [["a"], ["b"], ["a"]]
-    assert cached.search(["b", "c"], 1)[0] == first[1]
-    assert len(cached.search(["b"], 2)[0]) == 2
-    cached.search(["b"], 2)
-    assert index.asked == [(["a", "b"], 1), (["c"], 1), (["b"], 2)]
+    cached = Cached(index, "hash", entries)
+    for queries, k in searches:
+        assert cached.search([*queries], k) == Recorded().search([*queries], k)
+    assert index.asked == asked
 
 
 def test_the_hit_share_is_that_of_the_searches_since_it_was_asked() -> None:
@@ -205,41 +193,18 @@ def test_the_hit_share_is_that_of_the_searches_since_it_was_asked() -> None:
     assert cached.take_hit_share() == 0
     cached.search(["a"], 1)
     cached.search(["a", "b", "a"], 1)
-    assert cached.take_hit_share() == 2 / 4
-    assert cached.take_hit_share() == 0
+    assert (cached.take_hit_share(), cached.take_hit_share()) == (2 / 4, 0)
 
 
-def test_the_least_recently_used_is_forgotten() -> None:
-    index = Recorded()
-    cached = Cached(index, "hash", 2)
-    for query in ("a", "b", "a", "c", "a", "b"):
-        cached.search([query], 1)
-    assert [queries for queries, _ in index.asked] == [["a"], ["b"], ["c"], ["b"]]
-
-
-def test_without_entries_every_search_reaches_the_index() -> None:
-    index = Recorded()
-    cached = Cached(index, "hash", 0)
-    for _ in range(2):
-        cached.search(["a"], 1)
-    assert len(index.asked) == 2
-    assert cached.take_hit_share() == 0
-
-
-def test_a_search_that_fails_is_made_again() -> None:
+def test_neither_a_search_that_fails_nor_a_change_of_its_result_is_remembered() -> None:
     index = Recorded()
     cached = Cached(index, "hash", 10)
     index.down = True
-    with pytest.raises(SearchUnavailable):
+    with pytest.raises(WorldFault):
         cached.search(["a"], 1)
     index.down = False
-    assert cached.search(["a"], 1)[0][0].title == "a"
-
-
-def test_what_is_done_to_a_result_is_not_remembered() -> None:
-    cached = Cached(Recorded(), "hash", 10)
     cached.search(["a"], 1)[0].clear()
-    assert len(cached.search(["a"], 1)[0]) == 1
+    assert [passage.title for passage in cached.search(["a"], 1)[0]] == ["a"]
 
 
 @given(st.lists(st.lists(st.sampled_from("abc"), max_size=4), max_size=8), st.integers(0, 4))
@@ -261,16 +226,17 @@ class Fixed:
         return self._positions[:k]
 
 
-def test_ranks_are_fused_by_hand() -> None:
-    """Constant 1: 7 gets 1/2 + 1/4 = .75, 5 gets 1/3 + 1/2 = .83, 9 gets 1/4, 2 gets 1/3."""
-    rankings = [np.array([7, 5, 9]), np.array([5, 2, 7])]
-    assert fuse(rankings, 1).tolist() == [5, 7, 2, 9]
-
-
-def test_equal_sums_rank_by_position() -> None:
-    assert fuse([np.array([4, 1]), np.array([1, 4])], 60).tolist() == [1, 4]
-    assert fuse([np.array([8]), np.array([3])], 60).tolist() == [3, 8]
-    assert fuse([np.array([], np.int64), np.array([], np.int64)], 60).tolist() == []
+@pytest.mark.parametrize(
+    ("rankings", "constant", "fused"),
+    [
+        ([[7, 5, 9], [5, 2, 7]], 1, [5, 7, 2, 9]),  # 1/2 + 1/4 = .75 for 7, 1/3 + 1/2 = .83 for 5, 1/4 for 9, 1/3 for 2
+        ([[4, 1], [1, 4]], 60, [1, 4]),  # equal sums rank by position
+        ([[8], [3]], 60, [3, 8]),
+        ([[], []], 60, []),
+    ],
+)
+def test_ranks_are_fused_by_hand(rankings: list[list[int]], constant: int, fused: list[int]) -> None:
+    assert fuse([np.array(ranking, np.int64) for ranking in rankings], constant).tolist() == fused
 
 
 @pytest.mark.parametrize(("k", "depth"), [(2, 3), (3, 3), (4, 4)])

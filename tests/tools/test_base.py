@@ -10,7 +10,17 @@ from pydantic import BaseModel
 
 from agent_r1.faults import WorldFault
 from agent_r1.records import CallStatus
-from agent_r1.tools.base import FunctionTool, Tool, ToolError, ToolResult, ToolTimeout, methods
+from agent_r1.tools.base import (
+    MAX_CHARACTERS,
+    MAX_DEPTH,
+    FunctionTool,
+    Tool,
+    ToolError,
+    ToolResult,
+    ToolTimeout,
+    function_schema,
+    methods,
+)
 
 
 class Unit(enum.Enum):
@@ -62,9 +72,9 @@ def test_the_schema_is_the_openai_form_of_the_signature() -> None:
     }
 
 
-def test_a_good_call() -> None:
-    result = call(FunctionTool(convert), amount=1, units=["m"], places=2)
-    assert result == ToolResult(text="1.0 ['m'] False 2")
+DEEP: Any = []
+for _ in range(100_000):
+    DEEP = [DEEP]
 
 
 @pytest.mark.parametrize(
@@ -76,19 +86,14 @@ def test_a_good_call() -> None:
         ({"amount": 1, "units": [], "exact": 1}, "exact"),
         ({"amount": 1, "units": [], "more": 1}, "more"),
         ({"amount": 1, "units": ["\ud800"]}, "Invalid JSON"),
+        pytest.param({"amount": 1, "units": DEEP}, "nested too deeply", id="deep"),
     ],
 )
 def test_bad_arguments(arguments: dict[str, Any], named: str) -> None:
     result = call(FunctionTool(convert), **arguments)
     assert result.call_status is CallStatus.BAD_ARGUMENTS
     assert named in result.text
-
-
-def test_arguments_that_are_nested_too_deeply() -> None:
-    nested: Any = []
-    for _ in range(100_000):
-        nested = [nested]
-    assert call(FunctionTool(convert), amount=1, units=nested).call_status is CallStatus.BAD_ARGUMENTS
+    assert call(FunctionTool(convert), amount=1, units=["m"], places=2) == ToolResult(text="1.0 ['m'] False 2")
 
 
 def test_enums_and_models_inside_of_each_other_are_defined_and_can_be_given() -> None:
@@ -173,22 +178,13 @@ def test_what_is_no_fault_of_the_agent_is_raised(error: Exception) -> None:
     assert raised.value is error
 
 
-def test_what_a_tool_may_return() -> None:
-    def number() -> int:
-        """Gives a number."""
-        return 1
-
-    with pytest.raises(TypeError, match="tool 'number' returned int; return a str or a ToolResult"):
-        call(FunctionTool(number))  # type: ignore[arg-type]
-
-
 def test_functions_that_are_no_tools() -> None:
-    def untyped(x) -> ToolResult:  # type: ignore[no-untyped-def]
+    def untyped(x) -> str:  # type: ignore[no-untyped-def]
         """Has a parameter without a type."""
-        return ToolResult(text="")
+        return ""
 
-    def undocumented(x: int) -> ToolResult:
-        return ToolResult(text="")
+    def undocumented(x: int) -> str:
+        return ""
 
     def grow(tree: Tree) -> str:
         """Grows."""
@@ -198,20 +194,30 @@ def test_functions_that_are_no_tools() -> None:
         """Has a name that no call could spell."""
         return ""
 
-    def quick() -> str:
-        """Needs no limit."""
-        return ""
+    def number() -> int:
+        """Gives a number, and needs no limit."""
+        return 1
 
-    with pytest.raises(ValueError, match="'x' needs a type annotation"):
-        FunctionTool(untyped)
-    with pytest.raises(ValueError, match="'undocumented' needs a docstring"):
-        FunctionTool(undocumented)
-    with pytest.raises(ValueError, match=r"tool 'grow': its schema refers in a circle: #/.defs/Tree to"):
-        FunctionTool(grow)
-    with pytest.raises(ValueError, match="tool 'größe': a name is made of"):
-        FunctionTool(größe)
-    with pytest.raises(ValueError, match="tool 'quick': timeout_s 2 has no effect on a `def`"):
-        FunctionTool(quick, timeout_s=2)
+    for function, message in (
+        (untyped, "'x' needs a type annotation"),
+        (undocumented, "'undocumented' needs a docstring"),
+        (grow, r"tool 'grow': its schema refers in a circle: #/.defs/Tree to"),
+        (größe, "tool 'größe': a name is made of"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            FunctionTool(function)
+    with pytest.raises(ValueError, match="tool 'number': timeout_s 2 has no effect on a `def`"):
+        FunctionTool(number, timeout_s=2)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="tool 'number' returned int; return a str or a ToolResult"):
+        call(FunctionTool(number))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="tool 'open': parameter 'lid' needs a type annotation"):
+        methods(Box())
+
+
+class Box:
+    def open(self, lid) -> str:  # type: ignore[no-untyped-def]
+        """Opens it."""
+        return ""
 
 
 class Lamp:
@@ -260,11 +266,68 @@ def test_the_methods_of_an_episodes_object_are_tools() -> None:
     assert json.loads(json.dumps(look.schema))["function"]["parameters"]["properties"] == {}
 
 
-def test_an_object_with_a_method_that_is_no_tool_is_refused() -> None:
-    class Box:
-        def open(self, lid) -> str:  # type: ignore[no-untyped-def]
-            """Opens it."""
-            return ""
+def nested(depth: int) -> Any:
+    value: Any = {}
+    for _ in range(depth):
+        value = {"items": value}
+    return value
 
-    with pytest.raises(ValueError, match="tool 'open': parameter 'lid' needs a type annotation"):
-        methods(Box())
+
+def of(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "added"),
+    [
+        (of(a={"$ref": "#/$defs/A~1B"}) | {"$defs": {"A/B": {"enum": [1]}}}, {}),
+        ({"type": "object", "additionalProperties": False}, {"properties": {}}),
+    ],
+)
+def test_a_schema_is_kept_as_it_is_but_for_properties(parameters: dict[str, Any], added: dict[str, Any]) -> None:
+    function = {"name": "look_up-2", "description": "Looks.", "parameters": parameters | added}
+    assert function_schema("look_up-2", "Looks.", parameters) == {"type": "function", "function": function}
+
+
+@pytest.mark.parametrize("name", ["", "a b", "<|im_end|>", "x" * 65, "a\n", "größe", "a.b"])
+def test_names_that_no_call_could_spell(name: str) -> None:
+    with pytest.raises(ValueError, match="a name is made of 1 to 64 letters, digits, _ and -"):
+        function_schema(name, "", of())
+
+
+CIRCLE = of(a={"$ref": "#/$defs/A"}) | {"$defs": {"A": {"items": {"$ref": "#/$defs/B"}}, "B": {"$ref": "#/$defs/A"}}}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "problem"),
+    [
+        ({}, "no object with properties"),
+        ({"type": "array"}, "no object with properties"),
+        ({"type": "object", "properties": ["a"]}, "no object with properties"),
+        (of(a={"description": "x" * 1_000_000}), r"takes 1,000,\d+ characters, more than 16,384; shorten"),
+        (of(a=nested(MAX_DEPTH)), "more than 32 deep"),
+        (of(a=nested(500)), "more than 32 deep"),
+        (of(a={"default": float("nan")}), "no JSON"),
+        (of(a={"default": b"x"}), "no JSON"),
+        (of(a={"description": "\ud800"}), "no JSON"),
+        (of(a={"$ref": "#/$defs/A"}), "refers to '#/.defs/A', which is not in it"),
+        (of(a={"$ref": "https://example.com/a.json"}), "refers to 'https://example.com/a.json', which is not in it"),
+        (of(a={"$ref": "A"}), "refers to 'A', which is not in it"),
+        (of(a={"$ref": "#"}), "refers in a circle: # to #"),
+        (of(a={"items": {"$ref": "#/properties/a"}}), "in a circle: #/properties/a to #/properties/a"),
+        (CIRCLE, "refers in a circle: #/.defs/"),
+    ],
+)
+def test_schemas_that_are_refused(parameters: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=f"tool 'look': its .*{problem}"):
+        function_schema("look", "", parameters)
+
+
+def test_the_limits_are_not_lower() -> None:
+    function_schema("look", "", of(a=nested(MAX_DEPTH - 4)))
+    function_schema("look", "x" * (MAX_CHARACTERS - 100), of())
+
+
+def test_references_that_meet_are_no_circle() -> None:
+    chain = {str(i): {"anyOf": [{"$ref": f"#/$defs/{i + 1}"}] * 2} for i in range(30)} | {"30": {"type": "string"}}
+    function_schema("look", "", of(a={"$ref": "#/$defs/0"}) | {"$defs": chain})

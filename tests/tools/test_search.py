@@ -2,16 +2,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from agent_r1.faults import WorldFault
 from agent_r1.records import CallStatus, Passage
-from agent_r1.search.base import Search, SearchUnavailable
+from agent_r1.search.base import Search
 from agent_r1.tools.base import ToolResult
-from agent_r1.tools.search import search_tool
+from agent_r1.tools.search import read_tool, search_tool
 
 
 class Recorded(Search):
@@ -65,7 +66,8 @@ def test_a_search_that_waits_holds_nobody_up() -> None:
     async def ask_all(tool_threads: ThreadPoolExecutor) -> list[ToolResult]:
         tool = search_tool(index, top_k=1, threads=tool_threads)
         assert tool.schema == search_tool(Recorded(), top_k=1).schema
-        assert tool.waits
+        reading = read_tool(index, part_characters=9)
+        assert (tool.waits, reading.waits, reading.schema["function"]["name"]) == (True, True, "read")
         return await asyncio.gather(*(tool.call({"query": str(i)}) for i in range(64)))
 
     with ThreadPoolExecutor(64) as threads:
@@ -73,6 +75,7 @@ def test_a_search_that_waits_holds_nobody_up() -> None:
     assert found == [ToolResult(text="T0: a b 0", titles=("T0",))] * 64
     assert sorted(query for [query], _ in index.asked) == sorted(map(str, range(64)))
     assert threading.current_thread().name not in index.threads
+    assert asyncio.run(read_tool(Elsewhere(1), part_characters=9).call({"title": "T7"})).text == "T7: a b 7"
 
 
 @pytest.mark.parametrize("waits", [False, True])
@@ -83,7 +86,48 @@ def test_a_search_that_cannot_be_served_is_nothing_the_policy_did(waits: bool) -
             return waits
 
         def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-            raise SearchUnavailable("the server at http://x is down")
+            raise WorldFault("the server at http://x is down")
 
     with pytest.raises(WorldFault, match="the server at http://x is down"):
         asyncio.run(search_tool(Down(), top_k=2).call({"query": "x"}))
+
+
+PASSAGES = [
+    Passage(passage_id="0", title="Tide", text="A word."),
+    Passage(passage_id="1", title="Low  Tide", text="abcde fghij\nklmno pqrst"),
+    Passage(passage_id="2", title="Empty", text=" "),
+]
+Read = Callable[..., ToolResult]
+
+
+@pytest.fixture
+def read(bm25_index: Callable[..., Search]) -> Read:
+    tool = read_tool(bm25_index(PASSAGES), part_characters=10)
+    return lambda **arguments: asyncio.run(tool.call(arguments))
+
+
+def test_parts_of_a_passage_by_its_title(read: Read) -> None:
+    assert read(title="Tide").text == "Tide: A word."
+    first = read(title=" Low Tide")
+    assert first == ToolResult(text="Low Tide (part 1 of 3): abcde fghi", titles=("Low  Tide",))
+    assert read(title="Low Tide", part=2).text == "Low Tide (part 2 of 3): j klmno pq"
+    assert read(title="Low Tide", part=3).text == "Low Tide (part 3 of 3): rst"
+    assert read(title="Empty").text == "Empty: "
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"title": "Low Tide", "part": 4}, "the passage has 3 parts, and no part 4"),
+        ({"title": "Low Tide", "part": 0}, "no part 0"),
+        ({"title": "Low Tide", "part": -1}, "no part -1"),
+        ({"title": "low tide"}, "there is no passage of this title"),
+        ({"title": "Low"}, "there is no passage of this title"),
+        ({"title": "<|im_end|>"}, "there is no passage of this title"),
+        ({"title": " "}, "the title is empty"),
+    ],
+)
+def test_what_cannot_be_read(read: Read, arguments: dict[str, Any], said: str) -> None:
+    result = read(**arguments)
+    assert result.call_status is CallStatus.FAILED
+    assert said in result.text

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -14,11 +17,11 @@ from agent_r1.faults import WorldFault
 from agent_r1.params import Params, load
 from agent_r1.params.env import EnvParams
 from agent_r1.params.sections import override, validated
-from agent_r1.records import CallStatus, Passage
+from agent_r1.records import Call, CallStatus, Outcome, Passage, Step, StopReason, Trajectory
 from agent_r1.search.base import Search
 from agent_r1.tools.base import ToolResult
 from agent_r1.tools.search import search_tool
-from agent_r1.tools.toolbox import Toolbox, cut
+from agent_r1.tools.toolbox import Toolbox, UnderWay, cut, latencies, own_sources, own_tools, use_of_tools
 
 SERVERS = str(Path(__file__).parents[1] / "outside/servers.py")
 PYTHON = {"timeout_s": 30, "memory_mib": 64, "workers": 1}
@@ -230,3 +233,124 @@ def test_a_session_with_a_server_can_be_an_episodes_own(env: Env) -> None:
 
     asyncio.run(play())
     assert running() == 0
+
+
+SOURCE = '''
+import asyncio
+
+def double(number: int) -> str:
+    """Doubles."""
+    return str(2 * number)
+
+async def ask(name: str) -> str:
+    """Asks."""
+    await asyncio.sleep(3600)
+
+def bare(x):
+    """Lacks a type."""
+
+CONSTANT = 1
+'''
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    file = tmp_path / "some_tools.py"
+    file.write_text(SOURCE)
+    (tmp_path / "broken_tools.py").write_text("1/0")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return file
+
+
+def test_functions_are_found_by_module_and_name(module: Path, env: Env) -> None:
+    params = env(functions={"double": {"module": "some_tools"}, "ask": {"module": "some_tools", "timeout_s": 0.01}})
+    double, ask = own_tools(params.tools)
+    assert asyncio.run(double.call({"number": 21})).text == "42"
+    assert asyncio.run(ask.call({"name": "x"})).text == "ask took longer than 0.01 s"
+    assert own_sources(params)["tool double"] == hashlib.sha256(module.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("functions", "message"),
+    [
+        ({"triple": {"module": "no_tools"}}, r"functions\.triple: module 'no_tools' cannot be imported \(ModuleNot"),
+        ({"triple": {"module": "broken_tools"}}, r"module 'broken_tools' cannot be imported \(ZeroDivisionError"),
+        ({"doubel": {"module": "some_tools"}}, r"functions\.doubel: some_tools has no 'doubel'; did you mean 'double'"),
+        ({"CONSTANT": {"module": "some_tools"}}, "some_tools has no 'CONSTANT'"),
+        ({"bare": {"module": "some_tools"}}, "tool 'bare': parameter 'x' needs a type annotation"),
+        ({"double": {"module": "some_tools", "timeout_s": 1}}, "timeout_s 1.0 has no effect on a `def`"),
+        ({"double": {"module": "some tools"}}, r"functions\.double\.module"),
+    ],
+)
+@pytest.mark.usefixtures("module")
+def test_functions_that_are_refused(env: Env, functions: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        own_tools(env(functions=functions).tools)
+
+
+def episode(actions: Sequence[Sequence[Call]], outcome: Outcome = Outcome.ANSWERED) -> Trajectory:
+    """One whose actions, of a token each, made the given calls."""
+    length = len(actions)
+    return Trajectory(
+        trajectory_id="0/q/0",
+        question_id="q",
+        group=0,
+        sample=0,
+        seed=0,
+        policy_version=0,
+        iteration=0,
+        token_ids=np.zeros(length, np.int32),
+        source=np.ones(length, np.uint8),
+        logprobs=np.zeros(length, np.float32),
+        context_starts=[0],
+        steps=[
+            Step(action_start=at, action_stop=at + 1, stop_reason=StopReason.END, calls=list(calls), rewards={})
+            for at, calls in enumerate(actions)
+        ],
+        outcome=outcome,
+        answer="",
+    )
+
+
+def call(tool: str, latency_s: float = 0.0, status: CallStatus = CallStatus.OK) -> Call:
+    return Call(tool=tool, arguments="{}", status=status, latency_s=latency_s)
+
+
+EPISODES = [
+    episode([[call("search", 0.1), call("search", 0.3, CallStatus.TIMEOUT)], [call("search", 0.2)], []]),
+    episode([[call("search", 1.0, CallStatus.FAILED)], [call("oracle", 0.0, CallStatus.UNKNOWN_TOOL)]]),
+    episode([[Call(status=CallStatus.MALFORMED)]], Outcome.MALFORMED),
+    episode([[call("search", 60.0, CallStatus.TIMEOUT)]], Outcome.ABORTED),
+]
+
+
+def test_tools_that_are_offered_are_counted_per_episode_and_by_what_became_of_their_calls() -> None:
+    """Three episodes lived. Four calls of search: two succeed, one runs out of time, one fails."""
+    assert use_of_tools(EPISODES, ["search", "calculator"]) == {
+        "tool/search/calls": 4 / 3,
+        "tool/search/ok_share": 2 / 4,
+        "tool/search/timeout_share": 1 / 4,
+        "tool/calculator/calls": 0.0,
+    }
+    assert use_of_tools(EPISODES[3:], ["search"]) == {"tool/search/calls": 0.0}
+
+
+def test_latencies_are_percentiles_of_the_calls_of_episodes_that_lived() -> None:
+    """.1, .2, .3 and 1 s: the median is .25, and the 95th percentile .85 of the way from .3 to 1."""
+    assert latencies(EPISODES, ["search", "calculator"]) == pytest.approx(
+        {"tool/search/latency_p50_s": 0.25, "tool/search/latency_p95_s": 0.895}
+    )
+
+
+def test_calls_that_are_under_way_together_are_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls from second 1 to 4, 2 to 6 and 8 to 9: 5 s and 1 s."""
+    clock = iter([1.0, 6.0, 8.0, 9.0])
+    monkeypatch.setattr("agent_r1.tools.toolbox.time.perf_counter", lambda: next(clock))
+    waiting = UnderWay()
+    with ExitStack() as first:
+        first.enter_context(waiting.call())
+        with waiting.call():
+            first.close()
+    with pytest.raises(RuntimeError), waiting.call():
+        raise RuntimeError("a bug of the tool")
+    assert waiting.seconds == 6.0

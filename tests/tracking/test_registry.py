@@ -214,24 +214,24 @@ registry.promote(version, expected=champion)
     assert all("Outpaced: " in said for number, said in errors.items() if number not in winners)
 
 
+def refused(reference: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        registry.find(reference)
+
+
 def test_an_empty_registry_and_unknown_versions_are_explained(describe: Describe) -> None:
-    for reference in (
+    for stray in (
         "champion",
         "models:/other@champion",
         "models:/agent_r1",
         "models:/agent_r1/x",
         "models:/agent_r1/1/",
     ):
-        with pytest.raises(ValueError, match="is no reference to a model of this project; they are models:/agent_r1@c"):
-            registry.find(reference)
-    with pytest.raises(ValueError, match="models:/agent_r1@champion: the registry is empty; a training that finishes"):
-        registry.find("models:/agent_r1@champion")
+        refused(stray, "is no reference to a model of this project; they are models:/agent_r1@c")
+    refused("models:/agent_r1@champion", "@champion: the registry is empty; a training that finishes")
     version = registry.register(describe(A))
-    message = "no champion; the first becomes one only by `agent-r1 promote models:/agent_r1/1 --first`"
-    with pytest.raises(ValueError, match=message):
-        registry.find("models:/agent_r1@champion")
-    with pytest.raises(ValueError, match="models:/agent_r1/4: there is no such version; the latest is 1"):
-        registry.find("models:/agent_r1/4")
+    first = "no champion; the first becomes one only by `agent-r1 promote models:/agent_r1/1 --first`"
+    refused("models:/agent_r1@champion", first)
+    refused("models:/agent_r1/4", "models:/agent_r1/4: there is no such version; the latest is 1")
     registry.promote(version, expected=None)
-    with pytest.raises(ValueError, match="there is no alias 'challenger'; aliases: champion"):
-        registry.find("models:/agent_r1@challenger")
+    refused("models:/agent_r1@challenger", "there is no alias 'challenger'; aliases: champion")

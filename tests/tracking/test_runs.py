@@ -12,6 +12,7 @@ import sys
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow import MlflowClient
@@ -58,6 +59,16 @@ def client(project: Path) -> MlflowClient:
     return MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db")
 
 
+def steps(project: Path, run: tracking.Run, metric: str = "rollout/em") -> list[int]:
+    return [point.step for point in client(project).get_metric_history(run.run_id, metric)]
+
+
+def resume(run: tracking.Run) -> tracking.Run:
+    found = tracking.resume(run.run_id)
+    assert found is not None
+    return found
+
+
 def test_parallel_creation_makes_one_experiment_and_every_run(project: Path) -> None:
     (experiment,) = [e for e in client(project).search_experiments() if e.name != "Default"]
     assert experiment.name == "agent_r1"
@@ -77,41 +88,39 @@ def test_a_run_holds_its_name_params_tags_and_metrics(project: Path) -> None:
     assert (found.info.run_name, found.info.status) == ("ppo-seed0", "FINISHED")
     assert found.data.params == {key: str(value) for key, value in params.items()}
     assert {**TAGS, "monitor/signs": "entropy_fall, reward_std_fall"}.items() <= found.data.tags.items()
-    history = client(project).get_metric_history(run.run_id, "rollout/em")
-    assert [(point.step, point.value) for point in history] == [(0, 0.25), (1, 0.5)]
+    points = client(project).get_metric_history(run.run_id, "rollout/em")
+    assert [(point.step, point.value) for point in points] == [(0, 0.25), (1, 0.5)]
 
 
 def test_a_run_of_an_experiment_that_is_not_the_projects_is_none_of_its_own(project: Path) -> None:
-    """Whoever makes an experiment says where its artifacts go: to any folder of whoever logs them."""
+    """The artifacts of another experiment may go to any folder."""
     store = client(project)
     elsewhere = store.create_experiment("elsewhere", (project / "anywhere").as_uri())
     assert tracking.resume(store.create_run(elsewhere).info.run_id) is None
 
 
-def test_a_resumed_run_logs_no_iteration_twice(project: Path) -> None:
-    first = tracking.start("resumed-seed0", {"variant": "resumed"}, TAGS)
-    first.log({"rollout/em": 0.1}, step=0)
-    first.log({"rollout/em": 0.2}, step=1)  # ... and killed before its checkpoint: iteration 1 comes again
-    again = tracking.resume(first.run_id)
-    assert again is not None
-    for step, em in [(1, 0.2), (2, 0.3)]:
-        again.log({"rollout/em": em}, step)
-    history = client(project).get_metric_history(first.run_id, "rollout/em")
-    assert [point.step for point in history] == [0, 1, 2]
+EM, VALIDATED = "rollout/em", "validation/success"
 
 
-def test_what_comes_later_to_an_iteration_is_logged_once_too(project: Path) -> None:
-    """Iterations 0 and 1 come again after a kill between the two metrics of the second."""
-    first = tracking.start("later-seed0", {"variant": "later"}, TAGS)
-    for name, step in [("rollout/em", 0), ("validation/success", 0), ("rollout/em", 1)]:
+@pytest.mark.parametrize(
+    ("killed", "again"),
+    [
+        ([(EM, 0), (EM, 1)], [(EM, 1), (EM, 2)]),  # killed before its checkpoint: iteration 1 comes again
+        (
+            [(EM, 0), (VALIDATED, 0), (EM, 1)],  # between the two metrics of the second
+            [(name, step) for step in range(3) for name in (EM, VALIDATED)],
+        ),
+    ],
+    ids=["once", "later"],
+)
+def test_a_resumed_run_logs_nothing_twice(project: Path, killed: list[Any], again: list[Any]) -> None:
+    first = tracking.start(f"resumed-{len(killed)}", {"variant": "resumed"}, TAGS)
+    for name, step in killed:
         first.log({name: 0.5}, step)
-    again = tracking.resume(first.run_id)
-    assert again is not None
-    for step in (0, 1, 2):
-        for name in ("rollout/em", "validation/success"):
-            again.log({name: 0.5}, step)
-    for name in ("rollout/em", "validation/success"):
-        assert [point.step for point in client(project).get_metric_history(first.run_id, name)] == [0, 1, 2]
+    resumed = resume(first)
+    for name, step in again:
+        resumed.log({name: 0.5}, step)
+    assert all(steps(project, first, name) == [0, 1, 2] for name, _ in again)
 
 
 def test_a_run_that_went_back_logs_its_iterations_again(project: Path) -> None:
@@ -123,19 +132,15 @@ def test_a_run_that_went_back_logs_its_iterations_again(project: Path) -> None:
     for step in range(3):
         first.log({"rollout/em": step / 10}, step)
     first.rewind()
-    killed = tracking.resume(first.run_id)
-    assert killed is not None
+    killed = resume(first)
     time.sleep(0.002)  # the store's clock counts milliseconds
     killed.log({"rollout/em": 0.5}, step=1)
-    again = tracking.resume(first.run_id)
-    assert again is not None
+    again = resume(first)
     for step in (1, 2):
         again.log({"rollout/em": 0.5}, step)
     history = client(project).get_metric_history(first.run_id, "rollout/em")
-    assert sorted((point.timestamp, point.step) for point in history) == [
-        (point.timestamp, point.step) for point in history
-    ]
-    assert [point.step for point in history] == [0, 1, 2, 1, 2]
+    assert history == sorted(history, key=lambda point: (point.timestamp, point.step))
+    assert steps(project, first) == [0, 1, 2, 1, 2]
 
 
 def test_a_repeated_run_takes_the_earlier_ones_place(project: Path) -> None:
@@ -145,12 +150,9 @@ def test_a_repeated_run_takes_the_earlier_ones_place(project: Path) -> None:
     assert tracking.resume(earlier.run_id) is tracking.resume("0" * 32) is None
     assert client(project).get_run(earlier.run_id).info.lifecycle_stage == "deleted"  # in the trash, not gone
     assert None not in (tracking.resume(later.run_id), tracking.resume(other.run_id))
-
-
-def test_a_recurring_run_takes_no_place_and_keeps_its_own(project: Path) -> None:
     first, second = (tracking.start("nightly", {"variant": "nightly"}, TAGS, recurring=True) for _ in range(2))
     by_hand = tracking.start("nightly", {"variant": "nightly"}, TAGS)
-    assert all(tracking.resume(run.run_id) for run in (first, second, by_hand))
+    assert all(tracking.resume(run.run_id) for run in (first, second, by_hand)), "a recurring one takes no place"
 
 
 def test_final_scores_have_no_step_and_artifacts_are_files_of_the_project(project: Path) -> None:
@@ -162,14 +164,11 @@ def test_final_scores_have_no_step_and_artifacts_are_files_of_the_project(projec
     run.text("question ...", "examples/right.txt")
     found = client(project).get_run(run.run_id)
     assert found.data.metrics == {"final/em": 0.75, "final/em/hops_1": 1.0}
-    assert [point.step for point in client(project).get_metric_history(run.run_id, "final/em")] == [0]
-    stored = {
-        str(path.relative_to(project / ".tracking/artifacts")) for path in project.rglob("artifacts/*/artifacts/*/*")
-    }
-    assert stored == {f"{run.run_id}/artifacts/report/report.md", f"{run.run_id}/artifacts/examples/right.txt"}
-    again = tracking.resume(run.run_id)
-    assert again is not None
-    again.log({"rollout/em": 0.1}, step=0)
+    assert steps(project, run, "final/em") == [0]
+    stored = {str(path.relative_to(project)) for path in project.rglob("artifacts/*/artifacts/*/*")}
+    files = ("report/report.md", "examples/right.txt")
+    assert stored == {f".tracking/artifacts/{run.run_id}/artifacts/{file}" for file in files}
+    resume(run).log({"rollout/em": 0.1}, step=0)
     assert "rollout/em" in client(project).get_run(run.run_id).data.metrics, "final scores hide no iteration"
 
 
@@ -300,16 +299,14 @@ def test_run_params_name_the_ablation() -> None:
     params = load(ROOT / "params.yaml")
     shown = {name: tracking.run_params(name, params, params.run(RunId(name))) for name in params.runs}
     columns = {name: (row["algorithm"], row["loss_mask"], row["advantage_mask"]) for name, row in shown.items()}
-    assert (
-        columns.items()
-        >= {
-            "ppo": ("gae", True, True),
-            "ppo_no_advantage_mask": ("gae", True, False),
-            "ppo_no_masks": ("gae", False, False),
-            "grpo": ("grpo", True, True),
-            "grpo_no_loss_mask": ("grpo", False, "whitening+critic"),
-        }.items()
-    )
+    expected = {
+        "ppo": ("gae", True, True),
+        "ppo_no_advantage_mask": ("gae", True, False),
+        "ppo_no_masks": ("gae", False, False),
+        "grpo": ("grpo", True, True),
+        "grpo_no_loss_mask": ("grpo", False, "whitening+critic"),
+    }
+    assert expected.items() <= columns.items()
     assert not any(name.startswith(("credit.estimator", "credit.loss_mask")) for name in shown["ppo"]), "said twice"
     assert shown["grpo"]["variant"] == "grpo"
     assert shown["grpo"]["rollout.samples"] == 8
@@ -325,9 +322,8 @@ def test_provenance_names_commit_and_data(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     lock = tmp_path / "dvc.lock"
     (tmp_path / "params.yaml").write_text("{}")
-    lock.write_text(
-        "schema: '2.0'\nstages:\n  prepare:\n    outs:\n    - {path: a, md5: 12ab.dir}\n    - {path: b, md5: 34cd}\n"
-    )
+    outs = "[{path: a, md5: 12ab.dir}, {path: b, md5: 34cd}]"
+    lock.write_text(f"schema: '2.0'\nstages: {{prepare: {{outs: {outs}}}}}\n")
     git("init", "-q")
     git("add", ".")
     git("commit", "-qm", "start")

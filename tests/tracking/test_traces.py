@@ -5,73 +5,36 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Trace
-from numpy.typing import NDArray
 
 from agent_r1 import tracking
-from agent_r1.records import Call, CallStatus, Outcome, Question, Source, Step, StopReason, Trajectory
+from agent_r1.records import Call, CallStatus, Question, Source
+from agent_r1.tracking.traces import Rewarded
+from tests.trajectories import from_parts, question_fields
 
 ROOT = Path(__file__).parents[2]
 WORDS = ["Where?", "<think>", "Tesk: a city.", "<answer>", "<frame>"]
-
-
-@dataclass(frozen=True)
-class Episode:
-    trajectory: Trajectory
-    question: Question
-    when: str
-    right: bool
-    totals: NDArray[np.float64]
-    parts: dict[str, NDArray[np.float64]]
 
 
 def decode(token_ids: Sequence[int]) -> str:
     return "".join(WORDS[token] for token in token_ids)
 
 
-def episode(trajectory_id: str = "3/q/0", status: CallStatus = CallStatus.OK) -> Episode:
+def episode(trajectory_id: str = "3/q/0", status: CallStatus = CallStatus.OK) -> Rewarded:
     """A prompt, a call, `frame observation frame`, an answer."""
-    call = Step(
-        action_start=1,
-        action_stop=2,
-        stop_reason=StopReason.END,
-        calls=[Call(tool="search", arguments='{"query": "city"}', status=status, latency_s=0.25)],
-        rewards={},
-    )
-    answer = replace(call, action_start=5, action_stop=6, calls=[])
-    trajectory = Trajectory(
-        trajectory_id=trajectory_id,
-        question_id="q",
-        group=0,
-        sample=0,
-        seed=0,
-        policy_version=2,
-        iteration=3,
-        token_ids=np.array([0, 1, 4, 2, 4, 3], np.int32),
-        source=np.array([Source.PROMPT, Source.ACTION, 3, Source.OBSERVATION, 3, Source.ACTION], np.uint8),
-        logprobs=np.zeros(6, np.float32),
-        context_starts=[0],
-        steps=[call, answer],
-        outcome=Outcome.ANSWERED,
-        answer="Tesk",
-    )
-    question = Question(
-        question_id="q",
-        dataset="atlas",
-        split="train",
-        text="Where?",
-        answers=["Tesk"],
-        gold_titles=["Tesk"],
-        strata={"hops": "1", "kind": "lookup"},
-    )
-    parts = {"em": np.array([0.0, 1.0]), "progress": np.array([1.0, 0.0]), "no_answer": np.zeros(2)}
-    return Episode(trajectory, question, "training", True, np.array([0.5, 1.0]), parts)
+    call = Call(tool="search", arguments='{"query": "city"}', status=status, latency_s=0.25)
+    prompt, action, observed, frame = Source.PROMPT, Source.ACTION, Source.OBSERVATION, Source.TEMPLATE
+    parts = [(prompt, [0]), (action, [1]), (frame, [4]), (observed, [2]), (frame, [4]), (action, [3])]
+    steps = [{"calls": [call]}, {"rewards": {"em": 1.0}}]
+    trajectory = from_parts(parts, steps, trajectory_id=trajectory_id, policy_version=2, iteration=3)
+    rewards = {"em": np.array([0.0, 1.0]), "progress": np.array([1.0, 0.0]), "no_answer": np.zeros(2)}
+    question = Question(**question_fields(text="Where?"))
+    return Rewarded("training", question, trajectory, np.array([0.5, 1.0]), rewards)
 
 
 @pytest.fixture

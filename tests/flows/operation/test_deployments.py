@@ -1,8 +1,19 @@
-"""prefect.yaml against the code: flows that exist, parameters that they take, nothing that only one machine has."""
+"""prefect.yaml against the code: flows that exist, parameters that they take, nothing that only one machine has.
+
+And the flow of a training with overrides of its own: its scores are shown, and it trains a run of its own, which has a
+lineage, though no dvc.lock knows of it. A cancel is tested where the flow is served, and with the pipeline.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import io
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -10,23 +21,44 @@ from typing import Any
 import pytest
 import yaml
 from httpx import HTTPStatusError
+from mlflow import MlflowClient
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymentId
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey, FlowRunFilter, FlowRunFilterDeploymentId
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.flows import load_flow_from_entrypoint
 from prefect.settings import Settings
 from prefect.states import Running
+from rich.console import Console
 
+from agent_r1.files import sha256
+from agent_r1.learn import checkpoint
+from agent_r1.params import load, variant_of
+from agent_r1.params.places import RunId
 from flows.operation.deploy import CRASH_DETECTION, SILENCE_S, deploy
-from flows.operation.deployments import REGISTERED, expired
-from flows.operation.doctor import OK, Finding, prefect
+from flows.operation.deployments import REGISTERED, expired, scores
+from flows.operation.doctor import prefect
+from flows.operation.lineage import lineage
 from flows.operation.promote import PROMOTION
 from flows.operation.serving import POOL, require_server
 
 ROOT = Path(__file__).parents[3]
 CONTENT = yaml.safe_load((ROOT / "prefect.yaml").read_text())
 DEPLOYMENTS: dict[str, dict[str, Any]] = {each["name"]: each for each in CONTENT["deployments"]}
+
+# The stages that a training starts from, as done as the small project has them.
+DONE = "stages: {prepare: {cmd: 'true'}, index: {cmd: 'true'}, warm_start: {cmd: 'true'}}"
+TRAIN = """
+import os
+os.chdir({folder!r})
+from flows.terminal import configure_logging
+from flows.operation.deployments import training
+configure_logging()  # shows the stages' lines
+training('ppo', 7, {further})
+"""
+FURTHER = {"credit": {"lam": 0.5}}
+LABEL = RunId("ppo", 7, variant=variant_of(FURTHER)).label  # ppo-0a1b2c3d-seed7
+ITERATIONS = 2
 
 
 def parameters(deployment: dict[str, Any]) -> set[str]:
@@ -45,35 +77,24 @@ def test_a_deployment_is_a_flow_with_its_parameters(monkeypatch: pytest.MonkeyPa
         assert set(flow.parameters.required) <= parameters(DEPLOYMENTS[name])
 
 
-def test_deployments_run_in_the_pool_where_the_worker_was_started() -> None:
-    for deployment in DEPLOYMENTS.values():
-        assert deployment["work_pool"] == {"name": POOL}
+def test_deployments_run_in_the_pool_on_schedules_and_events_that_are_sent() -> None:
+    """Where the worker was started; each says what it does."""
     assert CONTENT["pull"] == [{"prefect.deployments.steps.set_working_directory": {"directory": "."}}]
-
-
-def test_every_deployment_says_what_it_does() -> None:
-    assert all(each["description"].endswith(".") and each["tags"] for each in DEPLOYMENTS.values())
-
-
-def test_the_evaluation_is_on_a_schedule() -> None:
-    assert [schedule["cron"] for schedule in DEPLOYMENTS["nightly"]["schedules"]] == ["0 3 * * *"]
-    assert {name for name, each in DEPLOYMENTS.items() if "schedules" in each} == {"nightly"}
-
-
-def test_triggers_follow_events_that_are_sent() -> None:
-    followed = {
-        (name, event)
-        for name, deployment in DEPLOYMENTS.items()
-        for trigger in deployment.get("triggers", [])
-        for event in trigger["expect"]
-    }
-    assert followed == {("after-training", REGISTERED)}
+    events = set()
+    for name, deployment in DEPLOYMENTS.items():
+        assert deployment["work_pool"] == {"name": POOL}
+        assert deployment["description"].endswith(".")
+        assert deployment["tags"]
+        crons = [schedule["cron"] for schedule in deployment.get("schedules", [])]
+        assert crons == (["0 3 * * *"] if name == "nightly" else [])
+        events |= {(name, event) for trigger in deployment.get("triggers", []) for event in trigger["expect"]}
+    assert events == {("after-training", REGISTERED)}
 
 
 def test_a_server_that_answers_is_accepted_and_takes_a_flow(prefect_api: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_URL", prefect_api)
     require_server(prefect_api)
-    assert prefect() == Finding(OK, f"a flow went through {prefect_api}")
+    assert prefect() == f"a flow went through {prefect_api}"
 
 
 @pytest.fixture(scope="module")
@@ -168,3 +189,61 @@ def test_whoever_starts_a_flow_it_gives_two_signs_of_life_before_it_counts_as_cr
     frequency = Settings().flows.heartbeat_frequency
     assert frequency is not None
     assert 2 * frequency < SILENCE_S
+
+
+@pytest.fixture
+def project(
+    tmp_path: Path, small_project: Path, write_params: Callable[..., None], lay_dvc: Callable[..., None]
+) -> Path:
+    """A copy of the small project as a DVC repository, its engine in the stage's process, which starts at once."""
+    folder = tmp_path / "project"
+    shutil.copytree(small_project, folder, ignore=shutil.ignore_patterns("train", ".tracking", "evaluate"))
+    write_params(folder, {"engine": {"kind": "transformers"}, "train": {"iterations": ITERATIONS}})
+    (folder / "dvc.yaml").write_text(DONE)
+    lay_dvc(folder)
+    return folder
+
+
+def artifacts(prefix: str) -> dict[str, str]:
+    with get_client(sync_client=True) as client:
+        found = client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(like_=f"{prefix}%")))
+    return {str(artifact.key): str(artifact.data) for artifact in found}
+
+
+def test_the_table_has_a_row_per_finished_iteration(tmp_path: Path) -> None:
+    lines = [{"iteration": 0, "rollout/success": 0.25, "update/tokens": 7}, {"iteration": 1, "rollout/success": 0.5}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rows = scores(tmp_path)
+    assert [(row["iteration"], row["rollout/success"], row["reward/total"]) for row in rows] == [
+        (0, 0.25, None),
+        (1, 0.5, None),
+    ]
+    assert all("update/tokens" not in row for row in rows)
+
+
+def test_a_training_shows_its_scores_and_its_model_leads_to_its_trajectories(
+    prefect_api: str, project: Path, start: Any, inside: Callable[[Path], AbstractContextManager[None]]
+) -> None:
+    folder = project / load(project / "params.yaml").places.training(RunId.parse(LABEL))
+    command = TRAIN.format(folder=str(project), further=FURTHER)
+    out, errors = start("-c", command, PREFECT_API_URL=prefect_api, TMPDIR=str(project.parent)).communicate()
+    finished = checkpoint.progress(folder / "checkpoint")
+    assert finished is not None, out + errors
+    assert finished.iterations == ITERATIONS
+    rows = json.loads(artifacts("scores-ppo-")[f"scores-{LABEL}"])
+    assert [row["iteration"] for row in rows] == list(range(ITERATIONS))
+    run_id = (folder / "mlflow_run_id").read_text()
+    assert f"/#/runs/{run_id}" in artifacts("mlflow-ppo-")[f"mlflow-{LABEL}"]
+    shown = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db").get_run(run_id)
+    assert (shown.info.run_name, json.loads(shown.data.tags["overrides"])) == (LABEL, FURTHER)
+    assert shown.data.params["credit.lam"] == "0.5"
+
+    trajectories = sha256(folder / "trajectories")
+    shutil.rmtree(folder)
+    console = Console(width=300, file=io.StringIO(), record=True)
+    with inside(project):
+        lineage(LABEL, console)
+        [line] = [line for line in console.export_text().splitlines() if "get them" in line]
+        command = shlex.split(line.partition("get them ")[2])
+        subprocess.run([sys.executable, "-m", *command], check=True)
+        assert sha256(Path(command[-1])) == trajectories

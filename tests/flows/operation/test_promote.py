@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -14,20 +13,18 @@ import pytest
 from mlflow import MlflowClient
 from prefect.client.orchestration import get_client
 
+from agent_r1.evaluation.comparison import latest_folder
 from agent_r1.files import write_text
 from agent_r1.params import load
-from agent_r1.records import Prediction, Trajectory
-from agent_r1.tables import write_rows
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Outpaced, Version
-from flows.operation.promote import PROMOTION, crown, gate, latest, measure, previous, promote, promote_here
+from flows.operation.promote import PROMOTION, crown, gate, measure, previous, promote_here
+from tests.flows.operation.evaluations import ASKED, write_evaluation
 
 Inside = Callable[[Path], AbstractContextManager[None]]
 WriteParams = Callable[[Path, dict[str, Any]], None]
 Register = Callable[[str], Version]
-N = 100
-HASHES = {"questions": "q", "passages": "p", "index": "i", "prompt": "t", "protocol": "tool_call", "limits": "l"}
-EQUAL, BETTER = 60, 75  # questions of N that are answered right
+EQUAL, BETTER = 60, 75  # questions that are answered right
 
 
 @pytest.fixture(autouse=True)
@@ -42,27 +39,6 @@ def register(register_descriptor: Callable[..., Version]) -> Register:
     """Registers a run's policy by its hash; its folder has gone."""
     policy = "outputs/gone/checkpoint/policy"
     return lambda letter: register_descriptor(letter * 64, f"run_{letter}", policy=policy)
-
-
-def write_evaluation(folder: Path, version: Version, right: int, **hashes: str) -> None:
-    """Writes what `flows.evaluate` would of an agent that answers the first `right` of N questions."""
-    row = Prediction(
-        run=version.name,
-        seed=0,
-        policy_version=1,
-        question_id="",
-        answer="Tesk",
-        success=1.0,
-        facts={},
-        steps=1,
-        tool_calls=0,
-        tokens_read=1,
-        tokens_sampled=1,
-    )
-    rows = [dataclasses.replace(row, question_id=f"q{i}", success=float(i < right)) for i in range(N)]
-    write_rows(folder / "predictions.parquet", rows, Prediction)
-    write_rows(folder / "trajectories.parquet", [], Trajectory)
-    write_text(folder / "hashes.json", json.dumps({**HASHES, "policy": version.descriptor.policy_hash, **hashes}))
 
 
 class Evaluations:
@@ -99,7 +75,7 @@ def test_the_better_one_takes_the_place_and_its_run_says_why(
 ) -> None:
     decision = gate(challenger.reference, Evaluations({1: EQUAL, 2: BETTER}))
     assert decision
-    assert (decision.promoted, decision.questions, current()) == (True, N, 2)
+    assert (decision.promoted, decision.questions, current()) == (True, ASKED, 2)
     client = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db")
     run = client.get_run(challenger.descriptor.mlflow_run_id)
     assert run.data.tags["promotion"] == "promoted"
@@ -125,15 +101,6 @@ def test_an_equal_one_is_refused_with_the_numbers_and_that_is_no_error(
     assert current() == 1
     client = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db")
     assert client.get_run(challenger.descriptor.mlflow_run_id).data.tags["promotion"] == "refused"
-
-
-def test_the_flow_decides_the_same(
-    prefect_api: str, champion: Version, challenger: Version, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    evaluations = Evaluations({1: EQUAL, 2: BETTER})
-    monkeypatch.setattr("flows.operation.promote.run_command", lambda stage, *arguments: evaluations(arguments))
-    promote(challenger.reference)
-    assert current() == 2
 
 
 def test_only_what_is_missing_is_evaluated(champion: Version, challenger: Version) -> None:
@@ -242,7 +209,7 @@ def test_a_failed_evaluation_leaves_nothing_and_older_ones_are_removed(
     made = [measure(champion, "atlas", load(), evaluations) for _ in range(5)]
     assert sorted(home.iterdir()) == made[-3:] == sorted(made)[-3:]
     assert evaluations.asked[0] == ["models:/agent_r1/1", "atlas"]
-    assert latest(champion, load().places) is None  # of all data sets there is none
+    assert latest_folder(champion, load().places) is None  # of all data sets there is none
 
 
 def test_what_a_killed_evaluation_left_is_removed_and_not_taken_over(champion: Version) -> None:

@@ -119,22 +119,17 @@ def test_a_policy_is_brought_back_after_its_folder_was_trained_again(project: Pa
     assert sha256(folder_of(first)) == first.descriptor.policy_hash
 
 
-def test_mlflow_alone_is_enough_to_find_the_copy(project: Path, register: Register) -> None:
-    version = register()
-    Path(version.descriptor.dvc_file).unlink()
-    forget(version)
-    write_policy(POLICY, "second")
-    assert sha256(folder_of(version)) == version.descriptor.policy_hash
-
-
-def test_dvc_finds_its_files_of_policies_and_a_policy_comes_back_from_a_remote(
-    project: Path, register: Register, tmp_path_factory: pytest.TempPathFactory
+@pytest.mark.parametrize("held_by", ["cache", "remote"])
+def test_mlflow_alone_is_enough_to_find_the_copy(
+    project: Path, register: Register, tmp_path_factory: pytest.TempPathFactory, held_by: str
 ) -> None:
     version = register()
-    dvc("remote", "add", "--default", "elsewhere", str(tmp_path_factory.mktemp("remote")))
-    dvc("gc", "--workspace", "--force")
-    dvc("push")
-    shutil.rmtree(".dvc/cache")
+    if held_by == "remote":
+        dvc("remote", "add", "--default", "elsewhere", str(tmp_path_factory.mktemp("remote")))
+        dvc("gc", "--workspace", "--force")  # DVC finds its files of policies
+        dvc("push")
+        shutil.rmtree(".dvc/cache")
+    Path(version.descriptor.dvc_file).unlink()
     forget(version)
     write_policy(POLICY, "second")
     assert sha256(folder_of(version)) == version.descriptor.policy_hash
@@ -293,17 +288,13 @@ def test_a_label_means_what_the_trainings_folder_holds(project: Path, register: 
     assert version_of("ppo", load()) == second
 
 
-def test_another_seeds_folder_with_the_same_policy_is_the_same_version(project: Path, register: Register) -> None:
-    """`--seed 0` is what `ppo` has anyway."""
-    version = register()
-    shutil.copytree(POLICY, "outputs/train/ppo-seed0/checkpoint/policy")
-    assert version_of("ppo-seed0", load()) == version
-
-
-def test_an_unknown_label_is_refused(project: Path, register: Register) -> None:
+def test_a_label_is_that_of_a_folder_or_of_a_version_or_refused(project: Path, register: Register) -> None:
+    """`--seed 0` is what `ppo` has anyway: another seed's folder with the same policy is the same version."""
     with pytest.raises(ValueError, match="there is no registered model 'grpo'; the registry is empty"):
         version_of("grpo", load())
-    register(label="ppo_long")
+    version = register(label="ppo_long")
+    shutil.copytree(POLICY, "outputs/train/ppo-seed0/checkpoint/policy")
+    assert version_of("ppo-seed0", load()) == version
     with pytest.raises(ValueError, match="there is no registered model 'ppo_lang'; did you mean 'ppo_long'"):
         version_of("ppo_lang", load())
 

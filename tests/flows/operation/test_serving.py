@@ -1,4 +1,7 @@
-"""`make serve` for real: server, worker and deployments of a project whose stages are short scripts."""
+"""`make serve` for real: server, worker and deployments of a project whose stages are short scripts.
+
+Then the refusals of servers and ports, with what the user is told to do.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +27,11 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling
 
+from agent_r1.tracking import views
 from flows.operation.deploy import SILENCE_S
-from flows.operation.serving import own_password
+from flows.operation.serving import own_password, require_free, require_server
+from flows.processes import api_on
+from tests.answering import answering
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 400.0
@@ -33,8 +41,7 @@ import json, os, pathlib, time
 from agent_r1.params import load
 from agent_r1.records import Question
 from agent_r1.tables import write_rows
-from flows.accelerator import accelerator
-from flows.stage import run_stage
+from flows.stage import accelerator, run_stage
 
 def train(run, fresh):
     folder = pathlib.Path("outputs/train") / run.label
@@ -70,11 +77,11 @@ def evaluation(models: list[str] | None = None, dataset: str | None = None) -> N
 DONE = "stages: {prepare: {cmd: 'true'}, index: {cmd: 'true'}, warm_start: {cmd: 'true'}}"
 
 
-def free_ports() -> tuple[int, int]:
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.1", 0))
-        return one.getsockname()[1], other.getsockname()[1]
+@contextmanager
+def bound() -> Iterator[int]:
+    """A port that is taken; nothing answers there."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        yield taken.getsockname()[1]
 
 
 def wait_for(condition: Callable[[], Any]) -> Any:
@@ -154,7 +161,8 @@ def project(
 
 @pytest.fixture(scope="module")
 def served(project: Path) -> Iterator[Served]:
-    prefect_port, mlflow_port = free_ports()
+    with bound() as prefect_port, bound() as mlflow_port:
+        pass
     own = dict.fromkeys(("TMPDIR", "AGENT_R1_LOCKS"), str(project))
     ports = ["--prefect-port", str(prefect_port), "--mlflow-port", str(mlflow_port)]
     with (project / "said").open("w") as said_file:
@@ -283,12 +291,67 @@ def test_an_interrupt_ends_everything(served: Served) -> None:
 
 
 def test_a_port_in_use_is_refused_before_anything_is_started(project: Path, start_in: Any) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+    with bound() as port:
         refused = start_in(project, "serving", "--mlflow-port", str(port))
         _, errors = refused.communicate()
     assert refused.returncode == 1
     assert f"port {port} of 127.0.0.1 cannot be used" in errors
     assert working_in(project) == {}
+
+
+@contextmanager
+def a_version(body: str) -> Iterator[str]:
+    """The API URL of a server that answers every request with this body."""
+    with answering(lambda _: (200, body.encode())) as url:
+        yield f"{url}/api"
+
+
+def test_a_port_in_use_is_named_with_the_remedy() -> None:
+    with bound() as port:
+        message = rf"port {port} of 127\.0\.0\.1 .*in use.*; end the program .* make serve MLFLOW_PORT={port + 1}"
+        with pytest.raises(ValueError, match=message):
+            require_free(port, "MLFLOW_PORT")
+    require_free(port, "MLFLOW_PORT")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ('"2.20.1"', rf" is Prefect 2\.20\.1, and this project has {version('prefect')}; run the same minor version"),
+        ("<html>", " is no Prefect server; it should end in /api"),
+    ],
+)
+def test_a_server_of_another_kind_or_version_is_refused(body: str, message: str) -> None:
+    with a_version(body) as url, pytest.raises(ValueError, match=rf"{url}{message}"):
+        require_server(url)
+
+
+def test_a_patch_release_is_accepted() -> None:
+    major, minor, _ = version("prefect").split(".")
+    with a_version(f'"{major}.{minor}.999"') as url:
+        require_server(url)
+
+
+def test_a_server_that_does_not_answer_is_named() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # and does not listen
+        url = api_on(silent.getsockname()[1])
+        with pytest.raises(OSError, match=rf"no Prefect server answers at PREFECT_API_URL {url} .*; start it there"):
+            require_server(url.replace("://", "://me:secret@"))
+
+
+@pytest.mark.parametrize(
+    ("environment", "address"),
+    [
+        ({}, "http://127.0.0.1:5001"),
+        ({"MLFLOW_TRACKING_URI": "sqlite:///x.db"}, "http://127.0.0.1:5001"),
+        ({"MLFLOW_TRACKING_URI": "https://me:secret@mlflow.example"}, "https://mlflow.example"),
+        ({"MLFLOW_TRACKING_URI": "http://a", "AGENT_R1_MLFLOW_UI": "http://b"}, "http://b"),
+    ],
+)
+def test_where_a_browser_finds_mlflow(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], address: str
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert views.address(5001) == address

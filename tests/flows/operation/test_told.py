@@ -22,15 +22,16 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, LogFilter, LogFilterFlowRunId
 
 from agent_r1.files import write_text
-from agent_r1.params import Params, load
-from agent_r1.records import Prediction, Question, Trajectory
+from agent_r1.params import load
+from agent_r1.records import Question
 from agent_r1.tables import write_rows
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Version
+from tests.flows.operation.evaluations import ASKED, write_evaluation
 
 ROOT = Path(__file__).parents[3]
-N = 100
-RIGHT = {1: 60, 2: 58, 3: 80}  # version -> questions of N that it answers right
+Inside = Callable[[Path], AbstractContextManager[None]]
+RIGHT = {1: 60, 2: 58, 3: 80}  # version -> questions that it answers right
 DVC = """
 import json
 
@@ -77,38 +78,11 @@ PARAMETERS: dict[str, dict[str, Any]] = {  # in this order; the gate decides onc
 }
 
 
-def write_evaluation(version: Version, questions: list[Question], settings: Params) -> None:
-    """Writes what `flows.evaluate` would of an agent that answers the first of the questions right."""
-    rows = [
-        Prediction(
-            run=version.name,
-            seed=0,
-            policy_version=1,
-            question_id=question.question_id,
-            answer="Tesk",
-            success=float(place < RIGHT[version.number]),
-            facts={"em": float(place < RIGHT[version.number])},
-            steps=1,
-            tool_calls=0,
-            tokens_read=1,
-            tokens_sampled=1,
-        )
-        for place, question in enumerate(questions)
-    ]
-    folder = Path("asked") / str(version.number)
-    hashes = {"questions": "q", "protocol": "tool_call", "limits": "l", "policy": version.descriptor.policy_hash}
-    write_rows(folder / "predictions.parquet", rows, Prediction)
-    write_rows(folder / "trajectories.parquet", [], Trajectory)
-    write_text(folder / "hashes.json", json.dumps(hashes))
-    write_text(folder / "mlflow_run_id", version.descriptor.mlflow_run_id)
-    write_text(folder / "scores.json", json.dumps({"aborted": 0.0}))
-
-
 @pytest.fixture(scope="module")
 def project(
     tmp_path_factory: pytest.TempPathFactory,
     write_params: Callable[..., None],
-    inside: Callable[[Path], AbstractContextManager[None]],
+    inside: Inside,
     register_descriptor: Callable[..., Version],
 ) -> Path:
     """A champion, an equal and a better challenger; short scripts stand where the stages and DVC do."""
@@ -123,7 +97,7 @@ def project(
     with inside(folder):
         settings = load()
         plain: dict[str, Any] = {"dataset": "atlas", "split": "test", "text": "?", "answers": ["Tesk"], "strata": {}}
-        questions = [Question(question_id=f"q{i}", gold_titles=[], **plain) for i in range(N)]
+        questions = [Question(question_id=f"q{i}", gold_titles=[], **plain) for i in range(ASKED)]
         write_rows(settings.places.questions, questions, Question)
         versions = [
             register_descriptor(letter * 64, f"run_{letter}", policy="outputs/gone/checkpoint/policy")
@@ -131,7 +105,10 @@ def project(
         ]
         registry.promote(versions[0], expected=None)
         for version in versions:
-            write_evaluation(version, questions, settings)
+            evaluated = Path("asked") / str(version.number)
+            write_evaluation(evaluated, version, RIGHT[version.number])
+            write_text(evaluated / "mlflow_run_id", version.descriptor.mlflow_run_id)
+            write_text(evaluated / "scores.json", json.dumps({"aborted": 0.0}))
     return folder
 
 
@@ -193,7 +170,12 @@ def test_a_warning_of_a_stage_is_one_on_the_page(client: SyncPrefectClient, ran:
     assert [log.level for log in logs if log.message == "entropy has fallen"] == [30]
 
 
-def test_the_last_state_says_what_came_of_it(client: SyncPrefectClient, ran: dict[str, UUID]) -> None:
+def test_the_last_state_says_what_came_of_it(
+    client: SyncPrefectClient,
+    ran: dict[str, UUID],
+    project: Path,
+    inside: Inside,
+) -> None:
     score = "exact match 0.600 [0.510, 0.680] on 100 questions"
     assert state_of(client, ran["nightly"]) == ("Completed", f"agent_r1-v1: {score}")
     assert state_of(client, ran["training"]) == (
@@ -202,6 +184,8 @@ def test_the_last_state_says_what_came_of_it(client: SyncPrefectClient, ran: dic
     )
     name, message = state_of(client, ran["promote"])
     assert name == "Promoted"
+    with inside(project):
+        assert registry.find(registry.THE_CHAMPION).number == 3
     assert message.startswith("promoted: +0.200 [+0.120, +0.280], the lower bound +0.120 of the difference is above")
     _, message = state_of(client, ran["after-training"])
     assert message.startswith(

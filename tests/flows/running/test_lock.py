@@ -15,14 +15,14 @@ import yaml
 
 from agent_r1.params.places import RunId
 from agent_r1.params.sections import override
-from flows.accelerator import accelerator, own_folder
 from flows.evaluate import EvaluationRequest, evaluate
+from flows.stage import accelerator, own_folder
 from flows.train import train
 from flows.warm_start import warm_start
 
 HOLD = """
 import logging, sys
-from flows.accelerator import accelerator
+from flows.stage import accelerator
 
 logging.basicConfig(level=logging.INFO)
 with accelerator(1):

@@ -14,7 +14,7 @@ from flows import terminal
 def test_how_many_episodes_are_over_is_a_line_of_a_terminal(monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> None:
     written = io.StringIO()
     monkeypatch.setattr(terminal, "TERMINAL", Console(file=written, force_terminal=is_terminal, width=80))
-    with terminal.episodes_shown("evaluate ppo", 3) as over:
+    with terminal.counted("evaluate ppo", 3) as over:
         over()
         over()
     assert ("evaluate ppo" in written.getvalue() and "2/3" in written.getvalue()) == is_terminal

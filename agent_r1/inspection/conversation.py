@@ -11,9 +11,9 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol, Self
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.padding import Padding
@@ -25,7 +25,7 @@ from agent_r1.faults import WorldFault
 from agent_r1.harmless import harmless
 from agent_r1.http.endpoint import Endpoint
 from agent_r1.inspection.agent import Agent
-from agent_r1.inspection.wire import Card, Cards, Event, Limits
+from agent_r1.inspection.wire import Cards, Event, Limits
 from agent_r1.records import CallStatus, Outcome, StopReason
 from agent_r1.rollout.episode import StepView
 
@@ -33,18 +33,53 @@ LABEL = 8  # columns
 CALL, ANSWER, THOUGHT, QUIET, FAULT = "bold cyan", "bold green", "dim italic", "dim", "yellow"
 
 
-class Asking(Protocol):
-    """An agent, here or remote, that answers questions."""
+@dataclass(frozen=True, slots=True)
+class Answerer:
+    """An agent that answers questions, in this process or elsewhere."""
 
     title: str  # a name for people
     limits: Limits
-
-    def ask(self, text: str) -> Iterator[StepView]:
-        """The steps of the question's episode. Raises ValueError if it has none."""
-        ...
+    ask: Callable[[str], Iterator[StepView]]  # the steps of a question's episode; ValueError if it has none
 
 
-def chat(opening: AbstractContextManager[Asking], question: str | None) -> None:
+@contextlib.contextmanager
+def here(opening: AbstractContextManager[Agent], seed: int, title: str) -> Iterator[Answerer]:
+    """An agent in this process. A repeated question is sampled anew; the seed matters at temperatures above 0."""
+    asked: Counter[str] = Counter()
+    with opening as agent:
+
+        def ask(text: str) -> Iterator[StepView]:
+            asked[text] += 1
+            return agent.ask(text, seed=seed, sample=asked[text] - 1)
+
+        yield Answerer(title, Limits.of(agent.shared.limits), ask)
+
+
+@contextlib.contextmanager
+def elsewhere(endpoint: Endpoint, name: str | None) -> Iterator[Answerer]:
+    """An agent behind `agent_r1.inspection.served`. Raises ValueError if it has another name.
+
+    To ask raises ValueError if the agent refuses, WorldFault if it fails.
+    """
+    [card] = endpoint.describe(Cards).data
+    if name not in (None, card.id):
+        raise ValueError(f"the agent at {endpoint.url} is called {harmless(card.id)!r}, not {name!r}")
+
+    def ask(text: str) -> Iterator[StepView]:
+        for said in endpoint.stream({"model": card.id, "messages": [{"role": "user", "content": text}]}):
+            event = endpoint.read(said, Event)
+            if event.error:
+                raise WorldFault(f"the agent at {endpoint.url}: {harmless(event.error.message)}")
+            if event.agent_r1:
+                yield event.agent_r1
+                if event.agent_r1.outcome:
+                    return
+        raise WorldFault(f"the agent at {endpoint.url} ends without a step that ends the episode")
+
+    yield Answerer(f"{card.id} at {endpoint.url}", card.limits, ask)
+
+
+def chat(opening: AbstractContextManager[Answerer], question: str | None) -> None:
     """Answers one question, or typed questions, or the lines of standard input if that is no terminal.
 
     `opening` loads the agent. Its title is shown first.
@@ -53,78 +88,23 @@ def chat(opening: AbstractContextManager[Asking], question: str | None) -> None:
     console = Console(highlight=False, force_terminal=None if at_keyboard or question is not None else False)
     with contextlib.ExitStack() as stack:
         with console.status("loading"):
-            session = stack.enter_context(opening)
-        screen = Screen(console, session.limits)
-        screen.say(f"{session.title} answers{'; Ctrl-D ends' if at_keyboard else ''}", QUIET)
+            agent = stack.enter_context(opening)
+        screen = Screen(console, agent.limits)
+        screen.say(f"{agent.title} answers{'; Ctrl-D ends' if at_keyboard else ''}", QUIET)
         lines: Iterable[str] = sys.stdin if question is None else [question]
         if at_keyboard:
             lines = typed(console)
-        converse(session, screen, filter(None, map(str.strip, lines)), echo=not at_keyboard)
+        converse(agent, screen, filter(None, map(str.strip, lines)), echo=not at_keyboard)
 
 
-class Session:
-    """Questions to one agent. The seed matters at temperatures above 0."""
-
-    def __init__(self, agent: Agent, seed: int, title: str) -> None:
-        self.title = title
-        self.limits = Limits.of(agent.shared.limits)
-        self._agent, self._seed = agent, seed
-        self._asked: Counter[str] = Counter()
-
-    def ask(self, text: str) -> Iterator[StepView]:
-        """The steps of the question's episode. A repeated question is sampled anew."""
-        sample = self._asked[text]
-        self._asked[text] += 1
-        return self._agent.ask(text, seed=self._seed, sample=sample)
-
-    @classmethod
-    @contextlib.contextmanager
-    def opened(cls, agent: AbstractContextManager[Agent], seed: int, title: str) -> Iterator[Self]:
-        """Opens the agent for the length of the conversation."""
-        with agent as found:
-            yield cls(found, seed, title)
-
-
-class Remote:
-    """Questions to an agent that somebody serves; see `agent_r1.inspection.served`."""
-
-    def __init__(self, endpoint: Endpoint, card: Card) -> None:
-        self.title = f"{card.id} at {endpoint.url}"
-        self.limits = card.limits
-        self._endpoint, self._name = endpoint, card.id
-
-    def ask(self, text: str) -> Iterator[StepView]:
-        """The steps as they arrive. Raises ValueError if the agent refuses, WorldFault if it fails."""
-        body = {"model": self._name, "messages": [{"role": "user", "content": text}]}
-        for said in self._endpoint.stream(body):
-            event = self._endpoint.read(said, Event)
-            if event.error:
-                raise WorldFault(f"the agent at {self._endpoint.url}: {harmless(event.error.message)}")
-            if event.agent_r1:
-                yield event.agent_r1
-                if event.agent_r1.outcome:
-                    return
-        raise WorldFault(f"the agent at {self._endpoint.url} ends without a step that ends the episode")
-
-    @classmethod
-    @contextlib.contextmanager
-    def opened(cls, endpoint: Endpoint, name: str | None) -> Iterator[Self]:
-        """Finds the agent of an endpoint. Raises ValueError if it has another name."""
-        [card] = endpoint.describe(Cards).data
-        if name not in (None, card.id):
-            raise ValueError(f"the agent at {endpoint.url} is called {harmless(card.id)!r}, not {name!r}")
-        yield cls(endpoint, card)
-
-
-def converse(session: Asking, screen: Screen, questions: Iterable[str], *, echo: bool) -> None:
+def converse(agent: Answerer, screen: Screen, questions: Iterable[str], *, echo: bool) -> None:
     """Asks the questions in turn and shows their episodes, or why a question was refused."""
     for text in questions:
         if echo:
             screen.question(text)
-        started = time.perf_counter()
-        views = []
+        started, views = time.perf_counter(), list[StepView]()
         try:
-            for view in screen.waiting(session.ask(text)):
+            for view in screen.waiting(agent.ask(text)):
                 screen.step(view)
                 views.append(view)
         except ValueError as refusal:
@@ -198,18 +178,17 @@ class Screen:
         self.console.print()
 
     def _action(self, view: StepView) -> None:
-        parsed = parse_action(view.action, self._limits.parallel_calls)
-        if parsed.problem and not view.step.calls:  # nothing was asked for, such as in a summary
-            self._labelled("says", view.action.strip(), THOUGHT)
-            return
-        if parsed.problem:
-            self._labelled("says", f"{view.action.strip()} ({parsed.problem})", FAULT)
+        parsed, said = parse_action(view.action, self._limits.parallel_calls), view.action.strip()
+        if parsed.problem:  # an action without calls was asked for none, such as a summary
+            called = bool(view.step.calls)
+            self._labelled("says", f"{said} ({parsed.problem})" if called else said, FAULT if called else THOUGHT)
             return
         if parsed.thought:
             self._labelled("thought", parsed.thought, THOUGHT)
         if parsed.answer is not None:
             self._labelled("answer", parsed.answer or "(empty)", ANSWER)
-        for call in () if parsed.answer is not None else view.step.calls:
+            return
+        for call in view.step.calls:
             failure = "" if call.status is CallStatus.OK else f" ({call.status})"
             self._labelled(call.tool, shown_arguments(call.arguments) + failure, CALL)
 

@@ -36,8 +36,8 @@ def advantage_comparison(
     """The share of tokens with an advantage, and the agreement with other credits of the same trajectories.
 
     Returns:
-        `advantage/kept_share`: of the trajectories, those that are kept.
-        `advantage/nonzero_share`: of the tokens after the first prompt of all trajectories, kept or not.
+        `advantage/kept_share`: the share of kept trajectories.
+        `advantage/nonzero_share`: a share of the tokens after the first prompt of all trajectories, kept or not.
         `advantage/correlation`: Pearson's, at the action tokens of the trajectories that both keep; NaN without such
         tokens, or if one side is constant.
     """

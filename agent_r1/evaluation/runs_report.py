@@ -1,4 +1,4 @@
-"""The report of single runs: one Markdown page, two pictures, and small files for DVC."""
+"""The report of single runs: a Markdown page with pictures, and small files for DVC."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ from agent_r1.evaluation.comparison import (
 from agent_r1.evaluation.plots import SAMPLED, Curve, Curves, final_scores, learning_curves
 from agent_r1.evaluation.scores import SUCCESS, outcomes, score
 from agent_r1.evaluation.statistics import Interval, paired_difference
-from agent_r1.evaluation.transcript import PlainText, examples
+from agent_r1.evaluation.transcript import examples
 from agent_r1.files import replaced_folder, write_text
 from agent_r1.harmless import in_markdown
 from agent_r1.params.stages import EvaluateParams
-from agent_r1.records import Question, words_of
+from agent_r1.records import Decode, Question, words_of
 
 CURVES_PNG, FINAL_PNG = "learning_curves.png", "final_scores.png"
 ABSENT = "n/a"
+DRAWN = {SUCCESS: SAMPLED, "reward": "reward/total"}  # file -> metric
+DECIMALS = 4
 STRATA = {"hops": "number of hops", "kind": "kind of question"}  # in words, if the name is not enough
 
 AgentScores = Mapping[str, Mapping[str, float]]  # agent -> its scores, see `score`
@@ -38,7 +40,7 @@ def render(
     evaluations: Sequence[Evaluation],
     curves: Curves,
     questions: Sequence[Question],
-    decode: PlainText,
+    decode: Decode,
     folder: Path,
     params: EvaluateParams,
 ) -> dict[str, Interval]:
@@ -85,25 +87,27 @@ def differences_table(agents: Sequence[str], references: Sequence[str], cell: Ca
 
 def _tables(scores: AgentScores, questions: Sequence[Question]) -> list[str]:
     """All measures by data set and by the first stratum, success by the other strata, then tokens."""
-    word, [first, *others] = words_of(questions).right.capitalize(), [*strata_of(questions), ""]
-    datasets, answered = _strata(scores, "dataset_"), any("f1" in row for row in scores.values())
+
+    def by(stratum: str, titles: Mapping[str, str]) -> list[str]:
+        values = _strata(scores, stratum)
+        return [part for title, measure in titles.items() for part in (title, _table(scores, measure, values))]
+
+    word, strata = words_of(questions).right.capitalize(), strata_of(questions)
+    first, answered = strata[0] if strata else "", any("f1" in row for row in scores.values())
     graded = {f"### {word}": SUCCESS} | ({"### F1": "f1"} if answered else {})
-    by_dataset = [part for title, key in graded.items() for part in (title, _table(scores, key, datasets))]
-    with_calls = graded | {"### Tool calls per question" if answered else "### Calls per question": "tool_calls"}
-    tokens = ("tokens_read", "tokens_sampled")
-    rows = [[_agent(name, row), *(_cell(row, key, 1) for key in tokens)] for name, row in scores.items()]
+    calls = {"### Tool calls per question" if answered else "### Calls per question": "tool_calls"}
+    tokens = [
+        [_agent(name, row), *(_cell(row, key, 1) for key in ("tokens_read", "tokens_sampled"))]
+        for name, row in scores.items()
+    ]
     return [
-        *(["## Scores by data set", *by_dataset] if datasets else []),
+        *(["## Scores by data set", *by("dataset", graded)] if _strata(scores, "dataset") else []),
         f"## Scores by {STRATA.get(first, first)}" if first else "## Scores",
-        *(part for title, key in with_calls.items() for part in (title, _table(scores, key, _strata(scores, first)))),
-        *(
-            part
-            for name in others[:-1]
-            for part in (f"## {word} by {STRATA.get(name, name)}", _table(scores, SUCCESS, _strata(scores, name)))
-        ),
+        *by(first, graded | calls),
+        *(part for name in strata[1:] for part in by(name, {f"## {word} by {STRATA.get(name, name)}": SUCCESS})),
         "## Tokens per question",
         "Sampled tokens are the policy's actions; all others it reads. Each counts once, as with a cache.",
-        markdown_table(["agent", "read", "sampled"], rows),
+        markdown_table(["agent", "read", "sampled"], tokens),
     ]
 
 
@@ -113,10 +117,9 @@ def strata_of(questions: Sequence[Question]) -> list[str]:
 
 
 def _strata(scores: AgentScores, name: str) -> list[str]:
-    """The values of a stratum in order. Data sets have none if there is only one."""
-    found = {
-        key.split("/")[1] for row in scores.values() for key in row if name and key.startswith(f"questions/{name}_")
-    }
+    """The values of a stratum in order. A single data set is none."""
+    start = f"questions/{name}_"
+    found = {key.split("/")[1] for row in scores.values() for key in row if name and key.startswith(start)}
     return sorted(found, key=in_order)
 
 
@@ -124,6 +127,11 @@ def in_order(stratum: str) -> tuple[int, str]:
     """A sort key: numbers by size, other strata by letters."""
     number = re.match(r"\w*?_(\d+)", stratum)
     return (int(number[1]) if number else 0, stratum)
+
+
+def stratum_title(stratum: str) -> str:
+    name, _, value = stratum.partition("_")
+    return in_markdown(value) if name != "hops" else f"{value} hop" if value == "1" else f"{value} hops"
 
 
 def _table(scores: AgentScores, measure: str, strata: Sequence[str]) -> str:
@@ -138,9 +146,8 @@ def _agent(name: str, row: Mapping[str, float]) -> str:
     return f"`{name}`{aborted}"
 
 
-def stratum_title(stratum: str) -> str:
-    name, _, value = stratum.partition("_")
-    return in_markdown(value) if name != "hops" else f"{value} hop" if value == "1" else f"{value} hops"
+def _cell(scores: Mapping[str, float], key: str, decimals: int = 3) -> str:
+    return mean_cell(interval_of(scores, key), decimals) if key in scores else ABSENT
 
 
 def _differences(evaluations: Sequence[Evaluation], references: Sequence[str], params: EvaluateParams) -> str:
@@ -153,14 +160,6 @@ def _differences(evaluations: Sequence[Evaluation], references: Sequence[str], p
         return difference_cell(paired_difference(*values, params.bootstrap_samples, params.seed))
 
     return differences_table(list(by_name), references, cell)
-
-
-def _cell(scores: Mapping[str, float], key: str, decimals: int = 3) -> str:
-    return mean_cell(interval_of(scores, key), decimals) if key in scores else ABSENT
-
-
-DRAWN = {SUCCESS: SAMPLED, "reward": "reward/total"}  # file -> metric
-DECIMALS = 4
 
 
 def write_scores(folder: Path, scores: Mapping[str, Interval]) -> None:
@@ -188,8 +187,6 @@ def write_curves(folder: Path, curves: Mapping[str, Sequence[Curve]]) -> None:
 def _means(seeds: Sequence[Curve], metric: str) -> dict[int, float]:
     """The mean of the seeds by iteration, if all have a value."""
     values = defaultdict[int, list[float]](list)
-    for rows in seeds:
-        for row in rows:
-            if metric in row:
-                values[int(row["iteration"])].append(row[metric])
+    for row in (row for rows in seeds for row in rows if metric in row):
+        values[int(row["iteration"])].append(row[metric])
     return {each: round(sum(of) / len(of), DECIMALS) for each, of in values.items() if len(of) == len(seeds)}

@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from agent_r1.answers import contains, normalize
-from agent_r1.data import world
+from agent_r1.data.atlas import POOLS, World, build_world, draw_names, tell
 from agent_r1.data.questions import look_up
-from agent_r1.data.world import POOLS, World, draw_names
 from agent_r1.params.prepare import AtlasParams, PrepareParams
 from agent_r1.records import Passage
 from agent_r1.search.base import Search
@@ -48,7 +47,7 @@ def test_a_capital_lies_in_its_country(atlas: World) -> None:
 
 
 def test_a_passage_tells_every_fact_of_its_entity_briefly(atlas: World) -> None:
-    passages = world.tell(atlas, seed=3)
+    passages = tell(atlas, seed=3)
     assert [passage.title for passage in passages] == list(atlas.facts)
     assert len({passage.passage_id for passage in passages}) == len(passages)
     for passage in passages:
@@ -59,7 +58,7 @@ def test_a_passage_tells_every_fact_of_its_entity_briefly(atlas: World) -> None:
 
 def test_a_value_always_follows_a_space(atlas: World) -> None:
     """Then a byte-level tokenizer writes it as in a question, and copying it is copying tokens."""
-    for passage in world.tell(atlas, seed=3):
+    for passage in tell(atlas, seed=3):
         for value in atlas.facts[passage.title].values():
             places = [match.start() for match in re.finditer(rf"\b{value}\b", passage.text)]
             assert places
@@ -67,17 +66,17 @@ def test_a_value_always_follows_a_space(atlas: World) -> None:
 
 
 def test_a_seed_is_a_world(atlas: World, atlas_params: AtlasParams) -> None:
-    assert world.build_world(atlas_params, 3) == atlas
-    assert world.build_world(atlas_params, 4).facts != atlas.facts
-    assert world.tell(atlas, 3) == world.tell(atlas, 3)
+    assert build_world(atlas_params, 3) == atlas
+    assert build_world(atlas_params, 4).facts != atlas.facts
+    assert tell(atlas, 3) == tell(atlas, 3)
 
 
 def test_search_finds_what_a_hop_asks_about(
     prepare_params: PrepareParams, bm25_index: Callable[[Sequence[Passage]], Search]
 ) -> None:
     """BM25, top 2, over the default world: at least 99 % of all correct queries."""
-    default = world.build_world(prepare_params.atlas, prepare_params.seed)
-    index = bm25_index(world.tell(default, prepare_params.seed))
+    default = build_world(prepare_params.atlas, prepare_params.seed)
+    index = bm25_index(tell(default, prepare_params.seed))
     hops = [look_up(default.facts, entity, relation) for entity, facts in default.facts.items() for relation in facts]
     found = index.search([hop.query for hop in hops], k=2)
     seen = [hop.entity in [passage.title for passage in result] for hop, result in zip(hops, found, strict=True)]
@@ -86,7 +85,7 @@ def test_search_finds_what_a_hop_asks_about(
 
 def test_a_world_that_cannot_be_is_refused(atlas_params: AtlasParams) -> None:
     with pytest.raises(ValueError, match="cities 10 cannot give 11 countries a capital each; raise cities to 11"):
-        world.build_world(atlas_params.model_copy(update={"countries": 11}), 0)
+        build_world(atlas_params.model_copy(update={"countries": 11}), 0)
 
 
 def everything(kind: str) -> list[str]:

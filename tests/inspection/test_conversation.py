@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from agent_r1.inspection.chat import Screen, passage
+from agent_r1.inspection.conversation import Screen, passage
 from agent_r1.inspection.wire import Limits
 from agent_r1.records import Call, CallStatus, Outcome, Step, StopReason
 from agent_r1.rollout.episode import StepView
@@ -15,6 +15,10 @@ from agent_r1.rollout.episode import StepView
 LIMITS = Limits(max_steps=5, max_tokens=512, parallel_calls=1)
 THOUGHT = "The director first."
 CALL = f'<think>{THOUGHT}</think><tool_call>{{"name": "search", "arguments": {{"query": "Low Tide"}}}}</tool_call>'
+ARGUMENTS = '{"a": 1, "b": "x"}'
+SEEK = f'<tool_call>{{"name": "seek", "arguments": {ARGUMENTS}}}</tool_call>'
+BROKEN, NO_JSON = "<think>x</think><tool_call>{</tool_call>", "the tool call is not valid JSON"
+MALFORMED = Call(tool="", arguments="", status=CallStatus.MALFORMED)
 FOUND = "Low Tide: Low Tide is a film by Mara Quill.\nMara Quill: Mara Quill was born in Tesk."
 
 
@@ -22,23 +26,15 @@ def view(
     action: str,
     observation: str = "",
     *,
-    tool: str = "",
-    arguments: str = "",
-    call_status: CallStatus = CallStatus.NONE,
+    call: Call | None = None,
+    stop_reason: StopReason = StopReason.END,
     outcome: Outcome | None = None,
     answer: str = "",
-    stop_reason: StopReason = StopReason.END,
     fault: str = "",
 ) -> StepView:
-    step = Step(
-        action_start=40,
-        action_stop=104,
-        stop_reason=stop_reason,
-        calls=[] if call_status is CallStatus.NONE else [Call(tool=tool, arguments=arguments, status=call_status)],
-        rewards={},
-    )
+    calls = [call] if call else []
     return StepView(
-        step=step,
+        step=Step(action_start=40, action_stop=104, stop_reason=stop_reason, calls=calls, rewards={}),
         action=action,
         observations=(observation,) if observation else (),
         outcome=outcome,
@@ -49,14 +45,8 @@ def view(
 
 
 def search(observation: str = FOUND, query: str = "Low Tide", outcome: Outcome | None = None) -> StepView:
-    return view(
-        CALL,
-        observation,
-        tool="search",
-        arguments=f'{{"query": "{query}"}}',
-        call_status=CallStatus.OK,
-        outcome=outcome,
-    )
+    call = Call(tool="search", arguments=f'{{"query": "{query}"}}', status=CallStatus.OK)
+    return view(CALL, observation, call=call, outcome=outcome)
 
 
 def shown(*views: StepView, terminal: bool = False, width: int = 40) -> str:
@@ -106,7 +96,7 @@ def test_a_terminal_cuts_passages_to_its_width_and_styles_parts() -> None:
             "the reply leaves no room for another action in 512 tokens (env.max_tokens)",
         ),
         (
-            view("hm", call_status=CallStatus.MALFORMED, outcome=Outcome.MALFORMED),
+            view("hm", call=MALFORMED, outcome=Outcome.MALFORMED),
             "the last of 5 steps is neither a tool call nor an answer (env.max_steps)",
         ),
         (view("hm", outcome=Outcome.ABORTED, fault="it is down"), "it is down"),
@@ -116,38 +106,30 @@ def test_an_episode_without_an_answer_says_why(last: StepView, reason: str) -> N
     assert f"  none    no answer: {reason}" in shown(last).splitlines()
 
 
-def test_a_malformed_action_is_shown_as_it_is() -> None:
-    broken = "<think>x</think><tool_call>{</tool_call>"
-    reply = "Error: the tool call is not valid JSON. Write it."
-    assert shown(view(broken, reply, call_status=CallStatus.MALFORMED)).splitlines() == [
-        f"  says    {broken} (the tool call is not valid JSON)",
-        f"  reply   {reply}",
-    ]
-
-
-def test_a_cut_action_says_so() -> None:
-    assert "          (cut after 64 tokens)" in shown(view("<think>on and", stop_reason=StopReason.LENGTH)).splitlines()
-
-
-def test_a_call_that_fails_says_how() -> None:
-    action = '<tool_call>{"name": "seek", "arguments": {"a": 1, "b": "x"}}</tool_call>'
-    failed = view(
-        action,
-        "Error: there is no tool 'seek'",
-        tool="seek",
-        arguments='{"a": 1, "b": "x"}',
-        call_status=CallStatus.UNKNOWN_TOOL,
-    )
-    assert shown(failed).splitlines() == [
-        "  seek    a = 1, b = x (unknown_tool)",
-        "  reply   Error: there is no tool 'seek'",
-    ]
-
-
-def test_an_empty_answer_is_an_answer() -> None:
-    text = shown(view("<answer></answer>", outcome=Outcome.ANSWERED))
-    assert "  answer  (empty)" in text
-    assert "no answer" not in text
+@pytest.mark.parametrize(
+    ("step", "lines"),
+    [
+        (
+            view(BROKEN, f"Error: {NO_JSON}.", call=MALFORMED),
+            [f"  says    {BROKEN} ({NO_JSON})", f"  reply   Error: {NO_JSON}."],
+        ),
+        (
+            view("<think>on and", stop_reason=StopReason.LENGTH),
+            ["  says    <think>on and", "          (cut after 64 tokens)"],
+        ),
+        (
+            view(SEEK, "Error: no 'seek'", call=Call(tool="seek", arguments=ARGUMENTS, status=CallStatus.UNKNOWN_TOOL)),
+            ["  seek    a = 1, b = x (unknown_tool)", "  reply   Error: no 'seek'"],
+        ),
+        (
+            view("<answer></answer>", outcome=Outcome.ANSWERED),
+            ["  answer  (empty)", "  1 step, 0 calls, 200 tokens, 1.2 s", ""],
+        ),
+    ],
+    ids=["malformed", "cut", "failed", "empty"],
+)
+def test_an_action_is_shown_as_it_is(step: StepView, lines: list[str]) -> None:
+    assert shown(step).splitlines() == lines
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -163,8 +145,8 @@ def test_escape_sequences_do_not_reach_the_terminal(terminal: bool) -> None:
     """In a passage, a query and a thought: colours, a new title, a cleared screen, C1 controls, reversed text."""
     evil = "\x1b[31mred\x1b]0;title\x07\x1b[2J\x9b1m over\u202eback\x08"
     action = CALL.replace(THOUGHT, f"{evil}\r...")
-    call = view(action, f"T: {evil}", tool="search", arguments='{"query": "\\u001b[31mq"}', call_status=CallStatus.OK)
-    text = shown(call, terminal=terminal, width=120)
+    call = Call(tool="search", arguments='{"query": "\\u001b[31mq"}', status=CallStatus.OK)
+    text = shown(view(action, f"T: {evil}", call=call), terminal=terminal, width=120)
     assert "\ufffd[31mred\ufffd]0;title\ufffd\ufffd[2J\ufffd1m overback\ufffd" in text
     assert "\ufffd[31mq" in text
     assert not set("\x07\x08\r\x9b\u202e") & set(text)

@@ -1,21 +1,21 @@
 """Games by the protocol of RAGEN (arXiv 2504.20073): several moves in one action, within so many turns and moves.
 
 An action is `<think>...</think><answer>Up || Left</answer>`; the names of moves are read without case. Different from
-RAGEN on purpose: a reply is never rewritten, no thought is begun for the policy, what is wrong with an action is always
-told, and its penalty is no part of the game but the reward `failed_call`. The chance of a game is the episode's own: a
-group shares the board and not the ice. The rules are told in our own words.
+RAGEN on purpose: a reply is never rewritten, no thought is begun for the policy, every fault of an action is told, and
+its penalty is no part of the game but the reward `failed_call`. The chance of a game is the episode's own: a group
+shares the board and not the ice. The rules are told in our own words.
 """
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple
 
 from agent_r1.envs.base import Env, Transition, parse_action
 from agent_r1.games import bandit, lake, sokoban
-from agent_r1.games.rules import Cell
+from agent_r1.games.rules import Game
 from agent_r1.params.env import EnvParams
 from agent_r1.records import Call, CallStatus, Outcome
 
@@ -24,73 +24,33 @@ FORMAT = f"<think> [Your thoughts] </think> <answer> [moves, joined by {SEPARATO
 _SHOWN = 40  # characters of a move that is unknown
 
 
-class Game(Protocol):
-    """Something that is played by moves."""
-
-    @property
-    def moves(self) -> tuple[str, ...]:
-        """All moves of the game, the same in every state."""
-
-    @property
-    def done(self) -> bool:
-        """True if the game is over."""
-
-    @property
-    def won(self) -> bool:
-        """Whether it is over as it should be."""
-
-    def play(self, move: str) -> float:
-        """Makes a move, and returns its reward."""
-
-    def grid(self) -> list[str]:
-        """What there is to see, row by row."""
-
-    def places(self) -> dict[str, list[Cell]]:
-        """Where everything is, by its name."""
-
-
-class Told(NamedTuple):
-    """A game and what its player is told of it."""
+class PlayedGame(NamedTuple):
+    """A game, and the words in which its player is told of it."""
 
     open: Callable[[str, random.Random], Game]  # by its setup
     rules: str
-    symbols: Mapping[str, str] = {}  # the cells of its grid; none where it has no grid
+    symbols: str = ""  # the cells of its grid, if it has one
     most_moves: int | None = None  # after which it is over
 
 
 GAMES = {
-    "bandit": Told(
+    "bandit": PlayedGame(
         lambda setup, rng: bandit.Game(bandit.Board.read(setup), rng),
         "You are playing a bandit game with two arms. How much an arm pays, and how surely, goes with its name. Pull "
         "the arm that you expect to pay more on average.",
         most_moves=1,
     ),
-    "frozen_lake": Told(
+    "frozen_lake": PlayedGame(
         lambda setup, rng: lake.Game(lake.Board.read(setup), rng),
         "You are solving the FrozenLake puzzle. Walk over the ice to the goal and stay out of the holes. The ice may "
         "be slippery: then a move can take you to one of its sides.",
-        {
-            "P": "player",
-            "_": "ice",
-            "O": "hole",
-            "G": "goal",
-            "X": "player in a hole",
-            "√": "player on the goal",
-        },
+        "P: player, _: ice, O: hole, G: goal, X: player in a hole, √: player on the goal",
     ),
-    "sokoban": Told(
+    "sokoban": PlayedGame(
         lambda setup, rng: sokoban.Game(sokoban.Board.read(setup), rng),
         "You are solving the Sokoban puzzle. Push every box onto a target. You push a box by walking against it; it "
         "goes neither into a wall nor into another box, and you cannot pull it.",
-        {
-            "#": "wall",
-            "_": "empty",
-            "O": "target",
-            "√": "box on target",
-            "X": "box",
-            "P": "player",
-            "S": "player on target",
-        },
+        "#: wall, _: empty, O: target, √: box on target, X: box, P: player, S: player on target",
     ),
 }
 
@@ -100,7 +60,7 @@ class Style(NamedTuple):
 
     system: str  # the system message
     user: str  # the first user message, before the first turn
-    turn: str  # what opens a turn
+    turn: str  # opens a turn
     reward: str = ""  # of the turn before
     nothing: str = ""  # told after an action without a valid move
     coordinates: bool = False  # of everything, beside the grid
@@ -122,12 +82,12 @@ STYLES = {
 }
 
 
-class Turns(Env):
+class GameEnv(Env):
     """One game, in at most `limits.max_steps` actions and `limits.games.moves` moves.
 
-    An action's moves are made in turn; each is a call of `move`. One that is unknown is BAD_ARGUMENTS and passed over,
-    those beyond `moves_per_step`, beyond the moves left, and after the end are not made and are no calls. An action
-    without any move is MALFORMED. What of it was not done is told with the next state.
+    An action's moves are made in turn, each a call of `move`. An unknown move is BAD_ARGUMENTS and passed over. Moves
+    beyond `moves_per_step`, beyond the moves left, and after the end are not made and are no calls. An action without
+    any move is MALFORMED. The next state tells which moves were not made, and why.
 
     Rewards, unweighted: on every step `env`, the sum of its moves' rewards, and `think`, 1.0 for a thought before
     moves; on the last step `success`, 1.0 where the game is won. The episode is ENDED where the game is over; else, out
@@ -138,39 +98,42 @@ class Turns(Env):
 
     def __init__(self, name: str, setup: str, limits: EnvParams, seed: int = 0) -> None:
         """The game of this name in GAMES, from its setup; `seed` is of its chance."""
-        told, settings = GAMES[name], limits.games
+        played, settings = GAMES[name], limits.games
         if settings.moves > settings.moves_per_step * limits.max_steps:
             raise ValueError(
                 f"env.games.moves {settings.moves} has no effect: env.max_steps {limits.max_steps} times "
                 f"moves_per_step {settings.moves_per_step} are fewer; lower it, or raise one of the two"
             )
-        self.game = told.open(setup, random.Random(seed))
+        self.game = played.open(setup, random.Random(seed))
         self.moves_per_step, self.steps_left = settings.moves_per_step, limits.max_steps
-        self.moves_left = min(settings.moves, told.most_moves or settings.moves)
+        self.moves_left = min(settings.moves, played.most_moves or settings.moves)
         self._max_steps, self._moves = limits.max_steps, {move.casefold(): move for move in self.game.moves}
-        self._style, self._symbols = STYLES[settings.protocol], told.symbols
-        told_first = {"name": name, "rules": self._rules(told)}
+        self._style, self._symbols = STYLES[settings.protocol], played.symbols
+        told_first = {"name": name, "rules": self._rules(played)}
         self.system = " ".join(filter(None, [self._style.system.format(**told_first), limits.instructions]))
         self.user = self._style.user.format(**told_first) + self._turn()
 
     async def step(self, action: str) -> Transition:
         """Takes an action's text, without its end token."""
-        if self.game.done or not self.steps_left or not self.moves_left:
+        if self._is_over():
             raise RuntimeError("the episode is over: no step is left")
         self.steps_left -= 1
         parsed = parse_action(action)
         asked = [each.strip() for each in (parsed.answer or "").split(SEPARATOR) if each.strip()]
         calls, earned = self._make(asked[: self.moves_per_step])
         rewards = {"env": earned, "think": float(bool(parsed.thought and asked))}
-        if self.game.done or not self.steps_left or not self.moves_left:
+        if self._is_over():
             limit = Outcome.TURN_LIMIT if asked else Outcome.MALFORMED
             outcome = Outcome.ENDED if self.game.done else limit
             return Transition(outcome=outcome, calls=calls, rewards=rewards | {"success": float(self.game.won)})
         said = self._style.reward.format(reward=round(earned, 6)) + self._amiss(asked, calls, parsed.problem)
         return Transition(observations=(said + self._turn(),), calls=calls, rewards=rewards)
 
+    def _is_over(self) -> bool:
+        return self.game.done or not self.steps_left or not self.moves_left
+
     def _make(self, asked: list[str]) -> tuple[tuple[Call, ...], float]:
-        """The calls that the moves are, and the sum of their rewards."""
+        """Makes the moves; returns a call for each, and the sum of their rewards."""
         if not asked:
             return (Call(status=CallStatus.MALFORMED),), 0.0
         calls, earned = list[Call](), 0.0
@@ -186,7 +149,7 @@ class Turns(Env):
         return tuple(calls), earned
 
     def _amiss(self, asked: list[str], calls: tuple[Call, ...], problem: str) -> str:
-        """What of an action was not done, a line for each reason."""
+        """The parts of an action that were not done, a line for each reason."""
         if not asked:
             return f"{self._style.nothing}{problem or 'there is no move in the answer'}. Write {FORMAT}.\n"
         unknown = [name for name in asked[: len(calls)] if name.casefold() not in self._moves]
@@ -197,12 +160,10 @@ class Turns(Env):
             lines.append(f"{surplus} further moves were not made: {self.moves_per_step} are the most in one answer.\n")
         return "".join(lines)
 
-    def _rules(self, told: Told) -> str:
-        """The instruction: rules, symbols, moves, and how many there are."""
-        symbols = ", ".join(f"{cell}: {meaning}" for cell, meaning in told.symbols.items())
-        meaning = f"\nThe meaning of each symbol in the state is:\n{symbols}" if symbols else ""
+    def _rules(self, game: PlayedGame) -> str:
+        meaning = f"\nThe meaning of each symbol in the state is:\n{game.symbols}" if game.symbols else ""
         return (
-            f"{told.rules}{meaning}\nYour available actions are:\n{', '.join(self.game.moves)}\n"
+            f"{game.rules}{meaning}\nYour available actions are:\n{', '.join(self.game.moves)}\n"
             f'You can make up to {self.moves_left} actions, separated by the action separator " {SEPARATOR} "\n'
         )
 

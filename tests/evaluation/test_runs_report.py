@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from agent_r1.evaluation.comparison import Evaluation, differences_of_setting, read_evaluation
-from agent_r1.evaluation.report import render
+from agent_r1.evaluation.runs_report import render, write_curves, write_scores
+from agent_r1.evaluation.statistics import Interval
 from agent_r1.params.stages import EvaluateParams
 from agent_r1.records import Prediction, Question, Trajectory
 from agent_r1.tables import write_rows
@@ -81,6 +82,17 @@ def test_tables_by_hand(page: str) -> None:
     assert "| agent | all | bridge | lookup |" in page
 
 
+def test_a_mixture_is_scored_by_data_set(
+    evaluations: list[Evaluation], questions: list[Question], tmp_path: Path, decode: Any, draws: EvaluateParams
+) -> None:
+    """ppo is right on q1 of atlas's q0 and q1, and on both of musique's."""
+    mixed = [*questions[:2], *(dataclasses.replace(question, dataset="musique") for question in questions[2:])]
+    render(evaluations, CURVES, mixed, decode, tmp_path, draws)
+    table = (tmp_path / "report.md").read_text().split("## Scores by data set\n\n### Exact match\n\n")[1]
+    assert table.startswith("| agent | all | atlas | musique |")
+    assert "| `ppo` | 0.750 [0.25, 1.00] | 0.500 [0.00, 1.00] | 1.000 [1.00, 1.00] |" in table
+
+
 def test_tokens_are_a_table_with_one_decimal(page: str, evaluations: list[Evaluation]) -> None:
     rows = page.split("## Tokens per question")[1].split("\n## ")[0]
     sampled = [prediction.tokens_sampled for prediction in evaluations[0].predictions]
@@ -125,23 +137,16 @@ def test_three_examples(page: str) -> None:
     assert "(q0)?" in wrong
 
 
-def test_alike_settings_get_no_warning(page: str) -> None:
-    assert "Not measured alike" not in page
-
-
-def test_other_hashes_are_said_on_the_page(evaluations: list[Evaluation], rendered: Any) -> None:
-    evaluations[2] = dataclasses.replace(evaluations[2], hashes={**evaluations[2].hashes, "prompt": "other"})
-    assert differences_of_setting(evaluations) == {"prompt": [["ppo", "base_tool_call"], ["naive_rag"]]}
-    page = rendered(evaluations, CURVES)
+def test_other_hashes_and_questions_are_said_on_the_page(evaluations: list[Evaluation], rendered: Any) -> None:
+    assert "Not measured alike" not in rendered(evaluations, CURVES)
+    other = dataclasses.replace(evaluations[2], hashes={**evaluations[2].hashes, "prompt": "other"})
+    assert differences_of_setting([*evaluations[:2], other]) == {"prompt": [["ppo", "base_tool_call"], ["naive_rag"]]}
+    fewer = dataclasses.replace(evaluations[1], predictions=evaluations[1].predictions[:2])
+    page = rendered([evaluations[0], fewer, other], CURVES)
     assert "> **Not measured alike.**" in page
     assert "> - prompt: `ppo`, `base_tool_call` / `naive_rag`" in page
-
-
-def test_other_questions_are_not_compared(evaluations: list[Evaluation], rendered: Any) -> None:
-    evaluations[1] = dataclasses.replace(evaluations[1], predictions=evaluations[1].predictions[:2])
-    page = rendered(evaluations, CURVES)
     assert "> - questions asked: `ppo`, `naive_rag` / `base_tool_call`" in page
-    assert "| `base_tool_call` | n/a | n/a |" in page
+    assert "| `base_tool_call` | n/a | n/a |" in page, "other questions are not compared"
 
 
 def test_aborted_episodes_stand_beside_the_score(
@@ -163,3 +168,26 @@ def test_an_evaluation_reads_back(evaluations: list[Evaluation], tmp_path: Path)
     found = read_evaluation("ppo", tmp_path)
     assert (found.predictions, found.hashes) == (ours.predictions, ours.hashes)
     assert found.trajectories[0].token_ids.tolist() == ours.trajectories[0].token_ids.tolist()
+
+
+def test_scores_are_of_the_agents_there_are(tmp_path: Path) -> None:
+    folder = tmp_path / "scores"
+    write_scores(folder, {"gone": Interval(mean=0.5, low=0.5, high=0.5)})
+    write_scores(folder, {"ppo": Interval(mean=2 / 3, low=0.5, high=0.75)})
+    assert [path.name for path in folder.iterdir()] == ["ppo.json"]
+    found = json.loads((folder / "ppo.json").read_text())
+    assert found == {"lower": 0.5, "success": 0.6667, "upper": 0.75}
+    assert list(found) == sorted(found)  # as DVC shows them
+
+
+def test_a_curve_is_the_mean_of_the_seeds_that_have_it(tmp_path: Path) -> None:
+    """Of ppo's two seeds one is an iteration ahead; short has ended before."""
+    two = [
+        [{"iteration": i, "rollout/success": success} for i in range(stop)] for stop, success in ((3, 0.2), (2, 0.4))
+    ]
+    write_curves(tmp_path, {"ppo": two, "short": [[{"iteration": 0, "rollout/success": 1.0, "reward/total": -1.0}]]})
+    assert json.loads((tmp_path / "success.json").read_text()) == [
+        {"iteration": 0, "ppo": 0.3, "short": 1.0},
+        {"iteration": 1, "ppo": 0.3, "short": None},
+    ]
+    assert json.loads((tmp_path / "reward.json").read_text()) == [{"iteration": 0, "ppo": None, "short": -1.0}]

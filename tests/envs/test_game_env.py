@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent_r1.envs.base import Transition
-from agent_r1.envs.turns import GAMES, STYLES, Turns
+from agent_r1.envs.game_env import GAMES, STYLES, GameEnv
 from agent_r1.games import bandit, lake, sokoban
 from agent_r1.params import SHIPPED, load
 from agent_r1.params.env import EnvParams
@@ -29,11 +29,11 @@ def limits(max_steps: int = 5, **games: Any) -> EnvParams:
     return validated(EnvParams, override(load(SHIPPED).env.model_dump(), changes), "env")
 
 
-def opened(setup: str = LAKE, name: str = "frozen_lake", max_steps: int = 5, **games: Any) -> Turns:
-    return Turns(name, setup, limits(max_steps, **games), seed=1)
+def opened(setup: str = LAKE, name: str = "frozen_lake", max_steps: int = 5, **games: Any) -> GameEnv:
+    return GameEnv(name, setup, limits(max_steps, **games), seed=1)
 
 
-def does(env: Turns, *answers: str) -> Transition:
+def does(env: GameEnv, *answers: str) -> Transition:
     """What the last of the answers leads to, each after a thought."""
     transitions = [asyncio.run(env.step(f"<think>so</think><answer>{answer}</answer>")) for answer in answers]
     return transitions[-1]
@@ -73,7 +73,7 @@ def test_the_opening_of_the_second_version_and_of_the_brief_one() -> None:
 
 def test_instructions_are_added_to_the_system_message() -> None:
     given = limits().model_copy(update={"instructions": "Think aloud."})
-    assert Turns("frozen_lake", LAKE, given).system == "You're a helpful assistant.  Think aloud."
+    assert GameEnv("frozen_lake", LAKE, given).system == "You're a helpful assistant.  Think aloud."
 
 
 def test_several_moves_in_one_action() -> None:
@@ -148,7 +148,7 @@ def test_the_chance_is_the_episodes_own() -> None:
     slippery = lake.Board(rows=("FFFFF", "FFSFF", "FFFFG"), intended=1 / 3).write()
 
     def ends(seed: int) -> str:
-        env = Turns("frozen_lake", slippery, limits(protocol="brief"), seed)
+        env = GameEnv("frozen_lake", slippery, limits(protocol="brief"), seed)
         return does(env, "Up || Left || Down").observations[0]
 
     assert [ends(seed) for seed in range(8)] == [ends(seed) for seed in range(8)]

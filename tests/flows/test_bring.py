@@ -1,0 +1,156 @@
+"""Outputs that another clone made: brought here by hashes that are checked, and told apart by what they are made of."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flows.dvc_files import DVC, require_dvc
+from flows.graph import bring, described, out_of_date, require_alike
+
+GRAPH = """
+stages:
+  prepare:
+    cmd: cp source.txt prepared.txt
+    params: [evaluate.questions]
+    deps: [source.txt]
+    outs: [prepared.txt]
+  train:
+    foreach: [a, b]
+    do:
+      cmd: mkdir -p trained/${item} && cp prepared.txt trained/${item}/policy
+      params: [evaluate]
+      deps: [prepared.txt]
+      outs: [{"trained/${item}": {persist: true}}]
+"""
+STAGES = ("prepare", "train@a")
+Hashes = dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def pushed(
+    tmp_path_factory: pytest.TempPathFactory, write_params: Callable[..., None], lay_dvc: Callable[..., None]
+) -> tuple[Path, Hashes, str]:
+    """A remote with the outputs of two stages, and a clone, `here`, that made the first alone.
+
+    And what the clone that made both has: the outputs' hashes, and its dvc.lock.
+    """
+    folder = tmp_path_factory.mktemp("clones")
+    there = folder / "there"
+    there.mkdir()
+    (there / "dvc.yaml").write_text(GRAPH)
+    (there / "source.txt").write_text("1\n")
+    write_params(there, {})
+    lay_dvc(there, "../../storage")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(there)
+        require_dvc("repro", "--quiet", "prepare")
+        shutil.copytree(there, folder / "here")
+        require_dvc("repro", "--quiet", "train@a")
+        require_dvc("push", *STAGES)
+        hashes = {path: md5 for each in described(*STAGES).values() for path, md5 in each.outs.items()}
+        return folder, hashes, Path("dvc.lock").read_text()
+
+
+@pytest.fixture
+def hashes(pushed: tuple[Path, Hashes, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hashes:
+    """Of the outputs of both stages; this process is in a copy of `here`."""
+    for name in ("here", "storage"):
+        shutil.copytree(pushed[0] / name, tmp_path / name)
+    monkeypatch.chdir(tmp_path / "here")
+    return pushed[1]
+
+
+def content() -> dict[str, bytes]:
+    """Of all files above this process's clone but DVC's own."""
+    files = (path for path in sorted(Path("..").rglob("*")) if path.is_file() and ".dvc/" not in str(path))
+    return {str(path): path.read_bytes() for path in files}
+
+
+def test_what_another_clone_made_is_up_to_date_here_once_it_is_committed(
+    hashes: Hashes, pushed: tuple[Path, Hashes, str]
+) -> None:
+    shutil.rmtree(".dvc/cache")
+    Path("prepared.txt").unlink()
+    before = Path("dvc.lock").read_bytes()
+    bring(described(*STAGES), hashes)
+    assert Path("prepared.txt").read_text() == Path("trained/a/policy").read_text() == "1\n"
+    assert Path("dvc.lock").read_bytes() == before
+    require_dvc("commit", "--force", "train@a")
+    assert Path("dvc.lock").read_text() == pushed[2]
+    assert not out_of_date(*STAGES)
+    said = subprocess.run([*DVC, "repro", "train@a"], check=True, capture_output=True, text=True).stdout
+    assert "didn't change" in said
+    assert "Running" not in said
+    Path("../storage").rename("../away")
+    bring(described(*STAGES), hashes)  # what is in its place is not asked for
+
+
+@pytest.mark.parametrize("md5", [None, 5, "", "../../../../etc/passwd", f"{'0' * 32}.dir\n", "\x1b[2J", "x" * 2**20])
+def test_what_is_no_hash_is_refused(hashes: Hashes, md5: object) -> None:
+    before = content()
+    with pytest.raises(ValueError, match=r"trained/a comes with no hash of DVC's but .*delete its flow run") as refused:
+        bring(described("train@a"), {**hashes, "trained/a": md5, "../a": "0" * 32})
+    assert "\x1b" not in str(refused.value)
+    assert content() == before
+
+
+def stored(md5: str) -> Path:
+    path = Path("../storage/files/md5") / md5[:2] / md5[2:]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def test_a_listing_that_leads_out_of_its_folder_is_refused(hashes: Hashes) -> None:
+    listing = json.dumps([{"md5": hashes["prepared.txt"], "relpath": "../../../escaped"}])
+    md5 = f"{hashlib.md5(listing.encode(), usedforsecurity=False).hexdigest()}.dir"
+    stored(md5).write_text(listing)
+    before = content()
+    with pytest.raises(ValueError, match=r"names .*escaped"):
+        bring(described("train@a"), {"trained/a": md5})
+    assert content() == before
+
+
+@pytest.mark.parametrize("fault", ["lost", "changed", "in the way"])
+def test_what_cannot_be_brought_is_said_and_dvc_lock_stays(hashes: Hashes, fault: str) -> None:
+    """The remote has no such output, or has other bytes under its hash, or somebody made it here."""
+    shutil.rmtree(".dvc/cache")
+    if fault == "lost":
+        hashes = {"trained/a": f"{'0' * 32}.dir"}
+    elif fault == "changed":
+        policy = stored(hashes["prepared.txt"])
+        policy.chmod(0o644)
+        policy.write_text("2\n")
+    else:
+        Path("trained/a").mkdir(parents=True)
+        Path("trained/a/policy").write_text("of an own training")
+    before = content()
+    with pytest.raises(OSError, match=r"trained/a could not be brought here from DVC's remote"):
+        bring(described("train@a"), hashes)
+    assert content() == before
+
+
+def test_two_clones_differ_in_names(hashes: Hashes, write_params: Callable[..., None]) -> None:
+    def found(**evaluate: object) -> dict[str, str]:
+        write_params(Path(), {"evaluate": evaluate})
+        return described("train@a")["train@a"].made_of
+
+    one, other = found(seed=1, history_kept=3), found(seed=2, history_kept=None)
+    assert {name for name in one | other if one.get(name) != other.get(name)} == {
+        "params.yaml.evaluate.seed",
+        "params.yaml.evaluate.history_kept",
+    }
+    with pytest.raises(ValueError, match=r"train@a is made of .*evaluate\.history_kept 3 -> null.*; bring both clones"):
+        require_alike("train@a", one, other)
+    files = {"its command": "cp", "data/index": "0", "x\x1b[2J.py": "0"}
+    require_alike("train@a", files, files)
+    require_alike("train@a", files, files | {"data/index": "1"}, but=["data/index/vocabulary", "x"])
+    require_alike("train@a", files, files | {"data/index": "1"}, but=["data"])
+    with pytest.raises(ValueError, match=r"x.\[2J\.py 0 -> none"):
+        require_alike("train@a", files, {"its command": "cp"}, but=["data", "x"])
