@@ -113,7 +113,7 @@ def policy_of(settings: Params, word: RunId | str) -> Policy:
         return _of_version(registry.find(word))
     if (folder := Path(word).expanduser()).is_dir():
         return _of_folder(word, folder)
-    if word.partition("-")[0] in settings.runs:
+    if "/" not in word and word.partition("-")[0] in settings.runs:
         return _of_run(settings, RunId.parse(word))
     if word.startswith((".", "/", "~")) or word.count("/") != 1:
         raise FileNotFoundError(f"there is no folder {word}; --model takes one, or a hub id such as owner/name")

@@ -65,6 +65,7 @@ def choose(
         ({"baseline": "base_tool_call"}, "base_tool_call", POLICIES[0], "tool_call"),
         ({"baseline": "gold_passages"}, "gold_passages", POLICIES[0], "gold_passages"),
         ({"baseline": "closed_book", "dataset": "atlas"}, "closed_book-atlas", POLICIES[0], "closed_book"),
+        ({"model": "ppo-lab/tiny"}, "ppo-lab--tiny", "ppo-lab/tiny", "tool_call"),
         ({"model": "Qwen/Qwen2.5-3B-Instruct"}, "Qwen--Qwen2.5-3B-Instruct", "Qwen/Qwen2.5-3B-Instruct", "tool_call"),
         (
             {"model": "others/mine/", "protocol": "closed_book"},
