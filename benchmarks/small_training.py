@@ -52,11 +52,11 @@ def train(steps: int, iterations: int, folder: Path) -> dict[str, Any]:
     save_merged(policy, model)
     tokenizer.save_pretrained(model)
     taught = time.perf_counter()
-    run = RunFolder(folder / "run", Identity.of(settings, settings.train))
+    run = RunFolder(folder / "run", Identity.of(settings, settings.train), settings.train)
     with (
-        run.opened(iterations, aside=folder / "aside") as opened,
+        run.opened(folder / "aside") as opened,
         Shared(settings.env, index) as shared,
-        Training(settings, settings.train, questions=questions, shared=shared, model=model, folder=opened) as training,
+        Training(settings, questions=questions, shared=shared, model=model, folder=opened) as training,
     ):
         iterate(training)
         history = opened.history()

@@ -1,4 +1,4 @@
-"""Policies that act: of a run, the warm start, a registered version, or any model from a folder or hub."""
+"""Policies that act, each named by one word: a training, a registered version, or any model from a folder or hub."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import yaml
 
-from agent_r1.files import sha256, write_text
+from agent_r1.files import model_hash, sha256, write_text
+from agent_r1.http.endpoint import Endpoint
 from agent_r1.learn import checkpoint
 from agent_r1.params import Params
 from agent_r1.params.places import RunId, adapter_in, policy_in
@@ -25,70 +26,33 @@ logger = logging.getLogger(__name__)
 class Policy:
     """Weights that act, and their origin."""
 
+    name: str  # `ppo-seed3`, `agent_r1-v3`, `warm_start`, `owner--name`
     title: str  # for people
-    path: str  # a Hugging Face folder or hub id
+    path: str  # a Hugging Face folder or hub id; with `elsewhere` the warm start, in whose tokens limits are counted
+    seed: int | None = None  # of its training; None if no stage made it
     updates: int = 0  # since the warm start
     run: RunId | None = None  # the training that made it, if known
     version: Version | None = None  # its registered version, if a reference named it
-
-    @classmethod
-    def of_run(cls, settings: Params, run: RunId) -> Policy:
-        """The latest policy of a run.
-
-        Raises FileNotFoundError if there is none, and ValueError if its files have changed.
-        """
-        settings.run(run)
-        folder = policy_in(settings.places.training(run))
-        progress = checkpoint.peek(folder.parent)
-        if progress is None:
-            command = f"agent-r1 train {' '.join(run.words)}"
-            raise FileNotFoundError(f"there is no checkpoint at {folder.parent}; train it first (`{command}`)")
-        checkpoint.require_whole(folder.parent, checkpoint.POLICY)
-        title = f"{run.label} after {progress.iterations} iterations"
-        return cls(title=title, path=str(folder), updates=progress.policy_version, run=run)
-
-    @classmethod
-    def of_warm_start(cls, settings: Params) -> Policy:
-        """The model that trainings start from."""
-        folder = settings.places.warm_start
-        if not folder.is_dir():
-            remedy = "make it (`dvc repro warm_start`), or name another model"
-            raise FileNotFoundError(f"there is no model at {folder}; {remedy}")
-        return cls(title="the warm start", path=str(folder))
-
-    @classmethod
-    def named(cls, model: str) -> Policy:
-        """A registered policy by its reference, such as `models:/agent_r1@champion`, or a model by folder or hub id.
-
-        Raises FileNotFoundError if there is no such folder. Raises ValueError if there is no such version, if its
-        policy has gone, or if the files of a checkpoint have changed.
-        """
-        if model.startswith(SCHEME):
-            version = registry.find(model)
-            title = f"version {version.number}, {version.descriptor.label}"
-            made = version.descriptor
-            run, updates = RunId(made.run, made.seed, made.sweep), made.policy_version
-            return cls(title=title, path=str(folder_of(version)), updates=updates, run=run, version=version)
-        folder = Path(model).expanduser()
-        if folder.is_dir():
-            missing = [name for name in ("config.json", "tokenizer_config.json") if not (folder / name).exists()]
-            if missing:
-                raise FileNotFoundError(f"{model} has no {missing[0]}; save a model and its tokenizer into one folder")
-            progress = checkpoint.peek(folder.parent)
-            if progress:
-                checkpoint.require_whole(folder.parent, checkpoint.POLICY)
-            return cls(title=model, path=str(folder), updates=progress.policy_version if progress else 0)
-        if model.startswith((".", "/", "~")) or model.count("/") != 1:
-            raise FileNotFoundError(f"there is no folder {model}; --model takes one, or a hub id such as owner/name")
-        return cls(title=model, path=model)
+    elsewhere: tuple[Endpoint, str] | None = None  # a server that has the model, and the model's name there
 
     @property
-    def name(self) -> str:
-        """A short name, such as `agent_r1-v3`, `ppo-seed3`, `warm_start`, `owner--name`."""
+    def known_as(self) -> str | None:
+        """The path that MLflow shows; None for runs and the warm start, which their parameters describe."""
         if self.version:
-            return self.version.name
-        folder = Path(self.path)
-        return self.run.label if self.run else folder.name if folder.is_dir() else plain_name(self.path)
+            return self.version.reference
+        return self.title if self.seed is None else None
+
+    def identity(self) -> str:
+        """The hash of its weights, or its title if a server has them.
+
+        Raises ValueError if the weights are no longer those of its registered version.
+        """
+        if self.elsewhere:
+            return self.title
+        found = model_hash(self.path)
+        if self.version and found != self.version.descriptor.policy_hash:
+            raise ValueError(f"{self.path} was changed while {self.version.reference} was evaluated; evaluate it again")
+        return found
 
     def as_trained(self, settings: Params) -> Params:
         """The settings with the `env` of the run that trained it; unchanged if params.yaml has no such run."""
@@ -134,41 +98,105 @@ class Policy:
         return None
 
 
+def policy_of(settings: Params, word: RunId | str) -> Policy:
+    """The policy that a word names; "" is the warm start.
+
+    A training is named by its RunId or label (`ppo-seed3`), a registered version by its reference
+    (`models:/agent_r1@champion`), and any other model by its folder or hub id. Raises FileNotFoundError if there is no
+    such policy, and ValueError if there is no such run or version, or if its files have changed.
+    """
+    if isinstance(word, RunId):
+        return _of_run(settings, word)
+    if not word:
+        return _warm_start(settings)
+    if word.startswith(SCHEME):
+        return _of_version(registry.find(word))
+    if (folder := Path(word).expanduser()).is_dir():
+        return _of_folder(word, folder)
+    if "/" not in word and word.partition("-")[0] in settings.runs:
+        return _of_run(settings, RunId.parse(word))
+    if word.startswith((".", "/", "~")) or word.count("/") != 1:
+        raise FileNotFoundError(f"there is no folder {word}; --model takes one, or a hub id such as owner/name")
+    return Policy(name=plain_name(word), title=word, path=word)
+
+
+def policy_at(settings: Params, url: str, model: str) -> Policy:
+    """The model with a name at an endpoint."""
+    limits, start = settings.engine.server, _warm_start(settings)
+    endpoint = Endpoint(url, timeout_s=limits.timeout_s, retries=limits.retries)
+    title = f"{model} at {endpoint.url}"
+    return Policy(name=plain_name(model), title=title, path=start.path, elsewhere=(endpoint, model))
+
+
+def _of_run(settings: Params, run: RunId) -> Policy:
+    """The latest policy of a run."""
+    seed, folder = settings.run(run).seed, policy_in(settings.places.training(run))
+    progress = checkpoint.peek(folder.parent)
+    if progress is None:
+        command = f"agent-r1 train {' '.join(run.words)}"
+        raise FileNotFoundError(f"there is no checkpoint at {folder.parent}; train it first (`{command}`)")
+    checkpoint.require_whole(folder.parent, checkpoint.POLICY)
+    title, updates = f"{run.label} after {progress.iterations} iterations", progress.policy_version
+    return Policy(name=run.label, title=title, path=str(folder), seed=seed, updates=updates, run=run)
+
+
+def _warm_start(settings: Params) -> Policy:
+    folder = settings.places.warm_start
+    if not folder.is_dir():
+        remedy = "make it (`dvc repro warm_start`), or name another model"
+        raise FileNotFoundError(f"there is no model at {folder}; {remedy}")
+    return Policy(name=folder.name, title="the warm start", path=str(folder), seed=settings.warm_start.seed)
+
+
+def _of_version(version: Version) -> Policy:
+    made = version.descriptor
+    return Policy(
+        name=version.name,
+        title=f"version {version.number}, {made.label}",
+        path=str(folder_of(version)),
+        seed=made.seed,
+        updates=made.policy_version,
+        run=RunId(made.run, made.seed, made.sweep),
+        version=version,
+    )
+
+
+def _of_folder(word: str, folder: Path) -> Policy:
+    if missing := [name for name in ("config.json", "tokenizer_config.json") if not (folder / name).exists()]:
+        raise FileNotFoundError(f"{word} has no {missing[0]}; save a model and its tokenizer into one folder")
+    progress = checkpoint.peek(folder.parent)
+    if progress:
+        checkpoint.require_whole(folder.parent, checkpoint.POLICY)
+    return Policy(name=folder.name, title=word, path=str(folder), updates=progress.policy_version if progress else 0)
+
+
 def plain_name(model: str) -> str:
     """A folder or hub id as a name without slashes."""
     return "--".join(part for part in Path(model).parts if part.strip("/."))
 
 
-def chosen(settings: Params, run: RunId | None, model: str | None) -> Policy:
-    """The policy of a training or of a model; the warm start if neither is named. Raises ValueError for both."""
-    if run and model:
-        raise ValueError("--run and --model each name a policy; give one of them")
-    if run:
-        return Policy.of_run(settings, run)
-    return Policy.named(model) if model else Policy.of_warm_start(settings)
-
-
-def version_of(model: str, settings: Params) -> Version:
-    """The registered version with a reference, or with the label of a training such as `ppo-seed3`.
+def version_of(word: str, settings: Params) -> Version:
+    """The registered version that a reference or a training's label (`ppo-seed3`) names.
 
     A label means the policy in the training's folder, or the latest version of that label if the folder is gone.
     """
-    if model.startswith(SCHEME):
-        return registry.find(model)
-    known, policy = registry.versions(), policy_in(settings.places.training(RunId.parse(model)))
+    if word.startswith(SCHEME):
+        return registry.find(word)
+    run, known = RunId.parse(word), registry.versions()
+    policy = policy_in(settings.places.training(run))
     if policy.is_dir():
         content = sha256(policy)
         found = [version for version in known if version.descriptor.policy_hash == content]
+        missing = f"{word}: the policy in {policy} is not registered; `agent-r1 register {' '.join(run.words)}` does"
     else:
-        found = [version for version in known if version.descriptor.label == model and not version.descriptor.sweep]
-    if found:
-        return found[-1]
-    if policy.is_dir():
-        words = " ".join(RunId.parse(model).words)
-        raise ValueError(f"{model}: the policy in {policy} is not registered; `agent-r1 register {words}` does")
-    labels = [version.descriptor.label for version in known]
-    found_none = nearest(model, labels) if labels else "; the registry is empty"
-    raise ValueError(f"there is no registered model {model!r}{found_none}")
+        found = [version for version in known if (version.descriptor.label, version.descriptor.sweep) == (word, "")]
+        labels = [version.descriptor.label for version in known]
+        missing = (
+            f"there is no registered model {word!r}{nearest(word, labels) if labels else '; the registry is empty'}"
+        )
+    if not found:
+        raise ValueError(missing)
+    return found[-1]
 
 
 def folder_of(version: Version) -> Path:

@@ -1,6 +1,6 @@
 """The ranks of a stage that learns. The leader starts the others, or a launcher has started all.
 
-A rank that ends early ends the others, whatever the cause, and its exit code becomes the stage's.
+A rank that ends early ends the others, and its exit code becomes the stage's.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from agent_r1.devices.meeting import Life, Place, host, joined, meet, require_al
 from agent_r1.devices.sharing import ALONE, Group, Ranks
 from agent_r1.files import sha256
 from agent_r1.params import fingerprint
+from agent_r1.params.sections import Section
 from agent_r1.params.stages import LearnerParams
 from flows.processes import HOST, end_with_parent
-from flows.stage import INTERRUPTED, TERMINATED, UNAVAILABLE, leave_code
+from flows.stage import INTERRUPTED, TERMINATED, UNAVAILABLE, leave_code, run_stage
 from flows.terminal import HarmlessFormatter
 
 CODE = Path(__file__).parents[1]  # the root of the code; the project in the current folder may be another
@@ -45,9 +46,9 @@ def leading(
 ) -> Iterator[Ranks]:
     """The ranks that share this process's learner while the block lasts; this process alone if params ask for one.
 
-    `command` starts another rank, `alike` gives the facts that must be equal in all, and all get the `seed`; None tells
-    them that there is nothing to do. Raises ValueError if this machine or the launcher does not fit the params, and
-    OSError if a rank is late or lost.
+    `command` is the stage's with its options. `alike` gives the facts that must be equal in all ranks. All get the
+    `seed`; None tells them that there is nothing to do. Raises ValueError if this machine or the launcher does not fit
+    the params, and OSError if a rank is late or lost.
     """
     place = given_place(params)
     if params.ranks == 1:
@@ -99,17 +100,24 @@ def following(params: LearnerParams, alike: Callable[[], Mapping[str, str]]) -> 
             raise
 
 
-def follows() -> bool:
-    """Whether this process was given a rank behind a leader."""
+def start(stage: Callable[..., None], follow: Callable[[], None], **parameters: object) -> None:
+    """Runs a stage with its parameters, or `follow` if this process was given a rank behind the leader."""
     place = Place.given()
-    return bool(place and place.rank)
+    if place and place.rank:
+        follow()
+    else:
+        run_stage(stage, **parameters)
 
 
-def alike(stage: str, parameters: str, model: str) -> dict[str, str]:
-    """Facts that all ranks of a stage must share, by name: the two given, and the hash of its code, and versions."""
+def facts_of(stage: str, parameters: Sequence[Section], model: str, begun: Path | None = None) -> dict[str, str]:
+    """The facts that all ranks of a stage must share, by name.
+
+    `model` is the hash of the model that it starts from, and `begun` the file that tells the run the leader began.
+    """
     return {
-        "parameters": parameters,
+        "parameters": fingerprint(*parameters),
         "model": model,
+        "folder of the run": fingerprint(begun.read_text()) if begun and begun.exists() else "nothing",
         "code": fingerprint(code_of(stage)),
         "Python": platform.python_version(),
         **{name: version(name) for name in ("torch", "transformers", "peft")},
@@ -164,7 +172,7 @@ def require_devices(params: LearnerParams) -> str:
 
 
 class Watch:
-    """Ends the leader when a rank is lost: like any fault, and by force if the leader is stuck."""
+    """Ends the leader when a rank is lost, as any fault does, and by force if it is stuck."""
 
     def __init__(self) -> None:
         self.processes: list[subprocess.Popen[bytes]] = []  # started here, rank 1 first
@@ -201,9 +209,9 @@ class Watch:
 
     @contextmanager
     def blamed(self) -> Iterator[None]:
-        """Turns a fault of communication into the fault of the rank that was lost, if one was.
+        """Turns a fault of communication into that of the rank that was lost, if one was.
 
-        Such a fault may also be the cause of another: a checkpoint takes it for a fault of the disk.
+        It may be the cause of another fault: a checkpoint takes it for one of the disk.
         """
         try:
             yield
@@ -249,13 +257,16 @@ def _started(ranks: int, command: Sequence[str], watch: Watch) -> Iterator[tuple
         probe.listen()
         port, listening = probe.getsockname()[1], probe.detach()
     if sys.platform == "linux":
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # else any machine can reach what they send each other
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # else any machine can reach their messages
     place = Place(rank=0, size=ranks, local_rank=0, address=HOST, port=port)
     try:
         for rank in range(1, ranks):
             own = Place(rank=rank, size=ranks, local_rank=rank, address=HOST, port=port).environment
             environment = {**os.environ, **own, LEADER: str(os.getpid())}
-            watch.processes.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL))
+            process = subprocess.Popen(
+                [sys.executable, "-m", "flows", *command], env=environment, stdin=subprocess.DEVNULL
+            )
+            watch.processes.append(process)
         threading.Thread(target=watch.look, name="ranks", daemon=True).start()
         yield place, listening
         with suppress(subprocess.TimeoutExpired):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -20,7 +19,7 @@ from agent_r1.files import load_pretrained, model_hash, sha256, write_text
 from agent_r1.learn import adapter, checkpoint, memory
 from agent_r1.learn.learner import learner_of
 from agent_r1.learn.model import load_tokenizer
-from agent_r1.params import Params, fingerprint
+from agent_r1.params import Params
 from agent_r1.params.places import RunId
 from agent_r1.params.train import TrainParams
 from agent_r1.pretrained import compute_dtype, default_device
@@ -35,8 +34,9 @@ from agent_r1.training.identity import START, Identity
 from agent_r1.training.loop import Training, Verb, iterate, leaves_work
 from agent_r1.training.questions import require_gold_titles
 from agent_r1.training.watch import reseeded
-from flows.ranks import alike, code_of, following, follows, given_place, leading
-from flows.stage import accelerator, run_stage, started_by_another, task
+from flows import ranks
+from flows.ranks import code_of, facts_of, following, given_place, leading
+from flows.stage import accelerator, started_by_another, task
 from flows.terminal import counted
 
 
@@ -63,22 +63,20 @@ def train(run: RunId, fresh: bool = False) -> None:
         index = open_index(settings.search, places.passages, places.index)
         shared = stack.enter_context(Shared(settings.env, index))
         identity = Identity.of(settings, config, inputs_of(settings, config, questions, shared), code_of("train"))
-        folder = RunFolder(places.training(run), identity)
-        replace_old = started_by_another()
-        stack.enter_context(folder.opened(config.iterations, aside=places.aside, fresh=fresh, replace=replace_old))
+        folder = RunFolder(places.training(run), identity, config)
+        stack.enter_context(folder.opened(places.aside, fresh=fresh, replace=started_by_another()))
         tracked = stack.enter_context(_tracked(run, settings, config, folder, identity.inputs))
-        learns = leaves_work(folder, config)
+        learns = leaves_work(folder)
         if learns or place:  # the ranks of a launcher wait to be told that there is nothing to do
             seed = reseeded(config.seed, folder.rollbacks) if learns else None
-            ours = partial(_alike, settings, config, folder.path)
-            with leading(settings.learner, _command(run), ours, seed) as ranks:
+            with leading(settings.learner, ("train", *run.words), partial(_facts, settings, run), seed) as group:
                 if learns:
                     model = places.warm_start
                     training = Training(
-                        settings, config, questions=questions, shared=shared, model=model, folder=folder, ranks=ranks
+                        settings, questions=questions, shared=shared, model=model, folder=folder, ranks=group
                     )
                     _learn(training, tracked, run.label)
-        folder.tidy(config.keep)
+        folder.tidy()
         checkpoint.complete(folder.checkpoint, _merging(settings))
         tracked.tag(CODE_TAG, folder.describe_code())
 
@@ -98,33 +96,22 @@ def _learn(opened: Training, tracked: tracking.Run, label: str) -> None:
 
 
 def start(run: RunId, *, fresh: bool = False) -> None:
-    """Runs the stage, or follows the leader if this process was given a rank behind one."""
-    if follows():
-        _follow(run)
-    else:
-        run_stage(train, run=run, fresh=fresh)
+    """Runs the stage, or follows its leader if this process was given a rank behind one."""
+    ranks.start(train, partial(_follow, run), run=run, fresh=fresh)
 
 
 def _follow(run: RunId) -> None:
     settings = params.load().of(run)
-    config, places = settings.run(run), settings.places
-    with following(settings.learner, partial(_alike, settings, config, places.training(run))) as (group, seed):
+    config, model = settings.run(run), settings.places.warm_start
+    with following(settings.learner, partial(_facts, settings, run)) as (group, seed):
         if seed is not None:
-            group.follow(learner_of(settings, config, places.warm_start, seed=seed, ranks=group))
+            group.follow(learner_of(settings, config, model, seed=seed, ranks=group))
 
 
-def _command(run: RunId) -> list[str]:
-    """Starts a follower of the training of a run."""
-    return [sys.executable, "-m", "flows", "train", *run.words]
-
-
-def _alike(settings: Params, config: TrainParams, folder: Path) -> dict[str, str]:
-    """Facts that all ranks must share, by name; the leader has taken up the run's folder before they are compared."""
-    start = folder / START
-    return {
-        **alike("train", fingerprint(settings, config), model_hash(str(settings.places.warm_start))),
-        "folder of the run": fingerprint(start.read_text()) if start.exists() else "nothing",
-    }
+def _facts(settings: Params, run: RunId) -> dict[str, str]:
+    """The facts that all ranks must share; the leader has taken up the run's folder before they are compared."""
+    parameters, places = (settings, settings.run(run)), settings.places
+    return facts_of("train", parameters, model_hash(str(places.warm_start)), places.training(run) / START)
 
 
 def _merging(settings: Params) -> Callable[[Path], None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import sys
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -15,7 +15,7 @@ from agent_r1.files import load_pretrained, locked, model_hash, remove_folder, r
 from agent_r1.learn import memory
 from agent_r1.learn.adapter import save_merged
 from agent_r1.learn.model import load_policy, load_tokenizer
-from agent_r1.params import Params, fingerprint
+from agent_r1.params import Params
 from agent_r1.params.places import RunId
 from agent_r1.params.sections import flatten
 from agent_r1.pretrained import compute_dtype, default_device
@@ -26,12 +26,11 @@ from agent_r1.tools.toolbox import require_own
 from agent_r1.training.identity import Identity
 from agent_r1.training.supervised import Unfinished
 from agent_r1.training.warm_start import train_on_demonstrations, train_with_leader
-from flows.ranks import alike, code_of, following, follows, given_place, leading
-from flows.stage import accelerator, run_stage
+from flows import ranks
+from flows.ranks import code_of, facts_of, following, given_place, leading
+from flows.stage import accelerator
 
 logger = logging.getLogger(__name__)
-
-COMMAND = (sys.executable, "-m", "flows", "warm_start")
 
 
 def warm_start() -> None:
@@ -51,10 +50,9 @@ def warm_start() -> None:
         if settings.model.path:
             _check_memory(settings, settings.model.path)
         if trains:
-            identity = _identity(settings)
-            ours = partial(_alike, settings, identity)
-            with leading(settings.learner, COMMAND, ours, settings.warm_start.seed) as ranks:
-                _train(settings, _unfinished(settings, identity), ranks)
+            unfinished, seed = _unfinished(settings), settings.warm_start.seed
+            with leading(settings.learner, ("warm_start",), _facts(settings, unfinished), seed) as group:
+                _train(settings, unfinished, group)
         else:
             tokenizer = load_tokenizer(settings.model.path)
             model = load_policy(settings.model.path, "auto", torch.device("cpu"))
@@ -66,7 +64,7 @@ def _trains(settings: Params) -> bool:
     return not settings.model.path or settings.warm_start.fine_tune
 
 
-def _train(settings: Params, unfinished: Unfinished, ranks: Ranks) -> None:
+def _train(settings: Params, unfinished: Unfinished, group: Ranks) -> None:
     places = settings.places
     with locked(places.warm_start.with_name(".warm_start.lock"), _refuse_another):
         model, tokenizer = train_on_demonstrations(
@@ -74,7 +72,7 @@ def _train(settings: Params, unfinished: Unfinished, ranks: Ranks) -> None:
             [row for row in read_rows(places.questions, Question) if row.split == "train"],
             read_rows(places.passages, Passage),
             open_index(settings.search, places.passages, places.index),
-            ranks=ranks,
+            ranks=group,
             unfinished=unfinished,
         )
         _write(model, tokenizer, settings)
@@ -85,23 +83,19 @@ def _refuse_another() -> None:
     raise ValueError("another process is training the warm start; wait for its end, or end it")
 
 
-def _identity(settings: Params) -> Identity:
-    """The facts that tell this warm start from others: its parameters, and the model that it begins from."""
-    model = settings.model.path
+def _unfinished(settings: Params) -> Unfinished:
+    """The folder that records the progress of the warm start.
+
+    Its parameters and the model that it begins from tell it from others.
+    """
+    places, model = settings.places, settings.model.path
     sections = {
         "warm_start": settings.warm_start.model_dump(mode="json", exclude={"checkpoint_every"}),
         "model": settings.model.model_dump(mode="json"),
     }
-    return Identity(
-        parameters=flatten(sections),
-        inputs={"model": model_hash(model)} if model else {},
-        code=code_of("warm_start"),
+    identity = Identity(
+        parameters=flatten(sections), inputs={"model": model_hash(model)} if model else {}, code=code_of("warm_start")
     )
-
-
-def _unfinished(settings: Params, identity: Identity) -> Unfinished:
-    """The folder that records the progress of the warm start."""
-    places = settings.places
     return Unfinished(places.unfinished_warm_start, places.aside, settings.warm_start.checkpoint_every, identity)
 
 
@@ -112,11 +106,8 @@ def _write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, settings:
 
 
 def start() -> None:
-    """Runs the stage, or follows the leader if this process was given a rank behind one."""
-    if follows():
-        _follow()
-    else:
-        run_stage(warm_start)
+    """Runs the stage, or follows its leader if this process was given a rank behind one."""
+    ranks.start(warm_start, _follow)
 
 
 def _follow() -> None:
@@ -124,15 +115,16 @@ def _follow() -> None:
     settings = params.load()
     if not _trains(settings):
         return
-    identity = _identity(settings)
-    with following(settings.learner, partial(_alike, settings, identity)) as (group, _):
-        model = train_with_leader(settings, group, _unfinished(settings, identity))
+    unfinished = _unfinished(settings)
+    with following(settings.learner, _facts(settings, unfinished)) as (group, _):
+        model = train_with_leader(settings, group, unfinished)
         save_merged(model, settings.places.warm_start, writes=False)
         group.hear()  # the leader says that it has written the model, and has no more to do
 
 
-def _alike(settings: Params, identity: Identity) -> dict[str, str]:
-    return alike("warm_start", fingerprint(settings), fingerprint(identity.inputs))
+def _facts(settings: Params, unfinished: Unfinished) -> Callable[[], dict[str, str]]:
+    """The facts that all ranks must share."""
+    return partial(facts_of, "warm_start", (settings,), unfinished.identity.inputs.get("model", "built in"))
 
 
 def _check_memory(settings: Params, path: str) -> None:

@@ -49,7 +49,11 @@ TEXTS = [
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 WORDS = "query passage : . a born city country in is mara norn quill tesk twin veld was where"
 
+PLACES = load(PARAMS).places
+
 MakeIndex = Callable[[Sequence[Passage]], Cached]
+Inside = Callable[[Path], AbstractContextManager[None]]
+WriteParams = Callable[[Path, dict[str, Any]], None]
 
 # What a task of one action allows.
 ONE_ACTION = load(PARAMS).env.model_copy(update={"max_steps": 1, "max_tokens": 128, "max_action_tokens": 16})
@@ -249,13 +253,11 @@ def open_training(tmp_path: Path) -> Callable[..., AbstractContextManager[Traini
         rollout = {"questions": sum(each.split == "train" for each in task.questions), "samples": 8}
         small = {"rollout": rollout, "update": {"learning_rate_decay": "none", "minibatches": 4}}
         config = validated(TrainParams, override(override(plain.train.model_dump(), small), changes), "train")
-        new = RunFolder(tmp_path / "run", Identity.of(settings, config))
+        new = RunFolder(tmp_path / "run", Identity.of(settings, config), config)
         with (
-            new.opened(config.iterations, aside=tmp_path / "aside") as folder,
+            new.opened(tmp_path / "aside") as folder,
             Shared(settings.env, task.index) as shared,
-            Training(
-                settings, config, questions=task.questions, shared=shared, model=task.model, folder=folder
-            ) as training,
+            Training(settings, questions=task.questions, shared=shared, model=task.model, folder=folder) as training,
         ):
             yield training
 

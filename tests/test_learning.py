@@ -64,7 +64,7 @@ def test_weights_that_were_not_transferred_are_noticed(
         metrics = training.rollout(0) | training.credit(0) | training.update(0)
         training.conclude(0, judge([metrics], training.config, rollbacks=0))
         with monkeypatch.context() as patch:
-            patch.setattr(training.collector.engine, "load_weights", lambda *_: None)
+            patch.setattr(training.collector.sampler.engine, "load_weights", lambda *_: None)
             with pytest.raises(StaleWeightsError):
                 training.rollout(1)
         training.rollout(1)

@@ -40,20 +40,21 @@ _INTERRUPT_S = 0.1  # between two attempts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Batch:
-    """The questions of one iteration, and how they are sampled."""
+class QuestionBatch:
+    """The questions of one iteration, with the draws, weights and credit for them."""
 
     iteration: int
     seed: int  # of every draw
     policy_version: int  # of the weights that the sampler runs
-    questions: list[Question]
+    questions: Sequence[Question]
+    credit: CreditParams  # as the run is trained by now
 
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
     """An iteration that is collected while the one before it is learned from."""
 
-    batch: Batch
+    batch: QuestionBatch
     gap: float  # of the weights that sample it, found before the learner changed its own
     sampled: Future[tuple[list[Trajectory], Metrics]]
 
@@ -71,12 +72,8 @@ def start_engine(settings: Params, config: TrainParams, model: str | Path, end_i
     return open_engine(settings.engine, actor)
 
 
-class Collector:
-    """Has an engine that runs the learner's weights answer questions, and keeps the trajectories in the run's folder.
-
-    Its calls take the `seed` of every draw, and the `credit` that the run is trained with by now. Between `begin` and
-    `receive` the engine, the shared world and the journal belong to a thread, and the folder to the caller.
-    """
+class TrainedEngine:
+    """An engine that answers questions with the learner's weights."""
 
     def __init__(
         self,
@@ -95,6 +92,104 @@ class Collector:
         self.chat = Chat(learner.tokenizer)
         self.engine = start(self.chat.end_id)  # last: nothing after it fails and leaves it running
         self.engine.rest()
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """Leaves a device that learner and sampler share to the sampler, until the block ends."""
+        if self.engine.rests:
+            release(self.learner)
+        yield
+        self.engine.rest()
+
+    def load_weights(self) -> None:
+        """Has the engine run the learner's weights."""
+        if self.engine.version != self.learner.policy_version:
+            self.engine.load_weights(self.folder.policy(self.learner), self.learner.policy_version)
+
+    def batch(self, questions: Sequence[Question], iteration: int, *, seed: int, credit: CreditParams) -> QuestionBatch:
+        """Questions as they are answered with the learner's present weights."""
+        version = self.learner.policy_version
+        return QuestionBatch(iteration=iteration, seed=seed, policy_version=version, questions=questions, credit=credit)
+
+    def sample(self, batch: QuestionBatch) -> tuple[list[Trajectory], Metrics]:
+        """The trajectories of a batch and its refills, and metrics."""
+        started, waited = time.perf_counter(), self.shared.waited_s
+        with self.shared.journaled(self.folder.journal(batch.iteration)):
+            trajectories = self.answer(batch.questions, batch)
+            refilled = self._refill(trajectories, batch)
+        waiting = (self.shared.waited_s - waited) / (time.perf_counter() - started)
+        of_tools = self.shared.use_of_tools(trajectories) | self.shared.latencies(trajectories)
+        hits = {"rollout/search_cache_hit_share": self.shared.index.take_hit_share()}
+        return trajectories, hits | refilled | of_tools | {"tool/waiting_share": waiting}
+
+    def validate(self, unseen: Sequence[Question], iteration: int, *, seed: int) -> list[Trajectory]:
+        """The greedy trajectories of the learner's weights."""
+        batch = self.batch(unseen, iteration, seed=seed, credit=self.config.credit)
+        with self.awake():
+            self.load_weights()
+            trajectories = self._play(attempts_at(unseen, self.shared), batch, greedy=True)
+        self.shared.index.take_hit_share()  # the next rollouts count their own hits alone
+        return trajectories
+
+    def answer(self, questions: Sequence[Question], batch: QuestionBatch, first_group: int = 0) -> list[Trajectory]:
+        """The trajectories of some questions of a batch, with one's own rewards; groups are counted from the first."""
+        samples = self.config.rollout.samples
+        attempts = attempts_at(questions, self.shared, samples=samples, first_group=first_group)
+        return own_rewards.state(
+            self.own_rewards,
+            self._play(attempts, batch),
+            {question.question_id: question for question in questions},
+            self.chat.decode,
+            aborted_share=self.env.aborted_share,
+        )
+
+    def prove_order(self, batch: QuestionBatch) -> Metrics:
+        """Whether an action depends on the prompts that are sampled at the same time."""
+        return prove_order(self.engine, self.chat, attempts_at(batch.questions, self.shared), self.shared)
+
+    def probe(self, opened: Sequence[Trajectory], seed: int) -> list[Trajectory]:
+        """Samples an action in the first context of each trajectory, in place of all that came after it."""
+        requests = [
+            Request(
+                episode=index,
+                step=0,
+                context=each.token_ids[: (start := each.steps[0].action_start)].tolist(),
+                seed=derive(seed, "probe", each.trajectory_id),
+                max_tokens=min(self.env.max_action_tokens, self.env.max_tokens - start),
+            )
+            for index, each in enumerate(opened)
+        ]
+        return [*map(with_action, opened, self.engine.sample(requests))]
+
+    def _play(self, attempts: Sequence[Attempt], batch: QuestionBatch, *, greedy: bool = False) -> list[Trajectory]:
+        play = Play(iteration=batch.iteration, policy_version=batch.policy_version, greedy=greedy)
+        return collect(self.engine, self.chat, attempts, self.shared, seed=batch.seed, play=play)
+
+    def _refill(self, trajectories: list[Trajectory], batch: QuestionBatch) -> Metrics:
+        """Adds the trajectories of further questions in place of groups whose returns are all equal."""
+        rounds, added, wanted = batch.credit.filter.refill, 0, self.config.rollout.questions
+        for refill in range(rounds):
+            missing = groups_to_refill(trajectories, wanted, batch.credit, self.env.max_tokens)
+            asked = {trajectory.question_id for trajectory in trajectories}
+            further = draw_further(
+                self.questions, missing, besides=asked, iteration=batch.iteration, refill=refill, seed=batch.seed
+            )
+            if further:
+                trajectories += self.answer(further, batch, first_group=len(asked))
+                added += len(further)
+        return {"filter/refilled_groups": added} if rounds else {}
+
+
+class Collector:
+    """Collects the iterations of a run into its folder, and proves that its sampler ran the learner's weights.
+
+    Its calls take the `seed` of every draw. Between `begin` and `receive` the engine, the shared world and the journal
+    belong to a thread, and the folder to the caller.
+    """
+
+    def __init__(self, sampler: TrainedEngine) -> None:
+        self.sampler, self.config, self.folder = sampler, sampler.config, sampler.folder
+        self.learner, self.shared = sampler.learner, sampler.shared
         self._threads = ThreadPoolExecutor(1, "collect")
         self._ahead: Ahead | None = None
         self._received = -1  # the latest iteration that this process collected ahead
@@ -122,25 +217,28 @@ class Collector:
 
     def collect(self, iteration: int, *, seed: int, credit: CreditParams) -> Metrics:
         """Collects an iteration with the learner's weights, and proves that the sampler ran them."""
-        with self._sampler_awake():
-            batch = self._draw(iteration, seed)
-            order = self._prove_order(batch) if iteration == 0 else {}
-            trajectories, metrics = self._sample(batch, credit)
+        with self.sampler.awake():
+            batch = self._draw(iteration, seed, credit)
+            order = self.sampler.prove_order(batch) if iteration == 0 else {}
+            trajectories, metrics = self.sampler.sample(batch)
         gap = self.prove(self._proved(trajectories), iteration)
         return self._keep(iteration, trajectories, metrics | order | {"rollout/canary_gap": gap}) | self._lag(0)
 
     def begin(self, iteration: int, *, seed: int, credit: CreditParams) -> None:
         """Has an iteration collected with the learner's weights while it learns from the one before.
 
-        That the sampler runs them is proved here, on contexts of the one before: later the learner's are others. What
-        an earlier process collected of it is not collected again. To be followed by `receive` or `abandon`.
+        The proof comes first, on contexts of the iteration before: later the learner's weights are others. Nothing
+        that an earlier process collected is collected again. `receive` or `abandon` must follow.
         """
         if self.found(iteration, seed=seed):
             return
-        batch = self._draw(iteration, seed)
-        gap = self._probe(read_rows(self.folder.trajectories(iteration - 1), Trajectory), seed)
-        context = copy_context()  # what is logged there belongs where this was called
-        self._ahead = Ahead(batch, gap, self._threads.submit(context.run, self._sample, batch, credit))
+        batch = self._draw(iteration, seed, credit)
+        before = read_rows(self.folder.trajectories(iteration - 1), Trajectory)
+        probed = self.sampler.probe(self._proved([each for each in before if each.steps]), seed)
+        dtype, tolerance = self.learner.compute.dtype, self.config.update.canary_tolerance
+        gap = prove_sampled(probed, self.learner.logprobs(probed), dtype, tolerance)
+        context = copy_context()  # logs as this thread does
+        self._ahead = Ahead(batch, gap, self._threads.submit(context.run, self.sampler.sample, batch))
 
     def receive(self) -> Metrics:
         """Waits for the iteration that is collected ahead, if any, and keeps it."""
@@ -148,10 +246,10 @@ class Collector:
             return {}
         started, ahead = time.perf_counter(), self._ahead
         trajectories, metrics = ahead.sampled.result()
-        waited = time.perf_counter() - started
+        waited = {"ahead/waited_s": time.perf_counter() - started}
         self._ahead, self._received = None, ahead.batch.iteration
         self._keep(self._received, trajectories, metrics | {"rollout/canary_gap": ahead.gap})
-        return {"ahead/waited_s": waited}
+        return waited
 
     def abandon(self) -> None:
         """Ends collecting ahead, and keeps nothing of it."""
@@ -159,119 +257,31 @@ class Collector:
             self._interrupt()
         self._ahead = None
 
-    def validate(self, unseen: Sequence[Question], iteration: int, *, seed: int) -> list[Trajectory]:
-        """The greedy trajectories of the learner's weights."""
-        batch = Batch(iteration=iteration, seed=seed, policy_version=self.learner.policy_version, questions=[*unseen])
-        with self._sampler_awake():
-            self._hand_over_weights()
-            trajectories = self._play(attempts_at(batch.questions, self.shared), batch, greedy=True)
-        self.shared.index.take_hit_share()  # that of the next rollouts is theirs alone
-        return trajectories
-
-    def answer(self, questions: Sequence[Question], batch: Batch, first_group: int = 0) -> list[Trajectory]:
-        """The trajectories of some questions of a batch, with one's own rewards; groups are counted from the first."""
-        samples = self.config.rollout.samples
-        attempts = attempts_at(questions, self.shared, samples=samples, first_group=first_group)
-        return own_rewards.state(
-            self.own_rewards,
-            self._play(attempts, batch),
-            {question.question_id: question for question in questions},
-            self.chat.decode,
-            aborted_share=self.env.aborted_share,
-        )
-
     def prove(self, trajectories: Sequence[Trajectory], iteration: int) -> float:
-        """How far apart sampler and learner are about the tokens that the sampler drew [nats].
+        """The gap between sampler and learner on the tokens that the sampler drew [nats].
 
-        Raises StaleWeightsError where the sampler ran other weights.
+        Raises StaleWeightsError if the sampler ran other weights.
         """
         learners = self.learner.logprobs(trajectories)
-        proofs = [
-            Proof(trajectory_id=each.trajectory_id, learner_logprobs=logprobs)
-            for each, logprobs in zip(trajectories, learners, strict=True)
-        ]
+        told = zip(trajectories, learners, strict=True)
+        proofs = [Proof(trajectory_id=each.trajectory_id, learner_logprobs=logprobs) for each, logprobs in told]
         write_rows(self.folder.proof(iteration), proofs, Proof)
-        tolerance = self.config.update.canary_tolerance
-        return prove_sampled(trajectories, learners, self.learner.compute.dtype, tolerance)
+        return prove_sampled(trajectories, learners, self.learner.compute.dtype, self.config.update.canary_tolerance)
 
     def close(self) -> None:
-        """Ends the engine, and what is collected ahead; safe to call twice."""
-        self._interrupt()  # who waits for an action gives it up; who is in the engine ends with it
-        self.engine.close()
+        """Ends the engine, and collecting ahead; safe to call twice."""
+        self._interrupt()  # a thread that waits for an action gives it up; one in the engine ends with it
+        self.sampler.engine.close()
         self.abandon()
         self._threads.shutdown()
 
-    def _draw(self, iteration: int, seed: int) -> Batch:
+    def _draw(self, iteration: int, seed: int, credit: CreditParams) -> QuestionBatch:
         """Prepares an iteration: clears leftovers, hands over the weights, draws the questions."""
         self.folder.forget(iteration)
         self.shared.verify()
-        self._hand_over_weights()
-        questions = draw(self.questions, self.config.rollout.questions, iteration=iteration, seed=seed)
-        return Batch(iteration=iteration, seed=seed, policy_version=self.learner.policy_version, questions=questions)
-
-    def _sample(self, batch: Batch, credit: CreditParams) -> tuple[list[Trajectory], Metrics]:
-        """The trajectories of a batch, those of refills among them, and what was measured meanwhile."""
-        started, waited = time.perf_counter(), self.shared.waited_s
-        with self.shared.journaled(self.folder.journal(batch.iteration)):
-            trajectories = self.answer(batch.questions, batch)
-            refilled = self._refill(trajectories, batch, credit)
-        waiting = (self.shared.waited_s - waited) / (time.perf_counter() - started)
-        of_tools = self.shared.use_of_tools(trajectories) | self.shared.latencies(trajectories)
-        hits = {"rollout/search_cache_hit_share": self.shared.index.take_hit_share()}
-        return trajectories, hits | refilled | of_tools | {"tool/waiting_share": waiting}
-
-    def _play(self, attempts: Sequence[Attempt], batch: Batch, *, greedy: bool = False) -> list[Trajectory]:
-        play = Play(iteration=batch.iteration, policy_version=batch.policy_version, greedy=greedy)
-        return collect(self.engine, self.chat, attempts, self.shared, seed=batch.seed, play=play)
-
-    def _refill(self, trajectories: list[Trajectory], batch: Batch, credit: CreditParams) -> Metrics:
-        """Adds the trajectories of further questions in place of those whose returns are all equal."""
-        rounds, added = credit.filter.refill, 0
-        for refill in range(rounds):
-            wanted = self.config.rollout.questions
-            missing = groups_to_refill(trajectories, wanted, credit, self.env.max_tokens)
-            asked = {trajectory.question_id for trajectory in trajectories}
-            further = draw_further(
-                self.questions, missing, besides=asked, iteration=batch.iteration, refill=refill, seed=batch.seed
-            )
-            if further:
-                trajectories += self.answer(further, batch, first_group=len(asked))
-                added += len(further)
-        return {"filter/refilled_groups": added} if rounds else {}
-
-    @contextmanager
-    def _sampler_awake(self) -> Iterator[None]:
-        """Leaves a device that learner and sampler share to the sampler, until the block ends."""
-        if self.engine.rests:
-            release(self.learner)
-        yield
-        self.engine.rest()
-
-    def _hand_over_weights(self) -> None:
-        """Has the sampler run the learner's weights."""
-        if self.engine.version != self.learner.policy_version:
-            self.engine.load_weights(self.folder.policy(self.learner), self.learner.policy_version)
-
-    def _prove_order(self, batch: Batch) -> Metrics:
-        """Whether an action depends on who is sampled at the same time, on the prompts of some questions."""
-        return prove_order(self.engine, self.chat, attempts_at(batch.questions, self.shared), self.shared)
-
-    def _probe(self, trajectories: Sequence[Trajectory], seed: int) -> float:
-        """The gap on actions that are sampled in the first contexts of some trajectories, and kept by nobody."""
-        opened = self._proved([each for each in trajectories if each.steps])
-        requests = [
-            Request(
-                episode=index,
-                step=0,
-                context=each.token_ids[: (start := each.steps[0].action_start)].tolist(),
-                seed=derive(seed, "probe", each.trajectory_id),
-                max_tokens=min(self.env.max_action_tokens, self.env.max_tokens - start),
-            )
-            for index, each in enumerate(opened)
-        ]
-        probed = [*map(with_action, opened, self.engine.sample(requests))]
-        dtype, tolerance = self.learner.compute.dtype, self.config.update.canary_tolerance
-        return prove_sampled(probed, self.learner.logprobs(probed), dtype, tolerance)
+        self.sampler.load_weights()
+        questions = draw(self.sampler.questions, self.config.rollout.questions, iteration=iteration, seed=seed)
+        return self.sampler.batch(questions, iteration, seed=seed, credit=credit)
 
     def _lag(self, versions: int) -> Metrics:
         """How many policies ago an iteration was sampled."""
@@ -284,7 +294,7 @@ class Collector:
 
     def _proved(self, trajectories: Sequence[Trajectory]) -> Sequence[Trajectory]:
         """The first few, so many that every sampler has a part in them."""
-        return trajectories[: max(self.config.update.proved_trajectories, self.engine.homes)]
+        return trajectories[: max(self.config.update.proved_trajectories, self.sampler.engine.homes)]
 
     def _keep(self, iteration: int, trajectories: list[Trajectory], metrics: Metrics) -> Metrics:
         self.folder.record(iteration, metrics)  # before the rows, which say that it is collected

@@ -1,7 +1,7 @@
 """Conversations in a file, of one's own runs or of a teacher, told again as trajectories to learn from.
 
-A row is `{"messages": [...]}` in the OpenAI form. What a file says is text: of the marks in it only the tags of an
-action become tokens, and only where the assistant wrote them.
+A row is `{"messages": [...]}` in the OpenAI form. Its content is text: only the tags of an action become tokens, and
+only in the assistant's messages.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ONE_CALL = '{"function": {"name": ..., "arguments": an object, or a text of its
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversation:
-    """One row: what was asked, what the assistant did, and what came back in between."""
+    """One row: the question, the assistant's actions, and the observations between them."""
 
     where: str  # file and row
     system: str  # "" where it opens without a system message
@@ -53,8 +53,8 @@ class Conversation:
 def read_conversations(path: Path) -> list[Conversation]:
     """The conversations of a file, JSON lines, plain or .gz.
 
-    Raises FileNotFoundError if there is no such file, and ValueError, with row, message and remedy, for what no episode
-    could have been.
+    Raises FileNotFoundError if there is no such file, and ValueError, with row, message and remedy, for a conversation
+    that no episode could have been.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} is no file; put it there or correct warm_start.conversations in params.yaml")
@@ -82,13 +82,13 @@ def _conversation(row: Row) -> Conversation:
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """A message as it was read; what it cannot be is a ValueError."""
+    """A message as it was read. Its methods raise ValueError, with the remedy, for one that cannot be used."""
 
     fields: dict[str, Any]
     where: str  # row, and number in it
 
     def require(self, role: str) -> _Message:
-        """Refuses another role, and what would go unsaid."""
+        """Refuses another role, and fields that would be ignored."""
         found = self.fields.get("role")
         if found != role:
             raise self._fault(f"is of role {reprlib.repr(found)} where {role} is due", f"a conversation has {_IN_TURN}")
@@ -122,7 +122,7 @@ class _Message:
         text = f"{before}<tool_call>\n{call}\n</tool_call>"
         parsed = parse_action(text)
         if parsed.calls != ((name, arguments),):
-            remedy = "leave tags and what JSON has not out of it"
+            remedy = "leave tags and values that JSON does not have out of it"
             raise self._fault(f"is no action that makes this call ({parsed.problem or 'it reads as another'})", remedy)
         return text
 
@@ -151,10 +151,10 @@ def _decoded(text: str) -> Any:
 
 
 class Retold(Env):
-    """The other side of a conversation that is over: it says what it said then, whatever the action."""
+    """The other side of a conversation that is over: it repeats its observations, whatever the action."""
 
     def __init__(self, conversation: Conversation, asked: Env) -> None:
-        """What the conversation does not say, its tools and maybe the system message, are those of `asked`."""
+        """The tools are those of `asked`, and so is the system message if the conversation has none."""
         self.system = conversation.system or asked.system
         self.user = conversation.user
         self.tools = asked.tools

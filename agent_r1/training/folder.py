@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 from agent_r1.files import METRICS, locked, read_metrics, remove_folder, remove_unfinished, write_text
 from agent_r1.learn import checkpoint
 from agent_r1.learn.checkpoint import Progress
-from agent_r1.params.train import KeepParams
+from agent_r1.params.train import TrainParams
 from agent_r1.training.identity import Identity, write_start
 
 if TYPE_CHECKING:  # who only reads a folder depends on no learner
@@ -43,7 +43,7 @@ class Iterations:
         return self.path / "journal" / f"{iteration:03d}.jsonl"
 
     def is_collected(self, iteration: int) -> bool:
-        """Whether the trajectories of an iteration are all there, and what was measured while they were collected."""
+        """Whether all trajectories of an iteration are there, with the metrics of their collection."""
         return self.trajectories(iteration).exists() and len(self._lines()) > iteration
 
     def measured(self, iteration: int) -> dict[str, float]:
@@ -59,7 +59,7 @@ class Iterations:
             self._write_lines(lines[:iteration])
 
     def record(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Adds metrics to an iteration's line in metrics.jsonl, or that line; those that it has are replaced."""
+        """Adds metrics to an iteration's line in metrics.jsonl, in place of earlier ones of their names."""
         lines = self._lines()
         known = lines[iteration : iteration + 1] or [{"iteration": iteration}]
         self._write_lines([*lines[:iteration], {**known[0], **metrics}, *lines[iteration + 1 :]])
@@ -75,55 +75,24 @@ class Iterations:
             rows(iteration).unlink(missing_ok=True)
 
 
-class RunFolder(Iterations):
-    """The folder of one training run, for one process at a time.
+class Checkpoints(Iterations):
+    """How far a run is, and the checkpoints that it goes on from.
 
-    A run is told from others by its parameters and its inputs. Under changed code an unfinished run goes on, with a
-    warning; a finished one is moved aside and trained anew. The folder of another run is refused, or moved aside.
-
-    Iterations that were finished since the latest checkpoint have their trajectories and metrics here. A process that
-    goes on from the checkpoint reads those and updates again, so that a kill costs updates and never bits.
-
-    Beside the latest checkpoint there may be a good one, to go back to: the checkpoint that an iteration without any
-    sign of collapse began with; the best policy of those that were validated, which becomes the run's in the end; and
-    `sampler`, the policy that was handed to the sampler since the checkpoint.
+    Beside the latest checkpoint there may be three more folders. `good` is the checkpoint that an iteration without any
+    sign of collapse began with, to go back to. `best` is the best validated policy, which becomes the run's in the end.
+    `sampler` is the policy that was handed to the sampler since the checkpoint.
     """
 
-    def __init__(self, path: Path, identity: Identity) -> None:
+    def __init__(self, path: Path, code: str) -> None:
+        """`code` is the short hash of the code that trains the run in this process."""
         super().__init__(path)
-        self.identity = identity
-        self.checkpoint = path / "checkpoint"
-        self.mlflow_run_id = path / "mlflow_run_id"
-        self.good = path / "good"
-        self.best = path / "best"
-        self.sampler = path / "sampler"
+        self.code = code
+        self.checkpoint, self.good, self.best, self.sampler = (
+            path / name for name in ("checkpoint", "good", "best", "sampler")
+        )
         self.progress = Progress(iterations=0, policy_version=0)  # the run's in this process
         self.saved: Progress | None = None  # that of the checkpoint
         self._in_sampler: int | None = None  # the version of the policy there
-
-    @contextmanager
-    def opened(self, iterations: int, *, aside: Path, fresh: bool = False, replace: bool = False) -> Iterator[Self]:
-        """Takes the folder up for a run of so many iterations: empty, or where an earlier process left it.
-
-        `fresh` starts over whatever is there, `replace` where it is another run's; the old folder goes to `aside`,
-        under its name and the time. A ValueError refuses another run's folder, or one that a process is training in.
-        """
-        with locked(self.path.with_name(f".{self.path.name}.lock"), self._refuse_another):
-            remove_unfinished(self.path)
-            if not fresh:  # what is damaged can be started over
-                self.saved = checkpoint.progress(self.checkpoint)
-                self.progress = self.saved or self.progress
-            if self.path.is_dir() and any(self.path.iterdir()):
-                complete = self.is_complete(iterations)
-                if not self.identity.take_up(self.path, aside, fresh=fresh, replace=replace, complete=complete):
-                    self.progress, self.saved = Progress(iterations=0, policy_version=0), None
-            if self.saved and self.is_complete(iterations):
-                checkpoint.require_whole(self.checkpoint, checkpoint.POLICY)  # nothing loads it any more
-            if self.path.exists():
-                logger.info("%s: going on after %d finished iterations", self.path, self.finished)
-            self._remove_sampler()  # of a process that was killed
-            write_start(self.path, self.identity)
-            yield self
 
     @property
     def resumed(self) -> bool:
@@ -140,19 +109,15 @@ class RunFolder(Iterations):
         """How often the run went back to an earlier checkpoint."""
         return self.progress.rollbacks
 
-    def history(self) -> list[dict[str, float]]:
-        """The metrics of the finished iterations."""
-        return self._lines()[: self.finished]
-
     def finish(self, learner: Learner, *, finished: int) -> None:
         """Makes the iterations finished ones without a checkpoint: after a kill their updates are made again."""
         self.progress = self._after(finished, learner)
 
     def save(self, learner: Learner, *, finished: int, stopped: bool = False, rollbacks: int | None = None) -> None:
         """Writes the checkpoint, which makes the iterations finished ones; `stopped` makes them the last."""
-        self._remove_sampler()  # the disk need not hold three policies
+        self.remove_sampler()  # the disk need not hold three policies
         if stopped:
-            self.forget(finished)  # what was collected ahead of it
+            self.forget(finished)  # an iteration that was collected ahead
         record = replace(self._after(finished, learner), stopped=stopped)
         if rollbacks is not None:
             record = replace(record, rollbacks=rollbacks)
@@ -161,8 +126,29 @@ class RunFolder(Iterations):
         for covered in range(finished):
             self.journal(covered).unlink(missing_ok=True)
 
+    def stop(self, learner: Learner) -> None:
+        """Makes the finished iterations the last ones."""
+        if self.progress.stopped:
+            return
+        if self.saved != self.progress:
+            self.save(learner, finished=self.finished, stopped=True)
+            return
+        self.forget(self.finished)
+        self.progress = self.saved = replace(self.progress, stopped=True)
+        checkpoint.amend(self.checkpoint, self.progress)
+
+    def go_back(self, learner: Learner) -> None:
+        """Brings the good checkpoint back, as the latest one and into the learner.
+
+        Forgets the iterations after it. A process that is killed in here comes to the same decision again, or finds the
+        good checkpoint in its place.
+        """
+        found = checkpoint.load(self.good, learner)
+        self.save(learner, finished=found.iterations, rollbacks=self.rollbacks + 1)
+        self.forget(found.iterations)
+
     def policy(self, learner: Learner) -> Path:
-        """The folder of the learner's policy: the checkpoint's, or where that is older one that is written here."""
+        """The folder of the learner's policy: the checkpoint's, or `sampler` if the checkpoint is older."""
         if self.saved and self.saved.policy_version == learner.policy_version:
             return self.checkpoint / checkpoint.POLICY
         if self._in_sampler != learner.policy_version:
@@ -178,46 +164,84 @@ class RunFolder(Iterations):
         """Makes the latest policy the best one as well."""
         checkpoint.set_aside_policy(self.policy(learner), self.progress, self.best)
 
-    def stop(self, learner: Learner) -> None:
-        """Makes the finished iterations the last ones."""
-        if self.progress.stopped:
-            return
-        if self.saved != self.progress:
-            self.save(learner, finished=self.finished, stopped=True)
-            return
-        self.forget(self.finished)
-        self.progress = self.saved = replace(self.progress, stopped=True)
-        checkpoint.amend(self.checkpoint, self.progress)
+    def remove_sampler(self) -> None:
+        """Removes the policy that was handed to the sampler."""
+        self._in_sampler = None
+        remove_folder(self.sampler)
 
-    def go_back(self, learner: Learner) -> None:
-        """Makes the good checkpoint the latest one, and the learner what it was then.
+    def _after(self, finished: int, learner: Learner) -> Progress:
+        """The progress after so many finished iterations, with the code that trained them."""
+        spans = [(first, digest) for first, digest in self.progress.code if first < finished]
+        first, known = min(self.finished, finished), spans[-1][1] if spans else None
+        if first < finished and known != self.code:
+            spans.append((first, self.code))
+        version = learner.policy_version
+        return Progress(iterations=finished, policy_version=version, rollbacks=self.rollbacks, code=spans)
 
-        The iterations after it are no longer finished, and forgotten. A process that is killed in here comes to the
-        same decision again, or finds the good checkpoint in its place.
+
+class RunFolder(Checkpoints):
+    """The folder of one training run, for one process at a time.
+
+    A run is told from others by its parameters and its inputs. Under changed code an unfinished run goes on, with a
+    warning; a finished one is moved aside and trained anew. The folder of another run is refused, or moved aside.
+
+    Iterations that were finished since the latest checkpoint have their trajectories and metrics here. A process that
+    goes on from the checkpoint reads those and updates again, so that a kill costs updates and never bits.
+    """
+
+    def __init__(self, path: Path, identity: Identity, config: TrainParams) -> None:
+        """`config` is the run's, whose identity this is."""
+        super().__init__(path, identity.code_digest)
+        self.identity, self.config = identity, config
+        self.mlflow_run_id = path / "mlflow_run_id"
+
+    @contextmanager
+    def opened(self, aside: Path, *, fresh: bool = False, replace: bool = False) -> Iterator[Self]:
+        """Takes the folder up: empty, or where an earlier process left it.
+
+        `fresh` starts over in any case, `replace` if the folder is another run's; the old folder goes to `aside`, under
+        its name and the time. Raises ValueError for another run's folder, or one that a process is training in.
         """
-        found = checkpoint.load(self.good, learner)
-        self.save(learner, finished=found.iterations, rollbacks=self.rollbacks + 1)
-        self.forget(found.iterations)
+        with locked(self.path.with_name(f".{self.path.name}.lock"), self._refuse_another):
+            remove_unfinished(self.path)
+            if not fresh:  # a damaged folder can be started over
+                self.saved = checkpoint.progress(self.checkpoint)
+                self.progress = self.saved or self.progress
+            if self.path.is_dir() and any(self.path.iterdir()):
+                complete = self.is_complete
+                if not self.identity.take_up(self.path, aside, fresh=fresh, replace=replace, complete=complete):
+                    self.progress, self.saved = Progress(iterations=0, policy_version=0), None
+            if self.saved and self.is_complete:
+                checkpoint.require_whole(self.checkpoint, checkpoint.POLICY)  # nothing loads it any more
+            if self.path.exists():
+                logger.info("%s: going on after %d finished iterations", self.path, self.finished)
+            self.remove_sampler()  # of a process that was killed
+            write_start(self.path, self.identity)
+            yield self
 
-    def is_complete(self, iterations: int) -> bool:
-        """Whether nothing is left to train, of so many iterations."""
-        return self.progress.stopped or self.finished >= iterations
+    @property
+    def is_complete(self) -> bool:
+        """Whether no iteration is left to train."""
+        return self.progress.stopped or self.finished >= self.config.iterations
 
-    def tidy(self, keep: KeepParams) -> None:
-        """Removes what a complete run has no more use for, and puts the best policy into the checkpoint.
+    def history(self) -> list[dict[str, float]]:
+        """The metrics of the finished iterations."""
+        return self._lines()[: self.finished]
 
-        The good checkpoint goes first: the run does not go back. Raises ValueError if the best policy is not as it was
-        written.
+    def tidy(self) -> None:
+        """Removes the files that a complete run no longer needs, and puts the best policy into the checkpoint.
+
+        Raises ValueError if the best policy is not as it was written.
         """
         remove_folder(self.good)
-        if not keep.learner:
+        if not self.config.keep.learner:
             remove_folder(self.checkpoint / checkpoint.LEARNER)
         if best := checkpoint.progress(self.best):
             self.progress = self.saved = replace(self.progress, policy_version=best.policy_version)
             checkpoint.amend(self.checkpoint, self.progress, policy_of=self.best)
             remove_folder(self.best)
         for iteration in range(self.finished - 1):
-            if iteration % keep.every:
+            if iteration % self.config.keep.every:
                 self._remove_rows(iteration)
 
     def describe_code(self) -> str:
@@ -228,25 +252,3 @@ class RunFolder(Iterations):
 
     def _refuse_another(self) -> None:
         raise ValueError(f"another process is training in {self.path}; wait for its end, or end it")
-
-    def _after(self, finished: int, learner: Learner) -> Progress:
-        """How far the run is with so many finished iterations."""
-        return Progress(
-            iterations=finished,
-            policy_version=learner.policy_version,
-            rollbacks=self.rollbacks,
-            code=self._code_until(finished),
-        )
-
-    def _remove_sampler(self) -> None:
-        self._in_sampler = None
-        remove_folder(self.sampler)
-
-    def _code_until(self, finished: int) -> list[tuple[int, str]]:
-        """The code spans of a checkpoint after so many finished iterations."""
-        spans = [(first, digest) for first, digest in self.progress.code if first < finished]
-        known = spans[-1][1] if spans else None
-        first = min(self.finished, finished)
-        if first == finished or known == self.identity.code_digest:
-            return spans
-        return [*spans, (first, self.identity.code_digest)]

@@ -1,4 +1,4 @@
-"""The identity of a training: what makes it this one and no other, and whether its folder can be gone on from."""
+"""The identity of a training: the facts that tell it from others, and whether its folder can be gone on from."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """What makes a run this one and no other, and the code that trains it."""
+    """The facts that tell a run from others, and the code that trains it."""
 
     parameters: dict[str, Any]  # dotted name -> value
-    inputs: dict[str, str] = field(default_factory=dict)  # what it is trained on -> hash
+    inputs: dict[str, str] = field(default_factory=dict)  # input -> hash
     code: dict[str, str] = field(default_factory=dict)  # file -> hash; other code is no other run
 
     @classmethod
@@ -38,8 +38,8 @@ class Identity:
     ) -> Self:
         """The identity of a run.
 
-        It leaves out when a run writes and what it keeps (`train.checkpoint`, `train.keep`), how many aborted episodes
-        end an iteration, and how many processes share the learner: their weights differ by rounding alone.
+        It leaves out `train.checkpoint`, `train.keep`, the share of aborted episodes that ends an iteration, and the
+        number of processes that share the learner: their weights differ by rounding alone.
         """
         sections = {
             "train": config.model_dump(mode="json", exclude={"checkpoint", "keep"}),
@@ -60,7 +60,7 @@ class Identity:
         return fingerprint(self.code)
 
     def differences_from(self, earlier: Identity) -> list[str]:
-        """In words, such as `train.credit.lam 0.99 -> 0.95`; empty where the run is the same."""
+        """The differences in words, such as `train.credit.lam 0.99 -> 0.95`; [] for the same run."""
         kept = CONSTANTS.items()  # keys of earlier versions
         parameters = {name: value for name, value in earlier.parameters.items() if (name, value) not in kept}
         return differences(parameters, self.parameters) + differences(earlier.inputs, self.inputs)
@@ -102,7 +102,7 @@ class Identity:
 
 
 def write_start(folder: Path, identity: Identity) -> None:
-    """Writes down what is started in a folder, and makes the folder if there is none."""
+    """Writes the identity of a run into its folder, and makes the folder if there is none."""
     facts.write(folder / START, asdict(identity))
 
 

@@ -9,9 +9,6 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Self
 
-import numpy as np
-from numpy.typing import NDArray
-
 from agent_r1.credit.assign import assign
 from agent_r1.credit.metrics import value_metrics
 from agent_r1.devices.sharing import ALONE, Ranks
@@ -24,7 +21,7 @@ from agent_r1.params import Params
 from agent_r1.params.train import TrainParams
 from agent_r1.records import Credit, Question, Trajectory, words_of
 from agent_r1.tables import read_rows, write_rows
-from agent_r1.training.collection import Collector, start_engine
+from agent_r1.training.collection import Collector, TrainedEngine, start_engine
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.questions import (
     VALIDATED,
@@ -36,8 +33,8 @@ from agent_r1.training.questions import (
     validation_scores,
 )
 from agent_r1.training.watch import (
-    Decision,
     Record,
+    RunDecision,
     Unrecorded,
     Verdict,
     account,
@@ -63,16 +60,16 @@ def iterate(
     config, folder, record = training.config, training.folder, record or Unrecorded()
     verbs = (training.rollout, training.credit, training.update, training.conclude, training.validate)
     rollout, credit, update, conclude, validate = (as_task(timed(verb)) for verb in verbs)
-    while leaves_work(folder, config):
+    while leaves_work(folder):
         iteration = folder.finished
-        if awaits_validation(folder, config):
+        if awaits_validation(folder):
             validated = validate(iteration - 1)
-            record.log(validated, step=iteration - 1)  # first: what the folder has is not measured again
+            record.log(validated, step=iteration - 1)  # first: the folder is not asked to validate again
             folder.record(iteration - 1, validated)
             logger.info("iteration %d: %s %.3f on dev questions", iteration - 1, training.success, validated[VALIDATED])
         if is_exhausted(folder.history(), config.validation.patience):
             folder.stop(training.learner)
-        if folder.is_complete(config.iterations):
+        if folder.is_complete:
             return
         metrics = rollout(iteration) | credit(iteration) | update(iteration)
         verdict = judge([*folder.history(), metrics], config, folder.rollbacks)
@@ -87,23 +84,22 @@ def iterate(
             record.log(concluded, step=iteration)
 
 
-def leaves_work(folder: RunFolder, config: TrainParams) -> bool:
+def leaves_work(folder: RunFolder) -> bool:
     """Whether a run has an iteration to train or a policy to validate."""
-    return not folder.is_complete(config.iterations) or awaits_validation(folder, config)
+    return not folder.is_complete or awaits_validation(folder)
 
 
-def awaits_validation(folder: RunFolder, config: TrainParams) -> bool:
+def awaits_validation(folder: RunFolder) -> bool:
     """Whether the latest policy is to be validated and was not yet."""
-    return is_due(folder.history(), config, complete=folder.is_complete(config.iterations))
+    return is_due(folder.history(), folder.config, complete=folder.is_complete)
 
 
 class Training:
-    """The verbs of an iteration. They meet in the run's folder: each reads what the one before has written."""
+    """The verbs of an iteration. They meet in the run's folder: each reads the files of the one before."""
 
     def __init__(
         self,
         settings: Params,
-        config: TrainParams,
         *,
         questions: Sequence[Question],
         shared: Shared,
@@ -113,13 +109,13 @@ class Training:
     ) -> None:
         """Loads the model that the run starts from, a Hugging Face folder or hub id, as an earlier process left it.
 
-        `config` is that of the run, `settings.run(...)`; `folder` is opened for it; iterations draw from the questions
-        of the train split, validations from those of the dev split; the learner is shared by the `ranks`. A ValueError
-        says that questions are missing or lack what a weighted reward is made of, or that the model cannot be loaded or
-        needs more memory than there is.
+        The folder is open. Iterations draw from the questions of the train split, validations from the dev split. The
+        `ranks` share the learner. Raises ValueError for questions that are missing or lack a weighted reward's facts,
+        and for a model that cannot be loaded or needs more memory than there is.
         """
+        self.env, self.folder, self.config = settings.env, folder, folder.config
+        config = self.config
         require_gold_titles(questions, config.credit)
-        self.env, self.config, self.folder = settings.env, config, folder
         self.unseen = draw_unseen(questions, config) if config.validation.every else []
         self.success = words_of(questions).right
         for remark in config.credit.remarks:
@@ -127,22 +123,18 @@ class Training:
         self.learner = learner_of(settings, config, model, seed=self.seed, ranks=ranks)
         if folder.resumed:
             checkpoint.load(folder.checkpoint, self.learner)
-        elif self._may_roll_back:
+        elif self.current.monitor.goes_back:
             folder.save(self.learner, finished=0)
+        start = partial(start_engine, settings, config, model)
         self.collector = Collector(
-            partial(start_engine, settings, config, model),
-            config,
-            questions=questions,
-            shared=shared,
-            learner=self.learner,
-            folder=folder,
+            TrainedEngine(start, config, questions=questions, shared=shared, learner=self.learner, folder=folder)
         )
 
     def rollout(self, iteration: int) -> Metrics:
         """Collects trajectories with the current policy, and proves that the sampler ran it.
 
-        Those that an earlier process collected are read, under the same proof. With `rollout.ahead` those of the next
-        iteration begin to be collected, by the same policy, while this one is credited and updated.
+        Trajectories of an earlier process are read, under the same proof. With `rollout.ahead` the same policy begins
+        to collect the next iteration, while this one is credited and updated.
         """
         found = self.collector.found(iteration, seed=self.seed, ahead=self.config.rollout.ahead)
         metrics = found or self.collector.collect(iteration, seed=self.seed, credit=self.current.credit)
@@ -154,14 +146,10 @@ class Training:
         """Turns the rewards of the trajectories into returns, advantages and value targets."""
         trajectories = read_rows(self.folder.trajectories(iteration), Trajectory)
         values = self.learner.values(trajectories) if self.learner.critic else None
-        reference, questions = self._reference_logprobs(trajectories), self.config.rollout.questions
+        reference = self.learner.reference_logprobs(trajectories) if self.current.needs_reference else None
+        asked, limit = self.config.rollout.questions, self.env.max_tokens
         credits_, metrics = assign(
-            trajectories,
-            values,
-            self.current.credit,
-            reference=reference,
-            questions=questions,
-            max_tokens=self.env.max_tokens,
+            trajectories, values, self.current.credit, reference=reference, questions=asked, max_tokens=limit
         )
         write_rows(self.folder.credit(iteration), credits_, Credit)
         return metrics
@@ -177,18 +165,18 @@ class Training:
     def conclude(self, iteration: int, verdict: Verdict) -> Metrics:
         """Makes the iteration a finished one, with a checkpoint where one is due, or goes back to the last good one.
 
-        First it waits for what is collected ahead, which no later process could collect: its weights are gone.
+        First it waits for the iteration that is collected ahead: a later process would not have its weights.
         """
-        if verdict.decision is not Decision.GO_ON:
+        if verdict.decision is not RunDecision.GO_ON:
             self.collector.abandon()
         waited = self.collector.receive()
-        if verdict.decision is Decision.ROLL_BACK:
+        if verdict.decision is RunDecision.ROLL_BACK:
             self.folder.go_back(self.learner)
             self.learner.seed = self.seed
             return {}
-        if self._may_roll_back and verdict.clean:
+        if self.current.monitor.goes_back and verdict.clean:
             self.folder.set_aside()
-        finished, stopped = iteration + 1, verdict.decision is Decision.STOP
+        finished, stopped = iteration + 1, verdict.decision is RunDecision.STOP
         if stopped or finished == self.config.iterations or finished % self.config.checkpoint.every == 0:
             self.folder.save(self.learner, finished=finished, stopped=stopped)
         else:
@@ -197,7 +185,7 @@ class Training:
 
     def validate(self, iteration: int) -> Metrics:
         """Has the policy that the iteration made answer dev questions greedily, and keeps it where it is the best."""
-        scores = validation_scores(self.collector.validate(self.unseen, iteration, seed=self.seed))
+        scores = validation_scores(self.collector.sampler.validate(self.unseen, iteration, seed=self.seed))
         if self.config.validation.keep_best and is_best(self.folder.history(), scores[VALIDATED]):
             self.folder.set_best_aside(self.learner)
         return scores
@@ -209,16 +197,8 @@ class Training:
 
     @property
     def seed(self) -> int:
-        """Of every draw: another one after each rollback."""
+        """The seed of every draw, another one after each rollback."""
         return reseeded(self.config.seed, self.folder.rollbacks)
-
-    @property
-    def _may_roll_back(self) -> bool:
-        return self.current.monitor.goes_back
-
-    def _reference_logprobs(self, trajectories: list[Trajectory]) -> list[NDArray[np.float32]] | None:
-        """What the warm-started model thinks of the tokens that were sampled; None without a KL."""
-        return self.learner.reference_logprobs(trajectories) if self.current.needs_reference else None
 
     def __enter__(self) -> Self:
         """On a GPU, measures whether the largest update fits beside the sampler."""

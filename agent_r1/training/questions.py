@@ -1,4 +1,4 @@
-"""Which questions a training asks: those of an iteration, of its refills and of its validations."""
+"""The questions that a training asks in its iterations, refills and validations."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ from agent_r1.seeds import derive
 
 
 def require_gold_titles(questions: Iterable[Question], credit: CreditParams) -> None:
-    """Raises ValueError, which names them, for data sets without gold passages where `progress` pays for those.
-
-    It is paid in training: questions of other splits are let pass.
-    """
+    """Raises ValueError if `progress` pays for gold passages, and a data set of the train split names none."""
     asked: dict[str, bool] = {}
     for question in (each for each in questions if each.split == "train"):
         asked[question.dataset] = asked.get(question.dataset, False) or bool(question.gold_titles)
@@ -32,9 +29,8 @@ def require_gold_titles(questions: Iterable[Question], credit: CreditParams) -> 
 def draw(questions: Sequence[Question], count: int, *, iteration: int, seed: int) -> list[Question]:
     """The `count` questions of an iteration, no question twice.
 
-    Successive iterations pass through all questions in a random order, then in another one; what is left at the end of
-    a pass and does not fill an iteration is left out of it. Raises ValueError if there are fewer questions than an
-    iteration needs.
+    Successive iterations pass through all questions in a random order, then in another one. A pass leaves out its last
+    questions if they do not fill an iteration. Raises ValueError if there are fewer questions than an iteration needs.
     """
     if count > len(questions):
         raise ValueError(
@@ -47,7 +43,7 @@ def draw(questions: Sequence[Question], count: int, *, iteration: int, seed: int
 
 
 def draw_unseen(questions: Sequence[Question], config: TrainParams) -> list[Question]:
-    """The questions of all validations: so many of every data set's dev split, the same for every run and seed.
+    """The questions of all validations: `validation.questions` of every data set's dev split, for every run and seed.
 
     Raises ValueError if there is no dev split, or one has fewer questions.
     """
@@ -70,10 +66,9 @@ def draw_unseen(questions: Sequence[Question], config: TrainParams) -> list[Ques
 def draw_further(
     questions: Sequence[Question], count: int, *, besides: Collection[str], iteration: int, refill: int, seed: int
 ) -> list[Question]:
-    """At most `count` questions beside those whose ids are given, for the `refill`-th refill of an iteration.
+    """At most `count` questions with other ids than `besides`, for the `refill`-th refill of an iteration.
 
-    They come in a random order of their own: the passes of `draw` do not depend on how many refills there were, and
-    meet these questions again.
+    They come in a random order of their own. The passes of `draw` do not depend on refills, and meet them again.
     """
     order = np.random.default_rng(derive(seed, "refill", iteration, refill)).permutation(len(questions))
     others = (questions[index] for index in order if questions[index].question_id not in besides)
@@ -86,7 +81,7 @@ History = Sequence[Mapping[str, float]]  # the metrics of the finished iteration
 
 
 def is_due(history: History, config: TrainParams, *, complete: bool) -> bool:
-    """Whether the latest policy is to be validated and was not yet: of every so many, and that of a complete run."""
+    """Whether the latest policy is one of every `validation.every`, or a complete run's, and was not validated yet."""
     every, finished = config.validation.every, len(history)
     if not every or not finished or VALIDATED in history[-1]:
         return False

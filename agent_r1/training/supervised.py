@@ -33,15 +33,18 @@ from agent_r1.records import Source, Trajectory
 from agent_r1.seeds import derive
 from agent_r1.training.identity import Identity, write_start
 
-OPTIMIZER = "optimizer"  # what the names of its states begin with
+OPTIMIZER = "optimizer"  # the prefix of its states' names
+BATCHES_SORTED_TOGETHER = 16  # batches of like lengths waste little on padding
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """The folder in which one process, or the ranks that share a model, write down how far a training is.
+    """The folder in which one process, or the ranks that share a model, write down the progress of a training.
 
-    What another training left there goes `aside`. Of the ranks only the leader is asked whose it is; all read and
-    write, each its part of the weights that train and of what the optimiser keeps of them.
+    The folder of another training goes `aside`. Only the leader is asked whose it is. Every rank reads and writes its
+    part of the weights that train and of the optimiser's states.
     """
 
     folder: Path
@@ -49,12 +52,8 @@ class Unfinished:
     every: int  # optimiser steps; 0 writes nothing
     identity: Identity
 
-    def on(self, **inputs: str) -> Self:
-        """Adds further inputs of the training, by their hashes."""
-        return replace(self, identity=replace(self.identity, inputs=self.identity.inputs | inputs))
-
     def take_up(self, model: nn.Module, optimizer: Optimizer, ranks: Ranks) -> int:
-        """Goes on from what was written last, and returns after how many steps that was; 0 where there is nothing.
+        """Loads the last state, and returns the steps after which it was written; 0 without one.
 
         Raises ValueError if it is not as it was written.
         """
@@ -66,9 +65,9 @@ class Unfinished:
         return steps
 
     def keep(self, model: nn.Module, optimizer: Optimizer, steps: int, ranks: Ranks) -> None:
-        """Writes what is gone on from after so many steps, whole or not at all, where it is time to.
+        """Writes the state after so many steps, whole or not at all, if it is due.
 
-        Raises OSError if the disk is full or not writable; what was written before is untouched.
+        Raises OSError if the disk is full or not writable; the last state stays.
         """
         if not self.every or steps % self.every:
             return
@@ -81,7 +80,7 @@ class Unfinished:
                 checkpoint.seal(fresh, Progress(iterations=steps, policy_version=steps))
 
     def _found(self) -> int:
-        """The steps after which this training was left; what is another's is moved aside."""
+        """The steps after which this training was left; another one is moved aside."""
         try:
             found = checkpoint.progress(self.folder)
             if found is None:
@@ -95,14 +94,9 @@ class Unfinished:
         return found.iterations
 
 
-logger = logging.getLogger(__name__)
-
-BATCHES_SORTED_TOGETHER = 16  # batches of like lengths waste little on padding
-
-
 @dataclass(frozen=True, slots=True)
 class Lessons:
-    """The contexts that a model learns from: their tokens, and what each of these counts in the loss."""
+    """The contexts that a model learns from: their tokens, and the weight of each token in the loss."""
 
     token_ids: list[NDArray[np.int32]]
     weights: list[NDArray[np.float32]]
@@ -118,7 +112,7 @@ class Lessons:
 
     @classmethod
     def of(cls, demonstrations: Sequence[Trajectory], conversations: Sequence[Trajectory], observed: float) -> Self:
-        """Action tokens count 1, and those of the demonstrations' observations as much as is `observed`."""
+        """Action tokens weigh 1, and the observations of demonstrations `observed`."""
         taught = ((demonstrations, observed), (conversations, 0.0))
         contexts = [(each, span, weight) for rows, weight in taught for each in rows for span in each.contexts]
         return cls(
@@ -139,16 +133,16 @@ def fit(
     """Trains `model` in place for `params.steps` optimiser steps; returns their losses in nats per token.
 
     The loss is the weighted mean of the negative log-likelihood over the tokens that count. The learning rate warms up
-    over the first 5 % of the steps and then decays along a cosine to a tenth. What is trained is what asks for a
-    gradient; without `compute` it runs in float32 on one rank; `offload` is that of `adamw`. All ranks that share the
-    model call it with the same lessons. It takes the steps that an `unfinished` training has left, and returns their
-    losses.
+    over the first 5 % of the steps and then decays along a cosine to a tenth. Every weight that asks for a gradient is
+    trained. Without `compute` it runs in float32 on one rank. All ranks that share the model call it with the same
+    lessons. An `unfinished` training goes on, and the losses are those of its remaining steps.
     """
     compute = compute or compute_of(model, params)
     ranks = compute.ranks
     optimiser = adamw(model, params.learning_rate, betas=(0.9, 0.95), weight_decay=0.01, offload=offload)
     if unfinished and ranks.leads:
-        unfinished = unfinished.on(lessons=lessons.digest)
+        inputs = unfinished.identity.inputs | {"lessons": lessons.digest}
+        unfinished = replace(unfinished, identity=replace(unfinished.identity, inputs=inputs))
     done = unfinished.take_up(model, optimiser, ranks) if unfinished else 0
     batches = islice(_batches([len(row) for row in lessons.token_ids], params), done, None)
     hidden = not (ranks.leads and sys.stderr.isatty())

@@ -51,10 +51,10 @@ def train_on_demonstrations(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """A model and its tokenizer, trained on demonstrations of the questions, and on conversations.
 
-    Without `model.path` both are the built-in small ones, made from scratch in float32, and the tokenizer learns its
-    words from all of these and the passages; with it, those of that folder or hub id, taken as training takes them: its
-    precision, adapters and gradient checkpointing. The demonstrator searches the index. Of `ranks` this is the leader's
-    part, and each is left with its part of the model. What an earlier process left `unfinished` is gone on with.
+    Without `model.path` both are small and made from scratch, in float32, and the tokenizer learns its words from these
+    texts and the passages. With it, both come from that folder or hub id, with the precision, adapters and gradient
+    checkpointing of a training. The demonstrator searches the index. This is the leader's part; every rank is left with
+    its part of the model. An `unfinished` training goes on.
     """
     path = settings.warm_start.conversations
     conversations = read_conversations(Path(path)) if path else []
@@ -91,7 +91,7 @@ def train_on_demonstrations(
 
 
 def train_with_leader(settings: Params, ranks: Ranks, unfinished: Unfinished) -> PreTrainedModel:
-    """What every other of the ranks does while the leader is in `train_on_demonstrations`; its part of the model."""
+    """The followers' part while the leader is in `train_on_demonstrations`. Returns this rank's part of the model."""
     own = _to_fine_tune(settings, ranks) if settings.model.path else None
     mine: list[tuple[Lessons, PreTrainedModel]] = []
     [(lessons, built_in)] = ranks.gather(mine)
@@ -132,7 +132,7 @@ def _to_fine_tune(settings: Params, ranks: Ranks) -> PreTrainedModel:
 
 
 def _texts(passages: Sequence[Passage], demonstrations: Sequence[Demonstration]) -> Iterator[str]:
-    """What the tokenizer learns its words from: the passages, and the conversations with all that surrounds them."""
+    """The passages, and the conversations with the text around them, for a tokenizer to learn its words from."""
     for passage in passages:
         yield f"{passage.title}: {passage.text}"
     for demonstration in demonstrations:
@@ -141,11 +141,7 @@ def _texts(passages: Sequence[Passage], demonstrations: Sequence[Demonstration])
 
 
 def _act_out(
-    searching: Sequence[Demonstration],
-    answering: Sequence[Demonstration],
-    chat: Chat,
-    index: Cached,
-    settings: Params,
+    searching: Sequence[Demonstration], answering: Sequence[Demonstration], chat: Chat, index: Cached, settings: Params
 ) -> list[Trajectory]:
     """The demonstrations as trajectories, made by the loop and the renderer that make the policy's own."""
     limits, trajectories = _unhurried(settings.env), list[Trajectory]()
@@ -184,12 +180,12 @@ def _demonstrated(
 
 
 def _games_as_text(questions: Sequence[Question], settings: Params) -> Iterator[str]:
-    """What is read and written in some of the demonstrated games, for a tokenizer that is yet to be made."""
+    """The texts of some demonstrated games, for a tokenizer to learn its words from."""
     with Shared(_unhurried(settings.env)) as shared:
         for attempt, script in list(zip(*_demonstrated(questions, settings, shared), strict=True))[:SHOWN_GAMES]:
             yield "\n".join(shared.run(texts_of(attempt.env(attempt.sample), script)))
 
 
 def _unhurried(env: EnvParams) -> EnvParams:
-    """The demonstrator finishes what it writes, and a demonstration that the world cut short shows nothing."""
+    """Lets the demonstrator finish every action, and refuses demonstrations that the world cut short."""
     return env.model_copy(update={"max_action_tokens": env.max_tokens, "aborted_share": 0.0})

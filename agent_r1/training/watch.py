@@ -1,4 +1,4 @@
-"""What watches a training: the proof that the sampler runs the learner's weights (law 6), and the collapse monitor."""
+"""The guards of a training: the proof that the sampler runs the learner's weights (law 6), and the collapse monitor."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class StaleWeightsError(RuntimeError):
 
 
 def accepted_gap(dtype: torch.dtype, tolerance: CanaryTolerance) -> tuple[str, float]:
-    """Which gap between two models' logprobs tells under a dtype, `max` or `mean`, and the largest that passes [nats].
+    """The measure of the gap between two models' logprobs, `max` or `mean`, and the largest gap that passes [nats].
 
-    In float32 it is the largest difference, and one update of the weights shows. In bfloat16 it is the mean difference,
-    because the largest of many tokens is rounding alone (logits near 32 lie .125 apart); what shows is another model.
+    In float32 it is the largest difference, and shows one update of the weights. In bfloat16 it is the mean difference,
+    and shows another model: the largest of many tokens is rounding alone (logits near 32 lie .125 apart).
     """
     return ("max", tolerance.float32) if dtype is torch.float32 else ("mean", tolerance.bfloat16)
 
@@ -44,9 +44,9 @@ def prove(
     dtype: torch.dtype,
     tolerance: CanaryTolerance,
 ) -> float:
-    """The gap in nats between the logprobs that two models gave to the same tokens: the one that tells under the dtype.
+    """The gap in nats between the logprobs that two models gave to the same tokens, measured as the dtype asks.
 
-    A StaleWeightsError refuses one that is above the tolerance, or not a number.
+    Raises StaleWeightsError for a gap that is above the tolerance, or not a number.
     """
     differences = np.concatenate([np.abs(one - other) for one, other in zip(samplers, learners, strict=True)])
     measure, allowed = accepted_gap(dtype, tolerance)
@@ -106,7 +106,7 @@ class Record(Protocol):
     """Where a training's numbers and alarms go besides its folder, such as a run of MLflow."""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Adds metrics of an iteration, those that it has not yet."""
+        """Adds the metrics of an iteration that it does not have yet."""
 
     def tag(self, name: str, value: str) -> None:
         """Sets a tag, in place of the value it had."""
@@ -123,8 +123,8 @@ class Unrecorded:
     def rewind(self) -> None: ...
 
 
-class Decision(enum.StrEnum):
-    """What becomes of a run after an iteration."""
+class RunDecision(enum.StrEnum):
+    """How a run goes on after an iteration."""
 
     GO_ON = "went on"
     STOP = "stopped"
@@ -133,11 +133,11 @@ class Decision(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What the monitor says of one iteration."""
+    """The monitor's judgement of one iteration."""
 
     alarms: list[Alarm]
     clean: bool  # no sign has even begun to show: the weights that the iteration began with are good
-    decision: Decision
+    decision: RunDecision
     rollbacks: int  # before this verdict
     stabilised: bool | None = None  # whether it was trained as `monitor.stabilise` says; None where a run never is
 
@@ -148,20 +148,20 @@ class Verdict:
 
 
 def judge(history: Sequence[Mapping[str, float]], config: TrainParams, rollbacks: int) -> Verdict:
-    """What becomes of a run whose iterations so far have these metrics.
+    """Judges a run by the metrics of its iterations so far.
 
     With `on_collapse: rollback` an alarm after the last of `max_rollbacks` rollbacks stops the run. With `stabilise`
-    the first one changes how it trains, see `as_it_trains`, and takes it back where `monitor.stabilise` says so.
+    the first alarm changes how the run trains, see `as_it_trains`, and rolls it back if `monitor.stabilise` says so.
     """
     samples, monitor = config.rollout.samples, config.monitor
     seen = alarms(history, monitor, samples=samples)
     trained = as_it_trains(config, history[:-1], rollbacks)
-    decision = Decision.GO_ON
+    decision = RunDecision.GO_ON
     if seen and trained.monitor.goes_back:
         last = monitor.on_collapse == "rollback" and rollbacks >= monitor.max_rollbacks
-        decision = Decision.STOP if last else Decision.ROLL_BACK
+        decision = RunDecision.STOP if last else RunDecision.ROLL_BACK
     elif seen and monitor.on_collapse == "stop":
-        decision = Decision.STOP
+        decision = RunDecision.STOP
     return Verdict(
         alarms=seen,
         clean=is_clean(history, monitor, samples=samples),
@@ -172,10 +172,10 @@ def judge(history: Sequence[Mapping[str, float]], config: TrainParams, rollbacks
 
 
 def as_it_trains(config: TrainParams, history: Sequence[Mapping[str, float]], rollbacks: int) -> TrainParams:
-    """The configuration of the iteration after those of the history, of a run that went back so often.
+    """The configuration of the iteration that follows a history and so many rollbacks.
 
-    It is `config.stabilised` where `on_collapse: stabilise` has met an alarm, which is in the history unless the run
-    went back from it, and is `config` itself elsewhere.
+    It is `config.stabilised` once `on_collapse: stabilise` has met an alarm, else `config` itself. The history has the
+    alarm unless the run went back from it.
     """
     if config.monitor.on_collapse != "stabilise":
         return config
@@ -183,7 +183,7 @@ def as_it_trains(config: TrainParams, history: Sequence[Mapping[str, float]], ro
 
 
 def announce(verdict: Verdict, record: Record, iteration: int) -> None:
-    """Names what was seen, and what was done about it, in the log and in the tags of the record."""
+    """Names the signs and the decision, in the log and in the tags of the record."""
     if not verdict.alarms:
         return
     seen = "; ".join(map(str, verdict.alarms))
@@ -191,15 +191,15 @@ def announce(verdict: Verdict, record: Record, iteration: int) -> None:
     logger.warning("iteration %d shows signs of collapse, the run %s: %s", iteration, done, seen)
     record.tag("monitor/signs", ", ".join(alarm.sign for alarm in verdict.alarms))
     record.tag("monitor/last_alarm", f"iteration {iteration}, {done}: {seen}")
-    if verdict.decision is Decision.ROLL_BACK:
+    if verdict.decision is RunDecision.ROLL_BACK:
         record.tag("monitor/rollbacks", str(verdict.rollbacks + 1))
         record.rewind()
 
 
 def account(history: Sequence[Mapping[str, float]], iterations: int, success: str) -> str:
-    """The last of these iterations as one line: what its rollouts were worth, what took long, and how much is left.
+    """The last iteration as one line: the worth of its rollouts, its time, and the time that is left.
 
-    `success` is what the environment calls it; the time left is that of the last `RECENT` iterations, again and again.
+    `success` is the environment's word for it. The time left supposes iterations like the last `RECENT`.
     """
     last, finished = history[-1], len(history)
     recent = [sum(value for name, value in each.items() if name.startswith("time/")) for each in history[-RECENT:]]
@@ -220,5 +220,5 @@ def duration(seconds: float) -> str:
 
 
 def reseeded(seed: int, rollbacks: int) -> int:
-    """The seed of a run that has gone back so often: with the old one it would draw and sample the same again."""
+    """The seed after so many rollbacks; with the old one a run would draw and sample the same again."""
     return derive(seed, "rollback", rollbacks) if rollbacks else seed

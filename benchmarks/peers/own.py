@@ -53,13 +53,12 @@ def main() -> None:
     index = open_index(settings.search, places.passages, places.index)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
-        new = RunFolder(path / "run", Identity.of(settings, config))
+        new = RunFolder(path / "run", Identity.of(settings, config), config)
         with (
-            new.opened(config.iterations, aside=path / "aside") as run,
+            new.opened(path / "aside") as run,
             Shared(settings.env, index) as shared,
             Training(
                 settings,
-                config,
                 questions=read_rows(places.questions, Question),
                 shared=shared,
                 model=places.warm_start,

@@ -5,4 +5,4 @@ process is prepared for it. The docstrings are the help.
 """
 
 from flows.commands import execute, look, operate, serve  # noqa: F401 - each adds its commands, in this order
-from flows.commands.shared import app as app
+from flows.commands.options import app as app

@@ -12,7 +12,7 @@ from typer import Argument, Option
 from agent_r1 import params
 from agent_r1.params.places import RunId
 from agent_r1.params.stages import Baseline, Protocol
-from flows.commands.shared import Model, OneRun, RunName, SeedOption, Sweep, app, completed_overlays, training_of
+from flows.commands.options import Model, OneRun, RunName, SeedOption, Sweep, acting, app, completed_overlays
 from flows.stage import report_to_own_server, run_stage
 
 PANEL = "Run the graph"
@@ -109,11 +109,11 @@ def evaluate(
     from flows.evaluate import EvaluationRequest
     from flows.evaluate import evaluate as stage
 
+    if sum(map(bool, (run, baseline, model))) != 1:
+        raise ValueError("say what to evaluate: one of --run, --baseline and --model, a reference, folder or hub id")
     asked = EvaluationRequest(
-        run=training_of(run, seed, None if baseline else sweep),
+        acting(run, seed, None if baseline else sweep, baseline or model),
         sweep=sweep or "",
-        baseline=baseline,
-        model=model,
         endpoint=endpoint,
         protocol=protocol,
         dataset=dataset,

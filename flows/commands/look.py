@@ -14,17 +14,17 @@ from typer import Argument, Option
 from agent_r1 import params
 from agent_r1.params import Params
 from agent_r1.params.places import RunId
-from flows.commands.shared import (
+from flows.commands.options import (
     Model,
     OneRun,
     RunName,
     SeedOption,
     Sweep,
     Temperature,
+    acting,
     app,
     completed_runs,
     opened,
-    training_of,
 )
 from flows.stage import run_stage
 from flows.terminal import output
@@ -103,7 +103,7 @@ def chat(
     from agent_r1.http.endpoint import Endpoint
     from agent_r1.inspection.conversation import chat as talk
     from agent_r1.inspection.conversation import elsewhere, here
-    from flows.policies import chosen
+    from flows.policies import policy_of
 
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):
@@ -120,7 +120,7 @@ def chat(
         talk(elsewhere(served, model), question)
         return
     settings = params.load()
-    policy = chosen(settings, training_of(run, seed, sweep), model)
+    policy = policy_of(settings, acting(run, seed, sweep, model))
     title = policy.title if run or model else f"{policy.title}, untrained (see --run),"
     talk(here(opened(settings, policy, temperature), draws or 0, title), question)
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from agent_r1 import params
-from flows.commands.shared import Model, RunName, SeedOption, Sweep, app, training_of
+from flows.commands.options import Model, RunName, SeedOption, Sweep, acting, app
 from flows.stage import report_to_own_server
 
 PANEL = "Operate"
@@ -42,10 +42,10 @@ def export(
 ) -> None:
     """Writes a policy as a folder for others, with a model card."""
     from flows.operation.export import export as written
-    from flows.policies import chosen
+    from flows.policies import policy_of
 
     settings = params.load()
-    policy = chosen(settings, training_of(run, seed, sweep), model)
+    policy = policy_of(settings, acting(run, seed, sweep, model))
     written(policy.as_trained(settings), policy, to, license_name)
 
 

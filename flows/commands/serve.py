@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from typer import Argument, Context, Option
 
 from agent_r1 import params
-from flows.commands.shared import Model, RunName, SeedOption, Sweep, Temperature, app, opened, training_of
+from flows.commands.options import Model, RunName, SeedOption, Sweep, Temperature, acting, app, opened
 from flows.processes import HOST
 
 PANEL = "Serve"
@@ -51,10 +51,10 @@ def serve_agent(
     from agent_r1.http.endpoint import ENDPOINT_KEY
     from agent_r1.http.guard import open_to_all
     from agent_r1.inspection.served import serve
-    from flows.policies import chosen
+    from flows.policies import policy_of
 
     settings = params.load()
-    policy = chosen(settings, training_of(run, seed, sweep), model)
+    policy = policy_of(settings, acting(run, seed, sweep, model))
     if warning := open_to_all(ENDPOINT_KEY, host, "ask it, and have it use its tools as you"):
         logger.warning(warning)
     with opened(settings, policy, temperature) as agent:

@@ -218,11 +218,11 @@ def test_a_training_asks_when_it_collects(
     settings = validated(params.Params, override(whole, small), "small")
     config = settings.run(RunId("gigpo"))
     index = bm25_index([Passage(passage_id="p", title="Veld", text="Tesk is a city.")])
-    folder = RunFolder(tmp_path / "run", Identity.of(settings, config, sources(config.credit.rewards)))
+    folder = RunFolder(tmp_path / "run", Identity.of(settings, config, sources(config.credit.rewards)), config)
     with (
-        folder.opened(1, aside=tmp_path / "aside") as run,
+        folder.opened(tmp_path / "aside") as run,
         Shared(settings.env, index) as shared,
-        Training(settings, config, questions=[*QUESTIONS.values()], shared=shared, model=tiny_model, folder=run) as it,
+        Training(settings, questions=[*QUESTIONS.values()], shared=shared, model=tiny_model, folder=run) as it,
     ):
         iterate(it)
         [row] = run.history()

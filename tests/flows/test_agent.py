@@ -58,12 +58,14 @@ def choose(
     [
         ({"run": "ppo"}, "ppo", POLICIES[1], "tool_call"),
         ({"run": "ppo", "seed": 3}, "ppo-seed3", POLICIES[2], "tool_call"),
+        ({"model": "ppo-seed3"}, "ppo-seed3", POLICIES[2], "tool_call"),
         ({"run": "ppo", "seed": 3, "protocol": "naive_rag"}, "ppo-seed3-naive_rag", POLICIES[2], "naive_rag"),
         ({"run": "ppo", "dataset": "atlas"}, "ppo-atlas", POLICIES[1], "tool_call"),
         ({"run": "ppo", "dataset": "atlas", "as_label": "mine"}, "mine", POLICIES[1], "tool_call"),
         ({"baseline": "base_tool_call"}, "base_tool_call", POLICIES[0], "tool_call"),
         ({"baseline": "gold_passages"}, "gold_passages", POLICIES[0], "gold_passages"),
         ({"baseline": "closed_book", "dataset": "atlas"}, "closed_book-atlas", POLICIES[0], "closed_book"),
+        ({"model": "ppo-lab/tiny"}, "ppo-lab--tiny", "ppo-lab/tiny", "tool_call"),
         ({"model": "Qwen/Qwen2.5-3B-Instruct"}, "Qwen--Qwen2.5-3B-Instruct", "Qwen/Qwen2.5-3B-Instruct", "tool_call"),
         (
             {"model": "others/mine/", "protocol": "closed_book"},

@@ -12,7 +12,7 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,10 @@ from agent_r1.tables import read_rows
 from flows.commands import app
 from flows.commands.look import chat
 from flows.operation.register import register
-from flows.policies import Policy, version_of
+from flows.policies import policy_of, version_of
+from tests.fixtures import Inside, WriteParams
 
 ROOT = Path(__file__).parents[2]
-Inside = Callable[[Path], AbstractContextManager[None]]
-WriteParams = Callable[[Path, dict[str, Any]], None]
 FOOTER = re.compile(r"\d steps?, \d calls?, \d+ tokens, \d+\.\d s")
 CALL = '<think>The film first.</think><tool_call>{"name": "search", "arguments": {"query": "Low Tide"}}</tool_call>'
 
@@ -178,13 +177,9 @@ def test_a_conversation_at_a_terminal(project: Path, asked: list[str]) -> None:
         assert "Traceback" not in screen.seen
 
 
+@pytest.mark.usefixtures("ppo")
 def test_one_question_of_a_trained_run(
-    project: Path,
-    ppo: Path,
-    asked: list[str],
-    inside: Inside,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    project: Path, asked: list[str], inside: Inside, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with inside(project):
         chat("ppo", question=asked[0])
@@ -242,12 +237,24 @@ def test_a_repeated_question_draws_again(tiny_tokenizer: PreTrainedTokenizerFast
     assert seeds[:3] == seeds[3:]
 
 
-def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What the command says before it ends with a fault."""
-    monkeypatch.setattr("flows.commands.shared.prepare_process", lambda: None)  # this process is the tests'
-    with pytest.raises((SystemExit, ValueError, OSError)) as ended:
-        get_command(app).main(["chat", *arguments])
-    return capsys.readouterr().err if isinstance(ended.value, SystemExit) else str(ended.value)
+@pytest.fixture
+def said(
+    tmp_path: Path,
+    write_params: WriteParams,
+    inside: Inside,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Callable[..., str]:
+    """The words with which the command ends in a project that has nothing but its parameters."""
+    monkeypatch.setattr("flows.commands.options.prepare_process", lambda: None)  # this process is the tests'
+    write_params(tmp_path, {})
+
+    def run(*arguments: str) -> str:
+        with inside(tmp_path), pytest.raises((SystemExit, ValueError, OSError)) as ended:
+            get_command(app).main(["chat", *arguments])
+        return capsys.readouterr().err if isinstance(ended.value, SystemExit) else str(ended.value)
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -262,10 +269,7 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *a
         ([], "there is no model at outputs/warm_start; make it (`dvc repro warm_start`), or name another model"),
         (["--model", "./nowhere"], "there is no folder ./nowhere; --model takes one, or a hub id such as owner/name"),
         (["--model", "."], ". has no config.json; save a model and its tokenizer into one folder"),
-        (
-            ["--model", "models:/agent_r1@champion"],
-            "the registry is empty; a training that finishes",
-        ),
+        (["--model", "models:/agent_r1@champion"], "the registry is empty; a training that finishes"),
         (["--seed", "1"], "--seed and --sweep tell apart runs; give --run"),
         (["--temperature", "-1"], "Invalid value for '--temperature'"),
         (["--temperature", "nan"], "Invalid value for '--temperature'"),
@@ -273,47 +277,28 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *a
         (["--run", "ppo", "--model", "."], "--run and --model each name a policy; give one of them"),
     ],
 )
-def test_faults_of_the_command_line(
-    arguments: list[str],
-    message: str,
-    tmp_path: Path,
-    write_params: WriteParams,
-    inside: Inside,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    write_params(tmp_path, {})
-    with inside(tmp_path):
-        assert message in said(monkeypatch, capsys, *arguments)
+def test_faults_of_the_command_line(arguments: list[str], message: str, said: Callable[..., str]) -> None:
+    assert message in said(*arguments)
 
 
-def test_a_missing_index(
-    tmp_path: Path,
-    tiny_model: Path,
-    write_params: WriteParams,
-    inside: Inside,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    write_params(tmp_path, {})
-    with inside(tmp_path):
-        message = said(monkeypatch, capsys, "--model", str(tiny_model), "--question", "Who?")
+def test_a_missing_index(tiny_model: Path, said: Callable[..., str]) -> None:
+    message = said("--model", str(tiny_model), "--question", "Who?")
     assert re.fullmatch(r"there is no index at .*; run the .* stage \(.*\)", message)
 
 
 def test_who_answers(project: Path, ppo: Path, inside: Inside) -> None:
     with inside(project):
         settings = params.load()
-        policy = Policy.of_run(settings, RunId("ppo"))
+        policy = policy_of(settings, RunId("ppo"))
         assert (policy.title, policy.path) == (
             "ppo after 3 iterations",
             str(ppo.relative_to(ppo.parents[2]) / "checkpoint/policy"),
         )
-        assert policy.updates == Policy.named(policy.path).updates == 2
-        assert Policy.of_warm_start(settings).path == str(settings.places.warm_start)
-        assert Policy.named("owner/name").path == "owner/name"
+        assert policy.updates == policy_of(settings, policy.path).updates == 2
+        assert policy_of(settings, "").path == str(settings.places.warm_start)
+        assert policy_of(settings, "owner/name").path == "owner/name"
         register(RunId("ppo"))
         version = version_of("ppo", settings)
-        registered = Policy.named(version.reference)
+        registered = policy_of(settings, version.reference)
         assert (registered.title, registered.version) == (f"version {version.number}, ppo", version)
         assert (registered.path, registered.updates) == (policy.path, 2)

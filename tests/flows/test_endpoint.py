@@ -7,9 +7,7 @@ import re
 import subprocess
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -28,12 +26,9 @@ from flows.commands.look import chat
 from flows.evaluate import EvaluationRequest, evaluate
 from flows.report import report
 from tests.answering import Heard, Said, answering
+from tests.fixtures import PLACES, Inside, WriteParams
 
-PLACES = load(Path(__file__).parents[2] / "params.yaml").places
 PATIENCE_S = 300.0
-
-Inside = Callable[[Path], AbstractContextManager[None]]
-WriteParams = Callable[[Path, dict[str, Any]], None]
 
 
 @pytest.fixture
@@ -66,9 +61,9 @@ def test_a_model_that_somebody_serves_stands_beside_a_baseline(project: Path, in
     settings = load(project / "params.yaml")
     with inside(project):
         with answering(play) as url:
-            evaluate(EvaluationRequest(model="org/big", endpoint=url))
-        evaluate(EvaluationRequest(baseline="base_tool_call"))
-        evaluate(EvaluationRequest(run=RunId("ppo")))
+            evaluate(EvaluationRequest("org/big", endpoint=url))
+        evaluate(EvaluationRequest("base_tool_call"))
+        evaluate(EvaluationRequest(RunId("ppo")))
         report(beside="org--big")
         page = (PLACES.report().with_name("report_beside") / "report.md").read_text()
         with pytest.raises(FileNotFoundError, match="there is no evaluation 'org' in outputs/evaluate; evaluate it"):
@@ -111,11 +106,11 @@ def test_an_outage_is_the_worlds_fault_and_too_many_end_the_stage(project: Path,
             return (503, b"busy") if heard.body["messages"][1]["content"] == unlucky else said("<answer>x</answer>")
 
         with answering(play) as url:
-            evaluate(EvaluationRequest(model="m", endpoint=url, as_label="all"))
+            evaluate(EvaluationRequest("m", endpoint=url, as_label="all"))
             aborted = json.loads((PLACES.evaluation("all") / "scores.json").read_text())["aborted"]
             outages = pytest.raises(TooManyAborted, match=r"cut \d+ of 12 .*the endpoint .*does not answer: status 503")
             with answering(lambda _: (503, b"busy")) as down, outages:
-                evaluate(EvaluationRequest(model="m", endpoint=down, as_label="down"))
+                evaluate(EvaluationRequest("m", endpoint=down, as_label="down"))
     assert aborted == 1.0
     assert not (project / PLACES.evaluation("down")).exists()
 

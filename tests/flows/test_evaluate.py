@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +28,11 @@ from flows.commands.look import chat
 from flows.evaluate import EvaluationRequest, evaluate
 from flows.operation.export import NOT_SCORED, export, model_card
 from flows.operation.register import register
-from flows.policies import Policy, version_of
+from flows.policies import policy_of, version_of
 from flows.report import report
 from flows.train import inputs_of, train
+from tests.fixtures import PLACES, Inside, WriteParams
 
-PLACES = load(Path(__file__).parents[2] / "params.yaml").places
-
-Inside = Callable[[Path], AbstractContextManager[None]]
 NAMES = ["ppo", "base_tool_call", "naive_rag"]
 ASKED = 12
 pytestmark = pytest.mark.walk
@@ -46,9 +42,9 @@ pytestmark = pytest.mark.walk
 def evaluated(small_project: Path, ppo: Path, inside: Inside) -> Path:
     """The project with everything done that `dvc repro` does."""
     with inside(small_project):
-        evaluate(EvaluationRequest(run=RunId("ppo")))
+        evaluate(EvaluationRequest(RunId("ppo")))
         for baseline in NAMES[1:]:
-            evaluate(EvaluationRequest(baseline=baseline))
+            evaluate(EvaluationRequest(baseline))
         report()
     return small_project
 
@@ -67,23 +63,23 @@ def content(project: Path, name: str, file: str) -> dict[str, Any]:
 
 
 def test_a_policy_leaves_the_project_whole_with_a_card(
-    evaluated: Path, ppo: Path, inside: Inside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    evaluated: Path, ppo: Path, inside: Inside, tmp_path: Path
 ) -> None:
     with inside(evaluated):
         settings = load()
-        policy = Policy.of_run(settings, RunId("ppo"))
+        policy = policy_of(settings, RunId("ppo"))
         export(settings, policy, tmp_path / "agent", "mit")
         with pytest.raises(ValueError, match="agent is there already; name another folder, nothing is replaced"):
             export(settings, policy, tmp_path / "agent", "mit")
-        bare = Policy.named(str(PLACES.warm_start))
+        bare = policy_of(settings, str(PLACES.warm_start))
         shutil.copytree(PLACES.warm_start, tmp_path / "unscored")
         (tmp_path / "unscored/other").write_text("makes other weights of it")
-        unscored = model_card(settings, Policy.named(str(tmp_path / "unscored")), "other")
+        unscored = model_card(settings, policy_of(settings, str(tmp_path / "unscored")), "other")
         assert "base_tool_call" in str(model_card(settings, bare, "other")), (
             "the warm start was evaluated as a baseline"
         )
         with pytest.raises(ValueError, match="owner/name is on the hub already"):
-            export(settings, Policy.named("owner/name"), tmp_path / "else", "mit")
+            export(settings, policy_of(settings, "owner/name"), tmp_path / "else", "mit")
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "agent")
     learned = AutoModelForCausalLM.from_pretrained(policy_in(ppo))
     assert all(torch.equal(a, b) for a, b in zip(exported.parameters(), learned.parameters(), strict=True))
@@ -166,7 +162,7 @@ def test_an_edited_tool_of_ones_own_is_another_run_and_is_not_measured_alike(
 
 
 def test_a_run_with_an_env_of_its_own_is_trained_measured_and_asked_in_it(
-    evaluated: Path, tmp_path: Path, inside: Inside, write_params: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    evaluated: Path, tmp_path: Path, inside: Inside, write_params: WriteParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two steps and a calculator; its registered version too. The warm start has what params.yaml says."""
     own = {"env": {"max_steps": 2, "tools": {"calculator": {}}}, "iterations": 2}
@@ -176,9 +172,9 @@ def test_a_run_with_an_env_of_its_own_is_trained_measured_and_asked_in_it(
         train(RunId("own"))
         register(RunId("own"))
         version = version_of("own", load())
-        evaluate(EvaluationRequest(run=RunId("own")))
-        evaluate(EvaluationRequest(model=version.reference, as_label="registered"))
-        evaluate(EvaluationRequest(baseline="base_tool_call"))
+        evaluate(EvaluationRequest(RunId("own")))
+        evaluate(EvaluationRequest(version.reference, as_label="registered"))
+        evaluate(EvaluationRequest("base_tool_call"))
         for name, steps in (("own", 2), ("registered", 2), ("base_tool_call", 4)):
             limits = content(Path(), name, "hashes.json")["limits"]
             assert (f"max_steps {steps}," in limits, "'calculator': {}" in limits) == (True, steps == 2)
@@ -265,12 +261,10 @@ def test_the_report_names_everyone(evaluated: Path) -> None:
         assert (evaluated / PLACES.report() / picture).read_bytes().startswith(b"\x89PNG")
 
 
-def test_an_agent_that_is_not_there_is_named(
-    tmp_path: Path, inside: Inside, write_params: Callable[[Path, dict[str, Any]], None]
-) -> None:
+def test_an_agent_that_is_not_there_is_named(tmp_path: Path, inside: Inside, write_params: WriteParams) -> None:
     write_params(tmp_path, {})
     with inside(tmp_path):
         with pytest.raises(FileNotFoundError, match="no checkpoint at outputs/train/ppo/checkpoint; train it first"):
-            evaluate(EvaluationRequest(run=RunId("ppo")))
+            evaluate(EvaluationRequest(RunId("ppo")))
         with pytest.raises(FileNotFoundError, match="no model at outputs/warm_start; make it"):
-            evaluate(EvaluationRequest(baseline="naive_rag"))
+            evaluate(EvaluationRequest("naive_rag"))

@@ -7,7 +7,6 @@ import json
 import shutil
 import subprocess
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -27,11 +26,8 @@ from agent_r1.params.stages import PROTOCOLS
 from agent_r1.records import Prediction, Question, Source, Trajectory
 from agent_r1.tables import read_rows, write_rows
 from flows.evaluate import EvaluationRequest, evaluate
+from tests.fixtures import PLACES, Inside, WriteParams
 
-PLACES = load(Path(__file__).parents[2] / "params.yaml").places
-
-Inside = Callable[[Path], AbstractContextManager[None]]
-WriteParams = Callable[[Path, dict[str, Any]], None]
 ASKING = [each for each in PROTOCOLS if each not in SCRIPTED]  # questions that are answered
 CHANGES: dict[str, Any] = {
     "prepare": {
@@ -68,7 +64,7 @@ def evaluated(project: Path, inside: Inside) -> dict[str, list[Trajectory]]:
     """The episodes of the warm start under each protocol."""
     with inside(project):
         for protocol in ASKING:
-            evaluate(EvaluationRequest(model=str(PLACES.warm_start), protocol=protocol, as_label=f"of_{protocol}"))
+            evaluate(EvaluationRequest(str(PLACES.warm_start), protocol=protocol, as_label=f"of_{protocol}"))
         return {
             protocol: read_rows(PLACES.evaluation(f"of_{protocol}") / "trajectories.parquet", Trajectory)
             for protocol in ASKING
@@ -126,14 +122,14 @@ def test_a_baseline_is_the_warm_start_under_its_protocol(
     project: Path, evaluated: dict[str, list[Trajectory]], inside: Inside
 ) -> None:
     with inside(project):
-        evaluate(EvaluationRequest(baseline="gold_passages"))
+        evaluate(EvaluationRequest("gold_passages"))
         rows = read_rows(PLACES.evaluation("gold_passages") / "trajectories.parquet", Trajectory)
     assert [row.token_ids.tolist() for row in rows] == [row.token_ids.tolist() for row in evaluated["gold_passages"]]
 
 
 def test_a_run_on_one_data_set_under_another_protocol(project: Path, inside: Inside) -> None:
     with inside(project):
-        evaluate(EvaluationRequest(run=RunId("ppo"), protocol="closed_book", dataset="other"))
+        evaluate(EvaluationRequest(RunId("ppo"), protocol="closed_book", dataset="other"))
         rows = read_rows(PLACES.evaluation("ppo-closed_book-other") / "predictions.parquet", Prediction)
         client = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db")
         shown = client.get_run((PLACES.evaluation("ppo-closed_book-other") / "mlflow_run_id").read_text())
@@ -171,7 +167,7 @@ def test_a_model_without_a_tokenizer_is_named(project: Path, tmp_path: Path, ins
         inside(project),
         pytest.raises(FileNotFoundError, match=f"{bare} has no tokenizer_config.json; save a model and its tokenizer"),
     ):
-        evaluate(EvaluationRequest(model=str(bare), as_label="bare"))
+        evaluate(EvaluationRequest(str(bare), as_label="bare"))
 
 
 def test_two_evaluations_are_compared(project: Path, evaluated: dict[str, list[Trajectory]], inside: Inside) -> None:

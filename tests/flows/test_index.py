@@ -47,7 +47,7 @@ def test_an_agent_searches_on_a_server(
         shutil.copytree(small_project / part, tmp_path / part)
     with inside(tmp_path):
         index()
-        evaluate(EvaluationRequest(baseline="base_tool_call"))
+        evaluate(EvaluationRequest("base_tool_call"))
     folder = tmp_path / PLACES.evaluation("base_tool_call")
     episodes = read_rows(folder / "trajectories.parquet", Trajectory)
     statuses = {step.call_status for episode in episodes for step in episode.steps}
@@ -58,4 +58,4 @@ def test_an_agent_searches_on_a_server(
 
     (tmp_path / PLACES.passages).write_bytes((tmp_path / PLACES.passages).read_bytes() + b" ")
     with inside(tmp_path), pytest.raises(ValueError, match="was built from other passages"):
-        evaluate(EvaluationRequest(baseline="base_tool_call"))
+        evaluate(EvaluationRequest("base_tool_call"))

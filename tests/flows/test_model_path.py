@@ -138,7 +138,7 @@ def test_a_foreign_model_is_trained_with_adapters(
         checkpoint.seal(policy.parent, finished)
         train(RunId("ppo"))
         assert sha256(policy) == merged
-        evaluate(EvaluationRequest(run=RunId("ppo")))
+        evaluate(EvaluationRequest(RunId("ppo")))
     given, taken = (
         AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
         for folder in (path, tmp_path / PLACES.warm_start)
@@ -168,7 +168,7 @@ def test_a_foreign_model_is_trained_with_adapters(
 
     with inside(tmp_path):
         PLACES.warm_start.rename("gone")
-        evaluate(EvaluationRequest(model=str(policy), as_label="alone"))
+        evaluate(EvaluationRequest(str(policy), as_label="alone"))
     limits = [
         json.loads((tmp_path / PLACES.evaluation(label) / "hashes.json").read_text())["limits"]
         for label in ("ppo", "alone")

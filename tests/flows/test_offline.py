@@ -34,7 +34,7 @@ from flows.view import view
 prepare()
 index()
 train(RunId("ppo"))
-evaluate(EvaluationRequest(run=RunId("ppo")))
+evaluate(EvaluationRequest(RunId("ppo")))
 view(RunId("ppo"))
 """
 

@@ -64,7 +64,7 @@ def policy(learner: Learner) -> Policy:
     """The policy of a finished training: merged weights beside its adapters."""
     learner.save_policy(FOLDER)
     adapter.merge(FOLDER, START, torch.bfloat16)
-    return Policy(title="ppo", path=str(FOLDER))
+    return Policy(name="ppo", title="ppo", path=str(FOLDER))
 
 
 def first(settings: Params, policy: Policy, beneath: Beneath | None) -> list[Action]:
@@ -82,7 +82,7 @@ def test_adapters_act_in_bfloat16_where_merging_loses_them(settings: Settings, p
     beneath = policy.beneath(given)
     assert beneath == Beneath(str(START), RANK)
     with_adapters, rounded = (first(given, policy, each) for each in (beneath, None))
-    before = first(given, Policy(title="", path=str(START)), None)
+    before = first(given, Policy(name="", title="", path=str(START)), None)
     said = [[action.logprobs.item() for action in actions] for actions in (with_adapters, rounded, before)]
     assert said[0] != said[1] == said[2]
 
@@ -108,7 +108,7 @@ def test_in_float32_merged_weights_say_what_the_adapters_do(settings: Settings, 
 
 def test_a_policy_without_adapters_is_as_it_ever_was(settings: Settings) -> None:
     for path in (str(START), "owner/name"):
-        other = Policy(title="", path=path)
+        other = Policy(name="", title="", path=path)
         assert (other.would_round(settings()), other.beneath(settings())) == (False, None)
 
 
@@ -126,7 +126,7 @@ def test_without_the_model_beneath_merged_weights_act_and_it_is_told(
 def test_adapters_alone_act_in_an_unfinished_run(settings: Settings, learner: Learner) -> None:
     """In float32 too, because there is nothing else; where they cannot, it is said what can."""
     learner.save_policy(FOLDER)
-    alone = Policy(title="ppo", path=str(FOLDER))
+    alone = Policy(name="ppo", title="ppo", path=str(FOLDER))
     assert alone.beneath(settings("float32")) == Beneath(str(START), RANK)
     with pytest.raises(ValueError, match="holds adapters alone, and servers need weights; train the run to its end"):
         alone.beneath(settings("float32", "server"))

@@ -1,4 +1,4 @@
-"""Whole trainings whose learner is shared by processes: as with one, and none is left when one of them is lost."""
+"""Trainings whose learner is shared by processes: as with one, and none is left when one is lost; a stage's code."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from safetensors.torch import load_file
 
-from agent_r1.params import load
+from agent_r1.files import sha256
 from agent_r1.params.places import RunId
 from agent_r1.params.stages import LearnerParams
 from agent_r1.records import Trajectory
 from agent_r1.tables import read_rows
-from flows.ranks import Watch, fault_of, given_place
+from flows.ranks import Watch, code_of, fault_of, given_place
+from tests.fixtures import PLACES, WriteParams
 
 Start = Callable[..., subprocess.Popen[str]]
 
-PLACES = load(Path(__file__).parents[2] / "params.yaml").places
 TRAIN = ("-m", "flows", "train", "--run", "ppo")
 RUN = PLACES.training(RunId("ppo"))
 WEIGHTS = "checkpoint/policy/model.safetensors"
@@ -34,7 +33,7 @@ TIMEOUT_S = 300.0
 
 
 @pytest.fixture
-def fresh(tmp_path: Path, small_project: Path, write_params: Callable[[Path, dict[str, Any]], None]) -> Path:
+def fresh(tmp_path: Path, small_project: Path, write_params: WriteParams) -> Path:
     """The project before training, with a learner that two processes share; `start` starts processes there."""
     write_params(tmp_path, {"learner": {"processes": 2, "silence_s": 15.0}})
     for part in ("data", "outputs/warm_start"):
@@ -137,3 +136,47 @@ def test_a_lost_rank_is_to_blame_for_what_it_broke(monkeypatch: pytest.MonkeyPat
             save()
         with pytest.raises(OSError, match="No space left on device"), watch.blamed():
             raise OSError("No space left on device")
+
+
+GRAPH = """
+stages:
+  warm_start:
+    cmd: python -m flows warm_start
+    deps: [agent_r1/tables.py, data/index]
+  train:
+    foreach: ${repro_runs}
+    do:
+      cmd: python -m flows train --run ${item}
+      deps: [agent_r1/policy, agent_r1/tables.py, flows/train.py, data/index]
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "dvc.yaml").write_text(GRAPH)
+    listed = ("agent_r1/policy/deep/learner.py", "agent_r1/policy/chat.jinja", "agent_r1/tables.py", "flows/train.py")
+    others = ("agent_r1/policy/__pycache__/learner.pyc", "agent_r1/training/watch.py", "data/index/a")
+    for name in (*listed, *others):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    monkeypatch.setattr("flows.ranks.CODE", tmp_path)
+    return tmp_path
+
+
+def test_a_stages_code_is_every_file_that_dvc_yaml_lists(root: Path) -> None:
+    expected = {"agent_r1/policy/chat.jinja", "agent_r1/policy/deep/learner.py", "agent_r1/tables.py", "flows/train.py"}
+    assert code_of("train") == {name: sha256(root / name) for name in expected}
+    assert {*code_of("warm_start")} == {"agent_r1/tables.py"}
+
+
+def test_a_stages_code_needs_the_graph(root: Path) -> None:
+    (root / "dvc.yaml").unlink()
+    with pytest.raises(FileNotFoundError, match=r"dvc\.yaml does not exist; install the project from its clone"):
+        code_of("train")
+
+
+def test_trainings_code_is_its_flow_and_not_the_viewer() -> None:
+    found = code_of("train")
+    assert {"flows/train.py", "agent_r1/training/watch.py", "agent_r1/learn/learner.py"} <= found.keys()
+    others = ("agent_r1/inspection", "agent_r1/tracking", "agent_r1/params", "data")
+    assert not [name for name in found if name.startswith(others)]

@@ -119,7 +119,7 @@ def test_the_same_stages_run_on_a_release(
         index()
         warm_start()
         train(RunId("ppo"))
-        evaluate(EvaluationRequest(run=RunId("ppo")))
+        evaluate(EvaluationRequest(RunId("ppo")))
         asked = read_rows(PLACES.questions, Question)[0].text
         [found] = open_index(load(Path("params.yaml")).search, PLACES.passages, PLACES.index).search([asked], 1)
         assert found, "what a call of the policy would be answered"

@@ -7,7 +7,6 @@ import logging
 import math
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,15 +28,12 @@ from agent_r1.training.loop import Training
 from agent_r1.training.watch import Verdict
 from flows.commands import look
 from flows.train import train
+from tests.fixtures import Inside, WriteParams
 
 ROOT = Path(__file__).parents[2]
 WARM_START = Path("outputs/warm_start")
-Inside = Callable[[Path], AbstractContextManager[None]]
 
-NO_MASKS = [
-    "credit.loss_mask=false",
-    "credit.advantage_mask={recursion: false, whitening: false, critic: false}",
-]
+NO_MASKS = ["credit.loss_mask=false", "credit.advantage_mask={recursion: false, whitening: false, critic: false}"]
 
 
 @pytest.fixture
@@ -234,9 +230,7 @@ def test_another_warm_start_is_refused(
         replayed(others=["ppo"], iterations=["0"])
 
 
-def test_a_filter_leaves_no_values_behind(
-    small_project: Path, ppo: Path, inside: Inside, tmp_path: Path, replayed: Callable[..., list[Replayed]]
-) -> None:
+def test_a_filter_leaves_no_values_behind(ppo: Path, tmp_path: Path, replayed: Callable[..., list[Replayed]]) -> None:
     folder = shutil.copytree(ppo, tmp_path / "ppo")
     path = folder / "credit" / "000.parquet"
     rows = read_rows(path, Credit)
@@ -264,7 +258,7 @@ def test_the_gradient_is_that_of_the_training(
     small_project: Path,
     tmp_path: Path,
     inside: Inside,
-    write_params: Callable[..., None],
+    write_params: WriteParams,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where an iteration is one optimiser step: of the warm start, and of the checkpoint that the second began with."""
@@ -301,13 +295,8 @@ def test_the_gradient_is_that_of_the_training(
     assert logged[0]["policy/grad_norm"] != pytest.approx(logged[1]["policy/grad_norm"], rel=1e-2)
 
 
-def test_the_command_prints_tables(
-    small_project: Path,
-    ppo: Path,
-    inside: Inside,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+@pytest.mark.usefixtures("ppo")
+def test_the_command_prints_tables(small_project: Path, inside: Inside, capsys: pytest.CaptureFixture[str]) -> None:
     changes = [*NO_MASKS, "credit.rewards.progress=0.5"]
     with inside(small_project):
         look.replay("ppo", changes=changes, iterations=["all"])
@@ -317,9 +306,7 @@ def test_the_command_prints_tables(
     assert "reads values at tokens that the critic of ppo was never trained at" in " ".join(printed.split())
 
 
-def test_the_command_needs_something_to_compare_with(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_needs_something_to_compare_with() -> None:
     with pytest.raises(ValueError, match="give --as, --set or both"):
         look.replay("ppo")
 

@@ -16,12 +16,10 @@ import torch
 from mlflow import MlflowClient
 from safetensors.torch import load_file
 
-from agent_r1.params import load
 from agent_r1.params.places import RunId
 from agent_r1.records import Credit, Trajectory
 from agent_r1.tables import read_rows
-
-PLACES = load(Path(__file__).parents[2] / "params.yaml").places
+from tests.fixtures import PLACES, WriteParams
 
 TRAIN = ("-m", "flows", "train", "--run", "ppo")
 TIMEOUT_S = 300.0
@@ -29,7 +27,7 @@ SECONDS = ("time/", "tool/waiting", "tool/search/latency")  # the metrics that d
 
 
 @pytest.fixture
-def fresh(tmp_path: Path, small_project: Path, write_params: Callable[[Path, dict[str, Any]], None]) -> Path:
+def fresh(tmp_path: Path, small_project: Path, write_params: WriteParams) -> Path:
     """The project before training, where `start` starts processes; there is a checkpoint after two iterations."""
     write_params(tmp_path, {"train": {"checkpoint": {"every": 2}}})
     for part in ("data", "outputs/warm_start"):

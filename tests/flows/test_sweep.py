@@ -27,10 +27,10 @@ def swept(small_project: Path, ppo: Path, inside: Inside) -> Path:
     """The project with everything done that `make ablations` does."""
     with inside(small_project):
         for baseline in ("base_tool_call", "naive_rag"):
-            evaluate(EvaluationRequest(baseline=baseline, sweep="ablations"))
+            evaluate(EvaluationRequest(baseline, sweep="ablations"))
         for seed in SEEDS:
             train(RunId("ppo", seed, "ablations"))
-            evaluate(EvaluationRequest(run=RunId("ppo", seed, "ablations")))
+            evaluate(EvaluationRequest(RunId("ppo", seed, "ablations")))
         report("ablations")
     return small_project
 

@@ -6,9 +6,10 @@ import json
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,7 +17,6 @@ import torch
 from mlflow import MlflowClient
 from transformers import AutoModelForCausalLM
 
-from agent_r1.params import load
 from agent_r1.params.places import RunId
 from agent_r1.records import CallStatus, Credit, Source, Trajectory
 from agent_r1.tables import read_rows
@@ -26,9 +26,8 @@ from agent_r1.training.loop import Training
 from flows import ranks
 from flows import train as train_module
 from flows.train import train
+from tests.fixtures import PLACES, Inside, WriteParams
 
-Inside = Callable[[Path], AbstractContextManager[None]]
-PLACES = load(Path(__file__).parents[2] / "params.yaml").places
 PPO, GRPO = (PLACES.training(RunId(name)) for name in ("ppo", "grpo"))
 CLOSE = 1e-4  # nats, in float32
 ITERATIONS = {"ppo": 3, "grpo": 2}
@@ -66,18 +65,10 @@ def started(run: Path) -> Identity:
 
 def test_every_iteration_leaves_its_files_and_nothing_else(run: Path) -> None:
     names = [f"{iteration:03d}.parquet" for iteration in range(ITERATIONS[run.name])]
-    assert sorted(path.name for path in (run / "trajectories").iterdir()) == names
-    assert sorted(path.name for path in (run / "credit").iterdir()) == names
-    assert sorted(path.name for path in (run / "proof").iterdir()) == names
-    assert sorted(path.name for path in run.iterdir()) == [
-        "checkpoint",
-        "credit",
-        "metrics.jsonl",
-        "mlflow_run_id",
-        "proof",
-        "start.json",
-        "trajectories",
-    ]
+    for kind in ("trajectories", "credit", "proof"):
+        assert sorted(path.name for path in (run / kind).iterdir()) == names
+    files = ["checkpoint", "credit", "metrics.jsonl", "mlflow_run_id", "proof", "start.json", "trajectories"]
+    assert sorted(path.name for path in run.iterdir()) == files
 
 
 def test_logprobs_are_where_the_policy_sampled_and_nowhere_else(run: Path) -> None:
@@ -113,12 +104,6 @@ def test_the_first_iterations_logprobs_are_those_of_the_warm_start(run: Path, sm
         ids = torch.tensor(row.token_ids, dtype=torch.long)
         logprobs = model(ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0].numpy()
         assert np.abs(logprobs - row.logprobs[1:])[row.action_mask[1:]].max() < CLOSE
-
-
-def test_sampler_and_learner_agree_in_every_iteration(run: Path) -> None:
-    for row in metrics(run):
-        assert 0 < row["policy/mismatch_max"] <= CLOSE  # over the first optimiser step
-        assert 0 < row["rollout/canary_gap"] <= CLOSE  # over what was just sampled
 
 
 def test_groups_of_equal_returns_make_room_for_further_questions(small_project: Path, inside: Inside) -> None:
@@ -172,11 +157,13 @@ def test_a_group_shares_out_its_advantages(grpo: Path) -> None:
     assert any(credit.advantages.any() for rows in credits_(grpo) for credit in rows)
 
 
-def test_metrics_have_one_row_per_iteration(run: Path) -> None:
+def test_metrics_have_one_row_per_iteration_in_which_sampler_and_learner_agree(run: Path) -> None:
     rows = metrics(run)
     assert [row["iteration"] for row in rows] == list(range(ITERATIONS[run.name]))
     assert all(np.isfinite(list(row.values())).all() for row in rows)
     for row, collected, credit_rows in zip(rows, trajectories(run), credits_(run), strict=True):
+        assert 0 < row["policy/mismatch_max"] <= CLOSE  # over the first optimiser step
+        assert 0 < row["rollout/canary_gap"] <= CLOSE  # over what was just sampled
         assert row["reward/total"] == pytest.approx(np.mean([credit.return_ for credit in credit_rows]))
         assert row["rollout/tokens"] == np.mean([len(each.token_ids) for each in collected])
         assert {"time/rollout_s", "time/credit_s", "time/update_s"} <= row.keys()
@@ -206,19 +193,6 @@ class Asked(Exception):
     """Which iteration was begun."""
 
 
-class NoEngine:
-    """Where nothing is sampled, none is needed."""
-
-    def __init__(self, *_: object, **__: object) -> None:
-        pass
-
-    def rest(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 @pytest.fixture
 def finished(
     tmp_path: Path, small_project: Path, ppo: Path, inside: Inside, monkeypatch: pytest.MonkeyPatch
@@ -229,7 +203,7 @@ def finished(
         raise Asked(iteration)
 
     shutil.copytree(small_project, tmp_path / "copy")
-    monkeypatch.setattr(collection, "open_engine", NoEngine)
+    monkeypatch.setattr(collection, "open_engine", Mock())  # nothing is sampled
     monkeypatch.setattr(Training, "rollout", begin)
     with inside(tmp_path / "copy"):
         yield tmp_path / "copy"
@@ -244,16 +218,18 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_finished_run_trains_nothing(finished: Path) -> None:
+def test_a_finished_run_trains_nothing(finished: Path, write_params: WriteParams) -> None:
+    """Nor under other parameters of other stages."""
     before = contents(finished / PPO)
     for _ in range(2):
         train(RunId("ppo"))
     assert contents(finished / PPO) == before
+    others = {"engine": {"vllm": {"max_num_seqs": 8}}, "evaluate": {"questions": 3}, "warm_start": {"batch_size": 2}}
+    write_params(finished, others | {"runs": {"ppo": {}}})
+    train(RunId("ppo"))
 
 
-def test_a_finished_run_keeps_what_is_asked_for_and_stays_finished(
-    finished: Path, write_params: Callable[..., None]
-) -> None:
+def test_a_finished_run_keeps_what_is_asked_for_and_stays_finished(finished: Path, write_params: WriteParams) -> None:
     folder = finished / PPO
     before = contents(folder)
     state = "checkpoint/learner/shard-00001-model-00001-of-00001.safetensors"
@@ -274,7 +250,7 @@ def test_a_finished_run_keeps_what_is_asked_for_and_stays_finished(
     ],
 )
 def test_changed_parameters_make_another_run(
-    finished: Path, changes: dict[str, Any], difference: str, write_params: Callable[..., None]
+    finished: Path, changes: dict[str, Any], difference: str, write_params: WriteParams
 ) -> None:
     """Which is refused, and goes on with `fresh`."""
     before = contents(finished / PPO)
@@ -289,7 +265,7 @@ def test_changed_parameters_make_another_run(
 
 @pytest.mark.parametrize("started_by", ["DVC_ROOT", "AGENT_R1_PARENT_TASK_RUN"])
 def test_where_nobody_can_be_asked_another_run_moves_the_old_one_aside(
-    finished: Path, started_by: str, write_params: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    finished: Path, started_by: str, write_params: WriteParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = contents(finished / PPO)
     monkeypatch.setenv(started_by, str(finished))
@@ -303,7 +279,7 @@ def test_where_nobody_can_be_asked_another_run_moves_the_old_one_aside(
 
 
 def test_what_cannot_fit_is_refused_and_replaces_nothing(
-    finished: Path, write_params: Callable[..., None], caplog: pytest.LogCaptureFixture
+    finished: Path, write_params: WriteParams, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = contents(finished / PPO)
     write_params(finished, {"train": {"update": {"max_tokens_per_microbatch": 10**9}}})
@@ -320,7 +296,7 @@ def test_what_cannot_fit_is_refused_and_replaces_nothing(
 @pytest.mark.parametrize(("dtype", "rank", "warned"), [("bfloat16", 4, 1), ("float32", 4, 0), ("bfloat16", 0, 0)])
 def test_adapters_that_are_merged_into_bfloat16_are_warned_of(
     finished: Path,
-    write_params: Callable[..., None],
+    write_params: WriteParams,
     caplog: pytest.LogCaptureFixture,
     dtype: str,
     rank: int,
@@ -334,7 +310,7 @@ def test_adapters_that_are_merged_into_bfloat16_are_warned_of(
 
 
 def test_vllm_samples_with_the_adapters_beside_the_warm_start(
-    tmp_path: Path, small_project: Path, inside: Inside, write_params: Callable[..., None]
+    tmp_path: Path, small_project: Path, inside: Inside, write_params: WriteParams
 ) -> None:
     shutil.copytree(small_project, tmp_path / "copy", ignore=shutil.ignore_patterns("train", ".tracking"))
     changes = {"model": {"lora": {"rank": 4}}, "train": {"update": {"learning_rate": 0.01}}}
@@ -344,12 +320,6 @@ def test_vllm_samples_with_the_adapters_beside_the_warm_start(
         train(RunId("grpo"))
     assert [{row.policy_version for row in rows} for rows in trajectories(run)] == [{0}, {1}]
     assert max(row["rollout/canary_gap"] for row in metrics(run)) < CLOSE
-
-
-def test_parameters_of_other_stages_make_no_other_run(finished: Path, write_params: Callable[..., None]) -> None:
-    others = {"engine": {"vllm": {"max_num_seqs": 8}}, "evaluate": {"questions": 3}, "warm_start": {"batch_size": 2}}
-    write_params(finished, others | {"runs": {"ppo": {}}})
-    train(RunId("ppo"))
 
 
 def test_other_weights_to_start_from_make_another_run(finished: Path) -> None:

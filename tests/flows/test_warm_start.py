@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +16,10 @@ from transformers import AutoModelForCausalLM
 from agent_r1.devices.sharing import Ranks
 from agent_r1.learn import memory
 from agent_r1.learn.model import load_tokenizer
-from agent_r1.params import load
 from agent_r1.training.supervised import Unfinished
 from flows.commands.execute import index, prepare
 from flows.warm_start import warm_start
-
-PLACES = load(Path(__file__).parents[2] / "params.yaml").places
-
-Inside = Callable[[Path], AbstractContextManager[None]]
-WriteParams = Callable[[Path, dict[str, Any]], None]
+from tests.fixtures import PLACES, Inside, WriteParams
 
 
 @pytest.fixture

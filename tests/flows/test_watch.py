@@ -6,7 +6,6 @@ import json
 import logging
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +24,7 @@ from agent_r1.tables import read_rows
 from agent_r1.training.folder import RunFolder
 from flows.commands.execute import index, prepare
 from flows.train import train
-
-PLACES = load(Path(__file__).parents[2] / "params.yaml").places
-
-Inside = Callable[[Path], AbstractContextManager[None]]
+from tests.fixtures import PLACES, Inside, WriteParams
 
 
 def shown(project: Path) -> Run:
@@ -41,11 +37,7 @@ def shown(project: Path) -> Run:
 
 MAX_TOKENS = 1024
 # Entropy is never just what it was in the first iteration, so that every other one shows a sign.
-TOUCHY = {
-    "patience": 1,
-    "first_iterations": 1,
-    "thresholds": {"entropy_rise": 1.000001, "entropy_fall": 0.999999},
-}
+TOUCHY = {"patience": 1, "first_iterations": 1, "thresholds": {"entropy_rise": 1.000001, "entropy_fall": 0.999999}}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +45,7 @@ def untrained(
     tmp_path_factory: pytest.TempPathFactory,
     tiny_tokenizer: PreTrainedTokenizerFast,
     inside: Inside,
-    write_params: Callable[..., None],
+    write_params: WriteParams,
 ) -> Path:
     """A project with prepared data and a model that says anything: what it does is not the point."""
     folder = tmp_path_factory.mktemp("untrained")
@@ -69,12 +61,7 @@ def untrained(
 
 
 @pytest.fixture
-def touchy(
-    tmp_path: Path,
-    untrained: Path,
-    inside: Inside,
-    write_params: Callable[..., None],
-) -> Iterator[Callable[..., Path]]:
+def touchy(tmp_path: Path, untrained: Path, inside: Inside, write_params: WriteParams) -> Iterator[Callable[..., Path]]:
     """A project with a touchy monitor and two runs alike, `ppo` and `twin`; gives the first one's folder."""
     shutil.copytree(untrained, tmp_path, dirs_exist_ok=True)
 
@@ -152,15 +139,8 @@ def test_a_run_rolls_back_to_other_seeds_until_it_may_no_more(
     assert [(row["monitor/alarms"], row["monitor/rollbacks"]) for row in rows(run)] == [(0, 1), (1, 1)]
     assert len(first_seeds) == 8
     assert not set(first_seeds) & set(seeds(run, 0))
-    assert sorted(path.name for path in run.iterdir()) == [
-        "checkpoint",
-        "credit",
-        "metrics.jsonl",
-        "mlflow_run_id",
-        "proof",
-        "start.json",
-        "trajectories",
-    ]
+    files = ["checkpoint", "credit", "metrics.jsonl", "mlflow_run_id", "proof", "start.json", "trajectories"]
+    assert sorted(path.name for path in run.iterdir()) == files
     tags = shown(tmp_path).data.tags
     assert (tags["monitor/rollbacks"], tags["monitor/last_alarm"][:20]) == ("1", "iteration 1, stopped")
     client = MlflowClient(f"sqlite:///{tmp_path}/.tracking/mlflow.db")
@@ -227,27 +207,33 @@ class Killed(BaseException):
     """What a process that is killed does not live to see."""
 
 
-# The call that a process does not live to see, and when: during the rollback, right after it, between the two
-# checkpoints of an iteration.
-KILLS: list[tuple[str, Callable[[RunFolder], bool]]] = [
-    ("save", lambda folder: folder.rollbacks == 1),
-    ("history", lambda folder: folder.rollbacks == 1),
-    ("save", lambda folder: folder.good.exists()),
+# The call that a process does not live to see, and when. Of a run that rolls back: during the rollback, right after it,
+# between the two checkpoints of an iteration. Of one that is stabilised: while the alarm's iteration is concluded, the
+# first one after it, without a checkpoint since the start; going back.
+KILLS: list[tuple[str, Callable[[RunFolder], bool], dict[str, Any] | None]] = [
+    ("save", lambda folder: folder.rollbacks == 1, None),
+    ("history", lambda folder: folder.rollbacks == 1, None),
+    ("save", lambda folder: folder.good.exists(), None),
+    ("save", lambda folder: folder.finished == 1, {}),
+    ("save", lambda folder: folder.finished == 2, {}),
+    ("finish", lambda folder: folder.finished == 2, {"every": 4}),
+    ("save", lambda folder: folder.rollbacks == 1, {"rollback": True}),
+    ("history", lambda folder: folder.rollbacks == 1, {"rollback": True}),
 ]
 
 
-@pytest.mark.parametrize(("call", "when"), KILLS)
-def test_killed_around_its_rollback_a_run_ends_with_the_same_bits(
-    touchy: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, call: str, when: Callable[[RunFolder], bool]
+@pytest.mark.parametrize(("call", "when", "changes"), KILLS)
+def test_killed_around_its_rollback_or_change_a_run_ends_with_the_same_bits(
+    touchy: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+    when: Callable[[RunFolder], bool],
+    changes: dict[str, Any] | None,
 ) -> None:
-    run = touchy(on_collapse="rollback", max_rollbacks=1)
+    """The twin is killed once and started again."""
+    rolls_back = {"on_collapse": "rollback", "max_rollbacks": 1}
+    run = touchy(**rolls_back) if changes is None else stabilising(touchy, **changes)
     train(RunId("ppo"))
-    twin = killed_twin(run, monkeypatch, call, when)
-    assert [seeds(twin, iteration) for iteration in (0, 1)] == [seeds(run, iteration) for iteration in (0, 1)]
-
-
-def killed_twin(run: Path, monkeypatch: pytest.MonkeyPatch, call: str, when: Callable[[RunFolder], bool]) -> Path:
-    """The folder of the other run, killed once and started again; it is what the first one is."""
     original = getattr(RunFolder, call)
 
     def killed(folder: RunFolder, *arguments: Any, **named: Any) -> Any:
@@ -260,33 +246,9 @@ def killed_twin(run: Path, monkeypatch: pytest.MonkeyPatch, call: str, when: Cal
         with pytest.raises(Killed):
             train(RunId("twin"))
     train(RunId("twin"))
-    twin = run.with_name("twin")
-    weights = "checkpoint/policy/model.safetensors"
+    twin, weights = run.with_name("twin"), "checkpoint/policy/model.safetensors"
     assert (twin / weights).read_bytes() == (run / weights).read_bytes()
     assert progress(twin) == progress(run)
     assert rows(twin) == rows(run)
-    return twin
-
-
-# While the alarm's iteration is concluded, the first one after it, without a checkpoint since the start; going back.
-CHANGES: list[tuple[str, Callable[[RunFolder], bool], dict[str, Any]]] = [
-    ("save", lambda folder: folder.finished == 1, {}),
-    ("save", lambda folder: folder.finished == 2, {}),
-    ("finish", lambda folder: folder.finished == 2, {"every": 4}),
-    ("save", lambda folder: folder.rollbacks == 1, {"rollback": True}),
-    ("history", lambda folder: folder.rollbacks == 1, {"rollback": True}),
-]
-
-
-@pytest.mark.parametrize(("call", "when", "changes"), CHANGES)
-def test_killed_around_its_change_a_run_ends_with_the_same_bits(
-    touchy: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch,
-    call: str,
-    when: Callable[[RunFolder], bool],
-    changes: dict[str, Any],
-) -> None:
-    run = stabilising(touchy, **changes)
-    train(RunId("ppo"))
-    twin = killed_twin(run, monkeypatch, call, when)
-    assert [seeds(twin, iteration) for iteration in range(4)] == [seeds(run, iteration) for iteration in range(4)]
+    iterations = range(2 if changes is None else 4)
+    assert [seeds(twin, each) for each in iterations] == [seeds(run, each) for each in iterations]

@@ -60,9 +60,9 @@ def ice(tmp_path_factory: pytest.TempPathFactory, write_params: Callable[..., No
         index()
         warm_start()
         train(RunId("grpo"))
-        evaluate(EvaluationRequest(run=RunId("grpo")))
+        evaluate(EvaluationRequest(RunId("grpo")))
         for baseline in ("base_tool_call", "random", "oracle"):
-            evaluate(EvaluationRequest(baseline=baseline))
+            evaluate(EvaluationRequest(baseline))
         report()
     return folder
 
@@ -114,9 +114,9 @@ def test_what_asks_for_an_answer_has_no_question_here_and_chance_none_elsewhere(
     ice: Path, small_project: Path, inside: Inside
 ) -> None:
     with inside(ice), pytest.raises(ValueError, match=r"naive_rag has no question to put, .* are frozen_lake; leave"):
-        evaluate(EvaluationRequest(baseline="naive_rag"))
+        evaluate(EvaluationRequest("naive_rag"))
     with inside(small_project), pytest.raises(ValueError, match=r"random has no question to put, .* are qa; leave it"):
-        evaluate(EvaluationRequest(baseline="random"))
+        evaluate(EvaluationRequest("random"))
 
 
 def test_a_board_that_is_none_is_refused_before_a_model_is_loaded(

@@ -22,7 +22,7 @@ from agent_r1.tables import read_rows, write_rows
 from agent_r1.training import collection, loop
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.loop import Training, iterate
-from agent_r1.training.watch import Decision, StaleWeightsError, Unrecorded, Verdict
+from agent_r1.training.watch import RunDecision, StaleWeightsError, Unrecorded, Verdict
 
 ITERATIONS = 7
 KILLS = 2
@@ -92,8 +92,8 @@ WRITES = ("record", "save", "finish", "forget", "set_best_aside", "stop", "polic
 @contextmanager
 def watched(training: Training, process: Process) -> Iterator[None]:
     """Makes events of all that a training does and writes, and has the world cut episodes short."""
-    collector = training.collector
-    answer, sample = collector.answer, collector.engine.sample
+    sampler = training.collector.sampler
+    answer, sample = sampler.answer, sampler.engine.sample
 
     def cut(*given: Any, **named: Any) -> list[Trajectory]:
         return [
@@ -110,8 +110,8 @@ def watched(training: Training, process: Process) -> Iterator[None]:
         ):
             for name in names:
                 patch.setattr(owner, name, process.watch(owner, name))
-        patch.setattr(collector.engine, "sample", process.count(sample))
-        patch.setattr(collector, "answer", cut)
+        patch.setattr(sampler.engine, "sample", process.count(sample))
+        patch.setattr(sampler, "answer", cut)
         patch.setattr(loop, "validation_scores", score)
         yield
 
@@ -298,11 +298,7 @@ def of_another_seed(path: Path) -> None:
     ],
 )
 def test_what_is_not_as_it_was_collected_is_collected_again_with_all_that_came_after(
-    go: Go,
-    alone: Alone,
-    caplog: pytest.LogCaptureFixture,
-    damage: Callable[[Path], None],
-    reason: str,
+    go: Go, alone: Alone, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None], reason: str
 ) -> None:
     expected, whole = alone
     folder, _ = go(SPARSE, "conclude 5")
@@ -348,7 +344,7 @@ def test_a_run_that_goes_back_collects_again_what_it_had_collected_ahead(
     def judge(history: Sequence[Any], config: Any, rollbacks: int) -> Verdict:
         back = len(history) == 5 and not rollbacks
         verdict = plain(history, config, rollbacks)
-        return replace(verdict, clean=len(history) < 5, decision=Decision.ROLL_BACK if back else Decision.GO_ON)
+        return replace(verdict, clean=len(history) < 5, decision=RunDecision.ROLL_BACK if back else RunDecision.GO_ON)
 
     monkeypatch.setattr(loop, "judge", judge)
     folder, process = go(changes)
@@ -366,14 +362,14 @@ def test_a_sampler_that_fails_ahead_is_told_where_it_is_waited_for(
     task: Any, open_training: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_training(task, dict(AHEAD)) as training:
-        answer = training.collector.answer
+        answer = training.collector.sampler.answer
 
-        def fail(questions: Any, batch: collection.Batch) -> list[Trajectory]:
+        def fail(questions: Any, batch: collection.QuestionBatch) -> list[Trajectory]:
             if batch.iteration == 2:
                 raise EngineError("the engine is gone")
             return answer(questions, batch)
 
-        monkeypatch.setattr(training.collector, "answer", fail)
+        monkeypatch.setattr(training.collector.sampler, "answer", fail)
         with pytest.raises(EngineError, match="the engine is gone"):
             iterate(training)
     assert (training.folder.finished, collected(training.folder)) == (1, [0, 1])
@@ -383,7 +379,7 @@ def test_stale_weights_are_noticed_before_anything_is_collected_ahead(
     task: Any, open_training: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_training(task, dict(AHEAD)) as training:
-        monkeypatch.setattr(training.collector.engine, "load_weights", lambda *_: None)
+        monkeypatch.setattr(training.collector.sampler.engine, "load_weights", lambda *_: None)
         with pytest.raises(StaleWeightsError):
             iterate(training)
     assert collected(training.folder) == [0, 1, 2, 3]
@@ -391,10 +387,7 @@ def test_stale_weights_are_noticed_before_anything_is_collected_ahead(
 
 @pytest.mark.parametrize("killed_at", [-1, "stop", "conclude 3"])
 def test_a_run_that_ends_between_two_checkpoints_has_one_of_its_end(
-    go: Go,
-    left_alone: Callable[[dict[str, Any]], Alone],
-    monkeypatch: pytest.MonkeyPatch,
-    killed_at: int | str,
+    go: Go, left_alone: Callable[[dict[str, Any]], Alone], monkeypatch: pytest.MonkeyPatch, killed_at: int | str
 ) -> None:
     """The validation after the fourth iteration is no better than that after the second."""
     early = {"validation": {"every": 2, "questions": 0, "keep_best": True, "patience": 1}}

@@ -161,14 +161,8 @@ BAD: list[tuple[Any, str]] = [
     ([user(), searching(), tool(), tool(), saying()], "message 4: is of role 'tool' where assistant is due"),
     ([user(), {"role": "system", "content": "x"}, saying()], "message 2: is of role 'system' where assistant"),
     ([user(), {"role": ["assistant"]}], r"message 2: is of role \['assistant'\] where assistant is due"),
-    (
-        [user(), calling({"name": "a", "arguments": {}}, {"name": "b", "arguments": {}})],
-        "2: makes 2 tool calls; an",
-    ),
-    (
-        [user(), calling({"name": " ", "arguments": {}})],
-        "message 2: has a tool call .* without name",
-    ),
+    ([user(), calling({"name": "a", "arguments": {}}, {"name": "b", "arguments": {}})], "2: makes 2 tool calls; an"),
+    ([user(), calling({"name": " ", "arguments": {}})], "message 2: has a tool call .* without name"),
     ([user(), calling({"arguments": {}})], "message 2: has a tool call .* without name"),
     ([user(), calling({"name": "search", "arguments": "{"})], "has a tool call .* without name or arguments; write"),
     ([user(), calling({"name": "search", "arguments": "[1]"})], "has a tool call .* without name or arguments"),
@@ -179,10 +173,7 @@ BAD: list[tuple[Any, str]] = [
     ([user(), calling({"name": "search", "arguments": '{"query": "\\ud800"}'})], "is no action that makes this call"),
     ([user(), searching("</tool_call>")], "message 2: is no action that makes this call .*; leave tags"),
     ([user(), searching(content="<answer>x</answer>")], "message 2: is no action that makes this call"),
-    (
-        [user([{"type": "text", "text": "Who?"}]), saying()],
-        "message 1: has content that is no text, .*; write one",
-    ),
+    ([user([{"type": "text", "text": "Who?"}]), saying()], "message 1: has content that is no text, .*; write one"),
     ([user("  "), saying()], "message 1: has content that is no text"),
     ([user(), saying(None)], "message 2: has content that is no text, None"),
     ([user(), searching(), tool(None), saying()], "message 3: has content that is no text"),

@@ -36,8 +36,13 @@ ITERATIONS = 3
 
 def taken_up(path: Path, identity: Identity = IDENTITY, iterations: int = ITERATIONS, **how: bool) -> RunFolder:
     """The folder as a process finds it that has come to its end since."""
-    with RunFolder(path, identity).opened(iterations, aside=path.parent / "aside", **how) as folder:
+    with run_folder(path, identity, iterations).opened(path.parent / "aside", **how) as folder:
         return folder
+
+
+def run_folder(path: Path, identity: Identity = IDENTITY, iterations: int = ITERATIONS, **keep: Any) -> RunFolder:
+    changes = {"iterations": iterations, "keep": KeepParams(**{"learner": True, "every": 1} | keep)}
+    return RunFolder(path, identity, SETTINGS.train.model_copy(update=changes))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -61,8 +66,10 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_same_run_goes_on(path: Path) -> None:
-    folder = taken_up(path)
+@pytest.mark.parametrize("replace", [False, True])
+def test_the_same_run_goes_on(path: Path, replace: bool) -> None:
+    """Also where nobody is asked."""
+    folder = taken_up(path, replace=replace)
     assert (folder.resumed, folder.finished, folder.mlflow_run_id.read_text()) == (True, 2, "abc")
     assert moved_aside(path) == []
 
@@ -74,14 +81,8 @@ def test_what_a_killed_process_was_writing_is_removed(path: Path) -> None:
             temporary.write_text("whole")
             temporary.with_name(temporary.name.replace(f".{os.getpid()}.", ".1234567.")).write_text("half")
     taken_up(path)
-    assert sorted(each.name for each in path.rglob("*") if each.is_file()) == [
-        "002.parquet",
-        "SHA256SUMS",
-        "metrics.jsonl",
-        "mlflow_run_id",
-        "progress.json",
-        "start.json",
-    ]
+    left = ["002.parquet", "SHA256SUMS", "metrics.jsonl", "mlflow_run_id", "progress.json", "start.json"]
+    assert sorted(each.name for each in path.rglob("*") if each.is_file()) == left
 
 
 def test_a_process_killed_at_its_very_first_file_leaves_a_free_place(tmp_path: Path) -> None:
@@ -179,11 +180,6 @@ def test_starting_over_again_and_again_keeps_everything(path: Path) -> None:
     assert len(moved_aside(path)) == 3
 
 
-def test_where_nobody_is_asked_the_same_run_goes_on(path: Path) -> None:
-    assert taken_up(path, replace=True).finished == 2
-    assert moved_aside(path) == []
-
-
 def test_a_folder_of_an_older_version_of_the_project_is_refused_whole(path: Path) -> None:
     """Its checkpoint holds a fingerprint, and nothing says how the run was started."""
     record = {"iterations": 2, "policy_version": 1, "fingerprint": "0a1b2c3d", "rollbacks": 0, "stopped": False}
@@ -197,7 +193,7 @@ def test_a_folder_of_an_older_version_of_the_project_is_refused_whole(path: Path
 
 def test_a_folder_is_for_one_process_at_a_time(path: Path) -> None:
     before = contents(path)
-    with RunFolder(path, IDENTITY).opened(ITERATIONS, aside=path.parent / "aside"):
+    with run_folder(path).opened(path.parent / "aside"):
         with pytest.raises(ValueError, match=f"another process is training in {path}; wait for its end, or end it"):
             taken_up(path, OTHER_RUN, fresh=True)
         assert contents(path) == before
@@ -296,7 +292,7 @@ def test_a_checkpoint_caught_between_two_renames_counts(path: Path) -> None:
 
 
 def test_files_sort_by_iteration(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "ppo", IDENTITY)
+    folder = run_folder(tmp_path / "ppo")
     names = [folder.trajectories(iteration).name for iteration in (2, 10, 100)]
     assert names == sorted(names) == ["002.parquet", "010.parquet", "100.parquet"]
     assert folder.credit(2).parent.name == "credit"
@@ -311,7 +307,7 @@ def learner(tiny_model: Path) -> Learner:
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[RunFolder]:
     """A new run's."""
-    with RunFolder(tmp_path / "ppo", IDENTITY).opened(9, aside=tmp_path / "aside") as folder:
+    with run_folder(tmp_path / "ppo", iterations=9).opened(tmp_path / "aside") as folder:
         yield folder
 
 
@@ -328,7 +324,7 @@ def weights(learner: Learner) -> torch.Tensor:
 
 def touch_rows(folder: RunFolder, iteration: int) -> None:
     for rows in (folder.trajectories(iteration), folder.proof(iteration), folder.credit(iteration)):
-        rows.parent.mkdir(exist_ok=True)
+        rows.parent.mkdir(parents=True, exist_ok=True)
         rows.touch()
 
 
@@ -370,7 +366,7 @@ def test_iterations_that_a_run_went_back_behind_are_trained_by_the_code_of_the_d
 ) -> None:
     roll_back(folder, learner)
     assert folder.describe_code() == f"0-0 {IDENTITY.code_digest}"
-    later = RunFolder(folder.path, OTHER_CODE)
+    later = run_folder(folder.path, OTHER_CODE, 9)
     later.progress = folder.progress
     later.save(learner, finished=2)
     assert later.describe_code() == f"0-0 {IDENTITY.code_digest}, 1-1 {OTHER_CODE.code_digest}"
@@ -408,38 +404,38 @@ def test_a_run_that_went_back_to_its_beginning_goes_on(tmp_path: Path, learner: 
 def test_a_stopped_run_stays_stopped(tmp_path: Path, learner: Learner) -> None:
     taken_up(tmp_path / "ppo", iterations=9).save(learner, finished=4, stopped=True)
     again = taken_up(tmp_path / "ppo", iterations=9)
-    assert (again.finished, again.progress.stopped, again.is_complete(9)) == (4, True, True)
+    assert (again.finished, again.progress.stopped, again.is_complete) == (4, True, True)
 
 
 def test_a_tidy_run_keeps_no_second_checkpoint(folder: RunFolder, learner: Learner) -> None:
     roll_back(folder, learner)
     assert folder.good.exists()
-    folder.tidy(KeepParams(learner=True, every=1))
+    folder.tidy()
     assert not folder.good.exists()
     assert (folder.checkpoint / "learner").exists()
 
 
 @pytest.mark.parametrize(("every", "kept"), [(1, [0, 1, 2, 3, 4, 5, 6]), (4, [0, 4, 6]), (100, [0, 6])])
 def test_a_tidy_run_keeps_rows_of_the_first_the_last_and_every_so_many_iterations(
-    folder: RunFolder, learner: Learner, every: int, kept: list[int]
+    tmp_path: Path, learner: Learner, every: int, kept: list[int]
 ) -> None:
+    folder = run_folder(tmp_path / "ppo", iterations=7, learner=False, every=every)
     for iteration in range(7):
         touch_rows(folder, iteration)
     folder.save(learner, finished=7)
     for _ in range(2):  # as a process does that finds the run complete
-        folder.tidy(KeepParams(learner=False, every=every))
+        folder.tidy()
         for kind in ("trajectories", "proof", "credit"):
             assert sorted(int(path.stem) for path in (folder.path / kind).iterdir()) == kept
         assert sorted(path.name for path in folder.checkpoint.iterdir()) == ["SHA256SUMS", "policy", "progress.json"]
 
 
-def test_a_run_is_complete_after_its_last_iteration_or_where_it_was_stopped(
-    folder: RunFolder, learner: Learner
-) -> None:
-    folder.save(learner, finished=2)
-    assert [folder.is_complete(iterations) for iterations in (1, 2, 3)] == [True, True, False]
+def test_a_run_is_complete_after_its_last_iteration_or_where_it_was_stopped(tmp_path: Path, learner: Learner) -> None:
+    taken_up(tmp_path / "ppo").save(learner, finished=2)
+    assert [taken_up(tmp_path / "ppo", iterations=each).is_complete for each in (1, 2, 3)] == [True, True, False]
+    folder = taken_up(tmp_path / "ppo")
     folder.save(learner, finished=2, stopped=True)
-    assert folder.is_complete(3)
+    assert folder.is_complete
 
 
 BEST_OF = 2  # iterations, of which the first made the best policy
@@ -448,7 +444,7 @@ BEST_OF = 2  # iterations, of which the first made the best policy
 @pytest.fixture
 def kept_best(tmp_path: Path, learner: Learner) -> Path:
     """A run that has trained to its end, and whose best policy is not its latest."""
-    with RunFolder(tmp_path / "made", IDENTITY).opened(BEST_OF, aside=tmp_path / "aside") as folder:
+    with run_folder(tmp_path / "made", iterations=BEST_OF).opened(tmp_path / "aside") as folder:
         for finished in (1, BEST_OF):
             change(learner)
             folder.save(learner, finished=finished)
@@ -459,8 +455,8 @@ def kept_best(tmp_path: Path, learner: Learner) -> Path:
 
 def end(path: Path) -> None:
     """What a process does that finds nothing left to train."""
-    with RunFolder(path, IDENTITY).opened(BEST_OF, aside=path.parent / "aside") as folder:
-        folder.tidy(KeepParams(learner=False, every=1))
+    with run_folder(path, iterations=BEST_OF, learner=False).opened(path.parent / "aside") as folder:
+        folder.tidy()
 
 
 def interrupt() -> None:

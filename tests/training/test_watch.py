@@ -17,7 +17,7 @@ from agent_r1.params.places import RunId
 from agent_r1.params.train import TrainParams
 from agent_r1.params.update import CanaryTolerance
 from agent_r1.training.watch import (
-    Decision,
+    RunDecision,
     StaleWeightsError,
     Unrecorded,
     Verdict,
@@ -54,14 +54,14 @@ def config(on_collapse: str = "warn", max_rollbacks: int = 0) -> TrainParams:
 @pytest.mark.parametrize(
     ("on_collapse", "rollbacks", "decision"),
     [
-        ("warn", 0, Decision.GO_ON),
-        ("stop", 0, Decision.STOP),
-        ("rollback", 0, Decision.ROLL_BACK),
-        ("rollback", 1, Decision.ROLL_BACK),
-        ("rollback", 2, Decision.STOP),
+        ("warn", 0, RunDecision.GO_ON),
+        ("stop", 0, RunDecision.STOP),
+        ("rollback", 0, RunDecision.ROLL_BACK),
+        ("rollback", 1, RunDecision.ROLL_BACK),
+        ("rollback", 2, RunDecision.STOP),
     ],
 )
-def test_an_alarm_does_what_the_run_says(on_collapse: str, rollbacks: int, decision: Decision) -> None:
+def test_an_alarm_does_what_the_run_says(on_collapse: str, rollbacks: int, decision: RunDecision) -> None:
     verdict = judge([CALM, GONE], config(on_collapse, 2 if on_collapse == "rollback" else 0), rollbacks)
     assert verdict.decision is decision
     assert not verdict.clean
@@ -77,8 +77,8 @@ def test_the_first_alarm_changes_how_a_run_trains_and_later_ones_warn(rollback: 
     run = plain.model_copy(update={"monitor": monitor})
     calm, gone = ({**row, "monitor/alarms": float(row is GONE)} for row in (CALM, GONE))
     first, later = judge([calm, GONE], run, 0), judge([calm, gone, GONE], run, 0)
-    assert first.decision is (Decision.ROLL_BACK if rollback else Decision.GO_ON)
-    assert (later.decision, judge([calm, GONE], run, 1).decision) == (Decision.GO_ON, Decision.GO_ON)
+    assert first.decision is (RunDecision.ROLL_BACK if rollback else RunDecision.GO_ON)
+    assert (later.decision, judge([calm, GONE], run, 1).decision) == (RunDecision.GO_ON, RunDecision.GO_ON)
     stated = [each.metrics["monitor/stabilised"] for each in (first, later, judge([calm, GONE], run, 1))]
     assert stated == [0.0, 1.0, 1.0]
     assert as_it_trains(run, [calm], 0) is run
@@ -103,7 +103,7 @@ def test_a_stabilised_run_trains_as_starpo_s() -> None:
 @pytest.mark.parametrize("on_collapse", ["warn", "stop", "rollback", "stabilise"])
 def test_without_an_alarm_a_run_goes_on(on_collapse: str) -> None:
     verdict = judge([{**CALM, "monitor/alarms": 0.0}] * 2, config(on_collapse, 1), 0)
-    assert (verdict.alarms, verdict.clean, verdict.decision) == ([], True, Decision.GO_ON)
+    assert (verdict.alarms, verdict.clean, verdict.decision) == ([], True, RunDecision.GO_ON)
     assert verdict.metrics["monitor/alarms"] == 0
     assert ("monitor/stabilised" in verdict.metrics) == (on_collapse == "stabilise")
 
@@ -114,7 +114,7 @@ def test_every_rollback_has_a_seed_of_its_own() -> None:
     assert reseeded(7, 2) == reseeded(7, 2)
 
 
-def verdict(decision: Decision, *signs: str) -> Verdict:
+def verdict(decision: RunDecision, *signs: str) -> Verdict:
     alarms = [Alarm(sign=sign, metric="rollout/surprisal", value=0.01, standard=0.3, limit=0.03) for sign in signs]
     return Verdict(alarms=alarms, clean=not alarms, decision=decision, rollbacks=1)
 
@@ -136,16 +136,16 @@ class Tags(Unrecorded):
 def test_log_and_tags_name_what_was_seen(caplog: pytest.LogCaptureFixture) -> None:
     record = Tags()
     with caplog.at_level(logging.WARNING):
-        announce(verdict(Decision.GO_ON), record, 3)
+        announce(verdict(RunDecision.GO_ON), record, 3)
         assert (caplog.text, record.tags) == ("", {})
-        announce(verdict(Decision.ROLL_BACK, "entropy_fall", "reward_std_fall"), record, 4)
+        announce(verdict(RunDecision.ROLL_BACK, "entropy_fall", "reward_std_fall"), record, 4)
     assert (
         "iteration 4 shows signs of collapse, the run rolled back: entropy_fall: rollout/surprisal 0.01" in caplog.text
     )
     assert record.tags["monitor/signs"] == "entropy_fall, reward_std_fall"
     assert record.tags["monitor/last_alarm"].startswith("iteration 4, rolled back: entropy_fall")
     assert (record.tags["monitor/rollbacks"], record.rewound) == ("2", 1)
-    announce(dataclasses.replace(verdict(Decision.GO_ON, "entropy_fall"), stabilised=False), record, 5)
+    announce(dataclasses.replace(verdict(RunDecision.GO_ON, "entropy_fall"), stabilised=False), record, 5)
     assert record.tags["monitor/last_alarm"].startswith("iteration 5, went on as monitor.stabilise says: entropy_fall")
 
 

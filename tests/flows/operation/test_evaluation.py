@@ -80,7 +80,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
             key.removeprefix("--"): value for key, value in zip(arguments[::2], arguments[1::2], strict=True)
         }
         if stage == "evaluate":
-            evaluate(EvaluationRequest(**given | {"into": Path(given["into"])}))
+            evaluate(EvaluationRequest(given.pop("model"), **given | {"into": Path(given["into"])}))
         else:
             view(RunId(given["run"], int(given["seed"]) if "seed" in given else None, given.get("sweep", "")))
 

@@ -101,7 +101,7 @@ def test_gpus_are_held_by_one_stage_which_sees_no_other(
 
 
 @pytest.mark.parametrize(
-    "stage", [lambda: train(RunId("ppo")), lambda: evaluate(EvaluationRequest(run=RunId("ppo"))), warm_start]
+    "stage", [lambda: train(RunId("ppo")), lambda: evaluate(EvaluationRequest(RunId("ppo"))), warm_start]
 )
 @pytest.mark.parametrize(
     ("section", "message"),

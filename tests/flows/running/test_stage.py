@@ -243,7 +243,7 @@ def test_with_a_server_the_stage_is_a_flow_and_its_parts_are_tasks(monkeypatch: 
         results.append([rolled(7)])
         results.append(asked)
 
-    asked = EvaluationRequest(run=RunId("ppo", 3), into=Path("elsewhere"))
+    asked = EvaluationRequest(RunId("ppo", 3), into=Path("elsewhere"))
     run_stage(toy_stage, asked=asked)
     assert results == [[1, 4], [7], asked]
     (run,) = runs_of("toy_stage")

@@ -1,4 +1,4 @@
-"""The application, and the options that mean the same wherever they are taken."""
+"""The application, and the options that several commands take."""
 
 from __future__ import annotations
 
@@ -41,13 +41,15 @@ def completed_overlays(incomplete: str) -> list[str]:
     return [path.stem for path in sorted(Path("overlays").glob("*.yaml")) if path.stem.startswith(incomplete)]
 
 
-def training_of(run: str | None, seed: int | None, sweep: str | None) -> RunId | None:
-    """The training that the options mean; None if there is no --run."""
+def acting(run: str | None, seed: int | None, sweep: str | None, model: str | None) -> RunId | str:
+    """The word for the policy that the options name; "" if they name none."""
+    if run and model:
+        raise ValueError("--run and --model each name a policy; give one of them")
     if run:
         return RunId.named(run, seed, sweep or "")
     if seed is not None or sweep:
         raise ValueError("--seed and --sweep tell apart runs; give --run, or leave them out")
-    return None
+    return model or ""
 
 
 def opened(settings: Params, policy: Policy, temperature: float) -> AbstractContextManager[Agent]:
@@ -65,8 +67,7 @@ def opened(settings: Params, policy: Policy, temperature: float) -> AbstractCont
 
 # Options that name a training: the fields of a `RunId`.
 OneRun = Annotated[
-    str,
-    Option("--run", autocompletion=completed_runs, help="A name under runs: in params.yaml, or a variant of one."),
+    str, Option("--run", autocompletion=completed_runs, help="A name under runs: in params.yaml, or a variant of one.")
 ]
 RunName = Annotated[
     str | None,
@@ -77,6 +78,7 @@ Sweep = Annotated[Literal["ablations"] | None, Option(help="Of this sweep of par
 
 # Options that name any other policy, and how it acts.
 Model = Annotated[
-    str | None, Option(help="In place of --run: models:/agent_r1@champion, or a folder or hub id with a chat template.")
+    str | None,
+    Option(help="In place of --run: ppo-seed3, models:/agent_r1@champion, or a folder or hub id with a chat template."),
 ]
 Temperature = Annotated[float, Option(min=0.0, max=100.0, help="0 is greedy; trainings sample at 1.")]
