@@ -40,7 +40,7 @@ def uniform_in_sokoban(board: sokoban.Board, moves: int = MOVES) -> float:
     """The chance to push the box onto its target with uniform moves."""
     at, won, targets = {board.start: 1.0}, 0.0, board.targets
     for _ in range(moves):
-        after = dict[sokoban.State, float]()
+        after = dict[sokoban.RoomState, float]()
         for state, chance in at.items():
             for move in sokoban.MOVES:
                 there = board.after(state, move)

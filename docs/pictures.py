@@ -18,7 +18,7 @@ from urllib.parse import urlencode
 import httpx
 from playwright.sync_api import Browser, sync_playwright
 
-from agent_r1.tracking.views import VIEW
+from agent_r1.tracking.store import VIEW
 
 HERE = Path(__file__).parent
 LAPTOP, PHONE = (1280, 800), (390, 844)

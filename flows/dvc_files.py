@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import yaml
@@ -32,16 +33,22 @@ os._exit(code or 0)
 DVC = (sys.executable, "-c", _COMMAND, "--wait-for-lock")
 LISTING_BYTES = 2**26  # of a folder's listing at most, at 80 and more a file
 _MD5 = re.compile("[0-9a-f]{32}")
+# Runs statements with DVC's `repo`, locked as by a command, and ends with the fault of DVC's as its complaint.
+_IN_DVC = """
+import json, sys
+from dvc.repo import Repo, lock_repo
+try:
+    repo = Repo(_wait_for_lock=True)
+    with lock_repo(repo):
+        {}
+except Exception as fault:
+    sys.exit(" ".join(str(fault).split()) or repr(fault))
+"""
 # Gets one object of the default remote alone: `dvc fetch` and `dvc get-url` would follow the listing in it.
 _READ_OBJECT = """
-import sys
-from dvc.repo import Repo
-try:
-    remote = Repo().cloud.get_remote_odb()
-    with remote.fs.open(remote.oid_to_path(sys.argv[1]), "rb") as stored:
-        sys.stdout.buffer.write(stored.read(int(sys.argv[2])))
-except Exception as fault:
-    sys.exit(str(fault) or repr(fault))
+remote = repo.cloud.get_remote_odb()
+with remote.fs.open(remote.oid_to_path(sys.argv[1]), "rb") as stored:
+    sys.stdout.buffer.write(stored.read(int(sys.argv[2])))
 """
 
 
@@ -58,6 +65,13 @@ def ask_dvc(*arguments: str, timeout_s: float | None = None, **environment: str)
         check=False,
         timeout=timeout_s,
     )
+
+
+def in_dvc(statements: str, *arguments: str, said: str = "") -> subprocess.CompletedProcess[str]:
+    """Runs statements in a process of DVC's, where `repo` is this clone's; `said` is its standard input."""
+    script = _IN_DVC.format(indent(statements, " " * 8).strip())
+    command = [sys.executable, "-c", script, *arguments]
+    return subprocess.run(command, input=said, capture_output=True, encoding="utf-8", errors="replace", check=False)
 
 
 def run_dvc(*arguments: str) -> str:
@@ -92,7 +106,7 @@ def require_listing(md5: str) -> str:
     """Checks the listing of a folder before DVC follows it; returns "", or why there is none.
 
     Looks in DVC's cache, or else in the default remote, and puts the remote's listing into the cache, where DVC takes
-    it from. DVC itself checks neither the hash of a listing nor the names in it, whatever `verify` says.
+    it from. DVC itself checks neither the hash of a listing nor the names in it, with and without `verify`.
 
     Raises ValueError if the listing does not fit its hash, or names a path outside its folder.
     """
@@ -100,8 +114,7 @@ def require_listing(md5: str) -> str:
     if cached.exists():
         _require_inside(cached.read_bytes(), md5, f"DVC's cache; remove {cached}")
         return ""
-    command = [sys.executable, "-c", _READ_OBJECT, md5, str(LISTING_BYTES)]
-    found = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
+    found = in_dvc(_READ_OBJECT, md5, str(LISTING_BYTES))
     if found.returncode:
         return complaint(found)
     remedy = f"DVC's remote; delete files/md5/{md5[:2]}/{md5[2:]} there, and `dvc push` it from a clone that has it"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterable, Mapping, Set
 from graphlib import TopologicalSorter
 from typing import NamedTuple
@@ -13,50 +11,37 @@ from typing import NamedTuple
 from agent_r1 import params
 from agent_r1.facts import differences, differing, some
 from agent_r1.harmless import harmless
-from flows.dvc_files import ask_dvc, complaint, require_listing
+from flows.dvc_files import ask_dvc, complaint, in_dvc, require_listing
 
 _MD5 = re.compile(r"[0-9a-f]{32}(\.dir)?")
-# The facts of stages: from the files that are there, and the hashes of outputs from dvc.lock.
+# The command, parameters and dependencies of stages from the files that are there; the outputs from dvc.lock.
 _DESCRIBE = """
-import json, sys
-from dvc.repo import Repo, lock_repo
 from flatten_dict import flatten
-repo, said = Repo(_wait_for_lock=True), {}
-try:
-    with lock_repo(repo):
-        for address in sys.argv[1:]:
-            [stage] = repo.stage.collect(address)
-            stage.deps = [dep for dep in stage.deps if dep.exists]
-            stage.save_deps()
-            facts = {"its command": stage.cmd, **{dep.def_path: dep.hash_info.value for dep in stage.deps}}
-            flat = flatten(facts, reducer="dot", keep_empty_types=(dict,))
-            outs = {out.def_path: out.hash_info.value or "" for out in stage.outs}
-            said[address] = [{name: json.dumps(value) for name, value in flat.items()}, outs]
-except Exception as fault:
-    sys.exit(str(fault) or repr(fault))
+said = {}
+for address in sys.argv[1:]:
+    [stage] = repo.stage.collect(address)
+    stage.deps = [dep for dep in stage.deps if dep.exists]
+    stage.save_deps()
+    made_of = {"its command": stage.cmd, **{dep.def_path: dep.hash_info.value for dep in stage.deps}}
+    flat = flatten(made_of, reducer="dot", keep_empty_types=(dict,))
+    outs = {out.def_path: out.hash_info.value or "" for out in stage.outs}
+    said[address] = [{name: json.dumps(value) for name, value in flat.items()}, outs]
 json.dump(said, sys.stdout)
 """
 # Outputs in their place are left alone: DVC refuses to touch them while another stage reads them.
 _BRING = """
-import json, sys
-from dvc.repo import Repo, lock_repo
 from dvc_data.hashfile.hash_info import HashInfo
-repo, hashes = Repo(_wait_for_lock=True), json.load(sys.stdin)
-try:
-    with lock_repo(repo):
-        for address in sys.argv[1:]:
-            [stage] = repo.stage.collect(address)
-            for out in stage.outs:
-                out.hash_info = HashInfo("md5", hashes[out.def_path])
-            if any(out.workspace_status() for out in stage.outs):
-                remote = repo.cloud.get_remote_odb()
-                remote.verify = True
-                repo.cloud.pull({one for found in stage.get_used_objs().values() for one in found}, odb=remote)
-                stage.checkout()
-            if lacking := [str(out) for out in stage.outs if out.workspace_status()]:
-                raise ValueError(f"it has other bytes than its hash says, or lacks a file: {', '.join(lacking)}")
-except Exception as fault:
-    sys.exit(" ".join(str(fault).split()) or repr(fault))
+hashes, remote = json.load(sys.stdin), repo.cloud.get_remote_odb()
+remote.verify = True
+for address in sys.argv[1:]:
+    [stage] = repo.stage.collect(address)
+    for out in stage.outs:
+        out.hash_info = HashInfo("md5", hashes[out.def_path])
+    if any(out.workspace_status() for out in stage.outs):
+        repo.cloud.pull({one for found in stage.get_used_objs().values() for one in found}, odb=remote)
+        stage.checkout()
+    if lacking := [str(out) for out in stage.outs if out.workspace_status()]:
+        raise ValueError(f"it has other bytes than its hash says, or lacks a file: {', '.join(lacking)}")
 """
 
 
@@ -80,12 +65,9 @@ def edges(dot: str) -> dict[str, set[str]]:
     """The nodes of a graph in the DOT language, each with its predecessors."""
     found: dict[str, set[str]] = {}
     for line in dot.splitlines():
-        match re.findall(r'"([^"]+)"', line):
-            case [node]:
-                found.setdefault(node, set())
-            case [before, after]:
-                found.setdefault(before, set())
-                found.setdefault(after, set()).add(before)
+        nodes = re.findall(r'"([^"]+)"', line)  # a node, or two of an edge
+        for node in nodes:
+            found.setdefault(node, set()).update(nodes[:-1] if node == nodes[-1] else ())
     return found
 
 
@@ -120,7 +102,7 @@ class Described(NamedTuple):
 
 def described(*stages: str) -> dict[str, Described]:
     """This clone's state of stages. Raises ValueError if its graph cannot be read, or lacks one of them."""
-    done = _in_dvc(_DESCRIBE, *stages)
+    done = in_dvc(_DESCRIBE, *stages)
     if failed := complaint(done):
         raise ValueError(f"DVC cannot tell of {', '.join(stages)}: {failed}")
     return {stage: Described(*each) for stage, each in json.loads(done.stdout).items()}
@@ -160,15 +142,10 @@ def bring(known: Mapping[str, Described], hashes: Mapping[str, object]) -> None:
             )
     listings = [md5 for md5 in map(str, wanted.values()) if md5.endswith(".dir")]
     failed = next(filter(None, map(require_listing, listings)), "")
-    if failed := failed or complaint(_in_dvc(_BRING, *known, said=json.dumps(wanted))):
+    if failed := failed or complaint(in_dvc(_BRING, *known, said=json.dumps(wanted))):
         raise OSError(f"{', '.join(wanted)} could not be brought here from DVC's remote ({failed})")
 
 
 def _meet(one: str, other: str) -> bool:
     """Whether two paths are equal, or one is inside the other."""
     return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
-
-
-def _in_dvc(script: str, *arguments: str, said: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", script, *arguments]
-    return subprocess.run(command, input=said, capture_output=True, text=True, check=False)

@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
@@ -14,7 +13,7 @@ from functools import partial
 from graphlib import TopologicalSorter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Self, cast
+from typing import Any, cast
 
 from prefect import Task, flow, task
 from prefect.cache_policies import NO_CACHE
@@ -27,51 +26,14 @@ from prefect.logging.handlers import APILogWorker
 from prefect.runtime import deployment
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed
-from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Column
 
 from agent_r1 import params
-from agent_r1.harmless import harmless
 from flows.dvc_files import DVC, collect_graph
 from flows.graph import StageFailed, StageUnavailable, out_of_date, stages, waiting
 from flows.pool import Pool
-from flows.processes import (
-    PIPELINE,
-    end_with_parent,
-    ended_after,
-    prefect_server,
-    process_group,
-    server_answers,
-)
+from flows.processes import PIPELINE, end_with_parent, ended_after, prefect_server, process_group, server_answers
 from flows.stage import ALONE, EXIT_CODE_FILE, PARENT_TASK_RUN, TERMINATED, UNAVAILABLE
-from flows.terminal import live_lines, speak
-
-
-class Beside:
-    """Stages that run side by side, each with a live line while this context lasts; its end is the end of all."""
-
-    def __init__(self) -> None:
-        self.over = threading.Event()  # set once nothing is waited for any more
-        said = TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True))
-        self._lines = live_lines(SpinnerColumn(), said, TimeElapsedColumn(), expand=True)
-
-    def __enter__(self) -> Self:
-        self._lines.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.over.set()
-        self._lines.stop()
-
-    @contextmanager
-    def line(self, stage: str) -> Iterator[Callable[[str], None]]:
-        """A live line of a stage: its latest log line, and how long it has run."""
-        shown = self._lines.add_task(stage)
-        try:
-            yield lambda said: self._lines.update(shown, description=harmless(said))
-        finally:
-            self._lines.remove_task(shown)
-
+from flows.terminal import SideBySide, speak
 
 CACHED = "Cached"  # the state of a stage that was up to date
 PUSH = "Use `dvc push`"  # DVC's advice after every stage if there is a remote
@@ -86,7 +48,7 @@ def run_command(stage: str, *arguments: str) -> None:
     Raises StageFailed if the command fails, or takes longer than `operate.timeouts_s`.
     """
     command = [sys.executable, "-m", "flows", stage, *arguments]
-    _with_retries()(stage, partial(_follow, stage, command, Beside()))
+    _with_retries()(stage, partial(_follow, stage, command, SideBySide()))
 
 
 def reproduce(stage: str) -> None:
@@ -95,7 +57,7 @@ def reproduce(stage: str) -> None:
     The stage is named by its address from the project's root: `train@ppo`, `ablations/dvc.yaml:train@ppo-0`. Raises
     StageFailed as `run_command` does.
     """
-    _with_retries()(stage, partial(_follow, stage, _repro(stage), Beside()), ask=True)
+    _with_retries()(stage, partial(_follow, stage, _repro(stage), SideBySide()), ask=True)
 
 
 def reproduce_all(file: str, pool: str = "") -> None:
@@ -112,19 +74,20 @@ def reproduce_all(file: str, pool: str = "") -> None:
     running: dict[Future[State[None]], str] = {}
     made, sent, faults, ready = set[str](), set[str](), list[Any](), list[str]()
     order.prepare()
-    with Beside() as beside:
+    with SideBySide() as beside:
         while order.is_active():
             ready = sorted([*ready, *order.get_ready()], key=lambda stage: -len(behind[stage]))
             for stage in [] if faults else [*ready]:
+                alone = not running and ready == [stage]  # nor does another get ready before it ends
+                work: Callable[[], None] = partial(_follow, stage, _repro(stage), beside, alone=alone)
                 if elsewhere and elsewhere.takes(stage):
+                    work = partial(elsewhere.make, stage, needs[stage], beside)
                     sent.add(stage)
                 elif len({*running.values()} - sent) >= operate.side_by_side:
                     continue
-                alone = not running and ready == [stage]  # nor does another get ready before it ends
                 ready.remove(stage)
                 stale = stage in changed or made & needs[stage]
-                work = _work(stage, needs[stage], beside, elsewhere, alone=alone) if stale else None
-                begun = _with_retries().submit(stage, work, ask=stage not in changed)
+                begun = _with_retries().submit(stage, work if stale else None, ask=stage not in changed)
                 running[cast("PrefectConcurrentFuture[State[None]]", begun).wrapped_future] = stage
             if not running:
                 break
@@ -139,18 +102,6 @@ def reproduce_all(file: str, pool: str = "") -> None:
                     logger.error("%s; what was begun goes on to its end", faults[-1])
     if faults:
         raise faults[0]
-
-
-def _work(stage: str, needs: set[str], beside: Beside, pool: Pool | None, *, alone: bool) -> Callable[[], None]:
-    """The function that makes a stage: DVC here, or a worker of a pool."""
-    if not pool or not pool.takes(stage):
-        return partial(_follow, stage, _repro(stage), beside, alone=alone)
-
-    def send() -> None:
-        with beside.line(stage) as show:
-            pool.make(stage, needs, beside.over, show)
-
-    return send
 
 
 @contextmanager
@@ -184,7 +135,7 @@ def _run(stage: str, work: Callable[[], None] | None, *, ask: bool = False) -> S
     return Completed()
 
 
-def _follow(stage: str, command: Sequence[str], beside: Beside, *, alone: bool = False) -> None:
+def _follow(stage: str, command: Sequence[str], beside: SideBySide, *, alone: bool = False) -> None:
     """Runs a command to its end or its time limit, and logs its lines as they come.
 
     DVC's exit code does not tell how a stage's command ended, so the stage's rim writes its code to a file. `alone`

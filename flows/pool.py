@@ -21,6 +21,7 @@ from prefect.runtime import task_run
 from agent_r1.harmless import harmless
 from flows.dvc_files import require_dvc, run_dvc
 from flows.graph import StageFailed, StageUnavailable, bring, described, require_alike
+from flows.terminal import SideBySide
 
 # Stages that hold an accelerator. The others take seconds, or write files that git keeps.
 SENT = ("warm_start", "train", "train_closer", "evaluate", "evaluate_closer", "baseline")
@@ -66,7 +67,7 @@ class Pool:
         """Whether a stage of a graph is one for a pool."""
         return stage.rpartition(":")[2].partition("@")[0] in SENT
 
-    def make(self, stage: str, needs: set[str], over: threading.Event, show: Callable[[str], None]) -> None:
+    def make(self, stage: str, needs: set[str], beside: SideBySide) -> None:
         """Has a worker make a stage, and takes over its outputs; its inputs are pushed first.
 
         An errand that an interrupted run sent is waited for and not sent again. Raises StageFailed if the stage fails,
@@ -74,8 +75,8 @@ class Pool:
         """
         try:
             asked = self._asked(stage, needs)
-            with get_client(sync_client=True) as client:
-                run = self._ended(client, self._sent(client, stage, asked), stage, over, show)
+            with get_client(sync_client=True) as client, beside.line(stage) as show:
+                run = self._ended(client, self._sent(client, stage, asked), beside.over, show)
             known = described(stage)
             require_alike(stage, asked["made_of"], known[stage].made_of)
             bring(known, run.labels)
@@ -117,10 +118,10 @@ class Pool:
             attempt += 1
 
     def _ended(
-        self, client: SyncPrefectClient, run: FlowRun, stage: str, over: threading.Event, show: Callable[[str], None]
+        self, client: SyncPrefectClient, run: FlowRun, over: threading.Event, show: Callable[[str], None]
     ) -> FlowRun:
-        """Waits for the end of an errand."""
-        until = time.monotonic() + self._patience_s
+        """Waits for the end of an errand, which has the name of its stage."""
+        until, stage = time.monotonic() + self._patience_s, run.name
         while run.state is None or not run.state.is_final():
             has_begun = run.state is not None and run.state.type in (StateType.RUNNING, StateType.CANCELLING)
             show(f"{stage}: {'is made' if has_begun else 'waits'} in pool {self._name}")

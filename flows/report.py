@@ -19,7 +19,7 @@ from agent_r1.params import Params
 from agent_r1.params.places import RunId
 from agent_r1.records import Question
 from agent_r1.tables import read_rows
-from agent_r1.tracking.views import comparison
+from agent_r1.tracking.store import comparison
 
 BESIDE = "report_beside"  # the folder of a report with further evaluations
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -20,10 +22,11 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
+from rich.table import Column
 
-from agent_r1.harmless import harmless_lines, without_password
+from agent_r1.harmless import harmless, harmless_lines, without_password
 
-TERMINAL = Console(stderr=True)  # one, so that lines go above what is live
+TERMINAL = Console(stderr=True)  # one, so that log lines go above live ones
 WIDTH = 120  # of tables that are printed elsewhere than on a terminal
 
 
@@ -49,6 +52,32 @@ def counted(label: str, total: int, done: int = 0) -> Iterator[Callable[..., Non
             progress.update(line, description=said, completed=done, advance=1 if done is None else None)
 
         yield count
+
+
+class SideBySide:
+    """Stages that run side by side, each with a live line while this context lasts; its end is the end of all."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()  # set once nothing is waited for any more
+        said = TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True))
+        self._lines = live_lines(SpinnerColumn(), said, TimeElapsedColumn(), expand=True)
+
+    def __enter__(self) -> Self:
+        self._lines.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over.set()
+        self._lines.stop()
+
+    @contextmanager
+    def line(self, stage: str) -> Iterator[Callable[[str], None]]:
+        """A live line of a stage: its latest log line, and how long it has run."""
+        shown = self._lines.add_task(stage)
+        try:
+            yield lambda said: self._lines.update(shown, description=harmless(said))
+        finally:
+            self._lines.remove_task(shown)
 
 
 class HarmlessFormatter(logging.Formatter):

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 
 class Heard(NamedTuple):
-    """What a server is asked."""
+    """A request."""
 
     path: str
     headers: dict[str, str]
     body: Any  # of JSON; {} where nothing was sent
+    write: Callable[[bytes], object]  # to the connection
 
 
 Said = tuple[int, bytes]  # the status and the body of an answer
@@ -28,17 +29,18 @@ class _Patient(ThreadingHTTPServer):
 
 
 @contextmanager
-def answering(answer: Callable[[Heard], Said]) -> Iterator[str]:
-    """The URL of a server that answers what it hears."""
+def answering(answer: Callable[[Heard], Said | None]) -> Iterator[str]:
+    """The URL of a server that answers what it hears; None means that the answer was written, head and all."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
-            status, content = answer(Heard(self.path, dict(self.headers), json.loads(body or "{}")))
-            self.send_response(status)
-            self.end_headers()
             with suppress(ConnectionError):  # who asked has heard enough
-                self.wfile.write(content)
+                said = answer(Heard(self.path, dict(self.headers), json.loads(body or "{}"), self.wfile.write))
+                if said:
+                    self.send_response(said[0])
+                    self.end_headers()
+                    self.wfile.write(said[1])
 
         do_POST = do_GET
 

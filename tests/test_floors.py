@@ -64,7 +64,7 @@ PROCESSES = {
 DOORS = {
     "agent_r1.inspection": {"flows.commands.look", "flows.commands.serve", "flows.commands.options", "flows.view"},
     "flows.operation": {
-        "flows.commands.graph",
+        "flows.commands.execute",
         "flows.commands.look",
         "flows.commands.operate",
         "flows.commands.serve",

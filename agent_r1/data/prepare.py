@@ -21,8 +21,7 @@ from agent_r1.data import worlds
 from agent_r1.data.formats import FORMATS
 from agent_r1.data.questions import generate_atlas
 from agent_r1.data.sources import LONGEST_ROW, ROWS, Row, count, data_files, open_text, pieces, progress, read, suffix
-from agent_r1.params.prepare import BUILT_IN, FilesParams, PrepareParams
-from agent_r1.params.worlds import SPLITS
+from agent_r1.params.prepare import BUILT_IN, SPLITS, FilesParams, PrepareParams
 from agent_r1.records import Passage, Question
 from agent_r1.seeds import derive
 from agent_r1.tables import open_rows, row_writer

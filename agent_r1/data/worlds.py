@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from agent_r1.games import bandit, lake, sokoban
-from agent_r1.params.worlds import BanditParams, LakeParams, OthersParams, SokobanParams, WorldParams
+from agent_r1.params.prepare import BanditParams, LakeParams, OthersParams, SokobanParams, WorldParams
 from agent_r1.records import Question
 
 logger = logging.getLogger(__name__)

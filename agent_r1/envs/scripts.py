@@ -68,32 +68,32 @@ class Room:
     def __init__(self, env: GameEnv) -> None:
         self._game, self._most = game_of(env, sokoban.Game), env.moves_left
         self._board, self._targets = self._game.board, self._game.board.targets
-        self._plans: dict[sokoban.State, list[str]] = {}
+        self._plans: dict[sokoban.RoomState, list[str]] = {}
 
-    def state(self) -> sokoban.State:
+    def state(self) -> sokoban.RoomState:
         return self._game.state
 
-    def facts(self, state: sokoban.State) -> str:
+    def facts(self, state: sokoban.RoomState) -> str:
         box, push = self._next(state)
         target = min(self._targets - state.boxes)
         around = " ".join(f"{move} {self._beside(state, move)}" for move in self.moves)
         return f"box {_away(state.player, box)} target {_away(box, target)} . {push} . {around}"
 
-    def plan(self, state: sokoban.State) -> list[str]:
+    def plan(self, state: sokoban.RoomState) -> list[str]:
         if state not in self._plans:
             self._plans[state] = self._board.solve(state, self._most) or []
         return self._plans[state]
 
-    def habit(self, state: sokoban.State) -> str:
+    def habit(self, state: sokoban.RoomState) -> str:
         return _straight(state.player, self._next(state)[0])
 
-    def after(self, state: sokoban.State, move: str) -> sokoban.State:
+    def after(self, state: sokoban.RoomState, move: str) -> sokoban.RoomState:
         return self._board.after(state, move)
 
-    def over(self, state: sokoban.State) -> bool:
+    def over(self, state: sokoban.RoomState) -> bool:
         return state.boxes == self._targets
 
-    def _next(self, state: sokoban.State) -> tuple[Cell, str]:
+    def _next(self, state: sokoban.RoomState) -> tuple[Cell, str]:
         """The box that the plan pushes next, and where that is done from."""
         here = state.player
         for move in self.plan(state):
@@ -103,7 +103,7 @@ class Room:
             state = there
         return min(state.boxes - self._targets), "stuck"
 
-    def _beside(self, state: sokoban.State, move: str) -> str:
+    def _beside(self, state: sokoban.RoomState, move: str) -> str:
         there = sokoban.beside(state.player, move)
         if there in state.boxes:
             return "box"

@@ -57,7 +57,7 @@ def meant(question: Question, kind: type[S], declared: Mapping[str, P]) -> tuple
     return setup, declared[setup.name]
 
 
-class Reply(NamedTuple):
+class Moved(NamedTuple):
     """A world's answer to a move."""
 
     text: str  # for the policy, if it goes on
@@ -86,7 +86,7 @@ class TextEnv(Env):
         """Makes the world ready; returns the first text that the policy is shown."""
         raise NotImplementedError
 
-    async def move(self, text: str) -> Reply:
+    async def move(self, text: str) -> Moved:
         """Makes a move. Raises ToolError if the world knows no such move, and WorldFault if it failed."""
         raise NotImplementedError
 
@@ -100,22 +100,22 @@ class TextEnv(Env):
         self._steps += 1
         parsed = parse_action(action)
         if parsed.answer is None:
-            reply = Reply(f"Error: {parsed.problem or 'there are no tools'}. {FORMAT}", 0.0, False)
+            reply = Moved(f"Error: {parsed.problem or 'there are no tools'}. {FORMAT}", 0.0, False)
             return self._transition(parsed, reply, calls_without_tools(parsed))
         reply, call = await self._moved(parsed.answer)
         return self._transition(parsed, reply, (call,))
 
-    async def _moved(self, text: str) -> tuple[Reply, Call]:
+    async def _moved(self, text: str) -> tuple[Moved, Call]:
         started, status = time.perf_counter(), CallStatus.OK
         try:
             reply = await self.move(text)
         except ToolError as refusal:
-            reply, status = Reply(f"Error: {refusal}", 0.0, False), CallStatus.FAILED
+            reply, status = Moved(f"Error: {refusal}", 0.0, False), CallStatus.FAILED
         seconds = time.perf_counter() - started
         spelled = json.dumps(text, ensure_ascii=False)
         return reply, Call(tool=MOVE, arguments=spelled, status=status, latency_s=seconds)
 
-    def _transition(self, parsed: ParsedAction, reply: Reply, calls: tuple[Call, ...]) -> Transition:
+    def _transition(self, parsed: ParsedAction, reply: Moved, calls: tuple[Call, ...]) -> Transition:
         rewards = {"think": think(parsed), "env": reply.reward}
         over = reply.over
         if over is None and self._steps == self._limits.max_steps:

@@ -17,7 +17,7 @@ from agent_r1.faults import WorldFault
 from agent_r1.params.env import EnvParams
 from agent_r1.records import Call, CallStatus, Outcome, Passage, Question
 from agent_r1.tools.base import Tool, ToolResult
-from agent_r1.tools.journal import Journal, Place
+from agent_r1.tools.journal import CallPlace, Journal
 from agent_r1.tools.search import render_passages
 
 SYSTEM = "Answer the question. Search when facts are missing."
@@ -103,7 +103,7 @@ class ToolEnv(Env):
             told = f"there is no tool {tool!r}, only {', '.join(self._tools)}"
             result = ToolResult(text=told, call_status=CallStatus.UNKNOWN_TOOL)
             return _Made(Call(tool=tool, arguments=spelled, status=result.call_status), result)
-        called, at = self._tools[tool], Place(self._seed, self._step, place)
+        called, at = self._tools[tool], CallPlace(self._seed, self._step, place)
         journal = self._journal if called.waits else None
         if journal and (entry := journal.find(at, tool, spelled)):
             await called.recall(arguments, entry.result)

@@ -1,4 +1,4 @@
-"""Grades: predictions from finished episodes, and scores from predictions."""
+"""Scores of finished episodes."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ from agent_r1.games import rules
 _SAFE_PAYS, _RISKY_PAYS, _RISKY_CHANCE = 0.1, 1.0, 0.25
 _LONGEST = 40  # characters of a name
 
-Pair = tuple[str, str]  # the arm that surely pays little, then the arm that sometimes pays much, and more on average
+ArmPair = tuple[str, str]  # the arm that surely pays little, then the arm that sometimes pays much, and more on average
 
-TRAIN: tuple[Pair, ...] = (
+TRAIN: tuple[ArmPair, ...] = (
     ("Teacher", "Trader"),
     ("Nurse", "StartupFounder"),
     ("Librarian", "Investor"),
@@ -32,7 +32,7 @@ TRAIN: tuple[Pair, ...] = (
     ("Banker", "VentureCapitalist"),
     ("Gardener", "Cryptominer"),
 )
-TEST: tuple[Pair, ...] = (
+TEST: tuple[ArmPair, ...] = (
     ("Receptionist", "Explorer"),
     ("Archivist", "Filmmaker"),
     ("Bookkeeper", "Consultant"),
@@ -48,7 +48,7 @@ TEST: tuple[Pair, ...] = (
 class Board(rules.WrittenBoard):
     """Two arms, in the order in which they are shown."""
 
-    arms: Pair
+    arms: ArmPair
     high: str  # the arm that pays more on average
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class Board(rules.WrittenBoard):
             raise ValueError(f"field 'high' is one of the arms, {' or '.join(self.arms)}; got {self.high!r}")
 
     @classmethod
-    def draw(cls, seed: int, pairs: Sequence[Pair] = TRAIN) -> Self:
+    def draw(cls, seed: int, pairs: Sequence[ArmPair] = TRAIN) -> Self:
         """The board of a seed: one of the pairs, in an order at random."""
         rng = random.Random(seed)
         low, high = rng.choice(pairs)

@@ -22,7 +22,7 @@ _ICE, _HOLE, _START, _GOAL = "FHSG"
 _DECIMALS = 12  # to which chances of success are compared
 _MOST_AT_ONCE = 6
 
-Floats = NDArray[np.float64]
+Chances = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 
@@ -146,7 +146,7 @@ class Planner:
         self._leads = _transitions(board)  # [moves, cells, cells]
         self._at_goal = np.zeros(self._leads.shape[1])  # [cells]
         self._at_goal[self._number(board.goal)] = 1
-        self._known: dict[tuple[int, int], tuple[Floats, Integers]] = {}
+        self._known: dict[tuple[int, int], tuple[Chances, Integers]] = {}
 
     def best(self, place: Cell, steps: int, moves: int) -> Best:
         """The best with so many steps left, and so many moves in all; among equals the plan with the fewest moves."""
@@ -157,7 +157,7 @@ class Planner:
     def _number(self, place: Cell) -> int:
         return place[0] * self._across + place[1]
 
-    def _solve(self, steps: int, moves: int) -> tuple[Floats, Integers]:
+    def _solve(self, steps: int, moves: int) -> tuple[Chances, Integers]:
         """The chance from every cell and the number of its best plan, [cells] each."""
         if not steps or not moves:
             return self._at_goal, np.zeros(len(self._at_goal), np.int64)
@@ -168,7 +168,7 @@ class Planner:
             self._known[steps, moves] = np.take_along_axis(chances, best[None], axis=0)[0], best
         return self._known[steps, moves]
 
-    def _of(self, length: int, after: Floats) -> Floats:
+    def _of(self, length: int, after: Chances) -> Chances:
         """The chances of all plans of a length [4 ** length, cells] by those after it [cells], last moves first."""
         chances = after[None, :]
         for _ in range(length):
@@ -176,7 +176,7 @@ class Planner:
         return chances
 
 
-def _transitions(board: Board) -> Floats:
+def _transitions(board: Board) -> Chances:
     """The chance of getting from one cell to another, by move; from a hole and from the goal nothing leads away."""
     across, cells = len(board.rows[0]), len(board.rows) * len(board.rows[0])
     leads = np.zeros((len(MOVES), cells, cells))

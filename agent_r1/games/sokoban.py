@@ -24,7 +24,7 @@ _MOVE, _ON, _OFF, _SOLVED = -0.1, 1.0, -1.0, 10.0  # rewards
 RAGEN_LENGTHS = {1: 28, 2: 60, 3: 27, 4: 47, 5: 37, 6: 24, 7: 12, 8: 14, 9: 2, 10: 5}
 
 
-class State(NamedTuple):
+class RoomState(NamedTuple):
     """The parts of a board that move."""
 
     player: Cell
@@ -93,27 +93,27 @@ class Board(rules.WrittenBoard):
         return frozenset(found(self.rows, _TARGETS))
 
     @property
-    def start(self) -> State:
-        return State(just_one(self.rows, _PLAYERS, "player"), frozenset(found(self.rows, _BOXES)))
+    def start(self) -> RoomState:
+        return RoomState(just_one(self.rows, _PLAYERS, "player"), frozenset(found(self.rows, _BOXES)))
 
     def wall(self, place: Cell) -> bool:
         """Whether a cell is a wall, or beyond the board."""
         y, x = place
         return not (0 <= y < len(self.rows) and 0 <= x < len(self.rows[0])) or self.rows[y][x] == "#"
 
-    def after(self, state: State, move: str) -> State:
+    def after(self, state: RoomState, move: str) -> RoomState:
         """The state after a move; against a wall, or a box that has no room, nothing moves."""
         to = beside(state.player, move)
         if self.wall(to):
             return state
         if to not in state.boxes:
-            return State(to, state.boxes)
+            return RoomState(to, state.boxes)
         beyond = beside(to, move)
         if self.wall(beyond) or beyond in state.boxes:
             return state
-        return State(to, state.boxes - {to} | {beyond})
+        return RoomState(to, state.boxes - {to} | {beyond})
 
-    def solve(self, state: State, most_moves: int) -> list[str] | None:
+    def solve(self, state: RoomState, most_moves: int) -> list[str] | None:
         """The fewest moves that solve the room, in breadth-first order; None if that takes more than `most_moves`."""
         targets = self.targets
         return fewest_moves(state, lambda here: here.boxes == targets, self.after, MOVES, most_moves)

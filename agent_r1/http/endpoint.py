@@ -22,13 +22,13 @@ class _Said(BaseModel):
     content: Annotated[str, Field(max_length=MAX_TEXT)] | None = None
 
 
-class _Choice(BaseModel):
+class _Completed(BaseModel):
     message: _Said
     finish_reason: str | None = None
 
 
 class _Completion(BaseModel):
-    choices: Annotated[list[_Choice], Field(min_length=1, max_length=1)]
+    choices: Annotated[list[_Completed], Field(min_length=1, max_length=1)]
 
 
 class _Model(BaseModel):

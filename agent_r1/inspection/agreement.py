@@ -1,4 +1,4 @@
-"""Comparisons of two credits of the same trajectories, and of the gradients of their losses."""
+"""The agreement of two credits of the same trajectories, in advantages and in gradients."""
 
 from __future__ import annotations
 

@@ -67,8 +67,7 @@ class Payload:
         self._pieces = Pieces(decode)
         self._tokens: Alphabet[tuple[int, str]] = Alphabet()  # id and text
         self._numbers: Alphabet[Number] = Alphabet()
-        self._asked: Alphabet[str] = Alphabet()  # ids of the questions
-        self._questions: dict[str, dict[str, Any]] = {}
+        self._questions: dict[str, dict[str, Any]] = {}  # by id
         self._episodes: list[dict[str, Any]] = []
 
     def add(self, shown: Shown) -> None:
@@ -103,7 +102,7 @@ class Payload:
         choices = {"kept": credit.kept, "loss": run_lengths(credit.loss_mask.astype(int).tolist())} if credit else {}
         return {
             "id": trajectory.trajectory_id,
-            "question": self._asked.of(shown.question.question_id),
+            "question": list(self._questions).index(shown.question.question_id),
             "when": shown.when,
             "iteration": trajectory.iteration,
             "version": trajectory.policy_version,
@@ -239,8 +238,8 @@ logger = logging.getLogger(__name__)
 def show(settings: Params, run: RunId, file: Path | None, *, trajectories: int, traces: int) -> None:
     """Writes the page of a training's trajectories, and adds the page and some traces to its run in MLflow.
 
-    The artifact replaces an earlier one. Traces are added of trajectories that have none, and of none from before
-    training. `file` replaces outputs/view/LABEL.html.
+    The artifact replaces an earlier one. Trajectories from before training, or with a trace, get none. `file` replaces
+    outputs/view/LABEL.html.
     """
     settings = settings.of(run)
     config, places = settings.run(run), settings.places
@@ -295,10 +294,8 @@ def page(title: str, about: Mapping[str, Any], groups: Sequence[Sequence[Shown]]
     while (size := len(text.encode())) > LARGEST_PAGE and count > 1:
         count = max(1, int(0.95 * count * LARGEST_PAGE / size))
         shown, there_are = (sum(map(len, each)) for each in (groups[:count], groups))
-        cut = (
-            f"{shown} of {there_are} trajectories are shown; the rest would make the page larger than "
-            f"{LARGEST_PAGE / 1e6:.0f} MB."
-        )
+        most = f"{LARGEST_PAGE / 1e6:.0f} MB"
+        cut = f"{shown} of {there_are} trajectories are shown; the rest would make the page larger than {most}."
         text = _page(title, {**about, "notes": [*about["notes"], cut]}, groups[:count], decode)
     if count < len(groups):
         logger.warning("%s", cut)

@@ -114,7 +114,7 @@ class Card(BaseModel):
     object: str = "model"
     created: int = 0
     owned_by: str = "agent_r1"
-    limits: Annotated[Limits, Field(alias="agent_r1")]
+    limits: Limits = Field(alias="agent_r1")
 
 
 class Cards(BaseModel):

@@ -16,9 +16,8 @@ import numpy as np
 from gymnasium import spaces
 
 from agent_r1.envs.shared import Shared
-from agent_r1.envs.text_env import Reply, Seed, Setup, TextEnv, meant, number
-from agent_r1.params.env import EnvParams
-from agent_r1.params.worlds import SUCCESSES, GymnasiumParams
+from agent_r1.envs.text_env import Moved, Seed, Setup, TextEnv, meant, number
+from agent_r1.params.env import SUCCESSES, EnvParams, GymnasiumParams
 from agent_r1.records import Outcome, Question
 from agent_r1.tools.base import ToolError
 
@@ -26,7 +25,7 @@ _COLOURED = re.compile(r"\x1b\[([\d;]+)m(.*?)\x1b\[0?m", re.DOTALL)
 _CONTROL = re.compile(r"\x1b\[[\d;]*[A-Za-z]")
 _COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 
-World = gymnasium.Env[Any, Any]
+GymWorld = gymnasium.Env[Any, Any]
 
 
 class GymSetup(Setup):
@@ -50,7 +49,7 @@ class GymEnv(TextEnv):
         super().__init__(self._params.task or question.text, shared.limits)
         self.moves = self._params.actions or ()
         self._seed, self._return = seed, 0.0
-        self._world: World | None = None
+        self._world: GymWorld | None = None
 
     async def begin(self) -> str:
         self._world = _make(self._setup.name, self._params)
@@ -59,7 +58,7 @@ class GymEnv(TextEnv):
         actions = f"Actions: {', '.join(self.moves)}.\n\n" if self.moves else ""
         return actions + _seen(self._world, observed)
 
-    async def move(self, text: str) -> Reply:
+    async def move(self, text: str) -> Moved:
         if self._world is None:
             raise RuntimeError("the environment was not opened")
         action = _action(text, self.moves, self._world.action_space)
@@ -67,7 +66,7 @@ class GymEnv(TextEnv):
         earned = number(reward, f"env.gymnasium.{self._setup.name}")
         self._return += earned
         over = Outcome.ENDED if terminated else Outcome.TURN_LIMIT if truncated else None
-        return Reply("" if over else _seen(self._world, observed), earned, self._succeeded(earned, over, info), over)
+        return Moved("" if over else _seen(self._world, observed), earned, self._succeeded(earned, over, info), over)
 
     async def close(self) -> None:
         if self._world:
@@ -102,7 +101,7 @@ def require_gymnasium(questions: Sequence[Question], limits: EnvParams) -> None:
             )
 
 
-def _require_success(world: World, name: str, params: GymnasiumParams, max_steps: int) -> None:
+def _require_success(world: GymWorld, name: str, params: GymnasiumParams, max_steps: int) -> None:
     """Raises ValueError if no play could show the success. A random play shows whether the world's info has it."""
     lasts = world.spec and world.spec.max_episode_steps
     if params.success == "truncated" and lasts and lasts > max_steps:
@@ -116,7 +115,7 @@ def _require_success(world: World, name: str, params: GymnasiumParams, max_steps
             raise ValueError(_no_success(name, params))
 
 
-def _shows_success(world: World, max_steps: int) -> bool | None:
+def _shows_success(world: GymWorld, max_steps: int) -> bool | None:
     """Whether the info of a random play has a success; None if it had none so far and the play did not end."""
     world.action_space.seed(0)
     world.reset(seed=0)
@@ -139,9 +138,9 @@ def _reaches(value: float, least: float) -> bool:
     return value >= least or math.isclose(value, least, rel_tol=1e-6)
 
 
-def _make(name: str, params: GymnasiumParams) -> World:
+def _make(name: str, params: GymnasiumParams) -> GymWorld:
     try:
-        world: World = gymnasium.make(params.id, disable_env_checker=True, **params.kwargs)
+        world: GymWorld = gymnasium.make(params.id, disable_env_checker=True, **params.kwargs)
         _require_playable(world.action_space, params.actions)
     except Exception as fault:
         raise ValueError(
@@ -172,7 +171,7 @@ def _action(text: str, moves: Sequence[str], space: spaces.Space[Any]) -> int | 
     return text
 
 
-def _seen(world: World, observed: Any) -> str:
+def _seen(world: GymWorld, observed: Any) -> str:
     """The world's drawing, if it draws text, and else the observation."""
     if world.render_mode != "ansi":
         return str(observed)

@@ -64,7 +64,7 @@ class SessionLost(WorldFault):
     """A server did not carry out a request, because it does not know the session; it may have been restarted."""
 
 
-class Session:
+class McpSession:
     """A session with one server, held open by a task of its own: any task may open or close it, and its end ends none.
 
     It can be opened again after it was closed.
@@ -182,10 +182,10 @@ class Server:
     """The tools of one server, as they were when it was opened. A lost session is opened again by the next request."""
 
     def __init__(self, name: str, params: McpParams, known: Sequence[Tool] = ()) -> None:
-        """Starts nothing yet. The server must have the tools `known`, if any; for errors see `Session`."""
+        """Starts nothing yet. The server must have the tools `known`, if any; for errors see `McpSession`."""
         self.tools = [*known]
         self._name, self._params = name, params
-        self._session = Session(name, params)
+        self._session = McpSession(name, params)
         self._opening = asyncio.Lock()
 
     async def __aenter__(self) -> Self:

@@ -18,13 +18,12 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from agent_r1.envs.shared import Shared
-from agent_r1.envs.text_env import Reply, Setup, TextEnv, meant
+from agent_r1.envs.text_env import Moved, Setup, TextEnv, meant
 from agent_r1.faults import WorldFault, WorldTimeout
 from agent_r1.harmless import harmless
 from agent_r1.http.client import EXCERPT, Client, in_words, parsed, read_key, tls
-from agent_r1.params.env import EnvParams
+from agent_r1.params.env import EnvParams, OpenEnvParams
 from agent_r1.params.sections import nearest
-from agent_r1.params.worlds import OpenEnvParams
 from agent_r1.records import Outcome, Question
 from agent_r1.tools.base import ToolError
 
@@ -107,7 +106,7 @@ class OpenEnv(TextEnv):
             raise WorldFault(f"{self._who} has ended before it began")
         return self._read(begun)
 
-    async def move(self, text: str) -> Reply:
+    async def move(self, text: str) -> Moved:
         reached = await self._ask("step", {self._params.action: text})
         if isinstance(reached, _Problem):
             raise ToolError(str(reached))
@@ -115,8 +114,8 @@ class OpenEnv(TextEnv):
             raise WorldFault(f"{self._who} gave no reward for a step")
         success = reached.reward > self._params.success_above
         if reached.done:
-            return Reply("", reached.reward, success, Outcome.ENDED)
-        return Reply(self._read(reached), reached.reward, success)
+            return Moved("", reached.reward, success, Outcome.ENDED)
+        return Moved(self._read(reached), reached.reward, success)
 
     async def close(self) -> None:
         """Leaves the session, at once if the server does not close it in time."""

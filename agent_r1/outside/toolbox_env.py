@@ -15,8 +15,7 @@ from agent_r1.envs.shared import Shared
 from agent_r1.envs.text_env import Setup, meant, number
 from agent_r1.envs.tool_env import ToolEnv, told
 from agent_r1.faults import WorldTimeout
-from agent_r1.params.env import EnvParams
-from agent_r1.params.worlds import ToolboxParams
+from agent_r1.params.env import EnvParams, ToolboxParams
 from agent_r1.records import Outcome, Question
 from agent_r1.tools.base import Tool, ToolResult, methods, within
 from agent_r1.tools.toolbox import Limited, UnderWay, cut

@@ -29,7 +29,7 @@ def _reference(function: str) -> str:
 
 
 class RewardFunction(Section):
-    """A reward of one's own; see `agent_r1.credit.own`."""
+    """An own reward; see `agent_r1.credit.own`."""
 
     function: Annotated[str, AfterValidator(_reference)]
     weight: Weight
@@ -40,46 +40,46 @@ OF_ANSWERS = ["agent_r1", "em", "f1", "grounded", "progress", "no_answer"]  # pa
 
 
 class RewardWeights(Section):
-    """Of the built-in parts, and under further names functions of one's own."""
+    """Weights of the built-in parts; under further names, own rewards."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, RewardFunction]
 
-    agent_r1: Weight
-    env: Weight
-    success: Weight
-    em: Weight
-    f1: Weight
-    grounded: Weight
-    think: Weight
-    valid_call: Weight
-    failed_call: Weight
-    progress: Weight
-    repeat_call: Weight
-    no_answer: Weight
-    overlong: Weight
-    length: Weight
+    agent_r1: Weight = 0.0
+    env: Weight = 0.0
+    success: Weight = 0.0
+    em: Weight = 0.0
+    f1: Weight = 0.0
+    grounded: Weight = 0.0
+    think: Weight = 0.0
+    valid_call: Weight = 0.0
+    failed_call: Weight = 0.0
+    progress: Weight = 0.0
+    repeat_call: Weight = 0.0
+    no_answer: Weight = 0.0
+    overlong: Weight = 0.0
+    length: Weight = 0.0
 
     @property
     def own(self) -> dict[str, RewardFunction]:
-        """The rewards of one's own, by name."""
+        """The own rewards, by name."""
         return dict(self.__pydantic_extra__)
 
     @property
     def built_in(self) -> Self:
-        """The same without the rewards of one's own, which are asked in training alone."""
+        """The weights without own rewards, which training alone asks."""
         return type(self).model_construct(**{name: getattr(self, name) for name in type(self).model_fields})
 
     @property
     def weights(self) -> dict[str, float]:
-        """The weight of every part, built in or one's own."""
+        """The weight of every part, built in or own."""
         built_in = {name: getattr(self, name) for name in type(self).model_fields}
         return built_in | {name: reward.weight for name, reward in self.own.items()}
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_names(cls, content: Any) -> Any:
-        """What is no function is a misspelt part, and a function takes no name that another number is logged under."""
+        """Rejects misspelt parts, and own rewards whose name is already a metric's."""
         for name, value in content.items() if isinstance(content, dict) else ():
             is_function, is_part = isinstance(value, dict | RewardFunction), name in cls.model_fields
             if not is_function and not is_part:
@@ -89,10 +89,6 @@ class RewardWeights(Section):
                 yours = "letters, digits and _ that are no part's name and none of " + ", ".join(sorted(LOGGED))
                 raise ValueError(f"{name!r} cannot be the name of a reward of one's own; take {yours}")
         return content
-
-    def objections(self) -> Iterator[str]:
-        if not any(self.weights.values()):
-            yield "all reward weights are 0: nothing can be learned; set at least one above 0"
 
 
 Estimator = Literal[
@@ -129,18 +125,6 @@ class FilterParams(Section):
     share: Annotated[float, Field(gt=0, le=1)]
     refill: Natural
 
-    def objections(self) -> Iterator[str]:
-        if self.kind == "none" and self.share < 1:
-            yield (
-                f"share {self.share} has no effect with kind: none, which keeps every group; "
-                "choose kind: top_p or top_fraction, or set share: 1.0"
-            )
-        if self.kind == "none" and self.refill:
-            yield (
-                f"refill {self.refill} has no effect with kind: none, which drops no group; "
-                "choose kind: top_p or top_fraction, or set refill: 0"
-            )
-
 
 class LeftOutParams(Section):
     """Which episodes the policy loss leaves out, while statistics and critic keep them; see `assign.left_out`."""
@@ -150,7 +134,7 @@ class LeftOutParams(Section):
 
 
 class GigpoParams(Section):
-    """Of estimator gigpo alone; see `agent_r1.credit.estimators.gigpo`."""
+    """The settings of estimator gigpo; see `agent_r1.credit.estimators.gigpo`."""
 
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     std: bool
@@ -179,8 +163,25 @@ class CreditParams(Section):
 
     @property
     def read(self) -> frozenset[str]:
-        """Those of `gamma`, `lam`, `step_gamma`, `step_lam`, `target_lam` and `gigpo` that the estimator reads."""
+        """The keys of READS that the estimator reads."""
         return READS.get(self.estimator, frozenset())
+
+    @property
+    def in_groups(self) -> bool:
+        """Whether the episodes of a question are compared."""
+        return self.estimator in WITH_GROUPS
+
+    @property
+    def on_steps(self) -> bool:
+        """Whether steps are the time steps, which hold action tokens and no others."""
+        return self.estimator in STEP_LEVEL
+
+    @property
+    def observations_cannot_matter(self) -> bool:
+        """Whether action tokens get the same raw advantages when observation tokens are time steps too (DESIGN §6)."""
+        if self.estimator == "gae":
+            return self.gamma == self.lam == 1  # the deltas telescope
+        return self.in_groups or self.gamma == 1
 
     @property
     def divides_by_std(self) -> bool:
@@ -189,14 +190,14 @@ class CreditParams(Section):
 
     @property
     def of_targets(self) -> CreditParams:
-        """The same with the lambdas of the value targets in place of those of the advantages."""
+        """The settings with the lambdas of the value targets in place of the advantages' lambdas."""
         if self.target_lam is None:
             return self
         return self.model_copy(update={"lam": self.target_lam, "step_lam": self.target_lam})
 
     @property
     def remarks(self) -> Iterator[str]:
-        """Says what settings do that are allowed, and do more than their names say."""
+        """Warnings about allowed settings that do more than their names say."""
         mask = self.advantage_mask
         if mask.recursion and not mask.whitening:
             yield (
@@ -208,53 +209,3 @@ class CreditParams(Section):
                 "advantage_mask.recursion: false with critic: true reads values at observation tokens, where the "
                 "critic is never trained"
             )
-
-    def objections(self) -> Iterator[str]:
-        if self.divides_by_std and self.kl_reward:
-            yield (
-                f"kl_reward {self.kl_reward} with estimator {self.estimator}: where a group's rewards are equal, the "
-                "penalty alone would be scaled up to unit variance, whatever the coefficient; set kl_reward: 0 and "
-                "train.update.kl_loss instead"
-            )
-        if (self.rewards.overlong > 0) != (self.overlong_buffer > 0):
-            yield (
-                f"overlong_buffer {self.overlong_buffer} with rewards.overlong {self.rewards.overlong}: the tokens "
-                "over which that part falls to -1 are above 0 where it is weighted, and 0 where it is not"
-            )
-        if self.rewards.overlong and self.left_out.truncated:
-            yield (
-                f"rewards.overlong {self.rewards.overlong} prices episodes that left_out.truncated: true leaves out of "
-                "the policy loss; set overlong and overlong_buffer to 0, or truncated: false"
-            )
-        mask = self.advantage_mask
-        if self.estimator in STEP_LEVEL and not (self.loss_mask and mask.recursion and mask.critic):
-            yield (
-                f"estimator {self.estimator} works on steps, which hold action tokens only: leave loss_mask, "
-                "advantage_mask.recursion and advantage_mask.critic true"
-            )
-        if not self.loss_mask and mask.recursion:
-            yield (
-                "loss_mask: false has no effect while advantage_mask.recursion is true: the advantage at every "
-                "observation token is 0; set advantage_mask.recursion: false as well"
-            )
-        if not self.needs_critic and not mask.critic:
-            yield f"estimator {self.estimator} trains no critic: leave advantage_mask.critic true"
-        if self.estimator not in WITH_WHITENING and not mask.whitening:
-            yield f"estimator {self.estimator} does not whiten over the batch: leave advantage_mask.whitening true"
-        if self.estimator not in WITH_WHITENING and self.whitening_floor:
-            yield (
-                f"whitening_floor {self.whitening_floor} has no effect on estimator {self.estimator}, which does not "
-                "whiten over the batch; set it to 0"
-            )
-        if self.loss_mask and mask.whitening and not mask.recursion and self._observations_cannot_matter():
-            yield (
-                f"advantage_mask.recursion: false has no effect on estimator {self.estimator} at gamma {self.gamma} "
-                f"and lam {self.lam} while the loss mask is on: the advantages at action tokens are the same either "
-                "way; set loss_mask: false or recursion: true"
-            )
-
-    def _observations_cannot_matter(self) -> bool:
-        """Whether action tokens get the same raw advantages when observation tokens are time steps too (DESIGN §6)."""
-        if self.estimator == "gae":
-            return self.gamma == self.lam == 1  # the deltas telescope
-        return self.estimator in WITH_GROUPS or self.gamma == 1

@@ -1,22 +1,24 @@
-"""`env`: the tools, games and contexts that training and evaluation share."""
+"""`env`: the tools, games, contexts and others' environments that training and evaluation share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 
 from agent_r1.params.sections import Count, Name, Natural, Positive, Section, Share, address
-from agent_r1.params.worlds import OutsideParams
 
 
-class SearchToolParams(Section):
-    """`env.top_k` says how many passages a search shows, to `naive_rag` too."""
-
-
-class CalculatorParams(Section):
-    """Without a setting."""
+class NoSettings(Section):
+    """A tool that is offered as it is."""
 
 
 class ReadParams(Section):
@@ -44,15 +46,9 @@ class McpParams(Section):
     tools: Annotated[list[str], Field(min_length=1)] | None = None  # of those it has; all where left out
     environment: list[Variable] = Field(default=[])  # what a command is given of the stage's own
 
-    def objections(self) -> Iterator[str]:
-        if (self.command is None) == (self.url is None):
-            yield "a server is a command that is started or the url of one that runs; give one of the two"
-        if self.environment and self.url:
-            yield "environment has no effect with url; leave it out"
-
 
 class FunctionParams(Section):
-    """A function of one's own, under its name: what a module of the operator's has."""
+    """An own function, which its module has under the name of the tool."""
 
     module: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
     timeout_s: Positive | None = None  # of one call, of an `async def`
@@ -65,19 +61,14 @@ def _without_null(entries: object) -> object:
 
 
 class ToolsParams(Section):
-    """What a question is answered with; null leaves a tool out, a function or a server of the base from a run too."""
+    """The tools that a question is answered with; null takes one away, in a run a function or a server too."""
 
-    search: SearchToolParams | None
-    calculator: CalculatorParams | None
-    read: ReadParams | None
-    python: PythonParams | None
-    functions: Annotated[dict[str, FunctionParams], BeforeValidator(_without_null)]
-    mcp: Annotated[dict[Name, McpParams], BeforeValidator(_without_null)]
-
-    def objections(self) -> Iterator[str]:
-        built_in = (self.search, self.calculator, self.read, self.python)
-        if all(tool is None for tool in built_in) and not self.functions and not self.mcp:
-            yield "a question cannot be answered without any tool; offer one, such as search: {}"
+    search: NoSettings | None = None  # `env.top_k` says how many passages it shows, to `naive_rag` too
+    calculator: NoSettings | None = None
+    read: ReadParams | None = None
+    python: PythonParams | None = None
+    functions: Annotated[dict[str, FunctionParams], BeforeValidator(_without_null)] = Field(default={})
+    mcp: Annotated[dict[Name, McpParams], BeforeValidator(_without_null)] = Field(default={})
 
 
 # When the requests of episodes leave for the engine; see `agent_r1.rollout.episodes`.
@@ -95,29 +86,78 @@ class GamesParams(Section):
     moves_per_step: Count
     moves: Count
 
-    def objections(self) -> Iterator[str]:
-        if self.moves_per_step > self.moves:
-            yield (
-                f"moves_per_step {self.moves_per_step} has no effect above moves {self.moves}, which an episode has in "
-                "all; lower it, or raise moves"
-            )
-
 
 class ContextParams(Section):
-    """What the policy reads of an episode that goes on; see `agent_r1.rollout.episode`."""
+    """The part of an episode that the policy reads; see `agent_r1.rollout.episode`."""
 
     kind: Literal["append", "window", "summary"]
     every: Natural
 
-    def objections(self) -> Iterator[str]:
-        if (self.kind == "append") != (self.every == 0):
-            yield (
-                f"every {self.every} does not go with kind: {self.kind}; it is 0 with append, which keeps everything, "
-                "and with the others the exchanges of a window or the steps between two summaries"
-            )
+
+Reward = Annotated[float, Field(allow_inf_nan=False)]
+_MODULE = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
+_WORDS = r"^\S(.*\S)?$"
+SUCCESSES = "info, terminated, truncated, {last_reward: R} or {return: R}"
 
 
-class EnvParams(OutsideParams):
+def _one_of_them(given: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return check(given)
+    except ValidationError:
+        raise ValueError(f"success is {SUCCESSES}, and R is a number") from None
+
+
+# A play must show one thing to be a success; see `agent_r1.outside.gym_env`.
+Success = Annotated[
+    Literal["info", "terminated", "truncated"]
+    | Annotated[dict[Literal["last_reward", "return"], Reward], Field(min_length=1, max_length=1)],
+    WrapValidator(_one_of_them),
+]
+
+
+def _web(url: str) -> str:
+    """A server's address as that of a page; its WebSocket has the same with ws in place of http."""
+    return address(f"http{url[2:]}" if url.startswith(("ws://", "wss://")) else url).removesuffix("/ws")
+
+
+class _WorldParams(Section):
+    task: str = ""  # what the policy is told to do, in place of the question's text
+
+
+class GymnasiumParams(_WorldParams):
+    """An environment of gymnasium's, or one that is registered with it; see `agent_r1.outside.gym_env`."""
+
+    id: Annotated[str, Field(pattern=rf"^({_MODULE}:)?([\w-]+/)?[\w.-]+$")]
+    success: Success | None = None  # null is info, and refused where the world's info has no success
+    kwargs: dict[str, Any] = Field(default={})
+    # What its moves are called, from the first on; null where it takes text.
+    actions: Annotated[list[Annotated[str, Field(pattern=_WORDS)]], Field(min_length=1)] | None = None
+
+
+class OpenEnvParams(_WorldParams):
+    """A server of OpenEnv's; see `agent_r1.outside.openenv`."""
+
+    url: Annotated[str, AfterValidator(_web)]
+    observation: str  # the field of its observation that the policy reads
+    action: str  # the field of its action that takes what the policy writes
+    timeout_s: Positive  # of one answer
+    success_above: Reward = 0.0  # the reward of the last step, beyond which it is a success
+
+
+class ToolboxParams(_WorldParams):
+    """A class whose public methods are tools, as TRL's environments are; see `agent_r1.outside.toolbox_env`."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    class_: Annotated[str, Field(alias="class", pattern=rf"^{_MODULE}:[A-Za-z_]\w*$")]
+    timeout_s: Positive | None = None  # of one call of an `async def`
+    success_above: Reward = 0.0  # what `get_reward` says, beyond which it is a success
+
+
+class EnvParams(Section):
+    gymnasium: dict[Name, GymnasiumParams] = Field(default={})
+    openenv: dict[Name, OpenEnvParams] = Field(default={})
+    toolbox: dict[Name, ToolboxParams] = Field(default={})
     instructions: str
     tools: ToolsParams
     max_result_characters: Count
@@ -131,20 +171,7 @@ class EnvParams(OutsideParams):
     order: Order
     games: GamesParams
 
-    def objections(self) -> Iterator[str]:
-        if self.max_action_tokens >= self.max_tokens:
-            yield (
-                f"max_action_tokens {self.max_action_tokens} leaves no room for a prompt in "
-                f"max_tokens {self.max_tokens}; raise max_tokens"
-            )
-        steps = self.max_steps - (2 if self.context.kind == "window" else 1)  # the last of which a rewriting can follow
-        if self.context.every > steps:
-            yield (
-                f"context.every {self.context.every} has no effect with kind: {self.context.kind} and max_steps "
-                f"{self.max_steps}, which end an episode before its context is rewritten; lower it, or raise max_steps"
-            )
-        if self.tools.read and self.tools.read.part_characters >= self.max_result_characters:
-            yield (
-                f"tools.read.part_characters {self.tools.read.part_characters} would be cut at max_result_characters "
-                f"{self.max_result_characters}; make parts smaller"
-            )
+    @property
+    def declared(self) -> dict[str, list[str]]:
+        """The names of each kind."""
+        return {"gymnasium": [*self.gymnasium], "openenv": [*self.openenv], "toolbox": [*self.toolbox]}

@@ -1,4 +1,4 @@
-"""Where the project is, which training is meant, and where the stages meet: the folders of their artifacts."""
+"""Places of the project: its root, the names of trainings, and the folders of artifacts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def tracking_folder() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class RunId:
-    """Which training is meant: a run of params.yaml, and what differs from the run as it stands there."""
+    """The name of a training: a run of params.yaml, and its differences from the run as it stands there."""
 
     run: str  # a name under `runs:`
     seed: int | None = None  # in place of the run's own
@@ -49,7 +49,7 @@ class RunId:
 
     @property
     def name(self) -> str:
-        """What commands and MLflow call the run, whatever its seed: `ppo` or `ppo-0a1b2c3d`."""
+        """The name of the run in commands and in MLflow, whatever its seed: `ppo` or `ppo-0a1b2c3d`."""
         return f"{self.run}-{self.variant}" if self.variant else self.run
 
     @property
@@ -116,7 +116,7 @@ class Places(Section):
 
     @property
     def unfinished_warm_start(self) -> Path:
-        """How far one is, while it lasts; no stage reads it but itself."""
+        """The progress of a warm start that is not finished; no other stage reads it."""
         return Path(self.outputs) / "warm_start.unfinished"
 
     @property

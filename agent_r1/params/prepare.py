@@ -1,18 +1,16 @@
-"""`prepare`: the data sets, drawn and from files."""
+"""`prepare`: the data sets, generated, from files, or worlds that are drawn by seeds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from agent_r1.params.sections import Count, Natural, Section, Share, nearest
-from agent_r1.params.worlds import World
+from agent_r1.params.sections import Count, Natural, Section, Share
 
 BUILT_IN = "atlas"
-ROUNDING = 1e-9  # by which a sum of shares may miss 1
+SPLITS = ("train", "dev", "test")
 
 Format = Literal["hotpotqa", "2wikimultihopqa", "musique", "generic"]
 DatasetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]  # part of the names of metrics
@@ -29,11 +27,6 @@ class AtlasShares(Section):
     sum: Share
     age: Share
 
-    def objections(self) -> Iterator[str]:
-        total = sum(self.model_dump().values())
-        if abs(total - 1) > ROUNDING:
-            yield f"the kinds of questions together make {total:.4g} of all; give them shares that add up to 1"
-
 
 class AtlasParams(Section):
     people: Annotated[int, Field(ge=20)]
@@ -49,7 +42,7 @@ class AtlasParams(Section):
 
 class SplitParams(Section):
     file: Path  # or a folder, or a pattern such as train-*.parquet
-    questions: Natural  # drawn at random; 0 takes all
+    questions: Natural = 0  # drawn at random; 0 takes all
 
 
 class FilesParams(Section):
@@ -67,11 +60,65 @@ class FilesParams(Section):
         named = {"train": self.train, "dev": self.dev, "test": self.test}
         return {name: split for name, split in named.items() if split is not None}
 
-    def objections(self) -> Iterator[str]:
-        if not self.splits:
-            yield "a data set needs a file of questions: give it train, dev or test"
-        if self.format == "generic" and self.corpus is None:
-            yield "rows of format generic bring no passages along; name a corpus to search"
+
+Seeds = Annotated[list[Natural], Field(min_length=2, max_length=2)]  # from the first up to, and without, the second
+Chance = Annotated[float, Field(gt=0, le=1)]
+
+
+class WorldSeeds(Section):
+    """Which seeds a world is drawn by. A split that is left out has no questions."""
+
+    train: Seeds | None = None
+    dev: Seeds | None = None
+    test: Seeds | None = None
+
+    @property
+    def given(self) -> dict[str, list[int]]:
+        """The splits that have seeds."""
+        named = {"train": self.train, "dev": self.dev, "test": self.test}
+        return {split: seeds for split, seeds in named.items() if seeds}
+
+    def seeds_of(self, split: str) -> tuple[int, int]:
+        """The first, and the one after the last; the same twice where there are none."""
+        first, stop = self.given.get(split, (0, 0))
+        return first, stop
+
+
+class LakeParams(WorldSeeds):
+    """FrozenLake; see `agent_r1.games.lake`."""
+
+    env: Literal["frozen_lake"]
+    size: Annotated[int, Field(ge=2, le=12)]
+    frozen: Chance  # of a cell to be ice, where there is no hole
+    intended: Chance  # of a move to go where it was meant to; else it goes to one of the sides
+
+
+class SokobanParams(WorldSeeds):
+    """Sokoban with one box; see `agent_r1.games.sokoban`."""
+
+    env: Literal["sokoban"]
+    size: Annotated[int, Field(ge=5, le=12)]
+    walls: Share  # chance of a cell inside to be one
+    most_moves: Annotated[int, Field(ge=1, le=12)]  # of the best solution
+    test_lengths: dict[Count, Count] = Field(default={})  # of the test's best solutions, how many boards of each length
+
+
+class BanditParams(WorldSeeds):
+    """The bandit of two arms, which the test has not seen so; see `agent_r1.games.bandit`."""
+
+    env: Literal["bandit"]
+    test_pairs: Literal["others", "turned"] = "others"  # RAGEN's of the test, or those of training, in the other order
+
+
+class OthersParams(WorldSeeds):
+    """An environment that others wrote, which `env` declares under a name."""
+
+    env: Literal["gymnasium", "openenv", "toolbox"]
+    name: str
+
+
+WorldParams = LakeParams | SokobanParams | BanditParams | OthersParams
+World = Annotated[WorldParams, Field(discriminator="env")]
 
 
 class PrepareParams(Section):
@@ -80,13 +127,6 @@ class PrepareParams(Section):
     atlas: AtlasParams
     files: dict[DatasetName, FilesParams]
     worlds: dict[DatasetName, World]
-
-    @field_validator("files", "worlds")
-    @classmethod
-    def _built_in_name_is_taken(cls, named: dict[str, Any]) -> dict[str, Any]:
-        if BUILT_IN in named:
-            raise ValueError(f"{BUILT_IN!r} is the built-in data set; name yours differently")
-        return named
 
     @property
     def dataset(self) -> str:
@@ -102,13 +142,3 @@ class PrepareParams(Section):
     def plays(self) -> bool:
         """Whether any data set is a world."""
         return any(name in self.worlds for name in self.datasets)
-
-    def objections(self) -> Iterator[str]:
-        known = [BUILT_IN, *self.files, *self.worlds]
-        for name in self.files.keys() & self.worlds.keys():
-            yield f"{name!r} stands under files and under worlds; name one of them differently"
-        for name in self.datasets:
-            if name not in known:
-                yield f"datasets names {name!r}, which neither files nor worlds define{nearest(name, known)}"
-            if self.datasets.count(name) > 1:
-                yield f"datasets names {name!r} twice; name each data set once"

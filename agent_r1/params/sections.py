@@ -1,10 +1,11 @@
-"""What every section of params.yaml is made of: number types, strict keys, and messages that name the remedy."""
+"""Sections of params.yaml: number types, strict keys, and messages that name the remedy."""
 
 from __future__ import annotations
 
 import difflib
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import UnionType
 from typing import Annotated, Any, Self, TypeVar, get_args, get_origin, get_type_hints
 
@@ -49,20 +50,31 @@ def address(url: str) -> str:
 
 
 class Section(BaseModel):
-    """A mapping of params.yaml: every key is required, none is unknown."""
+    """A mapping of params.yaml. No key is unknown, and one without a default is required."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    def objections(self) -> Iterator[str]:
+    def refusals(self) -> Iterator[str]:
         """Says what is wrong with values that are each in range, and how to mend it; the first one is raised."""
-        yield from ()
+        for kind in reversed(type(self).__mro__):
+            for check in CHECKS.get(kind, ()):
+                yield from check(self)
 
     @model_validator(mode="after")
     def _refuse(self) -> Self:
-        for objection in self.objections():
-            raise ValueError(objection)
+        for refusal in self.refusals():
+            raise ValueError(refusal)
         return self
 
+
+# Section -> what says which of its values do not go together, and how to mend it; see `agent_r1.params.refusals`.
+CHECKS: defaultdict[type, list[Callable[[Any], Iterator[str]]]] = defaultdict(list)
+
+# Keys of earlier versions -> the value that they have in every run. Stored runs have them among their parameters.
+CONSTANTS: dict[str, Any] = {
+    "train.rollout.temperature": 1.0,
+    "train.rollout.top_p": 1.0,
+}
 
 S = TypeVar("S", bound=Section)
 
@@ -98,18 +110,6 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def constants(kind: type[BaseModel], prefix: str = "") -> dict[str, Any]:
-    """The constants of a section and of all within it: dotted name -> value, as `flatten` names keys.
-
-    A stored run of a version in which one was still a key has it among its parameters.
-    """
-    found = {f"{prefix}{name}": getattr(kind, name) for name in kind.__class_vars__}
-    for name, field in kind.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            found |= constants(field.annotation, f"{prefix}{name}.")
-    return found
-
-
 def validated(kind: type[S], content: dict[str, Any], where: str) -> S:
     """A checked section; a ValueError names each key that is unknown, missing or refused, after `where`."""
     try:
@@ -122,10 +122,11 @@ def _explain(where: str, kind: type[Section], problem: Any) -> str:
     location = [without_password(str(part)) for part in problem["loc"]]
     key = ".".join(location)
     if problem["type"] == "extra_forbidden":
-        section, name = _section_at(kind, location[:-1]), location[-1]
-        if name in section.__class_vars__:
-            return f"{where}: {key!r} is no knob: it is {getattr(section, name)!r} in every run; leave it out"
-        return f"{where}: unknown key {key!r}{nearest(name, section.model_fields)}"
+        for name, value in CONSTANTS.items():
+            if f".{name}".endswith(f".{key}"):  # `key` is relative to the section that is checked
+                return f"{where}: {key!r} is no knob: it is {value!r} in every run; leave it out"
+        valid = _section_at(kind, location[:-1]).model_fields
+        return f"{where}: unknown key {key!r}{nearest(location[-1], valid)}"
     if problem["type"] == "missing":
         return f"{where}: key {key!r} is missing"
     message = problem["msg"].removeprefix("Value error, ")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, Field
@@ -28,21 +27,9 @@ class DenseParams(Section):
     nlist: Natural
     nprobe: Natural
 
-    def objections(self) -> Iterator[str]:
-        if self.faiss == "flat" and (self.nlist or self.nprobe):
-            yield (
-                f"nlist {self.nlist} and nprobe {self.nprobe} have no effect with faiss: flat, which looks at every "
-                "passage; set both to 0, or choose faiss: ivf"
-            )
-        if self.faiss == "ivf" and not 1 <= self.nprobe <= self.nlist:
-            yield (
-                f"nprobe {self.nprobe} lists out of nlist {self.nlist} cannot be looked at with faiss: ivf; "
-                "nprobe is at least 1 and at most nlist"
-            )
-
 
 class HybridParams(Section):
-    rrf_constant: Natural
+    rrf_constant: Natural = 60
     candidates: Count
 
 
@@ -50,22 +37,16 @@ class RemoteParams(Section):
     url: Annotated[str, AfterValidator(public)]
     timeout_s: Positive
     retries: Natural
-    backoff_s: float = Field(ge=0, allow_inf_nan=False)
+    backoff_s: Weight = 0.5
 
 
 class SearchParams(Section):
     kind: SearchKind
-    cache_entries: Natural
+    cache_entries: Natural = 10_000
     bm25: BM25Params
     dense: DenseParams
     hybrid: HybridParams
     remote: RemoteParams
-
-    def objections(self) -> Iterator[str]:
-        if self.kind in ("dense", "hybrid") and not self.dense.encoder:
-            yield f"kind: {self.kind} needs an encoder; set dense.encoder to a Hugging Face folder or hub id"
-        if self.kind == "remote" and not self.remote.url.startswith(("http://", "https://")):
-            yield f"kind: remote needs a search server; set remote.url to its http:// address; got {self.remote.url!r}"
 
 
 class LoraParams(Section):
@@ -88,10 +69,6 @@ class ModelParams(Section):
     packing: bool
     lora: LoraParams
 
-    def objections(self) -> Iterator[str]:
-        if self.float32_output and self.dtype == "float32":
-            yield "float32_output: true has no effect with dtype: float32, in which all layers compute; set it to false"
-
     @property
     def adapter(self) -> LoraParams | None:
         """The adapters that train instead of the weights; None where the weights themselves do."""
@@ -99,23 +76,16 @@ class ModelParams(Section):
 
 
 class LearnerParams(Section):
-    """The processes that share what learns in a stage. It learns the same however many there are, but for rounding."""
+    """The processes that share a stage's learner. Their number changes the weights by rounding alone."""
 
     processes: Count
     nodes: Count
     silence_s: Annotated[float, Field(ge=5)]
     optimizer_offload: bool
 
-    def objections(self) -> Iterator[str]:
-        if self.optimizer_offload and self.ranks > 1:
-            yield (
-                f"optimizer_offload: true is for a learner on one GPU, and there are {self.ranks} ranks, each with a "
-                "part of the states; set it to false, or processes and nodes to 1"
-            )
-
     @property
     def ranks(self) -> int:
-        """All of them, on all machines."""
+        """The number of ranks on all machines."""
         return self.processes * self.nodes
 
 
@@ -154,7 +124,7 @@ class VllmParams(Section):
     sleep: bool
 
     def processes(self, *, gpus: int, cores: int) -> int:
-        """What `replicas` stands for on a machine."""
+        """The number of processes that `replicas` stands for on a machine."""
         return self.replicas or max(1, (gpus or cores // self.threads) // self.tensor_parallel_size)
 
 
@@ -168,10 +138,6 @@ class ServerParams(Section):
     timeout_s: Positive
     retries: Natural
 
-    def objections(self) -> Iterator[str]:
-        if len(set(self.urls)) < len(self.urls):
-            yield f"urls names a server twice: {', '.join(self.urls)}; name it once"
-
 
 class EngineParams(Section):
     kind: Literal["vllm", "transformers", "server"]
@@ -181,23 +147,14 @@ class EngineParams(Section):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What can change the bits of what is sampled: the kind and its settings, without places and sleep."""
+        """The settings that can change the bits of samples: the kind and its own, without addresses and sleep."""
         settings = {"vllm": self.vllm, "transformers": self.transformers, "server": None}[self.kind]
         return {"kind": self.kind, **(settings.model_dump(exclude={"sleep"}) if settings else {})}
 
     @property
     def gpus(self) -> int:
-        """How many GPUs a stage holds that samples, 0 for all of the machine."""
+        """The GPUs of a machine that a sampling stage holds; 0 for all."""
         return self.vllm.replicas * self.vllm.tensor_parallel_size if self.kind == "vllm" else 1
-
-    def objections(self) -> Iterator[str]:
-        if self.kind == "server" and not self.server.urls:
-            yield (
-                "kind: server needs server.urls; start one with `agent-r1 serve_engine MODEL --port 8001` "
-                "and name it there, as http://127.0.0.1:8001"
-            )
-        if self.kind != "server" and self.server.urls:
-            yield f"server.urls has no effect with kind: {self.kind}; set kind: server, or urls: []"
 
 
 # How a policy can be put to the test questions.
@@ -226,27 +183,18 @@ class PromoteParams(Section):
     level: Annotated[float, Field(ge=0.5, lt=1)]
 
 
-class TimeoutsParams(Section):
-    """Seconds by the name of a stage: those of dvc.yaml, and `view`."""
-
-    prepare: Positive
-    index: Positive
-    warm_start: Positive
-    train: Positive
-    register_: Annotated[Positive, Field(alias="register")]  # which pydantic has for itself
-    evaluate: Positive
-    baseline: Positive
-    report: Positive
-    view: Positive
+Stage = Literal["prepare", "index", "warm_start", "train", "register", "evaluate", "baseline", "report", "view"]
+TIMEOUT_S = 600.0  # of a stage that `timeouts_s` does not name
 
 
 class OperateParams(Section):
     side_by_side: Count
-    timeouts_s: TimeoutsParams
+    timeouts_s: dict[Stage, Positive]
     retries: Natural
-    retry_delay_s: Weight
+    retry_delay_s: Weight = 30.0
     pool_patience_s: Positive
 
     def timeout_s(self, stage: str) -> float:
-        """Of a stage by its name: `train`, or `train_closer` for those of the sweep that get further seeds."""
-        return float(self.timeouts_s.model_dump(by_alias=True)[stage.removesuffix("_closer")])
+        """The time limit of a stage by its name: `train`, or `train_closer` of the sweep's further seeds."""
+        named = (seconds for name, seconds in self.timeouts_s.items() if name == stage.removesuffix("_closer"))
+        return next(named, TIMEOUT_S)

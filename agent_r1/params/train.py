@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from agent_r1.params.credit import READS, STEPS_IN_GROUPS, WITH_GROUPS, CreditParams, FilterParams
+from agent_r1.params.credit import READS, CreditParams, FilterParams
 from agent_r1.params.sections import Count, Multiple, Natural, Positive, Section, Share
 from agent_r1.params.update import UpdateParams
 
@@ -16,21 +15,21 @@ from agent_r1.params.update import UpdateParams
 class MonitorThresholds(Section):
     """How far each sign of collapse may go; 0 switches it off. See `agent_r1.credit.collapse`."""
 
-    reward_std_fall: Share
-    entropy_fall: Share
-    entropy_rise: Multiple
-    grad_norm_spike: Multiple
-    valid_call_fall: Share
-    answer_repetition: Share
-    thought_repetition: Share
+    reward_std_fall: Share = 0.4  # share of the first; of the std of the returns, in groups if there are any
+    entropy_fall: Share = 0.1  # share of the first; of the surprisal of the actions
+    entropy_rise: Multiple = 4.0  # times the first
+    grad_norm_spike: Multiple = 5.0  # times the median of all iterations before
+    valid_call_fall: Share = 0.7  # share of the first
+    answer_repetition: Share = 0.5  # share of the way from the first up to 1
+    thought_repetition: Share = 0.5
 
 
 class StabiliseParams(Section):
-    """What becomes of a run with `on_collapse: stabilise` from its first alarm on; see `TrainParams.stabilised`."""
+    """How a run trains from its first alarm on, with `on_collapse: stabilise`; see `TrainParams.stabilised`."""
 
     rollback: bool  # whether it goes back to the last good checkpoint as well
-    filter: FilterParams
-    clip_high: Positive
+    filter: FilterParams = FilterParams(kind="top_fraction", share=0.25, refill=0)
+    clip_high: Positive = 0.28
 
 
 class MonitorParams(Section):
@@ -38,7 +37,7 @@ class MonitorParams(Section):
     max_rollbacks: Natural
     stabilise: StabiliseParams
     patience: Count
-    first_iterations: Count
+    first_iterations: Count = 3
     thresholds: MonitorThresholds
 
     @property
@@ -46,23 +45,11 @@ class MonitorParams(Section):
         """Whether an alarm may take the run back to a checkpoint."""
         return self.on_collapse == "rollback" or (self.on_collapse == "stabilise" and self.stabilise.rollback)
 
-    def objections(self) -> Iterator[str]:
-        if (self.on_collapse == "rollback") != (self.max_rollbacks > 0):
-            yield (
-                f"max_rollbacks {self.max_rollbacks} does not go with on_collapse: {self.on_collapse}; "
-                "it is at least 1 with rollback, and 0 without"
-            )
-        if self.on_collapse != "warn" and not any(self.thresholds.model_dump().values()):
-            yield f"on_collapse: {self.on_collapse} has no effect while every threshold is 0; set one above 0, or warn"
-
 
 class RolloutParams(Section):
     questions: Count
     samples: Count
     ahead: Annotated[int, Field(ge=0, le=1)]
-    # The loss assumes that actions are drawn from the policy's own distribution, uncut.
-    temperature: ClassVar[float] = 1.0
-    top_p: ClassVar[float] = 1.0
 
 
 class ValidationParams(Section):
@@ -73,19 +60,15 @@ class ValidationParams(Section):
     keep_best: bool
     patience: Natural
 
-    def objections(self) -> Iterator[str]:
-        if not self.every and (self.keep_best or self.patience):
-            yield "every: 0 validates nothing, and keep_best and patience look at validations; set every to 1 or more"
-
 
 class CheckpointParams(Section):
-    """When a run writes all that it goes on from. Nothing trains differently for it."""
+    """When a run writes its checkpoint. Nothing trains differently for it."""
 
     every: Count
 
 
 class KeepParams(Section):
-    """What a finished run leaves on disk besides its policy and its metrics. Nothing trains differently for it."""
+    """The files that a finished run keeps besides its policy and metrics. Nothing trains differently for it."""
 
     learner: bool
     every: Count
@@ -120,7 +103,7 @@ class TrainParams(Section):
 
     @property
     def stabilised(self) -> TrainParams:
-        """The same once `monitor.stabilise` holds: as StarPO-S trains, whose later alarms are warnings.
+        """The settings once `monitor.stabilise` holds: those of StarPO-S. Later alarms are warnings.
 
         Source: RAGEN (arXiv 2504.20073), §4.2: groups whose returns differ most, no KL, clip-higher.
         """
@@ -154,99 +137,3 @@ class TrainParams(Section):
                 f"{where}: estimator {self.credit.estimator} does not read {', '.join(unread)}, which would change "
                 "nothing; leave that out"
             )
-
-    def objections(self) -> Iterator[str]:
-        yield from self._of_groups()
-        yield from self._of_minibatches()
-        yield from self._of_warmups()
-        yield from self._of_going_back()
-
-    def _of_groups(self) -> Iterator[str]:
-        kind, samples = self.credit.filter.kind, self.rollout.samples
-        if self.update.ratio == "sequence_token" and self.credit.estimator in WITH_GROUPS - STEPS_IN_GROUPS:
-            yield (
-                f"update.ratio: sequence_token gives the gradient of ratio: sequence with estimator "
-                f"{self.credit.estimator}, whose advantage is the same at all tokens of a trajectory; set ratio: "
-                "sequence, or choose an estimator whose advantages differ"
-            )
-        few = f"and rollout.samples is {samples}; set it to 2 or more"
-        if self.credit.estimator in WITH_GROUPS and samples < 2:
-            yield f"estimator {self.credit.estimator} compares the episodes of a group, {few}"
-        if kind != "none" and samples < 2:
-            yield f"credit.filter {kind} looks at how returns differ within a group, {few}"
-        if self.rollout.ahead and self.credit.filter.refill:
-            yield (
-                f"rollout.ahead: 1 with credit.filter.refill {self.credit.filter.refill}: which groups are missing is "
-                "known of the weights that sampled them, and those are an update behind; choose one of them"
-            )
-
-    def _of_minibatches(self) -> Iterator[str]:
-        kind, samples = self.credit.filter.kind, self.rollout.samples
-        minibatches = {"update.minibatches": self.update.minibatches}
-        if self.credit.needs_critic:
-            minibatches["update.critic.minibatches"] = self.update.critic.minibatches
-        trajectories = self.rollout.questions * samples
-        for name, count in minibatches.items():
-            fill = f"do not fill {name} {count}; lower it or raise"
-            if kind != "none" and samples < count:
-                single = f"may keep a single group, whose {samples} trajectories"
-                yield f"credit.filter {kind} {single} {fill} rollout.samples"
-            if trajectories < count:
-                product = "(rollout.questions times rollout.samples)"
-                yield f"{trajectories} trajectories per iteration {product} {fill} rollout.questions"
-
-    def _of_warmups(self) -> Iterator[str]:
-        rise, alone = self.update.learning_rate_warmup, self.update.critic.warmup.iterations
-        if rise >= self.iterations:
-            yield (
-                f"update.learning_rate_warmup {rise} lasts all {self.iterations} iterations; lower it or raise "
-                "iterations"
-            )
-        if self.credit.needs_critic and 0 < rise <= alone:
-            yield (
-                f"update.learning_rate_warmup {rise} is over before the policy is first trained, after the {alone} "
-                "iterations of update.critic.warmup; raise it above them, or set it to 0"
-            )
-        warmup = self.update.critic.warmup.longest
-        if self.credit.needs_critic and warmup >= self.iterations:
-            yield (
-                f"update.critic.warmup may train the critic alone for {warmup} iterations, which are all "
-                f"{self.iterations}, and the policy never; shorten it or raise iterations"
-            )
-
-    def _of_going_back(self) -> Iterator[str]:
-        if self.validation.keep_best and self.monitor.goes_back:
-            yield (
-                f"validation.keep_best: true with monitor.on_collapse: {self.monitor.on_collapse}: the best policy may "
-                "be of an iteration that the run went back from; choose one of them"
-            )
-        if self.checkpoint.every > 1 and self.monitor.goes_back:
-            yield (
-                f"checkpoint.every {self.checkpoint.every} with monitor.on_collapse: {self.monitor.on_collapse}: a run "
-                "goes back to the checkpoint that an iteration began with, and most would have none; set every: 1, or "
-                "on_collapse: stop"
-            )
-        if self.validation.keep_best and self.keep.learner:
-            yield (
-                "validation.keep_best: true with keep.learner: true would leave the best policy beside the critic and "
-                "the optimisers of the last one; choose one of them"
-            )
-        if self.monitor.on_collapse != "warn" and self.iterations <= self.monitor.patience:
-            yield (
-                f"monitor.on_collapse: {self.monitor.on_collapse} has no effect: with monitor.patience "
-                f"{self.monitor.patience} no alarm is possible in {self.iterations} iterations; lower the patience"
-            )
-        yield from self._objections_to_stabilising()
-
-    def _objections_to_stabilising(self) -> Iterator[str]:
-        """What is wrong with the run as it would be after an alarm."""
-        if self.monitor.on_collapse != "stabilise":
-            return
-        later = self.stabilised
-        if (later.credit, later.update) == (self.credit, self.update):
-            yield (
-                "monitor.on_collapse: stabilise changes nothing: the run has the filter and the clip_high of "
-                "monitor.stabilise from its start, and no KL; set on_collapse: warn, or other settings there"
-            )
-        for part in (later, later.credit, later.update):
-            yield from (f"once monitor.stabilise holds: {objection}" for objection in part.objections())

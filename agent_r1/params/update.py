@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -39,18 +37,6 @@ class CriticWarmup(Section):
         explains = explained_variance >= self.explained_variance or iteration >= self.limit
         return iteration >= self.iterations and explains
 
-    def objections(self) -> Iterator[str]:
-        if self.explained_variance and self.limit <= self.iterations:
-            yield (
-                f"explained_variance {self.explained_variance} has no effect with limit {self.limit}, which ends the "
-                f"warm-up by iterations {self.iterations}; raise the limit, or set explained_variance: 0 and limit: 0"
-            )
-        if self.limit and not self.explained_variance:
-            yield (
-                f"limit {self.limit} has no effect without explained_variance, which it keeps from lasting for ever; "
-                "set limit: 0, or explained_variance above 0"
-            )
-
 
 class CriticParams(Section):
     """How the critic is trained, where the estimator has one."""
@@ -58,7 +44,7 @@ class CriticParams(Section):
     learning_rate: Positive
     epochs: Count
     minibatches: Count
-    value_clip: Positive
+    value_clip: Positive = 0.5
     warmup: CriticWarmup
 
 
@@ -83,43 +69,10 @@ class UpdateParams(Section):
     critic: CriticParams
     max_grad_norm: Positive
     max_tokens_per_microbatch: Count
-    proved_trajectories: Count
+    proved_trajectories: Count = 16
     canary_tolerance: CanaryTolerance
 
     @property
     def regularised(self) -> bool:
         """Whether the policy loss has terms that give a gradient where the advantage is 0."""
         return self.kl_loss > 0 or self.entropy_bonus > 0
-
-    def objections(self) -> Iterator[str]:
-        if 0 < self.importance_cap < 1:
-            yield (
-                f"importance_cap {self.importance_cap} cuts the weight even where sampler and learner agree, which "
-                "only scales the loss; set it to 1 or more, or to 0 to switch it off"
-            )
-        if self.loss == "cispo" and self.dual_clip:
-            yield (
-                f"dual_clip {self.dual_clip} has no effect with loss: cispo, whose weights clip_high bounds for every "
-                "advantage; set dual_clip: 0"
-            )
-        if self.loss == "cispo" and self.ratio == "sequence_token":
-            yield (
-                "ratio: sequence_token is ratio: sequence with loss: cispo, which takes no gradient through the ratio; "
-                "set ratio: sequence"
-            )
-        yield from self._bounds_out_of_reach()
-        if (self.aggregation == "constant_length") != (self.constant_length > 0):
-            yield (
-                f"constant_length {self.constant_length} with aggregation {self.aggregation}: it is the tokens that "
-                "aggregation constant_length divides a trajectory's sum by, above 0 there and 0 with the others"
-            )
-
-    def _bounds_out_of_reach(self) -> Iterator[str]:
-        """The bounds that no ratio passes, because its logarithm is clamped."""
-        largest = math.exp(LARGEST_LOG_RATIO)
-        above = {"clip_high": 1 + self.clip_high, "dual_clip": self.dual_clip, "importance_cap": self.importance_cap}
-        for name, bound in above.items():
-            if bound >= largest:
-                yield f"{name} {getattr(self, name):g} never acts: ratios end at e^20, {largest:.3g}; lower it"
-        if self.loss == "clip" and 1 - self.clip_low <= 1 / largest:
-            yield f"clip_low {self.clip_low:.17g} never acts: ratios begin at e^-20, {1 / largest:.3g}; lower it"

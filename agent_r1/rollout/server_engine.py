@@ -19,7 +19,7 @@ from agent_r1.files import load_pretrained
 from agent_r1.harmless import harmless
 from agent_r1.http.client import BUSY, MAX_ANSWER_BYTES, BadAnswerError, Client, RefusalError, Retries, Shape, read_key
 from agent_r1.params.stages import ServerParams
-from agent_r1.rollout import wire
+from agent_r1.rollout import engine_wire as wire
 from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, EngineRestarted, EngineUnavailable, Request
 
 _SHOWN = 100  # characters of a server's label in a message
@@ -59,7 +59,7 @@ class VllmServer:
         started with, and EngineError if it comes from others, is a refusal, or is out of shape.
         """
         most_bytes = MAX_ANSWER_BYTES + wire.TOKEN_BYTES * sum(request.max_tokens for request in requests)
-        asking = wire.Asking(requests=[_asked(request, actor) for request in requests])
+        asking = wire.Draws(requests=[_asked(request, actor) for request in requests])
         found = await self._post(wire.Answered, "/sample", asking, most_bytes)
         if found.weights == wire.FRESH != weights:
             raise EngineRestarted(f"{self.name} was restarted: it has lost the weights {weights}")
@@ -136,8 +136,8 @@ class VllmServer:
         return EngineError(f"{self.name} answered {path} with something else than vLLM does: {problem}")
 
 
-def _asked(request: Request, actor: Actor) -> wire.Asked:
-    return wire.Asked(
+def _asked(request: Request, actor: Actor) -> wire.Draw:
+    return wire.Draw(
         context=request.context,
         seed=request.seed,
         max_tokens=request.max_tokens,

@@ -20,9 +20,9 @@ from typing import TypeVar
 from agent_r1.devices.gpus import visible_gpus
 from agent_r1.params import Params
 from agent_r1.params.stages import VllmParams
+from agent_r1.rollout.engine_wire import SERVER_KEY, Launch
 from agent_r1.rollout.sampling import Action, Actor, EngineError, EngineUnavailable, Request
 from agent_r1.rollout.server_engine import ServedEngine, VllmServer, connect
-from agent_r1.rollout.wire import SERVER_KEY, Launch
 
 logger = logging.getLogger(__name__)
 

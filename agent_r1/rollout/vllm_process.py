@@ -34,7 +34,7 @@ from starlette.routing import Route
 
 from agent_r1.http.guard import Bounded, Guard, configured, refusal
 from agent_r1.params.places import adapter_in
-from agent_r1.rollout import wire
+from agent_r1.rollout import engine_wire as wire
 
 if TYPE_CHECKING:
     import torch  # imported once garbage is no longer collected
@@ -148,7 +148,7 @@ class Worker:
             if self._waiting:
                 self._advance()
 
-    async def sample(self, requests: Sequence[wire.Asked]) -> wire.Answered:
+    async def sample(self, requests: Sequence[wire.Draw]) -> wire.Answered:
         """Admits requests together, and waits for all. A caller that is cancelled takes them out again."""
         self._wake()
         label, found = self._label, dict[str, asyncio.Future[wire.Sampled]]()
@@ -228,7 +228,7 @@ class Worker:
         self._engine.add_lora(self._adapter)
 
 
-def _in_vllm(asked: wire.Asked) -> tuple[Any, Any]:
+def _in_vllm(asked: wire.Draw) -> tuple[Any, Any]:
     """A request in vLLM's types: its prompt and how it is sampled."""
     from vllm import SamplingParams, TokensPrompt
     from vllm.sampling_params import RequestOutputKind
@@ -262,7 +262,7 @@ def create_app(worker: Worker) -> Guard:
 
     async def sample(http: HttpRequest) -> wire.Answered:
         """Ends with the caller's connection."""
-        sampling = asyncio.ensure_future(worker.sample(wire.Asking.model_validate_json(await http.body()).requests))
+        sampling = asyncio.ensure_future(worker.sample(wire.Draws.model_validate_json(await http.body()).requests))
         left = asyncio.ensure_future(http.receive())
         await asyncio.wait({sampling, left}, return_when=asyncio.FIRST_COMPLETED)
         left.cancel()
@@ -303,13 +303,13 @@ def _endpoint(worker: Worker, answer: Callable[[HttpRequest], Awaitable[BaseMode
     return endpoint
 
 
-class Lasting(Bounded):
+class EngineConnection(Bounded):
     """A connection of a trusted client, which may wait long for its answer."""
 
     seconds, most = 7 * 86_400.0, 100_000
 
 
-class Server(uvicorn.Server):
+class EngineServer(uvicorn.Server):
     """uvicorn's server without its handlers of signals: an engine ends at once."""
 
     @contextmanager
@@ -332,11 +332,12 @@ def main(launch: wire.Launch, listening: socket.socket) -> None:
             raise
         failure = error  # the parent hears it as the answer to its first call
     worker = Worker(engine, launch.weights, adapters=bool(launch.adapter_rank), failure=failure)
-    config = configured(create_app(worker), "", 0, Lasting)
+    config = configured(create_app(worker), "", 0, EngineConnection)
+    config.backlog = EngineConnection.most  # a Unix socket refuses callers at once that find no place to wait
     config.ssl_certfile, config.ssl_keyfile = tls.get("certfile"), tls.get("keyfile")
 
     async def serve() -> None:
-        await asyncio.gather(Server(config).serve([listening]), worker.run())
+        await asyncio.gather(EngineServer(config).serve([listening]), worker.run())
 
     asyncio.run(serve())
 

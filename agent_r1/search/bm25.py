@@ -23,7 +23,7 @@ from agent_r1.params.stages import BM25Params
 from agent_r1.search.base import Positions, Ranker, full_texts, read_batches
 from agent_r1.tables import open_rows
 
-Scores = NDArray[np.float32]
+Float32s = NDArray[np.float32]
 _WORD = re.compile(r"\w+")
 RUN = 4096  # passages that are counted at a time
 VOCABULARY, STARTS, PASSAGES, SCORES, BOUNDS = (
@@ -168,11 +168,11 @@ class _Column:
     """The passages, at least one, that contain a word of the query, and their scores for it."""
 
     passages: NDArray[np.int32]  # ascending
-    scores: Scores  # of the word, once
+    scores: Float32s  # of the word, once
     times: int  # the word stands in the query
     bound: float  # the most that a passage gets for the word, `times` counted
 
-    def at(self, passages: NDArray[np.int32]) -> Scores:
+    def at(self, passages: NDArray[np.int32]) -> Float32s:
         """The scores of some passages, 0 for passages without the word."""
         places = np.searchsorted(self.passages, passages).clip(max=len(self.passages) - 1)
         return np.where(self.passages[places] == passages, self.scores[places], np.float32(0))
@@ -240,7 +240,7 @@ def _candidates(columns: Sequence[_Column], size: int, k: int) -> NDArray[np.int
     return found
 
 
-def _kth_best(passages: NDArray[np.int32], reached: Scores, columns: Sequence[_Column], k: int) -> float:
+def _kth_best(passages: NDArray[np.int32], reached: Float32s, columns: Sequence[_Column], k: int) -> float:
     """The smallest full score of the `k` passages that lead so far, with the other columns added."""
     if len(passages) < k:
         return 0.0

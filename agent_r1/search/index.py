@@ -17,7 +17,7 @@ from agent_r1.records import Passage
 from agent_r1.search import bm25
 from agent_r1.search.base import Passages, Positions, Ranker, Search, store
 from agent_r1.search.bm25 import BM25
-from agent_r1.search.remote import Health, Remote
+from agent_r1.search.remote import Health, RemoteIndex
 
 META, PASSAGES, BM25_FOLDER, DENSE_FOLDER = "meta.json", "passages.arrow", "bm25", "dense"
 _REMEDY = "run the index stage (`dvc repro index`)"
@@ -221,19 +221,19 @@ def _ranker(meta: Meta, folder: Path) -> Ranker:
 
 
 def _pin(params: SearchParams, passages: Path) -> Meta:
-    served = Remote(params.remote).health()
+    served = RemoteIndex(params.remote).health()
     _refuse_other_passages(f"the index served at {params.remote.url}", served.passages_hash, passages)
     return _meta(params, served.size, served.passages_hash, served=served.index_hash)
 
 
-def _open_remote(params: SearchParams, meta: Meta) -> Remote:
-    served_hash = Remote(params.remote).health().index_hash
+def _open_remote(params: SearchParams, meta: Meta) -> RemoteIndex:
+    served_hash = RemoteIndex(params.remote).health().index_hash
     if served_hash != meta.served_hash:
         raise ValueError(
             f"{params.remote.url} serves index {served_hash[:12]}, and {meta.served_hash[:12]} was pinned; "
             f"serve that one, or {_REMEDY}"
         )
-    return Remote(params.remote, meta.served_hash)
+    return RemoteIndex(params.remote, meta.served_hash)
 
 
 def _refuse_other_passages(index: str, passages_hash: str, passages: Path) -> None:

@@ -44,7 +44,7 @@ SEARCH_KEY = "AGENT_R1_SEARCH_KEY"  # the key of a proxy before the server
 BATCH = 32  # queries of a request: each has a time limit of its own, however many are asked at once
 
 
-class Remote(Search):
+class RemoteIndex(Search):
     """A client of the search server. Queries go in requests of `BATCH`, and each request is tried `retries` times."""
 
     def __init__(self, params: RemoteParams, index_hash: str = "") -> None:

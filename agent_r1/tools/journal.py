@@ -18,7 +18,7 @@ from agent_r1.tools.base import ToolResult
 logger = logging.getLogger(__name__)
 
 
-class Place(NamedTuple):
+class CallPlace(NamedTuple):
     """Where in a training a call was made."""
 
     episode: int  # its seed, another one for every episode of a run
@@ -26,7 +26,7 @@ class Place(NamedTuple):
     call: int  # index within the action
 
 
-class Entry(BaseModel):
+class JournalEntry(BaseModel):
     """A line of the journal."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -55,9 +55,9 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._known = {Place(entry.episode, entry.step, entry.call): entry for entry in self._read()}
+        self._known = {CallPlace(entry.episode, entry.step, entry.call): entry for entry in self._read()}
 
-    def find(self, place: Place, tool: str, arguments: str) -> Entry | None:
+    def find(self, place: CallPlace, tool: str, arguments: str) -> JournalEntry | None:
         """The entry of the same call at this place; None if it was not made, or another one."""
         entry = self._known.get(place)
         if entry and (entry.tool, entry.arguments) != (tool, arguments):
@@ -73,9 +73,9 @@ class Journal:
             return None
         return entry
 
-    def add(self, place: Place, call: Call, result: ToolResult) -> None:
+    def add(self, place: CallPlace, call: Call, result: ToolResult) -> None:
         """Writes down the result of a call; it is in the file when this returns."""
-        entry = Entry(
+        entry = JournalEntry(
             **place._asdict(),
             tool=call.tool,
             arguments=call.arguments,
@@ -89,7 +89,7 @@ class Journal:
             file.write(entry.model_dump_json() + "\n")
         self._known[place] = entry
 
-    def _read(self) -> list[Entry]:
+    def _read(self) -> list[JournalEntry]:
         """The whole lines; one that a kill cut short is removed. Raises ValueError if another line is damaged."""
         if not self._path.exists():
             return []
@@ -99,7 +99,7 @@ class Journal:
             logger.warning("%s: the last line was cut short, its call is made again", self._path)
             self._path.write_bytes(whole)
         try:
-            return [Entry.model_validate_json(line) for line in whole.splitlines()]
+            return [JournalEntry.model_validate_json(line) for line in whole.splitlines()]
         except ValidationError as fault:
             raise ValueError(
                 f"{self._path} is damaged; remove it, and the calls of its iteration are made again ({fault})"

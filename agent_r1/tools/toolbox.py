@@ -48,7 +48,7 @@ class UnderWay:
                 self.seconds += time.perf_counter() - self._since
 
 
-class Server(Protocol):
+class ToolServer(Protocol):
     """A server whose tools an episode may call; see `agent_r1.outside.mcp`."""
 
     async def verify(self) -> None:
@@ -68,7 +68,7 @@ class Toolbox:
         self.schemas: list[Schema] = []  # the same for all episodes
         self.under_way = UnderWay()
         self._params, self._index = params, index
-        self._servers: list[Server] = []
+        self._servers: list[ToolServer] = []
         self._makers: list[Callable[[int], Sequence[Tool]]] = []  # tools for the seed of an episode
         self._open = AsyncExitStack()
 
@@ -130,7 +130,7 @@ class Toolbox:
         for server in self._servers:
             yield partial(self._of_server, server)
 
-    def _of_server(self, server: Server, _: int) -> Sequence[Tool]:
+    def _of_server(self, server: ToolServer, _: int) -> Sequence[Tool]:
         return server.for_episode(lambda result, kept: cut(result, self._params.max_result_characters) == kept)
 
 

@@ -25,8 +25,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from agent_r1.params.places import SWEEP, Folder, RunId, policy_in, registered_policy
 from agent_r1.params.sections import Natural
 from agent_r1.tracking.runs import VERSION_TAG
-from agent_r1.tracking.store import locked, open_store
-from agent_r1.tracking.views import NOTE
+from agent_r1.tracking.store import NOTE, locked, open_store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -19,8 +19,7 @@ from agent_r1.params import Params, fingerprint
 from agent_r1.params.places import NAMED_BY_DVC, RunId, project_root
 from agent_r1.params.sections import flatten
 from agent_r1.params.train import TrainParams
-from agent_r1.tracking.store import open_store
-from agent_r1.tracking.views import INTERVAL, NOTE, lay_view
+from agent_r1.tracking.store import INTERVAL, NOTE, lay_view, open_store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -75,7 +74,7 @@ def run_params(variant: str, params: Params, train: TrainParams) -> dict[str, An
     """The parameters of a trained run: the columns to group by, then its whole configuration, flattened."""
     switches = train.credit.advantage_mask.model_dump()
     on = [name for name, value in switches.items() if value]
-    shown = {"seed": True, "checkpoint": True, "keep": True, "credit": SHOWN}
+    shown: dict[str, Any] = {"seed": True, "checkpoint": True, "keep": True, "credit": SHOWN}
     return {
         "variant": variant,
         "algorithm": train.credit.estimator,

@@ -65,7 +65,7 @@ def start_engine(settings: Params, config: TrainParams, model: str | Path, end_i
         model=str(model),  # later weights are loaded into it: adapters run beside the model they were trained on
         end_id=end_id,
         max_tokens=settings.env.max_tokens,
-        temperature=config.rollout.temperature,
+        temperature=1.0,  # the loss assumes actions of the policy's own distribution, uncut
         dtype=settings.model.dtype,
         adapter_rank=settings.model.lora.rank,
     )

@@ -20,10 +20,10 @@ from starlette.testclient import TestClient
 from agent_r1.http.client import LOOPBACK, MAX_ANSWER_BYTES, Answer, Client
 from agent_r1.http.guard import Guard
 from agent_r1.params.stages import RemoteParams
+from agent_r1.rollout.engine_wire import SERVER_KEY
 from agent_r1.rollout.sampling import Actor, EngineError, Request
 from agent_r1.rollout.server_engine import VllmServer
-from agent_r1.rollout.wire import SERVER_KEY
-from agent_r1.search.remote import Health, Remote, SearchRequest
+from agent_r1.search.remote import Health, RemoteIndex, SearchRequest
 from agent_r1.search.server import create_app
 from benchmarks.hostile.kind import Defect, Kind, Refused, require
 from benchmarks.hostile.mutations import as_bytes, as_json, mutated, odd_text, odd_value
@@ -58,7 +58,7 @@ class SearchAnswers(Kind):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._remote = Remote(RemoteParams(url=_URL, timeout_s=1, retries=0, backoff_s=0), "7" * 64)
+        self._remote = RemoteIndex(RemoteParams(url=_URL, timeout_s=1, retries=0, backoff_s=0), "7" * 64)
 
     def make(self, rng: Random) -> tuple[str, Answer]:
         passage = {"passage_id": "1", "title": "Kiss", "text": "A film."}
@@ -169,7 +169,7 @@ class Loopback(Kind):
             url = f"http://127.0.0.1:{listening.getsockname()[1]}"
             started = time.perf_counter()
             try:
-                remote = Remote(RemoteParams(url=url, timeout_s=self._timeout_s, retries=0, backoff_s=0))
+                remote = RemoteIndex(RemoteParams(url=url, timeout_s=self._timeout_s, retries=0, backoff_s=0))
                 started = time.perf_counter()
                 require(remote.health() == _HEALTH, "another answer than the server gave")
             except (ValueError, OSError) as fault:

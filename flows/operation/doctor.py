@@ -7,13 +7,13 @@ import math
 import os
 import shutil
 import sys
-import threading
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, chdir, suppress
 from importlib.metadata import distributions, version
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
+from threading import Event
 from typing import NamedTuple, cast
 from uuid import UUID
 
@@ -138,8 +138,7 @@ def engine() -> str:
     if settings.kind == "server":
         return engine_servers(settings.server.urls)
     command = [sys.executable, "-m", "flows", "doctor", "--engine"]
-    never = threading.Event()
-    with process_group(command, os.environ) as process, ended_after(process, ENGINE_TIMEOUT_S, never) as late:
+    with process_group(command, os.environ) as process, ended_after(process, ENGINE_TIMEOUT_S, Event()) as late:
         said = [line.strip() for line in process.stdout or () if line.strip()]
         code = process.wait()
     if not code:
@@ -150,8 +149,8 @@ def engine() -> str:
 
 
 def engine_servers(urls: Sequence[str]) -> str:
+    from agent_r1.rollout.engine_wire import SERVER_KEY
     from agent_r1.rollout.server_engine import connect
-    from agent_r1.rollout.wire import SERVER_KEY
 
     remedy = f"start it: agent-r1 serve_engine MODEL --port PORT; 401: its key is {SERVER_KEY}"
     for url in urls:

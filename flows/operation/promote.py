@@ -39,8 +39,7 @@ from agent_r1.harmless import harmless
 from agent_r1.params import Params
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import THE_CHAMPION, Version
-from agent_r1.tracking.store import locked
-from agent_r1.tracking.views import address
+from agent_r1.tracking.store import address, locked
 from flows.pipeline import run_command
 from flows.policies import version_of
 from flows.processes import process_group, server_answers

@@ -14,8 +14,7 @@ from contextlib import nullcontext, suppress
 from importlib.metadata import version
 
 from agent_r1.harmless import without_password
-from agent_r1.tracking.store import open_store, store_file
-from agent_r1.tracking.views import MLFLOW_UI, address, comparison
+from agent_r1.tracking.store import MLFLOW_UI, address, comparison, open_store, store_file
 from flows.processes import (
     HOST,
     OF_CLIENTS,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,11 +16,9 @@ from hypothesis import strategies as st
 from agent_r1.credit.assign import assign, groups_to_refill
 from agent_r1.credit.batch import token_steps
 from agent_r1.credit.estimators import ESTIMATORS
-from agent_r1.params.credit import WITH_CRITIC, CreditParams
-from agent_r1.records import Call, CallStatus, Outcome, StopReason, Trajectory
-
-MakeTrajectory = Callable[..., Trajectory]
-MakeParams = Callable[..., CreditParams]
+from agent_r1.params.credit import WITH_CRITIC
+from agent_r1.records import Call, CallStatus, Outcome, StopReason
+from tests.credit.letters import params, progress, trajectory
 
 # "PAAOTA": prompt, a step of two tokens, an observation and a template token, a step of one token.
 # Step rewards 1 and 2, gamma = lambda = 1/2. The recursions are worked out in test_estimators:
@@ -53,14 +50,8 @@ TARGETS = {
 SWITCHES = list(itertools.product([True, False], repeat=3))
 
 
-def progress(*rewards: float) -> list[dict[str, Any]]:
-    return [{"rewards": {"progress": reward}} for reward in rewards]
-
-
 @pytest.mark.parametrize(("recursion", "whitening", "critic"), SWITCHES)
-def test_gae_with_every_setting_of_the_advantage_mask(
-    trajectory: MakeTrajectory, params: MakeParams, recursion: bool, whitening: bool, critic: bool
-) -> None:
+def test_gae_with_every_setting_of_the_advantage_mask(recursion: bool, whitening: bool, critic: bool) -> None:
     chosen = params(gamma=0.5, lam=0.5, recursion=recursion, whitening=whitening, critic=critic)
     [credit], _ = assign([trajectory("PAAOTA", progress(1, 2))], [VALUES], chosen)
     raw, time_steps = (OVER_ACTIONS, ACTIONS) if recursion else (OVER_ALL, AFTER_PROMPT)
@@ -75,12 +66,12 @@ def test_gae_with_every_setting_of_the_advantage_mask(
     assert credit.kept
 
 
-def test_loss_mask_off_is_all_after_the_prompt(trajectory: MakeTrajectory, params: MakeParams) -> None:
+def test_loss_mask_off_is_all_after_the_prompt() -> None:
     [credit], _ = assign([trajectory("PAAOTA")], [VALUES], params(loss_mask=False, recursion=False))
     assert credit.loss_mask.tolist() == AFTER_PROMPT.tolist()
 
 
-def test_whitening_runs_over_the_whole_batch(trajectory: MakeTrajectory, params: MakeParams) -> None:
+def test_whitening_runs_over_the_whole_batch() -> None:
     # gamma = lambda = 1, V = 0: raw advantages are the returns to go. First 3, second 1 and 2 (after an observation).
     # Over 3, 1 + 2 = 3, 2: mean 8/3, var (1/9 + 1/9 + 4/9) / 3 = 2/9.
     rows = [trajectory("PA", progress(3)), trajectory("PAOA", progress(1, 2))]
@@ -91,9 +82,7 @@ def test_whitening_runs_over_the_whole_batch(trajectory: MakeTrajectory, params:
 
 
 @pytest.mark.parametrize("recursion", [True, False])
-def test_a_reward_lands_on_the_last_action_token_whatever_comes_after(
-    trajectory: MakeTrajectory, params: MakeParams, recursion: bool
-) -> None:
+def test_a_reward_lands_on_the_last_action_token_whatever_comes_after(recursion: bool) -> None:
     # gamma = 0: an advantage is the reward of its own token. Only the step's last action token, index 2, has one.
     chosen = params("gae", gamma=0.0, recursion=recursion)
     [credit], _ = assign([trajectory("PAAOOT", progress(5))], [np.zeros(6, np.float32)], chosen)
@@ -102,9 +91,7 @@ def test_a_reward_lands_on_the_last_action_token_whatever_comes_after(
 
 @pytest.mark.parametrize("estimator", ["gae", "step_gae", "bi_level_gae", "reinforce_pp"])
 @pytest.mark.parametrize("outcome", [Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT])
-def test_an_episode_cut_by_a_limit_keeps_its_rewards(
-    trajectory: MakeTrajectory, params: MakeParams, outcome: Outcome, estimator: str
-) -> None:
+def test_an_episode_cut_by_a_limit_keeps_its_rewards(outcome: Outcome, estimator: str) -> None:
     # 1 for the first search; the last step searches too (1) and ends without an answer (-1 * 0.5).
     # Returns to go 1.5 and 0.5: mean 1, std 1/2.
     episode = trajectory("PAOA", progress(1, 1), outcome=outcome)
@@ -116,7 +103,7 @@ def test_an_episode_cut_by_a_limit_keeps_its_rewards(
     np.testing.assert_allclose(credit.advantages, [0, 1, 0, -1], atol=1e-6)
 
 
-def test_step_gae_trains_its_critic_before_acting_alone(trajectory: MakeTrajectory, params: MakeParams) -> None:
+def test_step_gae_trains_its_critic_before_acting_alone() -> None:
     # With gamma = lambda = 1 per step the target of a step is the return to go, 1 + 2 and 2.
     [credit], metrics = assign([trajectory("PAAOTA", progress(1, 2))], [VALUES], params("step_gae"))
     assert credit.critic_mask.tolist() == [False, True, False, False, False, True]
@@ -125,20 +112,20 @@ def test_step_gae_trains_its_critic_before_acting_alone(trajectory: MakeTrajecto
     assert metrics["value/explained_variance"] == 0
 
 
-def test_token_steps_tell_adjacent_steps_apart(trajectory: MakeTrajectory) -> None:
+def test_token_steps_tell_adjacent_steps_apart() -> None:
     whole = trajectory("PAAOA")
     first, last = whole.steps
     steps = [replace(first, action_stop=2), replace(first, action_start=2), last]
     assert token_steps(replace(whole, steps=steps)).tolist() == [-1, 0, 1, -1, 2]
 
 
-def test_steps_that_are_not_the_actions_are_a_bug(trajectory: MakeTrajectory, params: MakeParams) -> None:
+def test_steps_that_are_not_the_actions_are_a_bug() -> None:
     whole = trajectory("PAAOA")
     with pytest.raises(ValueError, match="steps are not the tokens"):
         assign([replace(whole, steps=whole.steps[1:])], None, params("reinforce_pp"))
 
 
-def test_grpo_credits_groups(trajectory: MakeTrajectory, params: MakeParams) -> None:
+def test_grpo_credits_groups() -> None:
     # Group 0: returns 3, 0: deviations 3/2, sample std 3/sqrt 2, advantages 1/sqrt 2. Group 1: equal, so 0.
     rows = [
         trajectory("PAOA", progress(1, 2), group=0, name="a"),
@@ -157,31 +144,27 @@ def test_grpo_credits_groups(trajectory: MakeTrajectory, params: MakeParams) -> 
     assert not any(credit.critic_mask.any() or credit.values.any() for credit in (a, b, c, d))
 
 
-def test_gae_trains_its_critic_where_there_is_no_advantage(trajectory: MakeTrajectory, params: MakeParams) -> None:
+def test_gae_trains_its_critic_where_there_is_no_advantage() -> None:
     [credit], _ = assign([trajectory("PA", progress(1))], [np.zeros(2, np.float32)], params())
     assert credit.advantages.tolist() == [0, 0], "one action token: whitening leaves nothing"
     assert credit.value_targets.tolist() == [0, 1]
     assert credit.critic_mask.tolist() == [False, True]
 
 
-def test_grpo_warns_of_a_group_of_one(
-    trajectory: MakeTrajectory, params: MakeParams, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_grpo_warns_of_a_group_of_one(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         [credit], _ = assign([trajectory("PA", progress(1))], None, params("grpo"))
     assert not credit.advantages.any()
     assert "alone in their group" in caplog.text
 
 
-def test_grpo_recursion_off_reaches_all_tokens_after_the_prompt(trajectory: MakeTrajectory, params: MakeParams) -> None:
+def test_grpo_recursion_off_reaches_all_tokens_after_the_prompt() -> None:
     rows = [trajectory("PAOTA", progress(3)), trajectory("PA")]
     first, _ = assign(rows, None, params("grpo", recursion=False, loss_mask=False))[0]
     np.testing.assert_allclose(first.advantages, [0, *[1 / math.sqrt(2)] * 4], atol=1e-6)
 
 
-def test_with_the_loss_mask_on_the_advantage_mask_cannot_matter_to_grpo(
-    trajectory: MakeTrajectory, params: MakeParams
-) -> None:
+def test_with_the_loss_mask_on_the_advantage_mask_cannot_matter_to_grpo() -> None:
     rows = [trajectory("PAOTAAO", progress(1, 2)), trajectory("PPAOA", progress(0, 1)), trajectory("PA")]
     on = params("grpo")
     # params.yaml refuses this combination because it has no effect; here that is what is shown.
@@ -201,9 +184,7 @@ episodes = st.lists(
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @settings(max_examples=40)
 @given(drawn=episodes, data=st.data())
-def test_permuting_trajectories_permutes_credits(
-    trajectory: MakeTrajectory, params: MakeParams, estimator: str, drawn: list[Any], data: st.DataObject
-) -> None:
+def test_permuting_trajectories_permutes_credits(estimator: str, drawn: list[Any], data: st.DataObject) -> None:
     rows = [
         trajectory(letters, progress(reward), group=group, name=str(i))
         for i, (letters, group, reward) in enumerate(drawn)
@@ -220,7 +201,7 @@ def test_permuting_trajectories_permutes_credits(
     assert permuted_metrics == pytest.approx(metrics, abs=1e-5)
 
 
-def test_metrics(trajectory: MakeTrajectory, params: MakeParams) -> None:
+def test_metrics() -> None:
     ok, malformed = (
         {"calls": [Call(tool="search", status=CallStatus.OK)]},
         {"calls": [Call(status=CallStatus.MALFORMED)]},
@@ -284,7 +265,7 @@ def test_metrics(trajectory: MakeTrajectory, params: MakeParams) -> None:
     assert metrics["value/explained_variance"] == pytest.approx(0, abs=1e-6)
 
 
-def test_explained_variance(trajectory: MakeTrajectory, params: MakeParams) -> None:
+def test_explained_variance() -> None:
     # gamma = lambda = 1: targets are the returns to go, 4, 2 (the prompt's value does not count). Their variance is 1.
     # V = 3, 2: residuals 1, 0, variance 1/4. Explained: 3/4.
     episode = trajectory("PAOA", progress(2, 2))
@@ -292,13 +273,13 @@ def test_explained_variance(trajectory: MakeTrajectory, params: MakeParams) -> N
     assert metrics["value/explained_variance"] == pytest.approx(0.75)
 
 
-def test_explained_variance_is_absent_without_a_critic(trajectory: MakeTrajectory, params: MakeParams) -> None:
+def test_explained_variance_is_absent_without_a_critic() -> None:
     _, metrics = assign([trajectory("PA"), trajectory("PA", progress(1))], None, params("grpo"))
     assert "value/explained_variance" not in metrics
 
 
 @pytest.mark.parametrize("estimator", ["gae", "grpo"])
-def test_what_a_filter_drops_has_no_influence(trajectory: MakeTrajectory, params: MakeParams, estimator: str) -> None:
+def test_what_a_filter_drops_has_no_influence(estimator: str) -> None:
     """The others get what they would get alone: whitening statistics, advantages and targets, bit for bit."""
     kept = [trajectory("PAOA", progress(1, 2), name="a"), trajectory("PA", name="b")]
     # Equal returns; a large one, so that a trace in the statistics would show.
@@ -328,9 +309,7 @@ def test_what_a_filter_drops_has_no_influence(trajectory: MakeTrajectory, params
     )
 
 
-def test_where_no_returns_differ_a_filter_keeps_nothing(
-    trajectory: MakeTrajectory, params: MakeParams, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_where_no_returns_differ_a_filter_keeps_nothing(caplog: pytest.LogCaptureFixture) -> None:
     rows = [trajectory("PA", progress(1), name=name) for name in ("a", "b")]
     values = [np.zeros(2, np.float32)] * 2
     with caplog.at_level(logging.WARNING):
@@ -342,9 +321,7 @@ def test_where_no_returns_differ_a_filter_keeps_nothing(
 
 
 @pytest.mark.parametrize("estimator", ["gae", "grpo"])
-def test_an_episode_left_out_is_in_the_statistics_and_in_no_policy_loss(
-    trajectory: MakeTrajectory, params: MakeParams, estimator: str
-) -> None:
+def test_an_episode_left_out_is_in_the_statistics_and_in_no_policy_loss(estimator: str) -> None:
     """One ran out of steps, one broke off a call, one answered: the credit is the same but for the loss masks."""
     void = {"calls": [Call(status=CallStatus.MALFORMED)]}
     rows = [
@@ -371,9 +348,7 @@ def test_an_episode_left_out_is_in_the_statistics_and_in_no_policy_loss(
                 assert np.array_equal(getattr(credit, name), getattr(before, name)), name
 
 
-def test_where_all_are_left_out_nothing_of_the_advantages_is_shown(
-    trajectory: MakeTrajectory, params: MakeParams, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_where_all_are_left_out_nothing_of_the_advantages_is_shown(caplog: pytest.LogCaptureFixture) -> None:
     cut = params(left_out={"truncated": True, "void_step": False})
     with caplog.at_level(logging.WARNING):
         [credit], metrics = assign([trajectory("PA", progress(1))], [np.zeros(2, np.float32)], cut)
@@ -383,22 +358,20 @@ def test_where_all_are_left_out_nothing_of_the_advantages_is_shown(
     assert "value/explained_variance" in metrics
 
 
-def test_without_a_filter_there_are_no_metrics_of_one(trajectory: MakeTrajectory, params: MakeParams) -> None:
+def test_without_a_filter_there_are_no_metrics_of_one() -> None:
     _, metrics = assign([trajectory("PA")], [np.zeros(2, np.float32)], params())
     assert not any(name.startswith("filter/") for name in metrics)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_reward_that_is_not_finite_stops_the_iteration_with_its_trajectory(
-    trajectory: MakeTrajectory, params: MakeParams, value: float
-) -> None:
+def test_a_reward_that_is_not_finite_stops_the_iteration_with_its_trajectory(value: float) -> None:
     rows = [trajectory("PA", progress(1), name="4/q1/0"), trajectory("PA", progress(value), name="4/q1/1")]
     with pytest.raises(ValueError, match="'4/q1/1': reward 'progress' of step 0 is"):
         assign(rows, None, params("grpo"))
 
 
 @pytest.mark.parametrize("estimator", sorted(WITH_CRITIC))
-def test_a_long_ragged_batch(trajectory: MakeTrajectory, params: MakeParams, estimator: str) -> None:
+def test_a_long_ragged_batch(estimator: str) -> None:
     # Every discount 1, V = 0: every advantage before whitening is the return to go, kept in the target.
     rows = [trajectory("P" + "AO" * n, progress(*[1] * n), name=str(n)) for n in (1, 200, 30)]
     values = [np.zeros(len(row.token_ids), np.float32) for row in rows]
@@ -407,9 +380,7 @@ def test_a_long_ragged_batch(trajectory: MakeTrajectory, params: MakeParams, est
 
 
 @pytest.mark.parametrize("estimator", sorted(WITH_CRITIC))
-def test_a_trajectory_beside_a_longer_one_has_the_targets_it_has_alone(
-    trajectory: MakeTrajectory, params: MakeParams, estimator: str
-) -> None:
+def test_a_trajectory_beside_a_longer_one_has_the_targets_it_has_alone(estimator: str) -> None:
     short, long = trajectory("PAA", progress(1)), trajectory("PAOAAO", progress(1, 2))
     values = [np.arange(3, dtype=np.float32), np.arange(6, dtype=np.float32)]
     chosen = params(estimator, gamma=0.5, lam=0.5, step_gamma=0.5, step_lam=0.5)
@@ -417,9 +388,7 @@ def test_a_trajectory_beside_a_longer_one_has_the_targets_it_has_alone(
     assert np.array_equal(beside.value_targets, alone.value_targets)
 
 
-def test_three_wrong_answers_beside_an_outage_have_done_nothing_better(
-    trajectory: MakeTrajectory, params: MakeParams
-) -> None:
+def test_three_wrong_answers_beside_an_outage_have_done_nothing_better() -> None:
     """Credited as an answer would be, the episode whose search was down gives them .5 each and itself -1.5."""
     answer, call = {"rewards": {"em": 0.0}}, {"calls": [Call(tool="search", status=CallStatus.FAILED)]}
     wrong = [trajectory("PA", [answer], outcome=Outcome.ANSWERED) for _ in range(3)]
@@ -434,7 +403,7 @@ def test_three_wrong_answers_beside_an_outage_have_done_nothing_better(
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_an_aborted_episode_has_never_been(trajectory: MakeTrajectory, params: MakeParams, estimator: str) -> None:
+def test_an_aborted_episode_has_never_been(estimator: str) -> None:
     lived = [trajectory("PAOA", progress(1, k), group=k // 2, name=f"0/q/{k}") for k in range(4)]
     aborted = trajectory("PAAAOA", progress(9, 9), outcome=Outcome.ABORTED, name="0/q/9")
     values = [np.linspace(0, 1, 4, dtype=np.float32)] * 4 if params(estimator).needs_critic else None
@@ -450,7 +419,7 @@ def test_an_aborted_episode_has_never_been(trajectory: MakeTrajectory, params: M
     assert not any(each.any() for each in (blank.advantages, blank.values, blank.loss_mask, blank.critic_mask))
 
 
-def test_a_group_that_lost_episodes_is_filled_up_again(trajectory: MakeTrajectory, params: MakeParams) -> None:
+def test_a_group_that_lost_episodes_is_filled_up_again() -> None:
     """Two of three questions have returns that differ, until one of the episodes turns out to be aborted."""
     chosen = params("grpo", filter={"kind": "top_fraction", "share": 1.0, "refill": 1})
     outcomes = [Outcome.TURN_LIMIT] * 3 + [Outcome.ABORTED]
@@ -458,28 +427,26 @@ def test_a_group_that_lost_episodes_is_filled_up_again(trajectory: MakeTrajector
     assert groups_to_refill(rows, 3, chosen) == 2
 
 
-def test_with_every_episode_cut_short_there_is_nothing_to_credit(
-    trajectory: MakeTrajectory, params: MakeParams
-) -> None:
+def test_with_every_episode_cut_short_there_is_nothing_to_credit() -> None:
     with pytest.raises(ValueError, match=r"cut all 2 episodes short; lower env\.aborted_share"):
         assign([trajectory("PA", outcome=Outcome.ABORTED)] * 2, None, params("grpo"))
 
 
-def test_gae_without_values_is_refused(trajectory: MakeTrajectory, params: MakeParams) -> None:
+def test_gae_without_values_is_refused() -> None:
     with pytest.raises(ValueError, match="gae needs the values"):
         assign([trajectory("PA")], None, params())
 
 
-def test_grpo_with_values_is_refused(trajectory: MakeTrajectory, params: MakeParams) -> None:
+def test_grpo_with_values_is_refused() -> None:
     with pytest.raises(ValueError, match="grpo uses no values"):
         assign([trajectory("PA")], [np.zeros(2, np.float32)], params("grpo"))
 
 
-def test_values_that_are_not_finite_are_refused(trajectory: MakeTrajectory, params: MakeParams) -> None:
+def test_values_that_are_not_finite_are_refused() -> None:
     with pytest.raises(ValueError, match="'1/q/3': the critic's values are not finite"):
         assign([trajectory("PA", name="1/q/3")], [np.array([0, np.nan], np.float32)], params())
 
 
-def test_nothing_to_credit_is_refused(trajectory: MakeTrajectory, params: MakeParams) -> None:
+def test_nothing_to_credit_is_refused() -> None:
     with pytest.raises(ValueError, match="none of the 1 trajectories holds a sampled token"):
         assign([trajectory("PP")], None, params("grpo"))

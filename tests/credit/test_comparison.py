@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +12,8 @@ import pytest
 from agent_r1.inspection.agreement import advantage_comparison, returns_to_come, value_errors
 from agent_r1.params import load
 from agent_r1.params.credit import RewardWeights
-from agent_r1.records import Credit, Trajectory
-
-MakeTrajectory = Callable[..., Trajectory]
+from agent_r1.records import Credit
+from tests.credit.letters import progress, trajectory
 
 WEIGHTS = RewardWeights.model_validate({**dict.fromkeys(RewardWeights.model_fields, 0.0), "progress": 1.0})
 PROGRESS = load(Path(__file__).parents[2] / "params.yaml").train.credit.model_copy(update={"rewards": WEIGHTS})
@@ -37,10 +35,6 @@ def credit(advantages: Sequence[float], values: Sequence[float] | None = None, *
     )
 
 
-def rewarded(*rewards: float) -> list[dict[str, Any]]:
-    return [{"rewards": {"progress": reward}} for reward in rewards]
-
-
 @pytest.mark.parametrize(
     ("other", "correlation"),
     [
@@ -50,19 +44,19 @@ def rewarded(*rewards: float) -> list[dict[str, Any]]:
         ([0, 1, 3, 0, 2], 0.5),  # deviations (-1, 0, 1) and (-1, 1, 0): 1 / 2
     ],
 )
-def test_correlation_at_action_tokens(trajectory: MakeTrajectory, other: list[float], correlation: float) -> None:
+def test_correlation_at_action_tokens(other: list[float], correlation: float) -> None:
     compared = advantage_comparison([trajectory("PAAOA")], [credit([0, 1, 2, 0, 3])], [credit(other)])
     assert compared["advantage/correlation"] == pytest.approx(correlation)
 
 
-def test_no_correlation_with_a_constant_or_with_nothing(trajectory: MakeTrajectory) -> None:
+def test_no_correlation_with_a_constant_or_with_nothing() -> None:
     one, constant, dropped = credit([0, 1, 2]), credit([0, 4, 4]), credit([0, 1, 2], kept=False)
     for other in (constant, dropped):
         compared = advantage_comparison([trajectory("PAA")], [one], [other])
         assert math.isnan(compared["advantage/correlation"])
 
 
-def test_shares(trajectory: MakeTrajectory) -> None:
+def test_shares() -> None:
     """Of the 4 and 2 tokens after the prompts, 2 and 0 have an advantage; 1 of 2 trajectories is kept."""
     rows = [trajectory("PPAAOA"), trajectory("PAA")]
     credits_ = [credit([0, 0, 1, 0, 0, -1]), credit([0, 0, 0], kept=False)]
@@ -71,14 +65,14 @@ def test_shares(trajectory: MakeTrajectory) -> None:
     assert compared["advantage/kept_share"] == 0.5
 
 
-def test_returns_to_come(trajectory: MakeTrajectory) -> None:
-    row = trajectory("PAAOTAO", rewarded(2, 1))
+def test_returns_to_come() -> None:
+    row = trajectory("PAAOTAO", progress(2, 1))
     assert returns_to_come(row, PROGRESS).tolist() == [3, 3, 3, 1, 1, 1, 0]
 
 
-def test_value_errors(trajectory: MakeTrajectory) -> None:
+def test_value_errors() -> None:
     """To come: 3 3 at the first action, 1 1 at what follows it, 1 at the second action."""
-    row = trajectory("PAAOTA", rewarded(2, 1))
+    row = trajectory("PAAOTA", progress(2, 1))
     errors = value_errors([row], [credit([0] * 6, [9, 3, 3, 5, 4, 4])], PROGRESS)
     assert errors == pytest.approx(
         {
@@ -90,7 +84,7 @@ def test_value_errors(trajectory: MakeTrajectory) -> None:
     )
 
 
-def test_no_observation_and_no_kept_trajectory_have_no_errors(trajectory: MakeTrajectory) -> None:
-    row = trajectory("PAA", rewarded(1))
+def test_no_observation_and_no_kept_trajectory_have_no_errors() -> None:
+    row = trajectory("PAA", progress(1))
     assert sorted(value_errors([row], [credit([0] * 3)], PROGRESS)) == ["value/action_rmse", "value/action_std"]
     assert value_errors([row], [credit([0] * 3, kept=False)], PROGRESS) == {}

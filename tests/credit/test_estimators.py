@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from agent_r1.credit.batch import Batch
 from agent_r1.credit.estimators import ESTIMATORS, Estimate, estimate
 from agent_r1.params.credit import STEP_LEVEL, WITH_CRITIC, WITH_GROUPS, WITH_WHITENING, CreditParams, Estimator
+from tests.credit.letters import batch, params
 
-MakeBatch = Callable[..., Batch]
-MakeParams = Callable[..., CreditParams]
 EVERY = pytest.mark.parametrize("name", ESTIMATORS)
 DRAWS = settings(max_examples=30)  # for each of the estimators, which have most of their code in common
 UNDIVIDED = ("dr_grpo", "rloo", "step_return", "gigpo")
@@ -59,9 +58,7 @@ def test_the_estimators_are_those_params_can_name() -> None:
 
 @EVERY
 @pytest.mark.parametrize("discount", DISCOUNTS)
-def test_an_estimator_reads_the_discounts_that_are_said_of_it_and_no_others(
-    batch: MakeBatch, params: MakeParams, name: str, discount: str
-) -> None:
+def test_an_estimator_reads_the_discounts_that_are_said_of_it_and_no_others(name: str, discount: str) -> None:
     """Steps of several tokens, after which there is more to come."""
     rows = [("PAAOAA", [1, 2], [0, 1, 2, 3, 4, 5]), ("PAAAOAOA", [3, 1, 2], [0, 2, 1, 1, 2, 3, 1, 2])]
     made = batch(rows, groups=[0, 0], with_values=True)
@@ -71,9 +68,7 @@ def test_an_estimator_reads_the_discounts_that_are_said_of_it_and_no_others(
 
 
 @EVERY
-def test_values_are_given_where_they_are_needed_and_nowhere_else(
-    batch: MakeBatch, params: MakeParams, name: str
-) -> None:
+def test_values_are_given_where_they_are_needed_and_nowhere_else(name: str) -> None:
     chosen = params(name)
     right = batch([("PA", [1]), ("PA", [2])], with_values=name in WITH_CRITIC)
     wrong = batch([("PA", [1]), ("PA", [2])], with_values=name not in WITH_CRITIC)
@@ -86,7 +81,7 @@ def test_values_are_given_where_they_are_needed_and_nowhere_else(
 @DRAWS
 @given(rows=episodes, groups=drawn_groups, data=st.data())
 def test_permuting_trajectories_permutes_estimates(
-    batch: MakeBatch, params: MakeParams, name: str, rows: list[Any], groups: list[int], data: st.DataObject
+    name: str, rows: list[Any], groups: list[int], data: st.DataObject
 ) -> None:
     order = data.draw(st.permutations(range(len(rows))))
     chosen = params(name, **DISCOUNTS)
@@ -98,9 +93,7 @@ def test_permuting_trajectories_permutes_estimates(
 @EVERY
 @DRAWS
 @given(rows=episodes, groups=drawn_groups)
-def test_padding_changes_nothing(
-    batch: MakeBatch, params: MakeParams, name: str, rows: list[Any], groups: list[int]
-) -> None:
+def test_padding_changes_nothing(name: str, rows: list[Any], groups: list[int]) -> None:
     chosen, own = params(name, **DISCOUNTS), {"groups": groups[: len(rows)], "with_values": True}
     short, long = batch(rows, **own), batch(rows, **own, length=20)
     found = rows_of(estimated(long, chosen))
@@ -111,9 +104,7 @@ def test_padding_changes_nothing(
 @EVERY
 @DRAWS
 @given(rows=episodes, groups=drawn_groups)
-def test_advantages_at_masked_tokens_are_exactly_0(
-    batch: MakeBatch, params: MakeParams, name: str, rows: list[Any], groups: list[int]
-) -> None:
+def test_advantages_at_masked_tokens_are_exactly_0(name: str, rows: list[Any], groups: list[int]) -> None:
     made = batch(rows, groups=groups[: len(rows)], with_values=True)
     found = estimated(made, params(name, **DISCOUNTS))
     assert not found.advantages[made.steps < 0].any()
@@ -125,7 +116,7 @@ def test_advantages_at_masked_tokens_are_exactly_0(
 @DRAWS
 @given(rows=episodes, groups=drawn_groups)
 def test_whitened_advantages_have_mean_0_and_std_1_over_the_action_tokens(
-    batch: MakeBatch, params: MakeParams, name: str, rows: list[Any], groups: list[int]
+    name: str, rows: list[Any], groups: list[int]
 ) -> None:
     made = batch(rows, groups=[0, 0, *groups][: len(rows)], with_values=True)
     acting = estimated(made, params(name, **DISCOUNTS)).advantages[made.steps >= 0]
@@ -136,9 +127,7 @@ def test_whitened_advantages_have_mean_0_and_std_1_over_the_action_tokens(
 @EVERY
 @DRAWS
 @given(rows=episodes, groups=drawn_groups)
-def test_rewards_and_values_in_another_unit(
-    batch: MakeBatch, params: MakeParams, name: str, rows: list[Any], groups: list[int]
-) -> None:
+def test_rewards_and_values_in_another_unit(name: str, rows: list[Any], groups: list[int]) -> None:
     made = batch(rows, groups=groups[: len(rows)], with_values=True)
     assert made.values is not None
     chosen = params(name, **DISCOUNTS)
@@ -152,7 +141,7 @@ def test_rewards_and_values_in_another_unit(
 @DRAWS
 @given(rows=episodes, groups=drawn_groups, group=st.integers(0, 2), constant=st.integers(-8, 8))
 def test_a_constant_added_to_the_returns_of_a_group_changes_nothing(
-    batch: MakeBatch, params: MakeParams, name: str, rows: list[Any], groups: list[int], group: int, constant: int
+    name: str, rows: list[Any], groups: list[int], group: int, constant: int
 ) -> None:
     rows = [row for row in rows if "A" in row[0]]
     made = batch(rows, groups=groups[: len(rows)])
@@ -164,7 +153,7 @@ def test_a_constant_added_to_the_returns_of_a_group_changes_nothing(
 
 
 @EVERY
-def test_equal_returns_leave_nothing_to_learn(batch: MakeBatch, params: MakeParams, name: str) -> None:
+def test_equal_returns_leave_nothing_to_learn(name: str) -> None:
     # One token each: with V = 0 and the same reward every raw advantage is the same.
     made = batch([("PA", [0.1]), ("PAO", [0.1]), ("PPA", [0.1])], with_values=True)
     np.testing.assert_allclose(estimated(made, params(name)).advantages, 0, atol=1e-6)

@@ -11,12 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.credit.batch import Batch, step_spans, token_advantages
+from agent_r1.credit.batch import step_spans, token_advantages
 from agent_r1.credit.estimators import ESTIMATORS, bi_level_gae, gae, step_gae
 from agent_r1.params.credit import CreditParams
-
-MakeBatch = Callable[..., Batch]
-MakeParams = Callable[..., CreditParams]
+from tests.credit.letters import batch, params
 
 # One trajectory: prompt, two action tokens, two observation tokens, one action token.
 ACTIONS = np.array([[False, True, True, False, False, True]])
@@ -26,7 +24,7 @@ VALUES = np.array([[9.0, 0.5, 1.0, 2.0, -1.0, 0.5]])  # the prompt's 9 must not 
 EPISODE = ("PAAOOA", [1, 2], VALUES[0])
 
 
-def test_gae_over_action_tokens(params: MakeParams) -> None:
+def test_gae_over_action_tokens() -> None:
     # gamma = 1/2, gamma lambda = 1/4, time steps t1, t2, t5:
     #   t5: delta = 2 + 0 - 1/2 = 3/2            A = 3/2
     #   t2: delta = 1 + 1/2 * 1/2 - 1 = 1/4      A = 1/4 + 1/4 * 3/2 = 5/8
@@ -35,7 +33,7 @@ def test_gae_over_action_tokens(params: MakeParams) -> None:
     assert advantages.tolist() == [[0, 5 / 32, 5 / 8, 0, 0, 3 / 2]]
 
 
-def test_gae_over_all_tokens_after_the_prompt(params: MakeParams) -> None:
+def test_gae_over_all_tokens_after_the_prompt() -> None:
     #   t5: delta = 2 + 0 - 1/2 = 3/2            A = 3/2
     #   t4: delta = 1/2 * 1/2 + 1 = 5/4          A = 5/4 + 1/4 * 3/2 = 13/8
     #   t3: delta = -1/2 - 2 = -5/2              A = -5/2 + 1/4 * 13/8 = -67/32
@@ -45,7 +43,7 @@ def test_gae_over_all_tokens_after_the_prompt(params: MakeParams) -> None:
     assert advantages.tolist() == [[0, 61 / 512, 61 / 128, -67 / 32, 13 / 8, 3 / 2]]
 
 
-def test_step_gae(batch: MakeBatch, params: MakeParams) -> None:
+def test_step_gae() -> None:
     # Values at first tokens, 1/2 and 1/2. gamma = 1/2, gamma lambda = 1/4, per step:
     #   step 2: delta = 2 + 0 - 1/2 = 3/2              A = 3/2                     target 2
     #   step 1: delta = 1 + 1/2 * 1/2 - 1/2 = 3/4      A = 3/4 + 1/4 * 3/2 = 9/8   target 13/8
@@ -57,7 +55,7 @@ def test_step_gae(batch: MakeBatch, params: MakeParams) -> None:
     assert estimate.critic_mask.tolist() == [[False, True, False, False, False, True]]
 
 
-def test_bi_level_gae(batch: MakeBatch, params: MakeParams) -> None:
+def test_bi_level_gae() -> None:
     # Two steps of two tokens. Over steps, values at last tokens 1 and 1/2, gamma = 1, lambda = 1/2:
     #   step 2: delta = 2 - 1/2 = 3/2                  A = 3/2                      return 2
     #   step 1: delta = 1 + 1/2 - 1 = 1/2              A = 1/2 + 1/2 * 3/2 = 5/4    return 9/4
@@ -85,9 +83,7 @@ def test_bi_level_gae(batch: MakeBatch, params: MakeParams) -> None:
         ("bi_level_gae", "PAAOAA", [0, 1, 2, 0, 1, 2]),  # returns 2 and 1 + 1/2 * 2; half of each a token earlier
     ],
 )
-def test_value_targets_have_a_lambda_of_their_own(
-    batch: MakeBatch, params: MakeParams, estimator: str, letters: str, targets: list[float]
-) -> None:
+def test_value_targets_have_a_lambda_of_their_own(estimator: str, letters: str, targets: list[float]) -> None:
     """With lambda 1 they are the discounted rewards to come, whatever the values; the advantages keep theirs."""
     halves = dict.fromkeys(("gamma", "lam", "step_gamma", "step_lam"), 0.5)
     made = batch([(letters, [1, 2], VALUES[0])], with_values=True)
@@ -97,7 +93,7 @@ def test_value_targets_have_a_lambda_of_their_own(
     assert apart.advantages.tolist() == one.advantages.tolist()
 
 
-def test_bi_level_gae_discounts_over_steps_alone(batch: MakeBatch, params: MakeParams) -> None:
+def test_bi_level_gae_discounts_over_steps_alone() -> None:
     # V = 0, so a target is the advantage before whitening: -0.1 + 0.95 * 10.9 = 10.255, at every token of the step.
     made = batch([("PAAAOAA", [-0.1, 10.9])], with_values=True)
     targets = bi_level_gae(made, params("bi_level_gae", step_gamma=0.95)).value_targets[0]
@@ -105,9 +101,7 @@ def test_bi_level_gae_discounts_over_steps_alone(batch: MakeBatch, params: MakeP
 
 
 @pytest.mark.parametrize(("estimator", "targets"), [(step_gae, [1, 0, 2, 2]), (bi_level_gae, [1, 1, 2, 2])])
-def test_a_step_ends_without_a_reward_or_an_observation(
-    batch: MakeBatch, params: MakeParams, estimator: Callable[..., Any], targets: list[float]
-) -> None:
+def test_a_step_ends_without_a_reward_or_an_observation(estimator: Callable[..., Any], targets: list[float]) -> None:
     # Three steps, AA, A and A. V = 0, discount 1/2 per step: 2; 1 + 2/2 = 2; 0 + 2/2 = 1.
     made = batch([("PAA|AOA", [0, 1, 2])], with_values=True)
     estimate = estimator(made, params("bi_level_gae", step_gamma=0.5))
@@ -115,21 +109,19 @@ def test_a_step_ends_without_a_reward_or_an_observation(
 
 
 @pytest.mark.parametrize("estimator", [step_gae, bi_level_gae])
-def test_a_reward_outside_the_steps_is_a_bug(
-    batch: MakeBatch, params: MakeParams, estimator: Callable[..., Any]
-) -> None:
+def test_a_reward_outside_the_steps_is_a_bug(estimator: Callable[..., Any]) -> None:
     made = batch([("PAO", [1])], with_values=True)
     made.rewards[0, 2] = 1
     with pytest.raises(RuntimeError, match="would be lost"):
         estimator(made, params("step_gae"))
 
 
-def test_a_reward_outside_the_time_steps_is_a_bug(params: MakeParams) -> None:
+def test_a_reward_outside_the_time_steps_is_a_bug() -> None:
     with pytest.raises(RuntimeError, match="would be lost"):
         token_advantages(np.ones((1, 6)), VALUES, ACTIONS, params(gamma=1, lam=1))
 
 
-def test_step_spans(batch: MakeBatch) -> None:
+def test_step_spans() -> None:
     spans = step_spans(batch([("PAA|AOA", []), ("PP", []), ("A", [])]).steps)
     assert spans.first.astype(int).tolist() == [[0, 1, 0, 1, 0, 1], [0] * 6, [1, 0, 0, 0, 0, 0]]
     assert spans.starts.tolist() == [0, 2, 3, 4]
@@ -152,9 +144,7 @@ share = st.floats(0, 1)
 
 
 @given(rows=episodes)
-def test_at_gamma_and_lambda_1_gae_is_the_same_on_actions_with_and_without_observations(
-    batch: MakeBatch, params: MakeParams, rows: list[Any]
-) -> None:
+def test_at_gamma_and_lambda_1_gae_is_the_same_on_actions_with_and_without_observations(rows: list[Any]) -> None:
     # The deltas telescope: A_n is the return to go minus V_n, whatever stands in between.
     on, off = batch(rows, with_values=True), batch(rows, with_values=True, recursion=False)
     assert on.values is not None
@@ -165,7 +155,7 @@ def test_at_gamma_and_lambda_1_gae_is_the_same_on_actions_with_and_without_obser
 
 
 @given(rows=episodes)
-def test_with_every_discount_1_the_levels_change_nothing(batch: MakeBatch, params: MakeParams, rows: list[Any]) -> None:
+def test_with_every_discount_1_the_levels_change_nothing(rows: list[Any]) -> None:
     # At every level A is the return to go minus V, so the targets are the returns to go.
     made = batch([("PA", [1]), *rows], with_values=True)
     tokens, both, steps = (estimator(made, params()) for estimator in (gae, bi_level_gae, step_gae))
@@ -176,7 +166,7 @@ def test_with_every_discount_1_the_levels_change_nothing(batch: MakeBatch, param
 
 @given(rows=episodes, gamma=share, lam=share, step_gamma=share, step_lam=share)
 def test_bi_level_gae_is_the_published_loop_with_boundaries_made_explicit(
-    batch: MakeBatch, params: MakeParams, rows: list[Any], gamma: float, lam: float, step_gamma: float, step_lam: float
+    rows: list[Any], gamma: float, lam: float, step_gamma: float, step_lam: float
 ) -> None:
     made = batch([("PA", [1]), *rows], with_values=True)
     assert made.values is not None

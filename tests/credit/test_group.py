@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from agent_r1.credit.batch import Batch, group_statistics
 from agent_r1.credit.estimators import dr_grpo, grpo, rloo
 from agent_r1.params.credit import CreditParams
+from tests.credit.letters import batch, params
 
-MakeBatch = Callable[..., Batch]
-MakeParams = Callable[..., CreditParams]
 ROOT = math.sqrt(2)
 ESTIMATORS = pytest.mark.parametrize("estimator", [grpo, dr_grpo, rloo])
 
@@ -42,12 +41,12 @@ def advantages(estimator: Callable[..., Any], made: Batch, chosen: CreditParams)
         (rloo, [-1 / 3, -2, -1 / 3, -1 / 3, 2, 1]),
     ],
 )
-def test_numbers(batch: MakeBatch, params: MakeParams, estimator: Callable[..., Any], expected: list[float]) -> None:
+def test_numbers(estimator: Callable[..., Any], expected: list[float]) -> None:
     made = batch([("PAOA", [reward]) for reward in (0, 2, 0, 0, 4, 1)], groups=[7, 2, 7, 7, 2, 7])
     np.testing.assert_allclose(advantages(estimator, made, params("grpo")), expected, atol=1e-5)
 
 
-def test_grpo_divides_by_the_std_plus_1e_6(batch: MakeBatch, params: MakeParams) -> None:
+def test_grpo_divides_by_the_std_plus_1e_6() -> None:
     # Returns 0 and 2e-6: deviation 1e-6, sample std sqrt(2) 1e-6, advantage 1 / (sqrt 2 + 1).
     made = batch([("PA", [0]), ("PA", [2e-6])])
     np.testing.assert_allclose(advantages(grpo, made, params("grpo")), [1 - ROOT, ROOT - 1], rtol=1e-9)
@@ -55,7 +54,7 @@ def test_grpo_divides_by_the_std_plus_1e_6(batch: MakeBatch, params: MakeParams)
 
 @ESTIMATORS
 def test_a_group_of_one_gets_nothing_and_a_warning(
-    batch: MakeBatch, params: MakeParams, caplog: pytest.LogCaptureFixture, estimator: Callable[..., Any]
+    caplog: pytest.LogCaptureFixture, estimator: Callable[..., Any]
 ) -> None:
     made = batch([("PA", [3]), ("PA", [0]), ("PA", [1])], groups=[5, 6, 6])
     with caplog.at_level(logging.WARNING):
@@ -66,16 +65,14 @@ def test_a_group_of_one_gets_nothing_and_a_warning(
 
 
 @ESTIMATORS
-def test_equal_returns_get_exactly_nothing(batch: MakeBatch, params: MakeParams, estimator: Callable[..., Any]) -> None:
+def test_equal_returns_get_exactly_nothing(estimator: Callable[..., Any]) -> None:
     # The mean of three times 0.1 is not 0.1 in floating point.
     assert not advantages(estimator, batch([("PA", [0.1])] * 3), params("grpo")).any()
 
 
 @ESTIMATORS
 @pytest.mark.parametrize("recursion", [True, False])
-def test_an_advantage_is_the_same_at_all_time_steps(
-    batch: MakeBatch, params: MakeParams, estimator: Callable[..., Any], recursion: bool
-) -> None:
+def test_an_advantage_is_the_same_at_all_time_steps(estimator: Callable[..., Any], recursion: bool) -> None:
     made = batch([("PAAOTA", [1, 2]), ("PAAOTA", [])], recursion=recursion)
     found = estimator(made, params("grpo")).advantages
     high, low = advantages(estimator, made, params("grpo"))
@@ -89,7 +86,7 @@ members = st.lists(st.tuples(st.integers(0, 3), st.integers(-16, 16)), min_size=
 @ESTIMATORS
 @given(rows=members)
 def test_advantages_sum_to_nothing_within_every_group(
-    batch: MakeBatch, params: MakeParams, estimator: Callable[..., Any], rows: list[tuple[int, int]]
+    estimator: Callable[..., Any], rows: list[tuple[int, int]]
 ) -> None:
     made = batch([("PA", [reward]) for _, reward in rows], groups=[group for group, _ in rows])
     found = advantages(estimator, made, params("grpo"))

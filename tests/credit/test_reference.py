@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from agent_r1.credit.assign import assign, kl_rewards
 from agent_r1.credit.metrics import reference_metrics
-from agent_r1.params.credit import CreditParams
 from agent_r1.records import Trajectory
-
-MakeTrajectory = Callable[..., Trajectory]
-MakeParams = Callable[..., CreditParams]
+from tests.credit.letters import params, progress, trajectory
 
 # "PAAOA": sampled with -1, -2 and -3; the reference gives -1.5, -1.75 and -4 there, and -9 to the observation.
 LOGPROBS = np.array([0, -1, -2, 0, -3], np.float32)
@@ -24,12 +19,8 @@ REFERENCE = np.array([0, -1.5, -1.75, -9, -4], np.float32)
 KL = [0, -0.5, 0.25, 0, -1]
 
 
-def progress(*rewards: float) -> list[dict[str, Any]]:
-    return [{"rewards": {"progress": reward}} for reward in rewards]
-
-
 @pytest.fixture
-def episode(trajectory: MakeTrajectory) -> Trajectory:
+def episode() -> Trajectory:
     return replace(trajectory("PAAOA", progress(1, 2)), logprobs=LOGPROBS)
 
 
@@ -49,7 +40,7 @@ def test_a_logprob_that_is_not_finite_names_the_trajectory(episode: Trajectory, 
         kl_rewards(of, REFERENCE if broken == "sampler" else wrong)
 
 
-def test_metrics_by_hand(episode: Trajectory, trajectory: MakeTrajectory) -> None:
+def test_metrics_by_hand(episode: Trajectory) -> None:
     # Sums -5/4 and 0 over two trajectories; k3 over their four action tokens, the last of which has x = 0.
     other = trajectory("PA")
     kl = [kl_rewards(episode, REFERENCE), kl_rewards(other, np.zeros(2, np.float32))]
@@ -58,7 +49,7 @@ def test_metrics_by_hand(episode: Trajectory, trajectory: MakeTrajectory) -> Non
     assert found == pytest.approx({"reward/kl": -5 / 8, "policy/reference_kl": sum(k3) / 4})
 
 
-def test_the_penalty_joins_the_rewards_of_the_tokens(episode: Trajectory, params: MakeParams) -> None:
+def test_the_penalty_joins_the_rewards_of_the_tokens(episode: Trajectory) -> None:
     # kl_reward 2; rewards 1 and 2 at the steps' ends: 0, -1, 1 + 1/2, 0, 2 - 2. With V = 0 and gamma = lambda = 1 the
     # value targets are the returns to go. The episode's own return stays 3.
     values = [np.zeros(5, np.float32)]
@@ -69,7 +60,7 @@ def test_the_penalty_joins_the_rewards_of_the_tokens(episode: Trajectory, params
     assert metrics["policy/reference_kl"] > 0
 
 
-def test_the_penalty_is_part_of_a_groups_returns(trajectory: MakeTrajectory, params: MakeParams) -> None:
+def test_the_penalty_is_part_of_a_groups_returns() -> None:
     """Which is why estimator grpo refuses it: equal rewards, and any coefficient gives the same advantages."""
     rows = [trajectory("PA", progress(1), name=str(i)) for i in range(2)]
     reference = [np.array([0, kl], np.float32) for kl in (-0.001, 0.001)]
@@ -79,7 +70,7 @@ def test_the_penalty_is_part_of_a_groups_returns(trajectory: MakeTrajectory, par
         assert [worse.advantages[1], better.advantages[1]] == pytest.approx([-math.sqrt(0.5), math.sqrt(0.5)], rel=0.02)
 
 
-def test_a_reference_without_a_price_changes_no_credit(episode: Trajectory, params: MakeParams) -> None:
+def test_a_reference_without_a_price_changes_no_credit(episode: Trajectory) -> None:
     values = [np.array([0, 0.5, 1, 0, -1], np.float32)]
     [bare], metrics = assign([episode], values, params())
     [credit], more = assign([episode], values, params(), reference=[REFERENCE])
@@ -91,7 +82,7 @@ def test_a_reference_without_a_price_changes_no_credit(episode: Trajectory, para
 
 @pytest.mark.parametrize("on", [True, False])
 def test_credit_keeps_the_references_logprobs_of_action_tokens_whatever_the_loss_mask(
-    episode: Trajectory, params: MakeParams, on: bool
+    episode: Trajectory, on: bool
 ) -> None:
     chosen = params(loss_mask=on, recursion=on)
     reference = REFERENCE.copy()
@@ -101,6 +92,6 @@ def test_credit_keeps_the_references_logprobs_of_action_tokens_whatever_the_loss
     assert credit.reference_logprobs.dtype == np.float32
 
 
-def test_a_penalty_without_a_reference_is_refused(episode: Trajectory, params: MakeParams) -> None:
+def test_a_penalty_without_a_reference_is_refused(episode: Trajectory) -> None:
     with pytest.raises(ValueError, match=r"kl_reward 0\.1 needs a reference's logprobs"):
         assign([episode], [np.zeros(5, np.float32)], params(kl_reward=0.1))

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from agent_r1.credit.batch import Batch
 from agent_r1.credit.estimators import reinforce_pp, reinforce_pp_baseline
-from agent_r1.params.credit import CreditParams
+from tests.credit.letters import batch, params
 
-MakeBatch = Callable[..., Batch]
-MakeParams = Callable[..., CreditParams]
 ROOT = math.sqrt(2)
 
 
-def test_earlier_steps_receive_the_return_across_observations(batch: MakeBatch, params: MakeParams) -> None:
+def test_earlier_steps_receive_the_return_across_observations() -> None:
     # The reward is the last step's. Discounted by 1/2 per action token, three observation tokens or none in between:
     # 1/8, 1/4, 1/2, 1: sum 15/8, squares 85/64; n^2 var = 4 * 85/64 - (15/8)^2 = 115/64.
     estimate = reinforce_pp(batch([("PAAOTOAOA", [0, 0, 1])]), params("reinforce_pp", gamma=0.5))
@@ -30,7 +26,7 @@ def test_earlier_steps_receive_the_return_across_observations(batch: MakeBatch, 
     assert not estimate.critic_mask.any()
 
 
-def test_an_early_reward_is_not_given_to_later_steps(batch: MakeBatch, params: MakeParams) -> None:
+def test_an_early_reward_is_not_given_to_later_steps() -> None:
     # Returns to go: 1 + 2, 1 + 2, 2 and 0, 0: mean 8/5, squares 22; n^2 var = 5 * 22 - 64 = 46.
     made = batch([("PAAOA", [1, 2]), ("PAOA", [])])
     advantages = reinforce_pp(made, params("reinforce_pp")).advantages
@@ -39,21 +35,21 @@ def test_an_early_reward_is_not_given_to_later_steps(batch: MakeBatch, params: M
     np.testing.assert_allclose(advantages[1], [0, -1.6 / std, 0, -1.6 / std, 0], atol=1e-6)
 
 
-def test_without_the_mask_observation_tokens_discount_too(batch: MakeBatch, params: MakeParams) -> None:
+def test_without_the_mask_observation_tokens_discount_too() -> None:
     # "PAOA", gamma 1/2: 1/4, 1/2, 1 at all tokens after the prompt, and statistics over the actions 1/4 and 1.
     made = batch([("PAOA", [0, 1])], recursion=False)
     advantages = reinforce_pp(made, params("reinforce_pp", gamma=0.5)).advantages
     np.testing.assert_allclose(advantages, [[0, -1, -1 / 3, 1]], atol=1e-6)
 
 
-def test_a_reward_outside_the_time_steps_is_a_bug(batch: MakeBatch, params: MakeParams) -> None:
+def test_a_reward_outside_the_time_steps_is_a_bug() -> None:
     made = batch([("PAO", [1])])
     made.rewards[0, 2] = 1
     with pytest.raises(RuntimeError, match="would be lost"):
         reinforce_pp(made, params("reinforce_pp"))
 
 
-def test_the_baseline_is_the_groups_mean(batch: MakeBatch, params: MakeParams) -> None:
+def test_the_baseline_is_the_groups_mean() -> None:
     # Group 1: returns 3 and 0, deviations 3/2 at two tokens and -3/2 at one. Group 2: equal, 0 at three tokens.
     # Over the six: mean 1/4, squares 27/4; n^2 var = 6 * 27/4 - (3/2)^2 = 153/4.
     made = batch([("PAOA", [1, 2]), ("PAA", [1]), ("PA", []), ("PA", [1])], groups=[1, 2, 1, 2])
@@ -65,9 +61,7 @@ def test_the_baseline_is_the_groups_mean(batch: MakeBatch, params: MakeParams) -
     assert not estimate.critic_mask.any()
 
 
-def test_a_group_of_one_deviates_by_nothing_before_whitening(
-    batch: MakeBatch, params: MakeParams, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_group_of_one_deviates_by_nothing_before_whitening(caplog: pytest.LogCaptureFixture) -> None:
     # Deviations 0, -1, 1 at one token each: mean 0, so whitening leaves the 0.
     made = batch([("PA", [9]), ("PA", [0]), ("PA", [2])], groups=[0, 1, 1])
     with caplog.at_level(logging.WARNING):

@@ -2,76 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_r1.credit.metrics import answer_repetition, repetition_metrics, thought_repetition
 from agent_r1.records import Trajectory
+from tests.credit.letters import trajectory
 
-MakeTrajectory = Callable[..., Trajectory]
 
-
-def says(make: MakeTrajectory, group: int, *actions: Sequence[int], answer: str = "") -> Trajectory:
+def says(group: int, *actions: Sequence[int], answer: str = "") -> Trajectory:
     """A prompt token 1, and the actions with an observation token 2 between them."""
     letters = "P" + "O".join("A" * len(action) for action in actions)
     ids = [1, *actions[0], *(token for action in actions[1:] for token in (2, *action))]
-    return replace(make(letters, group=group), token_ids=np.array(ids, np.int32), answer=answer)
+    return replace(trajectory(letters, group=group), token_ids=np.array(ids, np.int32), answer=answer)
 
 
-def test_thoughts_by_hand(trajectory: MakeTrajectory) -> None:
+def test_thoughts_by_hand() -> None:
     """Bigrams. Question 0: {56, 67} and {56}; question 1: {56, 89}; question 2: {67}.
 
     Over the 6 (trajectory, bigram) pairs, the share of the other questions' trajectories with the bigram:
     56 of the first two: 1 of 2 each; 67 of the first: 1 of 2; 56 of the third: 2 of 3; 89: 0; 67 of the fourth: 1 of 3.
     """
     rows = [
-        says(trajectory, 0, [5, 6, 7]),
-        says(trajectory, 0, [5, 6]),
-        says(trajectory, 1, [5, 6], [8, 9]),
-        says(trajectory, 2, [6, 7]),
+        says(0, [5, 6, 7]),
+        says(0, [5, 6]),
+        says(1, [5, 6], [8, 9]),
+        says(2, [6, 7]),
     ]
     expected = (1 / 2 + 1 / 2 + 1 / 2 + 2 / 3 + 0 + 1 / 3) / 6
     assert thought_repetition(rows, 2) == pytest.approx(expected)
 
 
-def test_ngrams_are_within_actions_and_counted_once(trajectory: MakeTrajectory) -> None:
+def test_ngrams_are_within_actions_and_counted_once() -> None:
     """Across the observation stands 6 2 8, and 56 occurs twice in the first: one shared bigram of 56, 65, 89."""
-    rows = [says(trajectory, 0, [5, 6, 5, 6], [8, 9]), says(trajectory, 1, [5, 6])]
+    rows = [says(0, [5, 6, 5, 6], [8, 9]), says(1, [5, 6])]
     assert thought_repetition(rows, 2) == pytest.approx((1 + 0 + 0 + 1) / 4)
 
 
-def test_actions_shorter_than_an_ngram_repeat_nothing(trajectory: MakeTrajectory) -> None:
-    assert thought_repetition([says(trajectory, 0, [5, 6]), says(trajectory, 1, [5, 6])], 3) == 0
+def test_actions_shorter_than_an_ngram_repeat_nothing() -> None:
+    assert thought_repetition([says(0, [5, 6]), says(1, [5, 6])], 3) == 0
 
 
-def test_order_within_an_ngram_counts(trajectory: MakeTrajectory) -> None:
-    assert thought_repetition([says(trajectory, 0, [5, 6]), says(trajectory, 1, [6, 5])], 2) == 0
+def test_order_within_an_ngram_counts() -> None:
+    assert thought_repetition([says(0, [5, 6]), says(1, [6, 5])], 2) == 0
 
 
-def test_answers_by_hand(trajectory: MakeTrajectory) -> None:
+def test_answers_by_hand() -> None:
     """Of three questions: "paris" is half of the first, all of the second, none of the third: (1/2 + 1) / 3."""
     rows = [
-        says(trajectory, group, [5], answer=answer)
-        for group, answer in [(0, "Paris"), (0, "Rome"), (1, "the Paris!"), (2, "Oslo")]
+        says(group, [5], answer=answer) for group, answer in [(0, "Paris"), (0, "Rome"), (1, "the Paris!"), (2, "Oslo")]
     ]
     assert answer_repetition(rows) == pytest.approx(1.5 / 3)
 
 
-def test_no_answer_is_not_an_answer_in_common(trajectory: MakeTrajectory) -> None:
-    silent = [says(trajectory, group, [5]) for group in range(3)]
+def test_no_answer_is_not_an_answer_in_common() -> None:
+    silent = [says(group, [5]) for group in range(3)]
     assert answer_repetition(silent) == 0
-    assert answer_repetition([*silent, says(trajectory, 3, [5], answer="Oslo")]) == 1 / 4
+    assert answer_repetition([*silent, says(3, [5], answer="Oslo")]) == 1 / 4
 
 
-def test_one_question_says_nothing_about_others(trajectory: MakeTrajectory) -> None:
-    alike = [says(trajectory, 0, [5, 6, 7, 8], answer="Oslo")] * 2
+def test_one_question_says_nothing_about_others() -> None:
+    alike = [says(0, [5, 6, 7, 8], answer="Oslo")] * 2
     assert repetition_metrics(alike) == {}
-    assert repetition_metrics([*alike, says(trajectory, 7, [5, 6, 7, 8], answer="Oslo")]) == {
+    assert repetition_metrics([*alike, says(7, [5, 6, 7, 8], answer="Oslo")]) == {
         "rollout/answer_repetition": 1,
         "rollout/thought_repetition": 1,
     }
@@ -81,27 +79,21 @@ TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=6)
 BATCH = st.lists(st.tuples(st.integers(0, 3), TOKENS, st.sampled_from(["", "a b", "c"])), min_size=2, max_size=8)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batch=BATCH, data=st.data())
 def test_order_and_the_names_of_tokens_and_questions_do_not_matter(
-    trajectory: MakeTrajectory, batch: list[tuple[int, list[int], str]], data: st.DataObject
+    batch: list[tuple[int, list[int], str]], data: st.DataObject
 ) -> None:
-    rows = [says(trajectory, group, ids, answer=answer) for group, ids, answer in batch]
-    renamed = [
-        says(trajectory, 9 - group, [150_000 - token for token in ids], answer=answer) for group, ids, answer in batch
-    ]
+    rows = [says(group, ids, answer=answer) for group, ids, answer in batch]
+    renamed = [says(9 - group, [150_000 - token for token in ids], answer=answer) for group, ids, answer in batch]
     found = repetition_metrics(rows)
     assert repetition_metrics(data.draw(st.permutations(renamed))) == pytest.approx(found)
     assert all(0 <= value <= 1 for value in found.values())
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batch=BATCH)
-def test_thoughts_agree_with_the_definition(
-    trajectory: MakeTrajectory, batch: list[tuple[int, list[int], str]]
-) -> None:
+def test_thoughts_agree_with_the_definition(batch: list[tuple[int, list[int], str]]) -> None:
     """Pair by pair, with sets of tuples."""
-    rows = [says(trajectory, group, ids) for group, ids, _ in batch]
+    rows = [says(group, ids) for group, ids, _ in batch]
     sets = [{tuple(ids[i : i + 2]) for i in range(len(ids) - 1)} for _, ids, _ in batch]
     shares = [
         np.mean([ngram in others for (group, _, _), others in zip(batch, sets, strict=True) if group != own])

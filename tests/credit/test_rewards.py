@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,8 @@ import pytest
 from agent_r1.credit.rewards import parts_of, step_rewards
 from agent_r1.params import load
 from agent_r1.params.credit import CreditParams, RewardWeights
-from agent_r1.records import Call, CallStatus, Outcome, Trajectory
-
-MakeTrajectory = Callable[..., Trajectory]
-
+from agent_r1.records import Call, CallStatus, Outcome
+from tests.credit.letters import trajectory
 
 FILE = Path(__file__).parents[2] / "params.yaml"
 CREDIT = load(FILE).train.credit
@@ -62,16 +59,14 @@ def test_every_weight_has_a_part() -> None:
         (CallStatus.MALFORMED, 0.0, Outcome.TURN_LIMIT, -1.0),
     ],
 )
-def test_agent_r1_equation_6(
-    trajectory: MakeTrajectory, first_call: CallStatus, em: float, outcome: Outcome, expected: float
-) -> None:
+def test_agent_r1_equation_6(first_call: CallStatus, em: float, outcome: Outcome, expected: float) -> None:
     answered = outcome is Outcome.ANSWERED
     episode = trajectory("PAAOTAA", [call(first_call), answer(em) if answered else {}], outcome=outcome)
     totals, _ = step_rewards(episode, weights(agent_r1=1.0))
     assert totals.tolist() == [0.0, expected]
 
 
-def test_process_parts_sit_on_their_steps(trajectory: MakeTrajectory) -> None:
+def test_process_parts_sit_on_their_steps() -> None:
     again = '{"query": "y"}'
     episode = trajectory(
         "PAOAOAOAOAOA",
@@ -93,7 +88,7 @@ def test_process_parts_sit_on_their_steps(trajectory: MakeTrajectory) -> None:
     assert parts["agent_r1"].tolist() == [0, 0, 0, 0, 0, -1]  # neither the answer nor every call is well formed
 
 
-def test_parts_of_the_answer_are_what_the_environment_states(trajectory: MakeTrajectory) -> None:
+def test_parts_of_the_answer_are_what_the_environment_states() -> None:
     """Unlike in agent_r1, a malformed call before does not touch them."""
     steps = [call(CallStatus.MALFORMED), answer(0.0, f1=0.5, grounded=1.0)]
     totals, parts = step_rewards(
@@ -105,7 +100,7 @@ def test_parts_of_the_answer_are_what_the_environment_states(trajectory: MakeTra
     assert totals.tolist() == [0, 1.25]
 
 
-def test_thoughts_share_out_1_over_the_steps(trajectory: MakeTrajectory) -> None:
+def test_thoughts_share_out_1_over_the_steps() -> None:
     # Four steps, three of which think: a quarter each.
     steps = [call(CallStatus.OK, think=thought) for thought in (1.0, 0.0, 1.0, 1.0)]
     totals, parts = step_rewards(trajectory("PAOAOAOA", steps), weights(think=2.0))
@@ -113,26 +108,26 @@ def test_thoughts_share_out_1_over_the_steps(trajectory: MakeTrajectory) -> None
     assert totals.tolist() == [0.5, 0, 0.5, 0.5]
 
 
-def test_same_arguments_of_another_tool_are_no_repeat(trajectory: MakeTrajectory) -> None:
+def test_same_arguments_of_another_tool_are_no_repeat() -> None:
     other = Call(tool="calculator", arguments='{"query": "x"}', status=CallStatus.OK)
     calls = [call(CallStatus.OK), {**call(CallStatus.OK), "calls": [other]}]
     _, parts = step_rewards(trajectory("PAOA", calls), weights(agent_r1=1.0))
     assert parts["repeat_call"].tolist() == [0, 0]
 
 
-def test_calls_whose_arguments_could_not_be_read_are_no_repeats(trajectory: MakeTrajectory) -> None:
+def test_calls_whose_arguments_could_not_be_read_are_no_repeats() -> None:
     calls = [call(CallStatus.BAD_ARGUMENTS, ""), call(CallStatus.BAD_ARGUMENTS, "")]
     _, parts = step_rewards(trajectory("PAOA", calls), weights(agent_r1=1.0))
     assert parts["repeat_call"].tolist() == [0, 0]
     assert parts["failed_call"].tolist() == [-1, -1]
 
 
-def test_an_answered_episode_has_no_no_answer_penalty(trajectory: MakeTrajectory) -> None:
+def test_an_answered_episode_has_no_no_answer_penalty() -> None:
     _, parts = step_rewards(trajectory("PA", [answer(0.0)], outcome=Outcome.ANSWERED), weights(agent_r1=1.0))
     assert parts["no_answer"].tolist() == [0]
 
 
-def test_totals_weigh_the_parts(trajectory: MakeTrajectory) -> None:
+def test_totals_weigh_the_parts() -> None:
     episode = trajectory(
         "PAOAOA",
         [call(CallStatus.OK, progress=1.0), call(CallStatus.FAILED), answer(1.0)],
@@ -146,14 +141,14 @@ def test_totals_weigh_the_parts(trajectory: MakeTrajectory) -> None:
     assert parts["agent_r1"].tolist() == [0, 0, 1], "parts are unweighted"
 
 
-def test_a_part_of_weight_0_is_reported_and_adds_nothing(trajectory: MakeTrajectory) -> None:
+def test_a_part_of_weight_0_is_reported_and_adds_nothing() -> None:
     totals, parts = step_rewards(trajectory("PA", [call(CallStatus.OK, progress=3.0)]), weights(valid_call=1.0))
     assert totals.tolist() == [1.0]
     assert parts["progress"].tolist() == [3.0]
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a_reward_that_is_not_finite_is_refused(trajectory: MakeTrajectory, value: float) -> None:
+def test_a_reward_that_is_not_finite_is_refused(value: float) -> None:
     episode = trajectory("PA", [call(CallStatus.OK, progress=value)], name="3/q7/1")
     with pytest.raises(ValueError, match=r"3/q7/1.*'progress' of step 0"):
         step_rewards(episode, weights(agent_r1=1.0))
@@ -162,7 +157,7 @@ def test_a_reward_that_is_not_finite_is_refused(trajectory: MakeTrajectory, valu
 @pytest.mark.parametrize(
     ("part", "fact"), [("agent_r1", "em"), ("em", "em"), ("f1", "f1"), ("grounded", "grounded"), ("think", "think")]
 )
-def test_a_weighted_part_whose_fact_is_not_stated_is_refused(trajectory: MakeTrajectory, part: str, fact: str) -> None:
+def test_a_weighted_part_whose_fact_is_not_stated_is_refused(part: str, fact: str) -> None:
     stated = {"em": 1.0, "f1": 1.0, "grounded": 1.0, "think": 1.0}
     del stated[fact]
     episode = trajectory("PA", [{"rewards": stated}], outcome=Outcome.ANSWERED, name="3/q7/1")
@@ -172,7 +167,7 @@ def test_a_weighted_part_whose_fact_is_not_stated_is_refused(trajectory: MakeTra
     assert step_rewards(episode, weights(**others))[1][part].tolist() == [0.0]
 
 
-def test_an_episode_that_the_world_cut_short_earns_and_loses_nothing(trajectory: MakeTrajectory) -> None:
+def test_an_episode_that_the_world_cut_short_earns_and_loses_nothing() -> None:
     found = {"rewards": {"progress": 1.0}, "calls": [Call(tool="search", status=CallStatus.OK)]}
     failed = {"calls": [Call(tool="search", status=CallStatus.FAILED)]}
     episode = trajectory("PAOA", [found, failed], outcome=Outcome.ABORTED)
@@ -192,9 +187,7 @@ def test_an_episode_that_the_world_cut_short_earns_and_loses_nothing(trajectory:
         ("PA", Outcome.TOKEN_LIMIT, -1.0),  # the observation that did not fit would have gone beyond
     ],
 )
-def test_overlong_falls_towards_the_token_limit(
-    trajectory: MakeTrajectory, letters: str, outcome: Outcome, expected: float
-) -> None:
+def test_overlong_falls_towards_the_token_limit(letters: str, outcome: Outcome, expected: float) -> None:
     """DAPO, Eq. 13."""
     priced = weights(overlong=2.0).model_copy(update={"overlong_buffer": 4})
     totals, parts = step_rewards(trajectory(letters, outcome=outcome), priced, 10)
@@ -204,20 +197,20 @@ def test_overlong_falls_towards_the_token_limit(
         step_rewards(trajectory(letters, outcome=outcome), priced)
 
 
-def test_overlong_looks_at_the_last_context(trajectory: MakeTrajectory) -> None:
+def test_overlong_looks_at_the_last_context() -> None:
     """Eight tokens in all, and five since the context was written anew: one of them in the buffer."""
     split = replace(trajectory("PAAPPPPA"), context_starts=[0, 3])
     priced = weights(overlong=1.0).model_copy(update={"overlong_buffer": 2})
     assert step_rewards(split, priced, 6)[1]["overlong"].tolist() == [0, -0.5]
 
 
-def test_length_prices_every_action_token_on_its_step(trajectory: MakeTrajectory) -> None:
+def test_length_prices_every_action_token_on_its_step() -> None:
     totals, parts = step_rewards(trajectory("PAAAOTA"), weights(length=0.5))
     assert parts["length"].tolist() == [-3, -1]
     assert totals.tolist() == [-1.5, -0.5]
 
 
-def test_of_several_calls_of_an_action_each_counts(trajectory: MakeTrajectory) -> None:
+def test_of_several_calls_of_an_action_each_counts() -> None:
     """Twice the same at once, one of them failed; then the first again: one repeats the other, and one both."""
     [made], [failed] = call(CallStatus.OK)["calls"], call(CallStatus.FAILED, '{"query": "y"}')["calls"]
     calls = [{"calls": [made, failed, made], "rewards": {}}, {"calls": [made], "rewards": {}}]
@@ -227,7 +220,7 @@ def test_of_several_calls_of_an_action_each_counts(trajectory: MakeTrajectory) -
     assert parts["repeat_call"].tolist() == [-1, -1]
 
 
-def test_what_the_environment_gives_and_what_it_calls_right(trajectory: MakeTrajectory) -> None:
+def test_what_the_environment_gives_and_what_it_calls_right() -> None:
     """-.1 and then 10.9, solved: step by step, and 1 on the last; of an answered question right is exact match."""
     steps = [{"rewards": {"env": -0.1}}, {"rewards": {"env": 10.9, "success": 1.0}}]
     totals, parts = step_rewards(trajectory("PAOA", steps, outcome=Outcome.ENDED), weights(env=0.5, success=2.0))

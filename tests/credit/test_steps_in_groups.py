@@ -16,12 +16,7 @@ from hypothesis import strategies as st
 from agent_r1.credit.assign import assign
 from agent_r1.credit.batch import Batch, step_states
 from agent_r1.credit.estimators import dr_grpo, gigpo, grpo, step_return
-from agent_r1.params.credit import CreditParams
-from agent_r1.records import Trajectory
-
-MakeBatch = Callable[..., Batch]
-MakeParams = Callable[..., CreditParams]
-MakeTrajectory = Callable[..., Trajectory]
+from tests.credit.letters import batch, params, trajectory
 
 
 @pytest.fixture
@@ -44,7 +39,7 @@ def close(found: Sequence[Sequence[float]], expected: Sequence[Sequence[float]])
     return all(np.allclose(*pair, atol=1e-5) for pair in zip(found, expected, strict=True))
 
 
-def test_a_step_is_compared_with_the_same_step_of_the_others(batch: MakeBatch, params: MakeParams) -> None:
+def test_a_step_is_compared_with_the_same_step_of_the_others() -> None:
     # Returns to go at 1/2 per step: 1 + 2/2 = 2 and 2; 0 + 4/2 = 2, 4 + 0/2 and 0; 5. The other group: 1 and 3.
     made = batch(
         [("PAAOA", [1, 2]), ("PAOAOA", [0, 4, 0]), ("PA", [5]), ("PA", [1]), ("PA", [3])], groups=[4, 4, 4, 7, 7]
@@ -57,7 +52,7 @@ def test_a_step_is_compared_with_the_same_step_of_the_others(batch: MakeBatch, p
     assert close(of_steps(found.advantages, made), [[-1, -1], [-1, 1, 0], [2], [-1], [1]])
 
 
-def test_gigpo_adds_the_step_among_equal_states_to_the_episode(batch: MakeBatch, params: MakeParams) -> None:
+def test_gigpo_adds_the_step_among_equal_states_to_the_episode() -> None:
     # Returns 3, 4, 5: mean 4, episodes -1, 0, 1. Returns to go at 1/2 per step: 2, 2; 2, 4, 0; 5.
     # State 8 is before steps with 2, 2 and 5 to go, mean 3; state 9 before 2 and 4, mean 3; state 6 is seen once.
     rows = [("PAAOA", [1, 2]), ("PAOAOA", [0, 4, 0]), ("PA", [5])]
@@ -77,7 +72,7 @@ def test_gigpo_adds_the_step_among_equal_states_to_the_episode(batch: MakeBatch,
     assert close(of_steps(by_std.advantages, made), wanted)
 
 
-def test_equal_states_of_two_groups_are_not_compared(batch: MakeBatch, params: MakeParams) -> None:
+def test_equal_states_of_two_groups_are_not_compared() -> None:
     rows = [("PA", [0]), ("PA", [2]), ("PA", [10]), ("PA", [20])]
     made = batch(rows, groups=[0, 0, 1, 1], states=[5, 5, 5, 5])
     assert close(of_steps(gigpo(made, params("gigpo")).advantages, made), [[-2], [2], [-10], [10]])
@@ -93,9 +88,7 @@ several = st.lists(
 
 @pytest.mark.usefixtures("quiet")
 @given(rows=single, groups=st.lists(st.integers(0, 2), min_size=9, max_size=9))
-def test_with_one_step_per_episode_a_step_is_its_episode(
-    batch: MakeBatch, params: MakeParams, rows: list[Any], groups: list[int]
-) -> None:
+def test_with_one_step_per_episode_a_step_is_its_episode(rows: list[Any], groups: list[int]) -> None:
     """Step return is Dr. GRPO then, and GiGPO twice that, or twice GRPO."""
     made = batch([(letters, [reward]) for letters, reward in rows], groups=groups[: len(rows)])
     made = replace(made, states=np.zeros(len(rows), np.int64))
@@ -108,9 +101,7 @@ def test_with_one_step_per_episode_a_step_is_its_episode(
 
 @pytest.mark.usefixtures("quiet")
 @given(rows=several, groups=st.lists(st.integers(0, 2), min_size=9, max_size=9))
-def test_without_equal_states_gigpo_is_its_episode(
-    batch: MakeBatch, params: MakeParams, rows: list[Any], groups: list[int]
-) -> None:
+def test_without_equal_states_gigpo_is_its_episode(rows: list[Any], groups: list[int]) -> None:
     made = batch(rows, groups=groups[: len(rows)])
     assert made.states is not None
     made = replace(made, states=np.arange(len(made.states)))
@@ -119,7 +110,7 @@ def test_without_equal_states_gigpo_is_its_episode(
 
 
 @given(rows=several)
-def test_the_steps_of_one_index_sum_to_nothing(batch: MakeBatch, params: MakeParams, rows: list[Any]) -> None:
+def test_the_steps_of_one_index_sum_to_nothing(rows: list[Any]) -> None:
     made = batch(rows)
     found = of_steps(step_return(made, params("step_return", step_gamma=0.5)).advantages, made)
     for k in range(3):
@@ -128,7 +119,7 @@ def test_the_steps_of_one_index_sum_to_nothing(batch: MakeBatch, params: MakePar
 
 @pytest.mark.parametrize("estimator", [step_return, gigpo])
 def test_a_group_of_one_gets_nothing_and_a_warning(
-    batch: MakeBatch, params: MakeParams, caplog: pytest.LogCaptureFixture, estimator: Callable[..., Any]
+    caplog: pytest.LogCaptureFixture, estimator: Callable[..., Any]
 ) -> None:
     made = batch([("PAOA", [3, 1]), ("PA", [0]), ("PA", [1])], groups=[5, 6, 6])
     with caplog.at_level(logging.WARNING):
@@ -138,7 +129,7 @@ def test_a_group_of_one_gets_nothing_and_a_warning(
     assert "1 of 3 trajectories are alone in their group" in caplog.text
 
 
-def test_states_are_the_contexts_that_were_read(trajectory: MakeTrajectory) -> None:
+def test_states_are_the_contexts_that_were_read() -> None:
     """Token ids before the step, from where its context starts, and nothing after or before."""
     whole = trajectory("PAOAPOA")  # token ids 0 to 6
     first, second, third = step_states(whole)
@@ -153,7 +144,7 @@ def test_states_are_the_contexts_that_were_read(trajectory: MakeTrajectory) -> N
     assert len(step_states(trajectory("PP"))) == 0
 
 
-def test_credit_compares_the_states_of_what_was_sampled(trajectory: MakeTrajectory, params: MakeParams) -> None:
+def test_credit_compares_the_states_of_what_was_sampled() -> None:
     """Two episodes act and read alike until the second step, a third goes another way at once."""
     facts = [[{"rewards": {"progress": each}} for each in pair] for pair in ((0, 3), (0, 1), (2, 0))]
     rows = [trajectory("PAOA", steps, name=str(i)) for i, steps in enumerate(facts)]

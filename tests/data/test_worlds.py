@@ -14,9 +14,8 @@ from agent_r1.data.prepare import prepare
 from agent_r1.data.worlds import draw
 from agent_r1.games import bandit, lake, sokoban
 from agent_r1.params import load
-from agent_r1.params.prepare import PrepareParams
+from agent_r1.params.prepare import BanditParams, LakeParams, OthersParams, PrepareParams, SokobanParams
 from agent_r1.params.sections import override, validated
-from agent_r1.params.worlds import BanditParams, LakeParams, OthersParams, SokobanParams
 from agent_r1.records import Passage, Question
 from agent_r1.tables import read_rows
 

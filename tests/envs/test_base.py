@@ -11,24 +11,19 @@ from agent_r1.envs.base import parse_action, split_action
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "Tesk"}}\n</tool_call>'
 
 
-def test_a_call_with_a_thought() -> None:
-    parsed = parse_action(f"<think> First Tesk. </think>\n{CALL}")
-    assert (parsed.thought, parsed.calls) == ("First Tesk.", (("search", {"query": "Tesk"}),))
-    assert parsed.answer is None
-
-
-def test_an_answer_is_no_call() -> None:
-    parsed = parse_action("<answer> Tesk\n</answer>")
-    assert parsed.answer == "Tesk"
-    assert (parsed.calls, parsed.problem) == ((), "")
-
-
-def test_tags_inside_a_thought_do_not_count() -> None:
-    assert parse_action("<think>an <answer>x</answer>?</think><answer>y</answer>").answer == "y"
-
-
-def test_free_text_around_the_block_is_let_pass() -> None:
-    assert parse_action(f"I will search.\n{CALL} ok").calls == (("search", {"query": "Tesk"}),)
+@pytest.mark.parametrize(
+    ("text", "thought", "calls", "answer"),
+    [
+        (f"<think> First Tesk. </think>\n{CALL}", "First Tesk.", [("search", {"query": "Tesk"})], None),
+        (f"I will search.\n{CALL} ok", "", [("search", {"query": "Tesk"})], None),
+        ("<answer> Tesk\n</answer>", "", [], "Tesk"),
+        ("<answer></answer>", "", [], ""),
+        ("<think>an <answer>x</answer>?</think><answer>y</answer>", "an <answer>x</answer>?", [], "y"),
+    ],
+)
+def test_an_action_is_a_call_or_an_answer(text: str, thought: str, calls: list[object], answer: str | None) -> None:
+    parsed = parse_action(text)
+    assert (parsed.thought, [*parsed.calls], parsed.answer, parsed.problem) == (thought, calls, answer, "")
 
 
 def test_so_many_calls_are_read_as_are_allowed_and_in_their_order() -> None:
@@ -42,10 +37,6 @@ def test_so_many_calls_are_read_as_are_allowed_and_in_their_order() -> None:
         assert parsed.problem == "the tags do not form at most 2 tool calls or one answer"
     broken = parse_action(f"{CALL}<tool_call>{{</tool_call>", most_calls=2)
     assert (broken.calls, broken.problem) == ((), "the tool call is not valid JSON")
-
-
-def test_an_empty_answer_is_an_answer() -> None:
-    assert parse_action("<answer></answer>").answer == ""
 
 
 @pytest.mark.parametrize(
@@ -89,10 +80,11 @@ def test_malformed(text: str) -> None:
 
 
 @given(st.lists(st.sampled_from(["<think>", "</think>", "<tool_call>", "</tool_call>", "<answer>", "</answer>", "x"])))
-def test_every_text_is_read_as_one_thing(parts: list[str]) -> None:
+def test_every_text_is_read_as_one_thing_and_its_pieces_are_the_text(parts: list[str]) -> None:
     """No text raises; answer, call and malformed exclude each other."""
     parsed = parse_action("".join(parts))
     assert [parsed.answer is not None, bool(parsed.calls), bool(parsed.problem)].count(True) == 1
+    assert "".join(piece.text for piece in split_action("".join(parts))) == "".join(parts)
 
 
 @pytest.mark.parametrize("shape", ["<answer>", "</think>", "<tool_call></answer>", "<think></think>", " <answer>"])
@@ -115,8 +107,3 @@ def test_a_text_full_of_tags_is_read_at_once(shape: str) -> None:
 )
 def test_an_action_is_shown_piece_by_piece(text: str, pieces: list[tuple[str, str]]) -> None:
     assert [(piece.kind, piece.inside) for piece in split_action(text)] == pieces
-
-
-@given(st.lists(st.sampled_from(["<think>", "</think>", "<tool_call>", "</tool_call>", "<answer>", "</answer>", "x"])))
-def test_joined_pieces_are_the_action(parts: list[str]) -> None:
-    assert "".join(piece.text for piece in split_action("".join(parts))) == "".join(parts)

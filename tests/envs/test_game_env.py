@@ -158,7 +158,7 @@ def test_the_chance_is_the_episodes_own() -> None:
 def test_what_could_have_no_effect_is_refused() -> None:
     with pytest.raises(ValueError, match=r"env.games.moves 10 has no effect: env.max_steps 4 times moves_per_step 2"):
         opened(max_steps=4, moves_per_step=2)
-    with pytest.raises(ValueError, match=r"moves_per_step 5 has no effect above moves 4"):
+    with pytest.raises(ValueError, match=r"moves_per_step 5 has no effect above an episode's moves, 4"):
         opened(moves=4)
     with pytest.raises(ValueError, match=r"field 'rows' has 0 cells with the start"):
         opened('{"rows": ["FG"], "intended": 1}')

@@ -91,23 +91,24 @@ def first_action(name: str, setup: str, script: Script, **changes: int) -> str:
     return next(script(env, random.Random(0)))
 
 
-def test_a_demonstrator_states_what_is_true_and_then_its_move() -> None:
-    facts = "goal 1 Down 2 Right . Left edge Down ice Right ice Up edge"
-    assert first_action("frozen_lake", LAKE.write(), demonstrator(Ice, NONE)) == (
-        f"<think> {facts} so Down </think> <answer> Down </answer>"
-    )
-    assert first_action("frozen_lake", LAKE.write(), demonstrator(Ice, ALWAYS)) == (
-        f"<think> {facts} so Right </think> <answer> Right </answer>"
-    )
+NEAR = "goal 1 Down 2 Right . Left edge Down ice Right ice Up edge"
 
 
-def test_it_makes_several_moves_where_the_steps_left_ask_for_them() -> None:
-    """Three moves to the goal in two steps are two at once, the second from what the first leads to."""
-    said = first_action("frozen_lake", LAKE.write(), demonstrator(Ice, NONE), steps_left=2)
-    assert said == (
-        "<think> goal 1 Down 2 Right . Left edge Down ice Right ice Up edge so Down . "
-        "goal 0 Up 2 Right . Left edge Down edge Right ice Up ice so Right </think> <answer> Down || Right </answer>"
-    )
+@pytest.mark.parametrize(
+    ("habits", "steps_left", "action"),
+    [
+        (NONE, 5, f"<think> {NEAR} so Down </think> <answer> Down </answer>"),
+        (ALWAYS, 5, f"<think> {NEAR} so Right </think> <answer> Right </answer>"),
+        (  # Three moves to the goal in two steps are two at once, the second from where the first leads.
+            NONE,
+            2,
+            f"<think> {NEAR} so Down . goal 0 Up 2 Right . Left edge Down edge Right ice Up ice so Right </think> "
+            "<answer> Down || Right </answer>",
+        ),
+    ],
+)
+def test_a_demonstrator_states_the_facts_and_then_its_moves(habits: Habits, steps_left: int, action: str) -> None:
+    assert first_action("frozen_lake", LAKE.write(), demonstrator(Ice, habits), steps_left=steps_left) == action
     hole = lake.Board(rows=("SHFG", "FFFF")).write()
     fallen = first_action("frozen_lake", hole, demonstrator(Ice, ALWAYS), steps_left=1)
     assert fallen.endswith("<answer> Right </answer>")  # into the hole, after which it says no more

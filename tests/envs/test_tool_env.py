@@ -28,6 +28,7 @@ from agent_r1.search.base import Search
 from agent_r1.search.index import Cached
 from agent_r1.tools.base import FunctionTool, ToolError, ToolResult
 from agent_r1.tools.search import search_tool
+from tests.envs.conftest import PASSAGES
 
 PARAMS = load(Path(__file__).parents[2] / "params.yaml").env
 
@@ -167,19 +168,12 @@ def test_out_of_steps(env: ToolEnv, last: str, outcome: Outcome) -> None:
     for _ in range(2):
         assert act(env, call("seek")).outcome is None
     transition = act(env, last)
-    assert transition.outcome is outcome
-    assert transition.observations == ()
-    assert transition.answer == ""
+    assert (transition.outcome, transition.observations, transition.answer) == (outcome, (), "")
+    # That the last call was a good one is a fact; nobody reads its result.
+    assert transition.call_status is (CallStatus.OK if outcome is Outcome.TURN_LIMIT else CallStatus.MALFORMED)
+    assert (transition.rewards, transition.rewards_when_read) == ({"think": 0.0}, {})
     with pytest.raises(RuntimeError, match="over"):
         act(env, last)
-
-
-def test_what_the_last_call_finds_is_not_seen(question: Question, index: Search) -> None:
-    """That it was a good call is a fact; its result would be read by nobody."""
-    env = ToolEnv(question, [search_tool(index, top_k=2)], max_steps=1)
-    transition = act(env, call("search", query="Low Tide"))
-    assert (transition.call_status, transition.outcome) == (CallStatus.OK, Outcome.TURN_LIMIT)
-    assert (transition.rewards, transition.rewards_when_read) == ({"think": 0.0}, {})
 
 
 def test_equal_arguments_read_equal(question: Question) -> None:
@@ -193,62 +187,51 @@ def test_equal_arguments_read_equal(question: Question) -> None:
 
 
 def test_bugs_of_a_tool_are_raised(question: Question) -> None:
-    def broken() -> ToolResult:
-        """Breaks."""
+    def broken(message: str) -> str:
+        """Breaks, or refuses a message."""
+        if message:
+            raise ToolError(message)
         raise KeyError("ours")
 
-    def refusing() -> ToolResult:
-        """Refuses."""
-        raise ToolError("theirs")
-
-    env = ToolEnv(question, [FunctionTool(broken), FunctionTool(refusing)], max_steps=2)
-    assert act(env, call("refusing")).observations == ("Error: theirs",)
+    env = ToolEnv(question, [FunctionTool(broken)], max_steps=2)
+    assert act(env, call("broken", message="theirs")).observations == ("Error: theirs",)
     with pytest.raises(KeyError):
-        act(env, call("broken"))
+        act(env, call("broken", message=""))
 
 
-def found(question: Question, index: Search) -> list[Passage]:
-    [passages] = index.search([question.text], 2)
-    return passages
+TWICE = [Passage(passage_id=str(i), title="Mara Quill", text=f"Part {i}.") for i in range(2)]
 
 
-def test_passages_come_with_the_question(question: Question, index: Search) -> None:
-    env = AnswerEnv(question, found(question, index))
-    assert env.user == f"Low Tide: Low Tide is a film by Mara Quill.\n\n{question.text}"
-    assert (env.system, env.tools) == (FROM_PASSAGES, ())
-    transition = act(env, "<answer>the Tesk</answer>")
+@pytest.mark.parametrize(
+    ("shown", "user", "action", "rewards"),
+    [
+        # One of two gold passages is shown, and it does not hold the answer.
+        (PASSAGES[:1], "Low Tide: Low Tide is a film by Mara Quill.\n\n", "<answer>the Tesk</answer>", (1, 1, 0, 1, 0)),
+        (PASSAGES[:1], None, "<think>Who?</think><answer>Mara Quill</answer>", (0, 0, 1, 1, 1)),
+        ([], "", "<answer>Tesk</answer>", (1, 1, 0, 0, 0)),
+        # Two passages of one title are one gold passage.
+        (TWICE, "Mara Quill: Part 0.\nMara Quill: Part 1.\n\n", "<answer>Tesk</answer>", (1, 1, 0, 1, 0)),
+    ],
+)
+def test_passages_come_with_the_question_and_ground_its_answer(
+    question: Question, shown: list[Passage], user: str | None, action: str, rewards: tuple[int, ...]
+) -> None:
+    env = AnswerEnv(question, shown, system=FROM_PASSAGES if shown else CLOSED_BOOK)
+    assert (env.system, env.tools) == (FROM_PASSAGES if shown else "Answer the question.", ())
+    assert user is None or env.user == user + question.text
+    transition = act(env, action)
     assert transition.outcome is Outcome.ANSWERED
-    # One of two gold passages was shown, and it does not hold the answer.
-    assert transition.rewards == {"em": 1.0, "f1": 1.0, "grounded": 0.0, "progress": 1.0, "think": 0.0}
+    assert transition.rewards == dict(zip(("em", "f1", "grounded", "progress", "think"), rewards, strict=True))
 
 
-def test_an_answer_may_be_grounded_in_the_passages_of_the_prompt(question: Question, index: Search) -> None:
-    transition = act(AnswerEnv(question, found(question, index)), "<think>Who?</think><answer>Mara Quill</answer>")
-    assert (transition.rewards["grounded"], transition.rewards["think"]) == (1.0, 1.0)
-
-
-def test_a_closed_book_is_the_question_alone_and_grounds_nothing(question: Question) -> None:
-    env = AnswerEnv(question, [], system=CLOSED_BOOK)
-    assert (env.system, env.user, env.tools) == ("Answer the question.", question.text, ())
-    transition = act(env, "<answer>Tesk</answer>")
-    assert transition.rewards == {"em": 1.0, "f1": 1.0, "grounded": 0.0, "progress": 0.0, "think": 0.0}
-
-
-def test_two_passages_of_one_title_are_one_gold_passage(question: Question) -> None:
-    twice = [Passage(passage_id=str(i), title="Mara Quill", text=f"Part {i}.") for i in range(2)]
-    env = AnswerEnv(question, twice)
-    assert env.user == f"Mara Quill: Part 0.\nMara Quill: Part 1.\n\n{question.text}"
-    assert act(env, "<answer>Tesk</answer>").rewards["progress"] == 1.0
-
-
-def test_anything_but_an_answer_is_malformed(question: Question, index: Search) -> None:
-    transition = act(AnswerEnv(question, found(question, index)), "Tesk")
-    assert (transition.outcome, transition.call_status) == (Outcome.MALFORMED, CallStatus.MALFORMED)
+@pytest.mark.parametrize(
+    ("action", "status"),
+    [("Tesk", CallStatus.MALFORMED), (call("search"), CallStatus.UNKNOWN_TOOL)],
+)
+def test_anything_but_an_answer_is_malformed(question: Question, action: str, status: CallStatus) -> None:
+    transition = act(AnswerEnv(question, PASSAGES[:1]), action)
+    assert (transition.outcome, transition.call_status, transition.answer) == (Outcome.MALFORMED, status, "")
     assert transition.rewards == {"think": 0.0, "progress": 1.0}
-    call = '<tool_call>{"name": "search", "arguments": {}}</tool_call>'
-    transition = act(AnswerEnv(question, found(question, index)), call)
-    assert (transition.outcome, transition.call_status) == (Outcome.MALFORMED, CallStatus.UNKNOWN_TOOL)
-    assert transition.answer == ""
 
 
 @pytest.mark.parametrize("instructions", ["", "Be brief."])

@@ -23,7 +23,7 @@ from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
 
 from agent_r1.params import load
 from agent_r1.params.places import RunId
-from flows.commands.graph import index, prepare
+from flows.commands.execute import index, prepare
 from flows.overlay import OWN_DVC
 from flows.processes import api_on, await_health, server_part
 from flows.train import train

@@ -12,7 +12,7 @@ from agent_r1.learn import checkpoint
 from agent_r1.learn.checkpoint import Progress
 from agent_r1.params import Params, load
 from flows import evaluate as evaluate_module
-from flows.commands.graph import evaluate
+from flows.commands.execute import evaluate
 from flows.evaluate import Subject
 
 POLICIES = ("outputs/warm_start", "outputs/train/ppo/checkpoint/policy", "outputs/train/ppo-seed3/checkpoint/policy")

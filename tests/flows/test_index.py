@@ -16,7 +16,7 @@ from agent_r1.params import load
 from agent_r1.records import CallStatus, Trajectory
 from agent_r1.search.index import describe
 from agent_r1.tables import read_rows
-from flows.commands.graph import index
+from flows.commands.execute import index
 from flows.evaluate import EvaluationRequest, evaluate
 
 PLACES = load(Path(__file__).parents[2] / "params.yaml").places

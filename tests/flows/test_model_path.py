@@ -30,7 +30,7 @@ from agent_r1.records import Prediction, Proof, Trajectory
 from agent_r1.tables import read_rows
 from agent_r1.training.loop import Training
 from agent_r1.training.watch import Verdict
-from flows.commands.graph import index, prepare
+from flows.commands.execute import index, prepare
 from flows.evaluate import EvaluationRequest, evaluate
 from flows.train import train
 from flows.warm_start import warm_start

@@ -27,7 +27,7 @@ from flows.stage import prepare_process
 prepare_process()
 from agent_r1.params.places import RunId
 from flows.evaluate import EvaluationRequest, evaluate
-from flows.commands.graph import index, prepare
+from flows.commands.execute import index, prepare
 from flows.train import train
 from flows.view import view
 

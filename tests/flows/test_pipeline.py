@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -59,30 +60,29 @@ def attempts(stand_in: Path) -> int:
     return len((stand_in / "attempts").read_text())
 
 
-def test_a_stages_lines_are_logged_as_they_come(
-    prefect_api: str, stand_in: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("codes", "count", "fault", "said"),
+    [
+        ("0", 1, None, ""),
+        ("1", 1, StageFailed, "stage train failed with exit code 1; its own lines above say why"),
+        ("75,75,0", 3, None, ""),  # operate.retries is 2
+        ("75", 3, StageUnavailable, "exit code 75"),
+    ],
+)
+def test_what_may_work_later_is_tried_again_and_a_bad_computation_is_not(
+    prefect_api: str,
+    stand_in: Path,
+    caplog: pytest.LogCaptureFixture,
+    codes: str,
+    count: int,
+    fault: type[Exception] | None,
+    said: str,
 ) -> None:
-    with caplog.at_level(logging.INFO, logger="flows.pipeline"):
-        stage("0")
-    assert "attempt 1" in caplog.messages
-    assert attempts(stand_in) == 1
-
-
-def test_a_bad_computation_is_not_repeated(prefect_api: str, stand_in: Path) -> None:
-    with pytest.raises(StageFailed, match="stage train failed with exit code 1; its own lines above say why"):
-        stage("1")
-    assert attempts(stand_in) == 1
-
-
-def test_what_may_work_later_is_tried_again(prefect_api: str, stand_in: Path) -> None:
-    stage("75,75,0")
-    assert attempts(stand_in) == 3  # operate.retries is 2
-
-
-def test_what_still_does_not_work_fails(prefect_api: str, stand_in: Path) -> None:
-    with pytest.raises(StageUnavailable, match="exit code 75"):
-        stage("75")
-    assert attempts(stand_in) == 3
+    raised = pytest.raises(fault, match=said) if fault else nullcontext()
+    with caplog.at_level(logging.INFO, logger="flows.pipeline"), raised:
+        stage(codes)
+    assert attempts(stand_in) == count
+    assert f"attempt {count}" in caplog.messages  # its lines are logged as they come
 
 
 def test_a_stage_that_takes_too_long_is_ended_once(
@@ -232,13 +232,6 @@ def test_without_a_server_nothing_is_started_where_everything_is_up_to_date(
     assert caplog.messages == ["everything is up to date"]
 
 
-def test_a_failed_stage_ends_the_pipeline(prefect_api: str, project: Path) -> None:
-    (project / "dvc.yaml").write_text(TWO_STAGES.replace("cp source.txt", "exit 3; cp source.txt"))
-    with pytest.raises(StageFailed, match="stage prepare failed with exit code"):
-        pipeline()
-    assert not (project / "index.txt").exists()
-
-
 def test_a_stage_that_may_work_later_says_so_through_dvc(prefect_api: str, project: Path) -> None:
     command = 'echo tried >> ../order.txt; printf 75 > "$AGENT_R1_EXIT_CODE_FILE"; exit 75'
     (project / "dvc.yaml").write_text(yaml.safe_dump({"stages": {"prepare": {"cmd": command}}}))
@@ -247,16 +240,24 @@ def test_a_stage_that_may_work_later_says_so_through_dvc(prefect_api: str, proje
     assert (project.parent / "order.txt").read_text() == "tried\n" * 3  # operate.retries is 2
 
 
-def test_files_that_dvc_refuses_are_a_users_fault(project: Path) -> None:
-    (project / "dvc.yaml").write_text("stages: {prepare: {command: ls}}")
-    with pytest.raises(ValueError, match=r"dvc dag failed: .*dvc\.yaml"):
-        stages("dvc.yaml")
-
-
-def test_parameters_are_checked_before_dvc_reads_them(project: Path, write_params: Callable[..., None]) -> None:
-    (project / "dvc.yaml").write_text('stages: {train: {foreach: "${repro_runs}", do: {cmd: "echo ${item}"}}}')
-    write_params(project, {"repro_runs": ["ppo; touch hacked"]})
-    with pytest.raises(ValueError, match="repro_runs names 'ppo; touch hacked', which runs: does not define"):
+@pytest.mark.parametrize(
+    ("graph", "runs", "said"),
+    [
+        ("stages: {prepare: {command: ls}}", ["ppo"], r"dvc dag failed: .*dvc\.yaml"),
+        (
+            'stages: {train: {foreach: "${repro_runs}", do: {cmd: "echo ${item}"}}}',
+            ["ppo; touch hacked"],
+            "repro_runs names 'ppo; touch hacked', which runs: does not define",
+        ),
+    ],
+    ids=["a file that DVC refuses", "parameters that DVC would put into a command"],
+)
+def test_files_that_cannot_be_used_are_a_users_fault(
+    project: Path, write_params: Callable[..., None], graph: str, runs: list[str], said: str
+) -> None:
+    (project / "dvc.yaml").write_text(graph)
+    write_params(project, {"repro_runs": runs})
+    with pytest.raises(ValueError, match=said):
         stages("dvc.yaml")
 
 

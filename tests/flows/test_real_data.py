@@ -20,7 +20,7 @@ from agent_r1.params.places import RunId
 from agent_r1.records import CallStatus, Passage, Prediction, Question, Source, Trajectory
 from agent_r1.search.index import describe, open_index
 from agent_r1.tables import read_rows
-from flows.commands.graph import index, prepare
+from flows.commands.execute import index, prepare
 from flows.evaluate import EvaluationRequest, evaluate
 from flows.train import train
 from flows.warm_start import warm_start

@@ -17,7 +17,7 @@ from agent_r1.devices.sharing import Ranks
 from agent_r1.learn import memory
 from agent_r1.learn.model import load_tokenizer
 from agent_r1.training.supervised import Unfinished
-from flows.commands.graph import index, prepare
+from flows.commands.execute import index, prepare
 from flows.warm_start import warm_start
 from tests.fixtures import PLACES, Inside, WriteParams
 

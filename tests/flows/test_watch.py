@@ -22,7 +22,7 @@ from agent_r1.params.places import RunId
 from agent_r1.records import Trajectory
 from agent_r1.tables import read_rows
 from agent_r1.training.folder import RunFolder
-from flows.commands.graph import index, prepare
+from flows.commands.execute import index, prepare
 from flows.train import train
 from tests.fixtures import PLACES, Inside, WriteParams
 

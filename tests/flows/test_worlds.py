@@ -17,7 +17,7 @@ import pytest
 from agent_r1.params.places import RunId
 from agent_r1.records import Outcome, Prediction, Question, Trajectory
 from agent_r1.tables import read_rows
-from flows.commands.graph import index, prepare
+from flows.commands.execute import index, prepare
 from flows.evaluate import EvaluationRequest, evaluate
 from flows.report import report
 from flows.train import train

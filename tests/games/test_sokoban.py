@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from agent_r1.games import sokoban
-from agent_r1.games.sokoban import RAGEN_LENGTHS, Board, Game, State
+from agent_r1.games.sokoban import RAGEN_LENGTHS, Board, Game, RoomState
 from benchmarks.games import uniform_in_sokoban
 
 LINE = Board(rows=("######", "#PX_O#", "######"))
@@ -29,7 +29,7 @@ def test_a_box_is_pushed_by_hand() -> None:
     assert (game.done, game.won, game.grid()) == (True, True, ["######", "#__P√#", "######"])
     with pytest.raises(ValueError, match=r"no move 'Left' of .* after the end"):
         game.play("Left")
-    assert game.state == State((1, 3), frozenset({(1, 4)}))
+    assert game.state == RoomState((1, 3), frozenset({(1, 4)}))
 
 
 def test_two_boxes_by_hand() -> None:

@@ -34,10 +34,10 @@ def test_a_model_is_asked_in_openais_form_with_the_key(monkeypatch: pytest.Monke
 
     with answering(answer) as url:
         assert ask(url) == ("<answer>Tesk</answer>", False)
-    [(_, headers, body)] = heard
-    assert headers["authorization"] == "Bearer s3cret"
+    [asked] = heard
+    assert asked.headers["authorization"] == "Bearer s3cret"
     said = [{"role": "system", "content": "Answer."}, {"role": "user", "content": "Who?"}]
-    assert body == {"model": "m", "messages": said, "temperature": 0, "max_tokens": 9}
+    assert asked.body == {"model": "m", "messages": said, "temperature": 0, "max_tokens": 9}
 
 
 def test_a_busy_endpoint_is_asked_again_and_one_that_is_down_only_once(monkeypatch: pytest.MonkeyPatch) -> None:

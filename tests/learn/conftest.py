@@ -16,6 +16,7 @@ from agent_r1.params.sections import override
 from agent_r1.params.stages import LoraParams, ModelParams
 from agent_r1.params.update import UpdateParams
 from agent_r1.records import Credit, Outcome, Source, Step, StopReason, Trajectory
+from tests.learn.learning import Samples
 
 MakeLearner = Callable[..., Learner]
 NO_LORA = LoraParams(rank=0, alpha=1, targets=["all-linear"])
@@ -168,6 +169,11 @@ def trajectories(make_learner: MakeLearner) -> list[Trajectory]:
         trajectory(index, source, np.where(np.array(source) == A, logprobs, 0).astype(np.float32))
         for index, (source, logprobs) in enumerate(zip(SOURCES, own, strict=True))
     ]
+
+
+@pytest.fixture
+def samples(trajectories: list[Trajectory]) -> Samples:
+    return Samples(trajectories, [credit(each) for each in trajectories])
 
 
 @pytest.fixture

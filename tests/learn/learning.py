@@ -1,8 +1,19 @@
-"""What models have learned from a loss."""
+"""Records to learn from, and gradients of a loss."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from torch import Tensor, nn
+
+from agent_r1.records import Credit, Trajectory
+
+
+class Samples(NamedTuple):
+    """Trajectories with their credits."""
+
+    trajectories: list[Trajectory]
+    credits: list[Credit]
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:

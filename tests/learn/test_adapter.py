@@ -33,6 +33,7 @@ from agent_r1.learn.model import load_policy
 from agent_r1.learn.scoring import token_logprobs
 from agent_r1.params.stages import LoraParams
 from agent_r1.records import Trajectory
+from tests.learn.learning import Samples
 
 Make = Callable[..., Any]
 LORA = LoraParams(rank=4, alpha=8.0, targets=["all-linear"])
@@ -111,13 +112,11 @@ def test_layers_that_the_model_lacks_are_refused(make_learner: Make) -> None:
         make_learner(adapter=LoraParams(rank=4, alpha=8.0, targets=["nowhere"]))
 
 
-def test_only_adapters_and_the_critics_head_train(
-    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
-) -> None:
+def test_only_adapters_and_the_critics_head_train(make_learner: Make, samples: Samples) -> None:
     learner = make_learner(adapter=LORA, learning_rate=0.01, critic={"learning_rate": 0.01})
     nn.init.normal_(learner.critic.head.weight, std=0.02)  # at zero, no gradient passes it
     before = bits(learner)
-    learner.update(trajectories, [make_credit(each) for each in trajectories], 0)
+    learner.update(*samples, 0)
     changed = {name for name, value in bits(learner).items() if value != before[name]}
     adapters = {f"policy.{name}" for name in trained_names(learner.policy)}
     assert changed & {name for name in before if name.startswith("policy.")} <= adapters
@@ -126,18 +125,16 @@ def test_only_adapters_and_the_critics_head_train(
     assert sum("lora_B" in name for name in changed) == 2 * 2 * 7  # two models of two layers with seven matrices
 
 
-def test_the_merged_policy_computes_what_the_learner_does(
-    make_learner: Make, trajectories: list[Trajectory], make_credit: Make, tmp_path: Path
-) -> None:
+def test_the_merged_policy_computes_what_the_learner_does(make_learner: Make, samples: Samples, tmp_path: Path) -> None:
     """As the sampler and plain transformers load it, in float32 within the canary's tolerance."""
     learner = make_learner(adapter=LORA, learning_rate=0.03)
-    start = learner.logprobs(trajectories)
-    learner.update(trajectories, [make_credit(each) for each in trajectories], 0)
+    start = learner.logprobs(samples.trajectories)
+    learner.update(*samples, 0)
     learner.save_policy(tmp_path)
     merged = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     assert not any("lora" in name for name, _ in merged.named_parameters())
     assert merged.get_output_embeddings().weight is merged.get_input_embeddings().weight
-    for each, old, own in zip(trajectories, start, learner.logprobs(trajectories), strict=True):
+    for each, old, own in zip(samples.trajectories, start, learner.logprobs(samples.trajectories), strict=True):
         ids = torch.from_numpy(each.token_ids.astype(np.int64))[None]
         predicted = torch.arange(len(each.token_ids))[None] > 0
         with torch.no_grad():

@@ -15,7 +15,7 @@ from agent_r1.learn import adapter, checkpoint
 from agent_r1.learn.checkpoint import Progress
 from agent_r1.learn.learner import Learner
 from agent_r1.params.stages import LoraParams
-from agent_r1.records import Trajectory
+from tests.learn.learning import Samples
 
 Make = Callable[..., Any]
 LORA = LoraParams(rank=4, alpha=8, targets=["all-linear"])
@@ -66,24 +66,18 @@ def interrupted_after(renames: int) -> Callable[[Path, Path], Path]:
 
 @pytest.mark.parametrize(("adapter", "merges"), [(None, True), (LORA, True), (LORA, False)])
 def test_a_resumed_training_ends_with_the_same_bits(
-    make_learner: Make,
-    trajectories: list[Trajectory],
-    make_credit: Make,
-    tmp_path: Path,
-    adapter: LoraParams | None,
-    merges: bool,
+    make_learner: Make, samples: Samples, tmp_path: Path, adapter: LoraParams | None, merges: bool
 ) -> None:
-    credits = [make_credit(each) for each in trajectories]
     settings: dict[str, Any] = {"minibatches": 2, "epochs": 2, "adapter": adapter, "merges": merges}
     straight, killed, resumed = (make_learner(**settings) for _ in range(3))
-    straight.update(trajectories, credits, 0)
-    straight.update(trajectories, credits, 1)
+    straight.update(*samples, 0)
+    straight.update(*samples, 1)
 
-    killed.update(trajectories, credits, 0)
+    killed.update(*samples, 0)
     checkpoint.save(tmp_path / "checkpoint", killed, after(1))
     found = checkpoint.load(tmp_path / "checkpoint", resumed)
     assert bits(resumed) == bits(killed) != bits(straight)
-    resumed.update(trajectories, credits, found.iterations)
+    resumed.update(*samples, found.iterations)
 
     assert bits(resumed) == bits(straight)
     assert resumed.policy_version == straight.policy_version == 2

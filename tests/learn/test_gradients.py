@@ -17,6 +17,7 @@ from agent_r1.learn.learner import Learner
 from agent_r1.learn.scoring import Compute
 from agent_r1.params.update import UpdateParams
 from agent_r1.records import Credit, Trajectory
+from tests.learn.learning import Samples
 
 MakeLearner = Callable[..., Learner]
 MakeCredit = Callable[..., Credit]
@@ -117,9 +118,9 @@ def test_the_parts_are_those_of_plain_autograd(
 
 
 def test_the_loss_mask_leaves_nothing_to_observations(
-    make_learner: MakeLearner, trajectories: list[Trajectory], make_credit: MakeCredit, update_params: UpdateParams
+    make_learner: MakeLearner, samples: Samples, update_params: UpdateParams
 ) -> None:
-    credits_ = [make_credit(each) for each in trajectories]
+    trajectories, credits_ = samples
     found = measured(make_learner(with_critic=False), trajectories, credits_, update_params)
     assert not found.observed.any()
     assert (found.observed_share, found.observed_loss_share) == (0, 0)
@@ -144,12 +145,10 @@ def test_the_parts_add_up_to_the_step_that_training_takes(
     assert found.metrics["policy/loss"] == pytest.approx(trained["policy/loss"], abs=1e-6)
 
 
-def test_nothing_is_left_behind(
-    make_learner: MakeLearner, trajectories: list[Trajectory], make_credit: MakeCredit, update_params: UpdateParams
-) -> None:
+def test_nothing_is_left_behind(make_learner: MakeLearner, samples: Samples, update_params: UpdateParams) -> None:
     learner = make_learner(with_critic=False)
     before = [weight.clone() for weight in learner.policy.parameters()]
-    measured(learner, trajectories, [make_credit(each) for each in trajectories], update_params)
+    measured(learner, *samples, update_params)
     assert all(weight.grad is None for weight in learner.policy.parameters())
     assert all(map(torch.equal, before, learner.policy.parameters()))
 

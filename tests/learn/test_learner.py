@@ -12,6 +12,7 @@ from agent_r1.learn.learner import Learner
 from agent_r1.learn.model import load_policy
 from agent_r1.params.stages import LoraParams
 from agent_r1.records import Credit, Trajectory
+from tests.learn.learning import Samples
 
 Make = Callable[..., Any]
 
@@ -66,18 +67,17 @@ def assert_close(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor], 
         assert gap <= 4e-6 * largest * factor, (name, gap, largest)
 
 
+def shifted(trajectories: list[Trajectory], *shifts: Any) -> list[Trajectory]:
+    """The trajectories of a sampler whose logprobs of the actions differ by a shift of each, or by one of all."""
+    pairs = zip(trajectories, shifts * (len(trajectories) // len(shifts)), strict=True)
+    moved = [(each, np.where(each.action_mask, each.logprobs + shift, 0)) for each, shift in pairs]
+    return [dataclasses.replace(each, logprobs=logprobs.astype(np.float32)) for each, logprobs in moved]
+
+
 def off_policy(trajectories: list[Trajectory]) -> list[Trajectory]:
-    """The same, sampled by a policy that differs at every token: no ratio is 1."""
+    """The trajectories of a policy that differs at every token: no ratio is 1."""
     noise = np.random.default_rng(0)
-    return [
-        dataclasses.replace(
-            each,
-            logprobs=np.where(each.action_mask, each.logprobs + noise.normal(0, 0.2, len(each.logprobs)), 0).astype(
-                np.float32
-            ),
-        )
-        for each in trajectories
-    ]
+    return shifted(trajectories, *(noise.normal(0, 0.2, len(each.logprobs)) for each in trajectories))
 
 
 EVERYTHING = {"kl_loss": 0.3, "entropy_bonus": 0.2, "importance_cap": 1.5}
@@ -123,17 +123,12 @@ def test_two_micro_batches_equal_one(
     ],
 )
 def test_the_loss_is_divided_by_what_the_whole_step_holds_gradient_or_not(
-    make_learner: Make,
-    trajectories: list[Trajectory],
-    make_credit: Make,
-    monkeypatch: pytest.MonkeyPatch,
-    aggregation: str,
-    length: int,
-    share: float,
+    make_learner: Make, samples: Samples, monkeypatch: pytest.MonkeyPatch, aggregation: str, length: int, share: float
 ) -> None:
     """Beside three rows of advantage 0, the policy's gradient of row 0, with 5 loss tokens, shrinks to its share."""
+    trajectories, credits = samples
     options = {"aggregation": aggregation, "constant_length": length, "max_grad_norm": 1e9}
-    first, *others = [make_credit(each) for each in trajectories]
+    first, *others = credits
     silent = [
         dataclasses.replace(each, advantages=0 * each.advantages, critic_mask=each.critic_mask & False)
         for each in others
@@ -153,24 +148,20 @@ def test_the_loss_is_divided_by_what_the_whole_step_holds_gradient_or_not(
     ],
 )
 def test_every_aggregation_is_over_the_loss_tokens(
-    make_learner: Make, trajectories: list[Trajectory], make_credit: Make, aggregation: str, length: int, mean: Make
+    make_learner: Make, samples: Samples, aggregation: str, length: int, mean: Make
 ) -> None:
     """At ratio 1 a token's loss is minus its advantage; rows of 5, 2, 6 and 5 loss tokens."""
-    credits = [make_credit(each) for each in trajectories]
-    metrics = make_learner(aggregation=aggregation, constant_length=length).update(trajectories, credits, 0)
-    expected = mean([(-each.advantages[each.loss_mask]).tolist() for each in credits])
+    metrics = make_learner(aggregation=aggregation, constant_length=length).update(*samples, 0)
+    expected = mean([(-each.advantages[each.loss_mask]).tolist() for each in samples.credits])
     assert metrics["policy/loss"] == pytest.approx(expected, abs=1e-5)
 
 
 def test_the_importance_cap_weighs_the_gradient(
-    make_learner: Make, trajectories: list[Trajectory], make_credit: Make, monkeypatch: pytest.MonkeyPatch
+    make_learner: Make, samples: Samples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sampler claims ln 2 less than the learner has: weight 2, capped at 1.5, over a ratio that starts at 1."""
-    stale = [
-        dataclasses.replace(each, logprobs=np.where(each.action_mask, each.logprobs - np.log(2), 0).astype(np.float32))
-        for each in trajectories
-    ]
-    credits = [make_credit(each) for each in trajectories]
+    trajectories, credits = samples
+    stale = shifted(trajectories, -np.log(2))
     fresh = gradients_of(monkeypatch, make_learner(max_grad_norm=1e9), trajectories, credits)
     learner = make_learner(max_grad_norm=1e9, importance_cap=1.5)
     assert_close(part("policy", fresh), part("policy", gradients_of(monkeypatch, learner, stale, credits)), factor=1.5)
@@ -181,11 +172,11 @@ def test_the_importance_cap_weighs_the_gradient(
 
 @pytest.mark.parametrize("ratio", ["token", "step", "sequence", "sequence_token"])
 def test_chunks_of_the_output_layer_change_nothing_but_rounding(
-    make_learner: Make, trajectories: list[Trajectory], make_credit: Make, monkeypatch: pytest.MonkeyPatch, ratio: str
+    make_learner: Make, samples: Samples, monkeypatch: pytest.MonkeyPatch, ratio: str
 ) -> None:
     """Of two tokens each, with every term of the loss in play."""
+    trajectories, credits = samples
     terms = {"ratio": ratio, "kl_loss": 0.3, "entropy_bonus": 0.2, "importance_cap": 1.5, "max_grad_norm": 1e9}
-    credits = [make_credit(each) for each in trajectories]
     whole = make_learner(**terms)
     expected = gradients_of(monkeypatch, whole, trajectories, credits)
     monkeypatch.setattr(scoring, "CHUNK", 2 * whole.policy.config.vocab_size)
@@ -196,10 +187,9 @@ def without_advantage(credits: list[Credit]) -> list[Credit]:
     return [dataclasses.replace(each, advantages=np.zeros_like(each.advantages)) for each in credits]
 
 
-def test_the_kl_in_the_loss_pulls_the_policy_to_its_reference(
-    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
-) -> None:
-    credits = without_advantage([make_credit(each) for each in trajectories])
+def test_the_kl_in_the_loss_pulls_the_policy_to_its_reference(make_learner: Make, samples: Samples) -> None:
+    trajectories, credits = samples
+    credits = without_advantage(credits)
     learner = make_learner(with_critic=False, kl_loss=1.0, epochs=20)
 
     def distance() -> float:
@@ -214,20 +204,17 @@ def test_the_kl_in_the_loss_pulls_the_policy_to_its_reference(
     assert distance() < before / 2
 
 
-def test_the_entropy_bonus_raises_the_entropy(
-    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
-) -> None:
-    credits = without_advantage([make_credit(each) for each in trajectories])
+def test_the_entropy_bonus_raises_the_entropy(make_learner: Make, samples: Samples) -> None:
+    trajectories, credits = samples
+    credits = without_advantage(credits)
     learner = make_learner(with_critic=False, entropy_bonus=1.0)
     entropies = [learner.update(trajectories, credits, iteration)["policy/entropy"] for iteration in range(5)]
     assert entropies == sorted(entropies)
     assert entropies[-1] > entropies[0] + 1e-3
 
 
-def test_a_kl_in_the_loss_needs_a_reference(
-    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
-) -> None:
-    credits = [make_credit(each) for each in trajectories]
+def test_a_kl_in_the_loss_needs_a_reference(make_learner: Make, samples: Samples) -> None:
+    trajectories, credits = samples
     bare = [dataclasses.replace(each, reference_logprobs=np.zeros_like(each.advantages)) for each in credits]
     with pytest.raises(ValueError, match=r"kl_loss 0\.1 needs a reference"):
         make_learner(kl_loss=0.1).update(trajectories, bare, 0)
@@ -278,11 +265,9 @@ def test_where_all_are_left_out_the_critic_trains_alone(
     assert metrics["update/trained_share"] == 1.0, "they have the critic's gradient"
 
 
-def test_a_minibatch_that_is_left_out_is_in_no_mean_of_the_policys_metrics(
-    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
-) -> None:
+def test_a_minibatch_that_is_left_out_is_in_no_mean_of_the_metrics(make_learner: Make, samples: Samples) -> None:
+    trajectories, credits = samples
     learner = make_learner(minibatches=4)
-    credits = [make_credit(each) for each in trajectories]
     metrics = learner.update(trajectories, [credits[0], *map(left_out, credits[1:])], 0)
     assert metrics["policy/entropy"] > 1, "of a model that knows nothing yet, and no mean with steps of none"
     assert learner.policy_version == 1
@@ -304,13 +289,10 @@ def test_the_number_of_optimiser_steps_is_the_same_whatever_is_kept(
     assert steps == ["policy"] * 6 + ["critic"] * 4
 
 
-def test_the_policy_learns_the_same_however_often_the_critic_sees_the_trajectories(
-    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
-) -> None:
-    credits = [make_credit(each) for each in trajectories]
+def test_the_policy_learns_the_same_however_often_the_critic_learns(make_learner: Make, samples: Samples) -> None:
     once = make_learner(minibatches=2)
     often = make_learner(minibatches=2, critic={"epochs": 4, "minibatches": 2})
-    losses = [learner.update(trajectories, credits, 0)["critic/loss"] for learner in (once, often)]
+    losses = [learner.update(*samples, 0)["critic/loss"] for learner in (once, often)]
     assert same_bits(weights(once.policy), weights(often.policy))
     assert losses[1] < losses[0], "the mean over four passes"
 
@@ -344,10 +326,8 @@ def test_the_version_counts_the_updates_that_took_a_step(
 
 
 @pytest.mark.parametrize("ratio", RATIOS)
-def test_masked_tokens_change_no_weight_whatever_their_credit(
-    make_learner: Make, trajectories: list[Trajectory], make_credit: Make, ratio: str
-) -> None:
-    credits = [make_credit(each) for each in trajectories]
+def test_masked_tokens_change_no_weight_whatever_their_credit(make_learner: Make, samples: Samples, ratio: str) -> None:
+    trajectories, credits = samples
     poisoned = [
         dataclasses.replace(
             each,
@@ -358,27 +338,23 @@ def test_masked_tokens_change_no_weight_whatever_their_credit(
         for each in credits
     ]
     clean, dirty = (make_learner(ratio=ratio, **EVERYTHING) for _ in range(2))
-    clean.update(trajectories, credits, 0)
+    clean.update(*samples, 0)
     dirty.update(trajectories, poisoned, 0)
     assert same_bits(weights(clean.policy), weights(dirty.policy))
     assert same_bits(weights(clean.critic), weights(dirty.critic))
 
 
-def test_the_same_update_twice_gives_the_same_bits(
-    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
-) -> None:
-    credits = [make_credit(each) for each in trajectories]
+def test_the_same_update_twice_gives_the_same_bits(make_learner: Make, samples: Samples) -> None:
     learners = [make_learner(minibatches=2, epochs=2) for _ in range(2)]
-    metrics = [learner.update(trajectories, credits, 0) for learner in learners]
+    metrics = [learner.update(*samples, 0) for learner in learners]
     assert metrics[0] == metrics[1]
     assert same_bits(weights(learners[0].policy), weights(learners[1].policy))
 
 
-def test_metrics_before_any_change(make_learner: Make, trajectories: list[Trajectory], make_credit: Make) -> None:
-    credits = [make_credit(each) for each in trajectories]
-    metrics = make_learner().update(trajectories, credits, 0)
-    advantages = np.concatenate([each.advantages[each.loss_mask] for each in credits])
-    targets = np.concatenate([each.value_targets[each.critic_mask] for each in credits])
+def test_metrics_before_any_change(make_learner: Make, samples: Samples) -> None:
+    metrics = make_learner().update(*samples, 0)
+    advantages = np.concatenate([each.advantages[each.loss_mask] for each in samples.credits])
+    targets = np.concatenate([each.value_targets[each.critic_mask] for each in samples.credits])
     assert metrics["policy/loss"] == pytest.approx(-advantages.mean(), abs=1e-5)  # rho = 1 everywhere
     assert metrics["critic/loss"] == pytest.approx((targets**2).mean() / 2, abs=1e-5)  # V = 0 everywhere
     assert metrics["policy/clip_fraction"] == 0.0
@@ -395,10 +371,7 @@ def test_mismatch_is_measured_at_action_tokens_before_the_first_step(
     make_learner: Make, trajectories: list[Trajectory], make_credit: Make
 ) -> None:
     # The sampler claims ln 2 less than the learner has: k3 = 2 - 1 - ln 2 at every action token.
-    stale = [
-        dataclasses.replace(each, logprobs=np.where(each.action_mask, each.logprobs - np.log(2), 0).astype(np.float32))
-        for each in trajectories
-    ]
+    stale = shifted(trajectories, -np.log(2))
     credits = [make_credit(each, loss_mask=np.arange(len(each.token_ids)) > 1) for each in stale]
     metrics = make_learner(epochs=3, learning_rate=0.1).update(stale, credits, 0)
     assert metrics["policy/mismatch_kl"] == pytest.approx(1 - np.log(2), abs=1e-4)
@@ -411,10 +384,7 @@ def test_what_has_no_gradient_counts_in_the_mismatch_and_among_what_could_be_cli
     """Of rows with 5, 2, 6 and 5 action tokens the last two have no advantage; the sampler is off in these alone."""
     credits = [dataclasses.replace(make_credit(each), critic_mask=each.action_mask & False) for each in trajectories]
     credits[2:] = without_advantage(credits[2:])
-    stale = [
-        dataclasses.replace(each, logprobs=np.where(each.action_mask, each.logprobs - shift, 0).astype(np.float32))
-        for each, shift in zip(trajectories, (0, 0, np.log(2), np.log(2)), strict=True)
-    ]
+    stale = shifted(trajectories, 0, 0, -np.log(2), -np.log(2))
     metrics = make_learner(with_critic=False).update(stale, credits, 0)
     assert metrics["update/trained_share"] == 0.5
     assert metrics["policy/mismatch_mean"] == pytest.approx(11 / 18 * np.log(2), abs=1e-4)
@@ -452,32 +422,28 @@ def test_old_logprobs_of_observations_are_those_before_the_first_step(
     assert metrics["policy/loss"] < -advantages.mean() - 1e-2
 
 
-def test_warm_up_trains_the_critic_alone(make_learner: Make, trajectories: list[Trajectory], make_credit: Make) -> None:
+def test_warm_up_trains_the_critic_alone(make_learner: Make, samples: Samples) -> None:
     learner = make_learner(critic={"warmup": {"iterations": 1}})
     policy, critic = weights(learner.policy), weights(learner.critic)
-    credits = [make_credit(each) for each in trajectories]
-    metrics = learner.update(trajectories, credits, 0)
+    metrics = learner.update(*samples, 0)
     assert same_bits(policy, weights(learner.policy))
     assert not same_bits(critic, weights(learner.critic))
     assert learner.policy_version == 0
     assert "policy/grad_norm" not in metrics
     assert {"policy/entropy", "policy/mismatch_kl"} <= metrics.keys()
-    learner.update(trajectories, credits, 1)
+    learner.update(*samples, 1)
     assert not same_bits(policy, weights(learner.policy))
     assert learner.policy_version == 1
 
 
-def test_the_warm_up_ends_for_good_where_the_critic_explains_enough(
-    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
-) -> None:
+def test_the_warm_up_ends_for_good_where_the_critic_explains_enough(make_learner: Make, samples: Samples) -> None:
     """Two iterations at least, until .3 of the variance is explained, at most five."""
-    credits = [make_credit(each) for each in trajectories]
 
     def versions(explained: list[float]) -> list[int]:
         learner = make_learner(critic={"warmup": {"iterations": 2, "explained_variance": 0.3, "limit": 5}})
         found = []
         for iteration, share in enumerate(explained):
-            learner.update(trajectories, credits, iteration, explained_variance=share)
+            learner.update(*samples, iteration, explained_variance=share)
             found.append(learner.policy_version)
         return found
 
@@ -485,16 +451,13 @@ def test_the_warm_up_ends_for_good_where_the_critic_explains_enough(
     assert versions([0.0] * 7) == [0, 0, 0, 0, 0, 1, 2]
 
 
-def test_a_quarter_of_the_rate_is_a_quarter_of_the_step(
-    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
-) -> None:
+def test_a_quarter_of_the_rate_is_a_quarter_of_the_step(make_learner: Make, samples: Samples) -> None:
     """Adam's first step is proportional to its learning rate."""
-    credits = [make_credit(each) for each in trajectories]
     steps = []
     for rate in (1.0, 0.25):
         learner = make_learner()
         before = weights(learner.policy), weights(learner.critic)
-        learner.update(trajectories, credits, 0, rate=rate)
+        learner.update(*samples, 0, rate=rate)
         after = weights(learner.policy), weights(learner.critic)
         steps.append([new[name] - old[name] for old, new in zip(before, after, strict=True) for name in old])
     assert max(step.abs().max() for step in steps[0]) > 1e-4
@@ -502,37 +465,30 @@ def test_a_quarter_of_the_rate_is_a_quarter_of_the_step(
         torch.testing.assert_close(quarter, whole / 4, atol=1e-7, rtol=1e-3)
 
 
-def test_the_optimisers_are_as_configured(
-    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
-) -> None:
+def test_the_optimisers_are_as_configured(make_learner: Make, samples: Samples) -> None:
     """Without a gradient at a row of the embeddings, weight decay alone moves it: by 1 - rate * decay."""
     learner = make_learner(weight_decay=0.5, betas=(0.8, 0.9), learning_rate=0.01)
     for optimizer in (learner.policy_optimizer, learner.critic_optimizer):
         assert {group["betas"] for group in optimizer.param_groups} == {(0.8, 0.9)}
         assert {group["weight_decay"] for group in optimizer.param_groups} == {0.5}
     before = learner.critic.backbone.get_input_embeddings().weight.detach().clone()
-    learner.update(trajectories, [make_credit(each) for each in trajectories], 0)
+    learner.update(*samples, 0)
     after = learner.critic.backbone.get_input_embeddings().weight.detach()
     torch.testing.assert_close(after[0], before[0] * (1 - 1e-3 * 0.5))  # id 0 is in no trajectory
 
 
-def test_without_a_critic_there_is_no_warm_up_and_values_are_zero(
-    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
-) -> None:
+def test_without_a_critic_there_is_no_warm_up_and_values_are_zero(make_learner: Make, samples: Samples) -> None:
     learner = make_learner(with_critic=False, critic={"warmup": {"iterations": 5}})
-    assert [values.tolist() for values in learner.values(trajectories[:1])] == [[0.0] * 9]
-    metrics = learner.update(trajectories, [make_credit(each) for each in trajectories], 0)
+    assert [values.tolist() for values in learner.values(samples.trajectories[:1])] == [[0.0] * 9]
+    metrics = learner.update(*samples, 0)
     assert learner.policy_version == 1
     assert not any(name.startswith("critic/") for name in metrics)
 
 
 @pytest.mark.parametrize("key", ["learning_rate", "epochs", "minibatches", "value_clip"])
-def test_what_is_the_critics_changes_nothing_without_one(
-    make_learner: Make, trajectories: list[Trajectory], make_credit: Make, key: str
-) -> None:
-    credits = [make_credit(each) for each in trajectories]
+def test_what_is_the_critics_changes_nothing_without_one(make_learner: Make, samples: Samples, key: str) -> None:
     plain, other = make_learner(with_critic=False), make_learner(with_critic=False, critic={key: 3})
-    assert plain.update(trajectories, credits, 0) == other.update(trajectories, credits, 0)
+    assert plain.update(*samples, 0) == other.update(*samples, 0)
     assert same_bits(weights(plain.policy), weights(other.policy))
 
 
@@ -553,11 +509,11 @@ def test_values_and_logprobs_come_in_the_order_of_the_trajectories(
 
 @pytest.mark.parametrize(("model", "field"), [("policy", "advantages"), ("critic", "value_targets")])
 def test_a_loss_that_is_not_finite_names_its_trajectory_and_changes_nothing(
-    make_learner: Make, trajectories: list[Trajectory], make_credit: Make, model: str, field: str
+    make_learner: Make, samples: Samples, model: str, field: str
 ) -> None:
+    trajectories, credits = samples
     learner = make_learner()
     before = weights(getattr(learner, model))
-    credits = [make_credit(each) for each in trajectories]
     broken = getattr(credits[2], field).copy()
     broken[credits[2].loss_mask] = np.nan
     credits[2] = dataclasses.replace(credits[2], **{field: broken})
@@ -566,12 +522,10 @@ def test_a_loss_that_is_not_finite_names_its_trajectory_and_changes_nothing(
     assert same_bits(before, weights(getattr(learner, model)))
 
 
-def test_a_gradient_that_is_not_finite_names_the_step_and_changes_nothing(
-    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
-) -> None:
+def test_a_gradient_that_is_not_finite_names_the_step_and_changes_nothing(make_learner: Make, samples: Samples) -> None:
+    trajectories, credits = samples
     learner = make_learner()
     before = weights(learner.critic)
-    credits = [make_credit(each) for each in trajectories]
     huge = np.full_like(credits[0].value_targets, 1.8e19)  # its square is a float32, that of the gradient is not
     credits[0] = dataclasses.replace(credits[0], value_targets=huge, values=huge / 2)
     with pytest.raises(FloatingPointError, match=r"critic gradient is not finite in trajectories .*0/q0/0"):
@@ -579,11 +533,9 @@ def test_a_gradient_that_is_not_finite_names_the_step_and_changes_nothing(
     assert same_bits(before, weights(learner.critic))
 
 
-def test_bfloat16_compute_keeps_float32_weights(
-    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
-) -> None:
+def test_bfloat16_compute_keeps_float32_weights(make_learner: Make, samples: Samples) -> None:
     learner = make_learner(dtype="bfloat16")
-    metrics = learner.update(trajectories, [make_credit(each) for each in trajectories], 0)
+    metrics = learner.update(*samples, 0)
     assert {parameter.dtype for parameter in learner.policy.parameters()} == {torch.float32}
     assert 0 < metrics["policy/mismatch_max"] < 0.2
     assert np.isfinite(list(metrics.values())).all()
@@ -591,19 +543,21 @@ def test_bfloat16_compute_keeps_float32_weights(
 
 @pytest.mark.parametrize("adapter", [None, LoraParams(rank=2, alpha=4, targets=["all-linear"])])
 def test_the_output_layer_alone_computes_in_float32(
-    make_learner: Make, trajectories: list[Trajectory], make_credit: Make, tmp_path: Path, adapter: LoraParams | None
+    make_learner: Make, samples: Samples, tmp_path: Path, adapter: LoraParams | None
 ) -> None:
     """Its logits are those of float32 weights times what bfloat16 layers gave it, and it learns and is saved."""
     learner = make_learner(dtype="bfloat16", float32_output=True, adapter=adapter)
     seen: list[torch.Tensor] = []
     output = learner.policy.get_output_embeddings()
     output.register_forward_hook(lambda _, given, logits: seen.extend([given[0], logits.clone()]))
-    [logprobs, *_] = learner.logprobs(trajectories)
+    [logprobs, *_] = learner.logprobs(samples.trajectories)
     hidden, logits = seen[:2]
     assert logits.dtype == torch.float32
     torch.testing.assert_close(logits, hidden.float() @ output.weight.float().T, atol=1e-5, rtol=1e-5)
-    assert logprobs.tolist() != make_learner(dtype="bfloat16", adapter=adapter).logprobs(trajectories)[0].tolist()
-    learner.update(trajectories, [make_credit(each) for each in trajectories], 0)
+    assert (
+        logprobs.tolist() != make_learner(dtype="bfloat16", adapter=adapter).logprobs(samples.trajectories)[0].tolist()
+    )
+    learner.update(*samples, 0)
     learner.save_policy(tmp_path / "policy")
     saved = load_policy(tmp_path / "policy", device=torch.device("cpu")).get_output_embeddings().weight
     torch.testing.assert_close(saved, output.weight.float())

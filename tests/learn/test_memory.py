@@ -45,7 +45,7 @@ from agent_r1.params import Params, load
 from agent_r1.params.places import RunId
 from agent_r1.params.sections import override
 from agent_r1.params.stages import DtypeName, LoraParams
-from agent_r1.records import Credit, Trajectory
+from tests.learn.learning import Samples
 
 CPU = torch.device("cpu")
 PARAMS = Path(__file__).parents[2] / "params.yaml"
@@ -313,16 +313,12 @@ def contents(learner: Learner) -> list[Any]:
 @pytest.mark.parametrize("changes", [{}, {"adapter": LORA, "dtype": "bfloat16"}, {"with_critic": False}], ids=str)
 @pytest.mark.parametrize("trained", [False, True])
 def test_a_measurement_leaves_no_trace(
-    make_learner: Callable[..., Learner],
-    trajectories: list[Trajectory],
-    make_credit: Callable[..., Credit],
-    changes: dict[str, Any],
-    trained: bool,
+    make_learner: Callable[..., Learner], samples: Samples, changes: dict[str, Any], trained: bool
 ) -> None:
     """In a fresh learner, and in one whose optimisers have states and whose weights have gradients."""
     learner = make_learner(**changes)
     if trained:
-        learner.update(trajectories, [make_credit(each) for each in trajectories], 0)
+        learner.update(*samples, 0)
         for weight in learner.policy.parameters():
             weight.grad = torch.ones_like(weight) if weight.requires_grad else None
     before = contents(learner)

@@ -13,7 +13,7 @@ from torch import nn
 from agent_r1.learn import optimizers as module
 from agent_r1.learn.learner import Learner
 from agent_r1.learn.optimizers import OffloadedAdamW
-from agent_r1.records import Credit, Trajectory
+from tests.learn.learning import Samples
 
 Make = Callable[..., Any]
 
@@ -32,14 +32,10 @@ def bits(learner: Learner) -> list[bytes]:
 
 
 def test_offloaded_states_give_the_bits_of_others_and_go_on_from_them(
-    make_learner: Make,
-    trajectories: list[Trajectory],
-    make_credit: Callable[..., Credit],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    make_learner: Make, samples: Samples, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Also where another learner's weights and states take the place of its own between two updates."""
-    credits_ = [make_credit(each) for each in trajectories]
+    trajectories, credits_ = samples
     plain = make_learner(minibatches=2, weight_decay=0.1)
     monkeypatch.setattr(module, "adamw", offloading)
     offloaded, other = (make_learner(minibatches=2, weight_decay=0.1) for _ in range(2))

@@ -29,8 +29,7 @@ from agent_r1.learn.gradients import add_critic_gradient, add_policy_gradient, j
 from agent_r1.learn.learner import Learner
 from agent_r1.learn.model import attend, load_policy, pack, recompute_activations, see
 from agent_r1.learn.scoring import deal, pack_by_length, pack_tightly, token_logprobs
-from agent_r1.records import Credit, Trajectory
-from tests.learn.learning import gradients
+from tests.learn.learning import Samples, gradients
 
 CPU = torch.device("cpu")
 SHAPE = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -210,11 +209,10 @@ def test_the_kernel_is_called_as_it_is_declared(rotated: torch.dtype) -> None:
             assert attended.dtype is torch.bfloat16
 
 
-def test_a_learner_learns_packed_what_it_learns_padded(
-    make_learner: Callable[..., Learner], trajectories: list[Trajectory], make_credit: Callable[..., Credit]
-) -> None:
+def test_a_learner_learns_packed_what_it_learns_padded(make_learner: Callable[..., Learner], samples: Samples) -> None:
     """Values, logprobs, and the gradients of policy and critic, in micro-batches of some trajectories each."""
-    credits_, found = [make_credit(each) for each in trajectories], []
+    trajectories, credits = samples
+    credits_, found = credits, []
     for packing in (False, True):
         learner = make_learner(packing=packing, max_tokens_per_microbatch=24, kl_loss=0.1)
         assert learner.critic is not None

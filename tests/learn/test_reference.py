@@ -8,6 +8,7 @@ import pytest
 from agent_r1.learn.learner import Reference, reference_of
 from agent_r1.params.stages import LoraParams
 from agent_r1.records import Trajectory
+from tests.learn.learning import Samples
 
 Make = Callable[..., Any]
 
@@ -29,31 +30,29 @@ def test_it_scores_masked_tokens_as_the_policy_it_is(
         np.testing.assert_allclose(found[mask], own[mask], atol=1e-5)
 
 
-def test_it_stays_what_it_was_while_a_policy_learns(
-    reference: Reference, make_learner: Make, trajectories: list[Trajectory], make_credit: Make
-) -> None:
-    masks = [each.action_mask for each in trajectories]
-    before = reference.logprobs(trajectories, masks)
+def test_it_stays_what_it_was_while_a_policy_learns(reference: Reference, make_learner: Make, samples: Samples) -> None:
+    masks = [each.action_mask for each in samples.trajectories]
+    before = reference.logprobs(samples.trajectories, masks)
     learner = make_learner(learning_rate=0.01)
-    learner.update(trajectories, [make_credit(each) for each in trajectories], 0)
-    for left, right in zip(before, reference.logprobs(trajectories, masks), strict=True):
+    learner.update(*samples, 0)
+    for left, right in zip(before, reference.logprobs(samples.trajectories, masks), strict=True):
         assert left.tolist() == right.tolist()
     assert not any(parameter.requires_grad for parameter in reference.policy.parameters())
 
 
 def test_with_adapters_it_is_the_learners_own_model(
-    reference: Reference, tiny_model: Path, make_learner: Make, trajectories: list[Trajectory], make_credit: Make
+    reference: Reference, tiny_model: Path, make_learner: Make, samples: Samples
 ) -> None:
     """No second copy, and what it says is what the model said before its adapters were trained."""
     learner = make_learner(adapter=LoraParams(rank=4, alpha=8, targets=["all-linear"]), learning_rate=0.01)
     beneath = reference_of(learner, tiny_model)
     assert beneath.policy is learner.policy
-    learner.update(trajectories, [make_credit(each) for each in trajectories], 0)
-    masks = [each.action_mask for each in trajectories]
+    learner.update(*samples, 0)
+    masks = [each.action_mask for each in samples.trajectories]
     for left, right, own, mask in zip(
-        reference.logprobs(trajectories, masks),
-        beneath.logprobs(trajectories, masks),
-        learner.logprobs(trajectories),
+        reference.logprobs(samples.trajectories, masks),
+        beneath.logprobs(samples.trajectories, masks),
+        learner.logprobs(samples.trajectories),
         masks,
         strict=True,
     ):

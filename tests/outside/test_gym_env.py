@@ -29,6 +29,7 @@ TAXI = {
 }
 CART = {"id": "CartPole-v1", "actions": ["Left", "Right"], "kwargs": {"max_episode_steps": 12}}
 CLIFF = {"id": "CliffWalking-v1", "actions": ["Up", "Right", "Down", "Left"]}
+TENTHS = {"id": "some_worlds:Tenths-v0", "actions": ["a"]}
 HILL = {"id": "MountainCar-v0", "actions": ["Left", "None", "Right"]}
 FALLS, STANDS = ["Right"] * 10, ["Left", "Right"] * 6  # of the cart that seed 7 begins with
 SWINGS = ["Left"] * 39 + ["Right"] * 63
@@ -139,11 +140,6 @@ def test_chance_plays_it_for_its_floor(chat: Chat) -> None:
             collect(ScriptedSampler(scripts, chat), chat, attempts, known, seed=0)
 
 
-def test_a_hole_is_an_end_without_success() -> None:
-    *_, last = play(made(ICE), "Right", "Down")
-    assert (last.outcome, last.rewards["success"]) == (Outcome.ENDED, 0.0)
-
-
 @pytest.mark.parametrize(
     ("world", "success", "moves", "succeeds"),
     [
@@ -162,6 +158,8 @@ def test_a_hole_is_an_end_without_success() -> None:
         (TAXI, {"return": 0}, ["Jump"], False),
         (ICE, "terminated", ["Right", "Down"], True),
         (ICE, {"last_reward": 1}, ["Right", "Down"], False),
+        (TENTHS, {"return": 0.3}, ["a", "a", "a"], True),  # though the sum is rounded
+        (TENTHS, {"return": 0.3}, ["a", "a"], False),
     ],
 )
 def test_a_play_shows_the_success_that_is_asked_for(
@@ -169,11 +167,6 @@ def test_a_play_shows_the_success_that_is_asked_for(
 ) -> None:
     env = made(world | {"success": success}, max_steps=len(moves))
     assert play(env, *moves)[-1].rewards["success"] == float(succeeds)
-
-
-def test_rounding_costs_no_success() -> None:
-    world = {"id": "some_worlds:Tenths-v0", "actions": ["a"], "success": {"return": 0.3}}
-    assert [step.rewards.get("success") for step in play(made(world, max_steps=3), "a", "a", "a")] == [None, None, 1.0]
 
 
 def test_a_world_without_success_is_refused_at_its_end_at_the_latest() -> None:
@@ -221,12 +214,9 @@ def test_text_is_taken_as_it_is() -> None:
         play(made({"id": "some_worlds:Said-v0"}), "a!")
 
 
-def test_moves_are_counted_from_the_first_of_their_space() -> None:
+def test_moves_are_counted_from_the_first_of_their_space_and_texts_are_limited() -> None:
     world = {"id": "some_worlds:Counted-v0", "actions": ["a", "b"], "success": "terminated"}
     assert [step.rewards["env"] for step in play(made(world), "b", "a")] == [6.0, 5.0]
-
-
-def test_what_is_shown_has_a_limit() -> None:
     env = made(TAXI, max_result_characters=30)
     play(env)
     assert "characters left out]" in env.user

@@ -148,22 +148,21 @@ def test_a_key_is_sent_as_a_bearer_token(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "k3y" not in str(fault.value)
 
 
-def test_what_takes_too_long_is_cancelled_and_the_session_lives_on() -> None:
+@pytest.mark.parametrize(
+    ("timeout_s", "tool", "arguments", "kind", "message"),
+    [
+        (3, "wait", {"seconds": 3600, "word": "late"}, TimeoutError, "took longer than 3 s for wait"),
+        (60, "leave", {}, WorldFault, "failed in leave: MCPError: Connection closed"),
+    ],
+)
+def test_a_call_that_hangs_or_kills_its_server_is_the_worlds_fault_and_the_next_is_answered(
+    timeout_s: float, tool: str, arguments: dict[str, Any], kind: type[Exception], message: str
+) -> None:
     async def play() -> ToolResult:
-        async with Server("x", McpParams(command=HONEST, timeout_s=3)) as server:
-            with pytest.raises(TimeoutError, match="took longer than 3 s for wait") as fault:
-                await server.ask("wait", {"seconds": 3600, "word": "late"})
+        async with Server("x", McpParams(command=HONEST, timeout_s=timeout_s)) as server:
+            with pytest.raises(kind, match=message) as fault:
+                await server.ask(tool, arguments)
             assert isinstance(fault.value, WorldFault)
-            return await server.ask("wait", {"seconds": 0, "word": "here"})
-
-    assert asyncio.run(play()).text == "here"
-
-
-def test_a_server_that_dies_in_a_call_is_the_worlds_fault_and_is_started_again() -> None:
-    async def play() -> ToolResult:
-        async with Server("x", McpParams(command=HONEST, timeout_s=60)) as server:
-            with pytest.raises(WorldFault, match="failed in leave: MCPError: Connection closed"):
-                await server.ask("leave", {})
             return await server.ask("add", {"a": 1, "b": 2})
 
     assert asyncio.run(play()).text == "3"
@@ -302,20 +301,17 @@ def test_a_server_that_is_not_there(params: dict[str, Any], kind: type[Exception
         asyncio.run(opened(McpParams(timeout_s=30, **params)))
 
 
-@pytest.mark.parametrize("command", [["sleep", "1000"], ["yes"]])
-def test_a_server_that_never_lists_its_tools(monkeypatch: pytest.MonkeyPatch, command: list[str]) -> None:
-    monkeypatch.setattr(mcp, "START_S", 0.3)
+@pytest.mark.parametrize("command", [["sleep", "1000"], ["yes"], None])
+def test_a_server_that_never_lists_its_tools(
+    monkeypatch: pytest.MonkeyPatch, by_hand: ByHand, command: list[str] | None
+) -> None:
+    start_s = 0.3 if command else 3
+    monkeypatch.setattr(mcp, "START_S", start_s)
     before = psutil.Process().children(recursive=True)
-    with pytest.raises(TimeoutError, match=r"did not list its tools within 0\.3 s"):
-        asyncio.run(opened(McpParams(command=command, timeout_s=30)))
+    params = McpParams(command=command, timeout_s=30) if command else by_hand(lists=[[]], hangs_s=3600)
+    with pytest.raises(TimeoutError, match=f"did not list its tools within {start_s} s"):
+        asyncio.run(opened(params))
     assert psutil.Process().children(recursive=True) == before
-
-
-def test_a_server_that_hangs_on_listing_its_tools(monkeypatch: pytest.MonkeyPatch, by_hand: ByHand) -> None:
-    monkeypatch.setattr(mcp, "START_S", 3)
-    with pytest.raises(TimeoutError, match="did not list its tools within 3 s"):
-        asyncio.run(opened(by_hand(lists=[[]], hangs_s=3600)))
-    assert not commands()
 
 
 CIRCLE = {"name": "look", "inputSchema": {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}}}
@@ -341,13 +337,7 @@ def test_tools_that_cannot_be_offered(by_hand: ByHand, tools: Any, message: str)
     assert not commands()
 
 
-def test_a_tool_that_is_named_and_not_there(by_hand: ByHand) -> None:
-    params = by_hand(lists=[[listed("look"), listed("go")]]).model_copy(update={"tools": ["lock"]})
-    with pytest.raises(ValueError, match="it has no tool 'lock', only look, go"):
-        asyncio.run(opened(params))
-
-
-def test_tools_that_change_are_refused(by_hand: ByHand) -> None:
+def test_tools_that_change_or_are_named_and_not_there_are_refused(by_hand: ByHand) -> None:
     async def play() -> None:
         lists = [[listed("look"), listed("go")]] * 2 + [[listed("look", a={"type": "string"}), listed("go")]]
         async with Server("x", by_hand(lists=lists)) as server:
@@ -356,6 +346,9 @@ def test_tools_that_change_are_refused(by_hand: ByHand) -> None:
                 await server.verify()
 
     asyncio.run(play())
+    params = by_hand(lists=[[listed("look"), listed("go")]]).model_copy(update={"tools": ["lock"]})
+    with pytest.raises(ValueError, match="it has no tool 'lock', only look, go"):
+        asyncio.run(opened(params))
 
 
 CALLS: dict[str, Any] = {

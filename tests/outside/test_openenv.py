@@ -100,12 +100,15 @@ def made(url: str, setup: Any = NAMED, seed: int = 0, max_steps: int = 4, **chan
     return OpenEnv(asked("openenv", setup), shared(openenv=declared, max_steps=max_steps), seed)
 
 
-def test_an_episode_with_an_honest_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_episode_with_an_honest_server(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("AGENT_R1_OPENENV_KEY_W", "k3y")
+    caplog.set_level(logging.DEBUG)
     with serving(guessing) as url:
         env = made(url)
         wrong, refused, right = play(env, "3", "seven", "7")
     assert env.user == "Win.\n\nI think of a number. Bearer k3y"
+    logged = [record for record in caplog.records if record.name != "websockets.server"]  # which is the test's
+    assert not any("k3y" in record.getMessage() for record in logged)
     assert (wrong.observations, wrong.rewards) == (("no",), {"think": 0.0, "env": -0.5})
     assert refused.observations == ("Error: Invalid message; not a number",)
     assert (refused.call_status, refused.rewards["env"]) == (CallStatus.FAILED, 0.0)
@@ -113,11 +116,14 @@ def test_an_episode_with_an_honest_server(monkeypatch: pytest.MonkeyPatch) -> No
     assert (right.calls[0].tool, right.calls[0].arguments, right.calls[0].status) == ("move", '"7"', CallStatus.OK)
 
 
-def test_what_counts_as_success_is_a_matter_of_the_reward() -> None:
+@pytest.mark.parametrize(
+    ("success_above", "guess", "outcome", "success"),
+    [(1.0, "7", Outcome.ENDED, 0.0), (-1.0, "3", Outcome.TURN_LIMIT, 1.0)],
+)
+def test_success_is_a_matter_of_the_reward(success_above: float, guess: str, outcome: Outcome, success: float) -> None:
     with serving(guessing) as url:
-        assert play(made(url, success_above=1.0), "7")[0].rewards["success"] == 0.0
-        cut = play(made(url, success_above=-1.0, max_steps=1), "3")[0]
-    assert (cut.outcome, cut.rewards["success"]) == (Outcome.TURN_LIMIT, 1.0)
+        [end] = play(made(url, success_above=success_above, max_steps=1), guess)
+    assert (end.outcome, end.rewards["success"]) == (outcome, success)
 
 
 def test_a_row_without_a_seed_is_sent_the_episodes_own() -> None:
@@ -134,15 +140,6 @@ def test_many_episodes_at_once() -> None:
     with serving(guessing) as url:
         ends = asyncio.run(together(url))
     assert [[step.rewards["env"] for step in steps] for steps in ends] == [[-0.5, -0.5]] * 38
-
-
-def test_the_key_is_in_no_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setenv("AGENT_R1_OPENENV_KEY_W", "k3y")
-    caplog.set_level(logging.DEBUG)
-    with serving(guessing) as url:
-        play(made(url), "7")
-    logged = [record for record in caplog.records if record.name != "websockets.server"]  # which is the test's
-    assert not any("k3y" in record.getMessage() for record in logged)
 
 
 BEGUN = frame("begun")
@@ -283,30 +280,22 @@ def test_a_server_of_another_kind_is_refused(schema: Any, changes: dict[str, Any
 
 
 @pytest.mark.parametrize(
-    ("setup", "message"),
+    ("setup", "changes", "message"),
     [
-        ({"name": "v"}, "question 'q1': setup names 'v', which env.openenv does not define"),
-        ({"name": "w", "url": "http://a"}, "unknown key 'url'"),
-        ({"name": "w", "reset": 7}, "setup: reset"),
+        ({"name": "v"}, {}, "question 'q1': setup names 'v', which env.openenv does not define"),
+        ({"name": "w", "url": "http://a"}, {}, "unknown key 'url'"),
+        ({"name": "w", "reset": 7}, {}, "setup: reset"),
+        (NAMED, {"url": "ftp://a"}, "a server's address starts with http:// or https://"),
+        (NAMED, {"url": "wss://me:k@a"}, "AGENT_R1_OPENENV_KEY_<NAME> or .*; got 'wss://a'"),
+        (NAMED, {"timeout_s": 0}, "timeout_s"),
+        (NAMED, {"success_above": float("nan")}, "success_above"),
     ],
 )
-def test_rows_that_are_refused(setup: Any, message: str) -> None:
+def test_rows_and_settings_that_are_refused(setup: Any, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        require_openenv([asked("openenv", setup)], limits(openenv={"w": FIELDS | {"url": "http://127.0.0.1:1"}}))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"url": "ftp://a"}, "a server's address starts with http:// or https://"),
-        ({"url": "wss://me:k@a"}, "AGENT_R1_OPENENV_KEY_<NAME> or .*; got 'wss://a'"),
-        ({"timeout_s": 0}, "timeout_s"),
-        ({"success_above": float("nan")}, "success_above"),
-    ],
-)
-def test_settings_that_are_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        limits(openenv={"w": FIELDS | {"url": "http://a"} | changes})
+        require_openenv(
+            [asked("openenv", setup)], limits(openenv={"w": FIELDS | {"url": "http://127.0.0.1:1"} | changes})
+        )
 
 
 @pytest.mark.parametrize("url", ["https://a/b", "https://a/b/", "wss://a/b", "wss://a/b/ws"])

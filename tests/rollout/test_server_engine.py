@@ -19,11 +19,11 @@ from transformers import AutoConfig
 from agent_r1.http import client as client_module
 from agent_r1.http.client import Answer, Client
 from agent_r1.params import load
+from agent_r1.rollout.engine_wire import FRESH, SERVER_KEY, Launch, read_shape
 from agent_r1.rollout.sampling import Actor, Engine, EngineError, EngineRestarted, EngineUnavailable, Request
 from agent_r1.rollout.server_engine import VllmServer, connect
 from agent_r1.rollout.vllm_engine import serve
 from agent_r1.rollout.vllm_process import Worker, create_app, engine_options
-from agent_r1.rollout.wire import FRESH, SERVER_KEY, Launch, read_shape
 from tests.answering import Heard, Said, answering
 
 Reply = tuple[int, dict[str, Any]]

@@ -245,7 +245,7 @@ def test_nothing_is_left_of_an_engine_of_which_one_process_was_killed(engine: En
     """The last test of this one."""
     assert isinstance(engine, VllmEngine)
     folders = [process._scratch for process in engine._processes]
-    assert all(any(folder.iterdir()) for folder in folders), "folders that vLLM does not use would prove nothing"
+    assert all(len([*folder.iterdir()]) > 1 for folder in folders), "a socket is there; vLLM's files prove something"
     os.kill(engine.pids[1], signal.SIGKILL)
     with pytest.raises(EngineError, match="ended with code -9"):
         engine.sample(requests(2, max_tokens=5))
@@ -378,7 +378,7 @@ def test_nothing_is_left_of_an_engine_whose_parent_was_killed(
     orphan = int(parent.stdout.readline())
     in_use, claim = claim_scratch()
     [left] = set(tmp_path.glob("agent_r1_engine_*")) - {in_use}
-    assert list(left.iterdir()), "a folder that vLLM does not use would prove nothing"
+    assert len([*left.iterdir()]) > 1, "a socket is there; vLLM's files prove something"
     parent.kill()
     parent.communicate()  # until the orphan, which has the same output, has ended too
     assert not is_running(orphan)

@@ -12,10 +12,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from agent_r1.rollout import vllm_process
+from agent_r1.rollout.engine_wire import Draw, Sampled, Weights
 from agent_r1.rollout.vllm_process import BusyError, Worker, create_app
-from agent_r1.rollout.wire import Asked, Sampled, Weights
 
-ASKED = [Asked(context=[index], seed=index, max_tokens=2, temperature=1.0, end_id=0) for index in range(4)]
+ASKED = [Draw(context=[index], seed=index, max_tokens=2, temperature=1.0, end_id=0) for index in range(4)]
 WEIGHTS = Weights(path="folder", label="new")
 PATIENCE_S = 20.0
 
@@ -30,7 +30,7 @@ class ByHand:
         self.fault: Exception | None = None
         self.cache_dropped = True
 
-    def add_request(self, ticket: str, asked: Asked, _: None, *, lora_request: None) -> None:
+    def add_request(self, ticket: str, asked: Draw, _: None, *, lora_request: None) -> None:
         if asked.context == [3]:
             raise ValueError("a context of 3 is too long")
         self.told.append("add")

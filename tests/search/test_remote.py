@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gzip
 import json
 import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -22,122 +19,92 @@ from agent_r1.faults import WorldFault, WorldTimeout
 from agent_r1.http import client as client_module
 from agent_r1.params.stages import RemoteParams
 from agent_r1.records import CallStatus, Outcome, Passage
-from agent_r1.search.remote import Remote
+from agent_r1.search.remote import RemoteIndex
 from agent_r1.tools.search import search_tool
+from tests.answering import Heard, Said, answering
 
 SEARCH = '<tool_call>{"name": "search", "arguments": {"query": "q"}}</tool_call>'
 PASSAGE = {"passage_id": "0", "title": "Tesk", "text": "a city"}
-Answer = Callable[["Handler"], None]
-
-
-class Server(ThreadingHTTPServer):
-    """Answers each POST with the next of some answers, the last one again and again."""
-
-    def __init__(self, *answers: Answer) -> None:
-        self.answers = list(answers)
-        self.requests: list[Any] = []
-        super().__init__(("127.0.0.1", 0), Handler)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"]))
-        self.server.requests.append(json.loads(body))
-        answer = self.server.answers.pop(0) if len(self.server.answers) > 1 else self.server.answers[0]
-        answer(self)
-
-    def log_message(self, *_: object) -> None:
-        pass
+Answer = Callable[[Heard], Said | None]
+HEAD = b"HTTP/1.1 200 OK\r\n"
 
 
 def say(content: Any, status: int = 200) -> Answer:
-    def answer(handler: Handler) -> None:
-        body = content if isinstance(content, bytes) else json.dumps(content).encode()
-        _begun(handler, status, len(body))
-        handler.wfile.write(body)
-
-    return answer
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return lambda _: (status, body)
 
 
-def drip(handler: Handler) -> None:
+def drip(heard: Heard) -> None:
     """A byte now and then, each in time, all together never."""
-    _begun(handler, length=100)
-    _slowly(handler, b" ")
+    heard.write(HEAD + b"content-length: 100\r\n\r\n")
+    _slowly(heard, b" ")
 
 
-def drip_headers(handler: Handler) -> None:
+def drip_headers(heard: Heard) -> None:
     """A header that never ends, byte by byte."""
-    handler.wfile.write(b"HTTP/1.1 200 OK\r\nx-slow: ")
-    _slowly(handler, b"x")
+    heard.write(HEAD + b"x-slow: ")
+    _slowly(heard, b"x")
 
 
-def packed(handler: Handler) -> None:
-    """A small answer that unpacked would be a thousand times as large."""
-    handler.wfile.write(b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\n\r\n" + gzip.compress(bytes(2**20)))
-
-
-def flood(handler: Handler) -> None:
-    """An answer that has no end."""
-    _begun(handler)
-    with contextlib.suppress(OSError):
-        while True:
-            handler.wfile.write(bytes(2**16))
-
-
-def _begun(handler: Handler, status: int = 200, length: int | None = None) -> None:
-    handler.send_response(status)
-    if length is not None:
-        handler.send_header("content-length", str(length))
-    handler.end_headers()
-
-
-def _slowly(handler: Handler, byte: bytes) -> None:
+def _slowly(heard: Heard, byte: bytes) -> None:
     """A hundred of them, or as many as the client waits for."""
-    with contextlib.suppress(OSError):
-        for _ in range(100):
-            handler.wfile.write(byte)
-            time.sleep(0.05)
+    for _ in range(100):
+        heard.write(byte)
+        time.sleep(0.05)
 
 
-def count(handler: Handler) -> None:
+def packed(heard: Heard) -> None:
+    """A small answer that unpacked would be a thousand times as large."""
+    heard.write(HEAD + b"content-encoding: gzip\r\n\r\n" + gzip.compress(bytes(2**20)))
+
+
+def flood(heard: Heard) -> None:
+    """An answer that has no end."""
+    heard.write(HEAD + b"\r\n")
+    while True:
+        heard.write(bytes(2**16))
+
+
+def count(heard: Heard) -> Said:
     """For each query a passage that is called after it."""
-    asked = handler.server.requests[-1]["queries"]
-    say({"index_hash": "abc", "results": [[{**PASSAGE, "title": query}] for query in asked]})(handler)
+    found = [[{**PASSAGE, "title": query}] for query in heard.body["queries"]]
+    return 200, json.dumps({"index_hash": "abc", "results": found}).encode()
 
 
-def sleep(handler: Handler) -> None:
+def sleep(heard: Heard) -> Said:
     time.sleep(1.0)
+    return 200, b""
 
 
 GOOD = say({"index_hash": "abc", "results": [[PASSAGE]]})
 
 
+class Server(NamedTuple):
+    url: str
+    heard: list[Heard]
+
+
 @contextmanager
 def serving(*answers: Answer) -> Iterator[Server]:
-    with Server(*answers) as server:
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    """Answers each request with the next of some answers, the last one again and again."""
+    left, heard = list(answers), list[Heard]()
+
+    def answer(asked: Heard) -> Said | None:
+        heard.append(asked)
+        return (left.pop(0) if len(left) > 1 else left[0])(asked)
+
+    with answering(answer) as url:
+        yield Server(url, heard)
 
 
-def client(url: str, *, index_hash: str = "abc", timeout_s: float = 5.0, retries: int = 2) -> Remote:
-    return Remote(RemoteParams(url=url, timeout_s=timeout_s, retries=retries, backoff_s=0.01), index_hash)
+def client(url: str, *, index_hash: str = "abc", timeout_s: float = 5.0, retries: int = 2) -> RemoteIndex:
+    return RemoteIndex(RemoteParams(url=url, timeout_s=timeout_s, retries=retries, backoff_s=0.01), index_hash)
 
 
 def test_a_search_is_asked_and_answered() -> None:
     with serving(GOOD) as server:
         assert client(server.url).search(["tesk?"], 1) == [[Passage(passage_id="0", title="Tesk", text="a city")]]
-    assert server.requests == [{"queries": ["tesk?"], "k": 1}]
+    assert [asked.body for asked in server.heard] == [{"queries": ["tesk?"], "k": 1}]
 
 
 def test_many_queries_go_in_batches_and_come_back_in_order() -> None:
@@ -146,13 +113,13 @@ def test_many_queries_go_in_batches_and_come_back_in_order() -> None:
         found = client(server.url).search(queries, 1)
         assert client(server.url).search([], 1) == []
     assert [passage.title for [passage] in found] == queries
-    assert [len(request["queries"]) for request in server.requests] == [32] * 33 + [1], "the first of them twice"
+    assert [len(asked.body["queries"]) for asked in server.heard] == [32] * 33 + [1], "the first of them twice"
 
 
 def test_a_fault_that_passes_is_tried_again() -> None:
     with serving(say(b"oh", 500), say(b"not json"), say(b"slow down", 429), say(b"", 408), GOOD) as server:
         assert client(server.url, retries=4).search(["q"], 1)[0][0].title == "Tesk"
-    assert len(server.requests) == 5
+    assert len(server.heard) == 5
 
 
 @pytest.mark.parametrize(
@@ -177,7 +144,7 @@ def test_a_server_that_stays_broken_is_given_up(monkeypatch: pytest.MonkeyPatch,
     with serving(answer) as server:
         with pytest.raises(WorldFault, match=message):
             client(server.url).search(["q"], 1)
-        assert len(server.requests) == 3, "one attempt and two retries"
+        assert len(server.heard) == 3, "one attempt and two retries"
 
 
 @pytest.mark.parametrize("slow", [sleep, drip, drip_headers])
@@ -213,14 +180,14 @@ def test_once_it_answers_again_it_is_trusted_again() -> None:
             with pytest.raises(WorldFault):
                 remote.search(["q"], 1)
         assert remote.search(["q"], 1) == remote.search(["q"], 1)
-    assert len(server.requests) == 8
+    assert len(server.heard) == 8
 
 
 def test_our_own_faults_are_raised_at_once() -> None:
     with serving(say(b"no such route", 404)) as server:
         with pytest.raises(ValueError, match=r"refused .* 404: no such route; check remote\.url"):
             client(server.url).search(["q"], 1)
-        assert len(server.requests) == 1
+        assert len(server.heard) == 1
     with serving(GOOD) as server, pytest.raises(ValueError, match="serves index abc now, not def"):
         client(server.url, index_hash="def").search(["q"], 1)
 
@@ -246,12 +213,6 @@ def test_a_key_is_sent_to_what_stands_before_the_server(
     monkeypatch: pytest.MonkeyPatch, key: str, sent: str | None
 ) -> None:
     monkeypatch.setenv("AGENT_R1_SEARCH_KEY", key)
-    seen = list[str | None]()
-
-    def look(handler: Handler) -> None:
-        seen.append(handler.headers["authorization"])
-        GOOD(handler)
-
-    with serving(look) as server:
+    with serving(GOOD) as server:
         client(server.url).search(["q"], 1)
-    assert seen == [sent]
+    assert [asked.headers.get("authorization") for asked in server.heard] == [sent]

@@ -20,10 +20,10 @@ from agent_r1.records import Call, CallStatus
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.tools.base import FunctionTool, ToolError, ToolResult
-from agent_r1.tools.journal import Journal, Place
+from agent_r1.tools.journal import CallPlace, Journal
 
 LIMITS = load(SHIPPED).env.model_copy(update={"max_tokens": 2048})
-AT = Place(episode=7, step=1, call=0)
+AT = CallPlace(episode=7, step=1, call=0)
 MADE = Call(tool="ask", arguments='{"what": "é"}', status=CallStatus.FAILED, latency_s=0.5)
 GAVE = ToolResult(text="no\n<|im_end|>", titles=("A",), call_status=CallStatus.FAILED)
 

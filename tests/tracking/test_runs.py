@@ -22,8 +22,7 @@ from sqlalchemy import TextClause
 from agent_r1 import tracking
 from agent_r1.params import load
 from agent_r1.params.places import RunId
-from agent_r1.tracking.store import passing_fault
-from agent_r1.tracking.views import comparison
+from agent_r1.tracking.store import comparison, passing_fault
 
 ROOT = Path(__file__).parents[2]
 TAGS = {"dataset": "atlas", "git_commit": "abc", "data_hash": "def"}

@@ -25,6 +25,7 @@ Inside = Callable[[Path], AbstractContextManager[None]]
 WriteParams = Callable[[Path, dict[str, Any]], None]
 Register = Callable[[str], Version]
 EQUAL, BETTER = 60, 75  # questions that are answered right
+EARLIER = "history/agent_r1-v1/20200101T000000.000000Z"
 
 
 @pytest.fixture(autouse=True)
@@ -103,34 +104,27 @@ def test_an_equal_one_is_refused_with_the_numbers_and_that_is_no_error(
     assert client.get_run(challenger.descriptor.mlflow_run_id).data.tags["promotion"] == "refused"
 
 
-def test_only_what_is_missing_is_evaluated(champion: Version, challenger: Version) -> None:
-    measure(champion, None, load(), Evaluations({1: EQUAL}))
-    evaluations = Evaluations({2: EQUAL})
-    gate(challenger.reference, evaluations)
-    assert evaluations.asked == [["models:/agent_r1/2"]]
-    gate(challenger.reference, evaluations)
-    assert len(evaluations.asked) == 1
-
-
-def test_the_evaluation_of_the_run_serves_where_it_is_of_this_policy(champion: Version, challenger: Version) -> None:
-    write_evaluation(Path("outputs/evaluate/run_b"), challenger, BETTER)
-    write_evaluation(Path("outputs/evaluate/run_a"), champion, EQUAL, policy="of a later training")
-    evaluations = Evaluations({1: EQUAL})
-    decision = gate(challenger.reference, evaluations)
-    assert decision
-    assert decision.promoted
-    assert evaluations.asked == [["models:/agent_r1/1"]]
-
-
-def test_what_was_measured_under_an_older_configuration_is_evaluated_again(
-    champion: Version, challenger: Version
+@pytest.mark.parametrize(
+    ("stored", "right", "asked"),
+    [
+        ({EARLIER: (1, EQUAL, {})}, EQUAL, [2]),
+        ({EARLIER: (1, EQUAL, {"index": "older"})}, BETTER, [2, 1]),
+        ({"evaluate/run_b": (2, BETTER, {}), "evaluate/run_a": (1, EQUAL, {"policy": "of a later one"})}, EQUAL, [1]),
+    ],
+    ids=["of the version", "under an older configuration", "of the run, where it is of this policy"],
+)
+def test_a_stored_evaluation_serves_if_it_was_measured_alike(
+    champion: Version, challenger: Version, stored: dict[str, tuple[int, int, Any]], right: int, asked: list[int]
 ) -> None:
-    write_evaluation(Path("outputs/history/agent_r1-v1/20200101T000000.000000Z"), champion, EQUAL, index="older")
-    evaluations = Evaluations({1: EQUAL, 2: BETTER})
+    for folder, (number, found, hashes) in stored.items():
+        version = champion if number == 1 else challenger
+        write_evaluation(Path("outputs") / folder, version, found, **hashes)
+    evaluations = Evaluations({1: EQUAL, 2: right})
     decision = gate(challenger.reference, evaluations)
     assert decision
-    assert decision.promoted
-    assert evaluations.asked == [["models:/agent_r1/2"], ["models:/agent_r1/1"]]
+    assert decision.promoted == (asked != [2])
+    gate(challenger.reference, evaluations)
+    assert evaluations.asked == [[f"models:/agent_r1/{number}"] for number in asked]
 
 
 def test_a_champion_that_was_replaced_meanwhile_is_not_replaced_by_what_it_was_not_compared_with(

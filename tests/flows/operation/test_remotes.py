@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from configparser import ConfigParser
 from pathlib import Path
-from typing import Any
 
 import boto3
 import httpx
@@ -33,30 +32,13 @@ TRACKED = ["prepare", "index", "warm_start", "train@ppo"]
 FreePort = Callable[[], int]
 
 
-def dvc(project: Path, *arguments: str, environment: dict[str, str] = ENVIRONMENT) -> str:
+def dvc(project: Path, *arguments: str) -> str:
     """What a DVC command says that is to succeed."""
-    done = run_dvc(project, *arguments, environment=environment)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    environment = {**kept, "AWS_EC2_METADATA_DISABLED": "true", "HOME": str(project), **ENVIRONMENT}
+    done = subprocess.run([*DVC, *arguments], cwd=project, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def refused(project: Path, *arguments: str, environment: dict[str, str] = ENVIRONMENT) -> str:
-    """The complaint of a DVC command that is to fail, on one line."""
-    done = run_dvc(project, *arguments, environment=environment)
-    assert done.returncode != 0, done.stdout
-    return " ".join(done.stderr.split())
-
-
-def run_dvc(project: Path, *arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-    return subprocess.run(
-        [*DVC, *arguments],
-        cwd=project,
-        env={**kept, "AWS_EC2_METADATA_DISABLED": "true", "HOME": str(project), **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -68,46 +50,31 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory, free_port: FreePort) -> I
         command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
         server = subprocess.Popen(command, stdout=output, stderr=output)
     try:
-        wait_for(f"{url}/moto-api/", server, log)
-        client(url).create_bucket(Bucket=BUCKET)
+        deadline = time.monotonic() + 60
+        while not answers(f"{url}/moto-api/"):
+            assert server.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, f"no server: {log.read_text()}"
+            time.sleep(0.1)
+        s3 = boto3.client(
+            "s3",
+            endpoint_url=url,
+            aws_access_key_id="key",
+            aws_secret_access_key="secret",
+            region_name="us-east-1",
+        )
+        s3.create_bucket(Bucket=BUCKET)
         yield url
     finally:
         server.kill()
         server.wait()
 
 
-def wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            httpx.get(url)
-            return
-        except httpx.TransportError:
-            assert server.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, f"no server: {log.read_text()}"
-            time.sleep(0.1)
-
-
-def client(endpoint: str) -> Any:
-    return boto3.client(
-        "s3",
-        endpoint_url=endpoint,
-        aws_access_key_id="key",
-        aws_secret_access_key="secret",
-        region_name="us-east-1",
-    )
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """A DVC project under the settings of this one, with the folder of a run in it."""
-    folder = tmp_path / "project"
-    new_project(folder)
-    for name, content in {"checkpoint/policy/model": b"\0\1" * 5000, "credit/000": b"rows", "metrics": b"{}\n"}.items():
-        (folder / "ppo" / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / "ppo" / name).write_bytes(content)
-    dvc(folder, "add", "--quiet", "ppo")
-    return folder
+def answers(url: str) -> bool:
+    try:
+        httpx.get(url)
+    except httpx.TransportError:
+        return False
+    return True
 
 
 def new_project(folder: Path) -> None:
@@ -115,15 +82,6 @@ def new_project(folder: Path) -> None:
     (folder / ".dvc").mkdir(parents=True)
     shutil.copy(ROOT / ".dvc" / "config", folder / ".dvc")
     (folder / ".dvc" / "config.local").write_text(f"[core]\n no_scm = true\n site_cache_dir = {folder / 'site'}\n")
-
-
-def elsewhere(project: Path) -> Path:
-    """Another clone: what git knows of the project, and nothing that DVC cached."""
-    clone = project.with_name("clone")
-    new_project(clone)
-    for name in (".dvc/config", "ppo.dvc"):
-        shutil.copy(project / name, clone / name)
-    return clone
 
 
 def use(settings: dict[str, str], project: Path) -> None:
@@ -136,19 +94,24 @@ def use(settings: dict[str, str], project: Path) -> None:
         config.write(written)
 
 
-def test_a_bare_pull_brings_all_and_knows_no_sweep_that_was_not_trained(project: Path, tmp_path: Path) -> None:
+def test_a_bare_pull_brings_all_and_knows_no_sweep_that_was_not_trained(tmp_path: Path) -> None:
+    project, clone = tmp_path / "project", tmp_path / "clone"
+    for folder in (project, clone):
+        new_project(folder)
+        use({"url": str(tmp_path / "storage"), "verify": "true"}, folder)
+        (folder / "ablations").mkdir()
+    for name, content in {"checkpoint/policy/model": b"\0\1" * 5000, "credit/000": b"rows", "metrics": b"{}\n"}.items():
+        (project / "ppo" / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / "ppo" / name).write_bytes(content)
+    dvc(project, "add", "--quiet", "ppo")
     for file, stage in {
         "dvc.yaml": {"cmd": "echo rows > rows", "outs": ["rows"]},
         "ablations/graph.yaml": {"wdir": "..", "cmd": "echo member > member", "outs": ["member"]},
     }.items():
-        (project / file).parent.mkdir(exist_ok=True)
         (project / file).write_text(yaml.safe_dump({"stages": {"made": stage}}))
     dvc(project, "repro", "--quiet")
-    use({"url": str(tmp_path / "storage"), "verify": "true"}, project)
     dvc(project, "push")
-    clone = elsewhere(project)
-    for name in ("dvc.yaml", "dvc.lock", "ablations/graph.yaml"):
-        (clone / name).parent.mkdir(exist_ok=True)
+    for name in ("ppo.dvc", "dvc.yaml", "dvc.lock", "ablations/graph.yaml"):
         shutil.copy(project / name, clone / name)
     dvc(clone, "pull")
     assert (clone / "rows").read_text() == "rows\n"

@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling
 
-from agent_r1.tracking import views
+from agent_r1.tracking import store
 from flows.operation.deploy import SILENCE_S
 from flows.operation.serving import own_password, require_free, require_server
 from flows.processes import api_on
@@ -131,14 +132,8 @@ class Served:
 
 
 def working_in(folder: Path) -> dict[int, str]:
-    found = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if (process / "cwd").resolve() == folder:
-                found[int(process.name)] = (process / "cmdline").read_text().replace("\0", " ").strip()
-        except (FileNotFoundError, PermissionError, ProcessLookupError):
-            continue
-    return {pid: line for pid, line in found.items() if line}
+    there = [each for each in psutil.process_iter(["cwd", "cmdline"]) if each.info["cwd"] == str(folder)]
+    return {each.pid: " ".join(each.info["cmdline"]) for each in there if each.info["cmdline"]}
 
 
 @pytest.fixture(scope="module")
@@ -354,4 +349,4 @@ def test_where_a_browser_finds_mlflow(
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert views.address(5001) == address
+    assert store.address(5001) == address

@@ -16,7 +16,7 @@ from prefect.client.schemas.objects import WorkerStatus
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows.dvc_files import DVC
+from flows.dvc_files import ask_dvc
 from flows.graph import out_of_date
 from flows.operation.deploy import CRASH_DETECTION
 from flows.operation.worker import offer
@@ -86,11 +86,6 @@ def clones(
     return {name: tmp_path / name for name in ("lead", "one", "two")}
 
 
-def dvc(folder: Path, *arguments: str) -> str:
-    done = subprocess.run([*DVC, *arguments], cwd=folder, check=True, capture_output=True, text=True)
-    return done.stdout
-
-
 @pytest.fixture
 def workers(
     prefect_api: str, clones: dict[str, Path], start_in: Callable[..., subprocess.Popen[str]]
@@ -127,7 +122,7 @@ def test_a_sweep_is_trained_by_two_clones_and_the_one_that_asked_has_it_all(clon
     assert sorted(label for _, label in trained) == labels
     assert {clone for clone, _ in trained} == {"one", "two"}
     assert not out_of_date()
-    assert "didn't change" in dvc(clones["lead"], "repro", "ablations/dvc.yaml")
+    assert "didn't change" in ask_dvc("repro", "ablations/dvc.yaml").stdout
 
 
 def test_workers_that_start_at_the_same_time_offer_one_pool(prefect_api: str) -> None:

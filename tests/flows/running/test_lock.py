@@ -21,39 +21,60 @@ from flows.train import train
 from flows.warm_start import warm_start
 
 HOLD = """
-import logging, sys
+import logging, os, time
 from flows.stage import accelerator
 
 logging.basicConfig(level=logging.INFO)
-with accelerator(1):
-    print("held", flush=True)
-    sys.stdin.read()
+{before}
+with accelerator({wanted}):
+    print("held", os.environ.get("CUDA_VISIBLE_DEVICES", ""), flush=True)
+    time.sleep({seconds})
 """
+TWO_GPUS = "import torch; torch.cuda.device_count = lambda: 2"
+
+
+def hold(start: Any, wanted: str = "1", seconds: int = 600, before: str = "") -> Any:
+    """A process that holds the accelerator, for ever if it is not killed."""
+    return start("-c", HOLD.format(wanted=wanted, seconds=seconds, before=before))
 
 
 def test_the_second_process_waits_until_the_first_is_gone(start: Any) -> None:
-    first = start("-c", "import time" + HOLD.replace("sys.stdin.read()", "time.sleep(600)"))
-    assert first.stdout.readline() == "held\n"
-    second = start("-c", HOLD.replace("sys.stdin.read()", "pass"))
+    first = hold(start)
+    assert first.stdout.readline() == "held \n"
+    second = hold(start, seconds=0)
     assert f"waiting for the accelerator, held by process {first.pid}" in second.stderr.readline()
     assert second.poll() is None
     first.kill()  # even a kill frees it
     output, errors = second.communicate()
-    assert output == "held\n"
+    assert output == "held \n"
     assert "waiting" not in errors  # said once
     assert second.returncode == 0
+    assert hold(start, seconds=0).communicate() == ("held \n", "")  # a free one is taken without a word
 
 
 def test_a_place_on_the_cpu_is_taken_by_whoever_finds_it_free(start: Any) -> None:
-    hold, end = HOLD.replace("accelerator(1)", "accelerator(2)"), "sys.stdin.read()"
-    first, second = (start("-c", "import time" + hold.replace(end, "time.sleep(600)")) for _ in range(2))
-    assert [each.stdout.readline() for each in (first, second)] == ["held\n"] * 2
-    third = start("-c", hold.replace(end, "pass"))
+    first, second = (hold(start, "2") for _ in range(2))
+    assert [each.stdout.readline() for each in (first, second)] == ["held \n"] * 2
+    third = hold(start, "2", seconds=0)
     waiting = third.stderr.readline()
     assert all(str(each.pid) in waiting for each in (first, second))
     second.kill()
-    assert third.communicate()[0] == "held\n"
+    assert third.communicate()[0] == "held \n"
     assert first.poll() is None
+
+
+def test_who_wants_two_gpus_is_not_passed_by_who_wants_one(start: Any) -> None:
+    first = hold(start, "1, 1", before=TWO_GPUS)
+    assert first.stdout.readline() == "held 0\n"
+    second = hold(start, "1, 2", before=TWO_GPUS)
+    assert f"held by process {first.pid}" in second.stderr.readline()
+    third = hold(start, "1, 1", before=TWO_GPUS)
+    assert "waiting" in third.stderr.readline()  # though a GPU would be free
+    first.kill()
+    assert second.stdout.readline() == "held 0,1\n"
+    assert third.poll() is None
+    second.kill()
+    assert third.stdout.readline() == "held 0\n"
 
 
 @pytest.mark.parametrize(
@@ -128,31 +149,6 @@ def without_accelerator(
 
 def rewrite(file: Path, changes: dict[str, Any]) -> None:
     file.write_text(yaml.safe_dump(override(yaml.safe_load(file.read_text()), changes)))
-
-
-def test_who_wants_two_gpus_is_not_passed_by_who_wants_one(start: Any) -> None:
-    script = "import os, time, torch\ntorch.cuda.device_count = lambda: 2\n" + HOLD
-    script = script.replace("sys.stdin.read()", "time.sleep(600)").replace(
-        '"held"', 'os.environ["CUDA_VISIBLE_DEVICES"]'
-    )
-    one, two = (script.replace("accelerator(1)", f"accelerator(1, {wanted})") for wanted in (1, 2))
-    first = start("-c", one)
-    assert first.stdout.readline() == "0\n"
-    second = start("-c", two)
-    assert f"held by process {first.pid}" in second.stderr.readline()
-    third = start("-c", one)
-    assert "waiting" in third.stderr.readline()  # though a GPU would be free
-    first.kill()
-    assert second.stdout.readline() == "0,1\n"
-    assert third.poll() is None
-    second.kill()
-    assert third.stdout.readline() == "0\n"
-
-
-def test_a_free_accelerator_is_taken_without_a_word(start: Any) -> None:
-    for _ in range(2):
-        output, errors = start("-c", HOLD.replace("sys.stdin.read()", "pass")).communicate()
-        assert (output, errors) == ("held\n", "")
 
 
 def test_the_locks_folder_is_the_same_from_a_terminal_cron_or_a_service(

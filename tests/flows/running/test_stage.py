@@ -1,8 +1,9 @@
-"""A stage's process: plain without a server, tracked with one, and how it ends."""
+"""A stage's process: plain without a server, tracked with one; its threads, its memory, and how it ends."""
 
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import os
 import signal
@@ -13,6 +14,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+import yaml
 from prefect import flow
 from prefect import task as prefect_task
 from prefect.client.orchestration import get_client
@@ -21,7 +23,9 @@ from prefect.client.schemas.objects import FlowRun, State, TaskRun
 from prefect.context import TaskRunContext
 from prefect.states import Cancelled, Cancelling, Failed
 
+from agent_r1.params import SHIPPED
 from agent_r1.params.places import RunId
+from agent_r1.rollout import vllm_engine
 from flows.evaluate import EvaluationRequest
 from flows.stage import PARENT_TASK_RUN, clean_end, run_stage, shown_name, task
 
@@ -73,15 +77,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture
-def script(tmp_path: Path) -> str:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    return "script.py"
-
-
-def ending(process: Any) -> tuple[int, str]:
-    _, errors = process.communicate()
-    return process.returncode, errors
+KEPT = f"garbage after {gc.get_threshold()[0]} objects"  # and after many more while it imports
+NO_SERVER = {"PREFECT_API_URL": "http://me:secret@127.0.0.1:9/api"}
+NO_STORE = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
 
 
 def test_a_stage_is_called_by_what_it_does_wherever_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,69 +91,64 @@ def test_a_stage_is_called_by_what_it_does_wherever_it_writes(monkeypatch: pytes
     assert shown_name(evaluate, given) == "evaluate 0 models:/agent_r1/2 (slow)"
 
 
-def test_without_a_server_prefect_is_not_imported(start: Any, script: str) -> None:
-    code, errors = ending(start(script, "plain"))
-    assert code == 0
-    assert "INFO plain ppo: run ppo, prefect imported: False" in errors
-    assert "chatter" not in errors
-    assert f"garbage after {gc.get_threshold()[0]} objects" in errors, "and while it imports after many more"
-
-
-def test_a_server_that_does_not_answer_is_named_and_left_alone(start: Any, script: str) -> None:
-    code, errors = ending(start(script, "plain", PREFECT_API_URL="http://me:secret@127.0.0.1:9/api"))
-    assert code == 0
-    assert "http://127.0.0.1:9/api does not answer" in errors
-    assert "secret" not in errors
-    assert "prefect imported: False" in errors
-
-
-def test_a_users_fault_is_one_message(start: Any, script: str) -> None:
-    code, errors = ending(start(script, "refused"))
-    assert code == 1
-    assert "run 'ppo' is not defined in http://host/; add it to params.yaml" in errors
-    assert "raised at script.py:8;" in errors  # the raise is the script's eighth line
-    assert "Traceback" not in errors
-
-
-def test_a_users_fault_shows_its_traceback_on_request(start: Any, script: str) -> None:
-    code, errors = ending(start(script, "refused", AGENT_R1_TRACEBACK="1"))
-    assert code == 1
-    assert "Traceback" in errors
-
-
-@pytest.mark.parametrize(("stage", "code"), [("unavailable", 75), ("missing", 1), ("unfit", 1)])
-def test_what_may_work_later_has_a_code_of_its_own(start: Any, script: str, stage: str, code: int) -> None:
-    found, errors = ending(start(script, stage))
-    assert found == code
-    assert len(errors.splitlines()) == 1
-
-
-def test_a_tracking_server_that_does_not_answer_may_work_later(start: Any, script: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("stage", "environment", "code", "said"),
+    [
+        ("plain", {}, 0, ("INFO plain ppo: run ppo, prefect imported: False", KEPT)),
+        ("plain", NO_SERVER, 0, ("http://127.0.0.1:9/api does not answer", "prefect imported: False")),
+        ("refused", {}, 1, ("run 'ppo' is not defined in http://host/; add it to params.yaml", "at script.py:8;")),
+        ("refused", {"AGENT_R1_TRACEBACK": "1"}, 1, ("Traceback",)),
+        ("unavailable", {}, 75, ("no answer",)),
+        ("missing", {}, 1, ("not/there",)),
+        ("unfit", {}, 1, ("no model can be loaded",)),
+        ("untracked", NO_STORE, 75, ("MLflow's store http://127.0.0.1:9 cannot be used for now",)),
+        ("broken", {}, 1, ("AssertionError: an invariant of http://ours",)),
+        ("interrupted", {}, 130, ("interrupted",)),
+        ("terminated", {}, 143, ("cleaned up",)),
+    ],
+)
+def test_an_end_has_a_code_and_says_why(
+    start: Any, tmp_path: Path, stage: str, environment: dict[str, str], code: int, said: tuple[str, ...]
+) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "params.yaml").touch()
-    closed = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
-    code, errors = ending(start(script, "untracked", **closed))
-    assert code == 75
-    assert "MLflow's store http://127.0.0.1:9 cannot be used for now" in errors
-    assert "Traceback" not in errors
+    process = start("script.py", stage, **environment)
+    _, errors = process.communicate()
+    assert process.returncode == code
+    assert all(each in errors for each in said), errors
+    assert "chatter" not in errors
+    assert "secret" not in errors
+    assert ("Traceback" in errors) == (stage == "broken" or "AGENT_R1_TRACEBACK" in environment)
+    if stage in ("unavailable", "missing", "unfit"):
+        assert len(errors.splitlines()) == 1
 
 
-def test_our_fault_keeps_its_traceback(start: Any, script: str) -> None:
-    code, errors = ending(start(script, "broken"))
-    assert code == 1
-    assert "Traceback" in errors
-    assert "AssertionError: an invariant of http://ours" in errors
+THREADS = """
+import json, sys
+from flows.stage import prepare_process
+
+early = sorted({"numpy", "torch", "faiss"} & set(sys.modules))
+prepare_process()
+import faiss, numpy, torch
+from threadpoolctl import threadpool_info
+blas = [each["num_threads"] for each in threadpool_info() if "numpy" in each["filepath"]]
+print(json.dumps([early, torch.get_num_threads(), faiss.omp_get_max_threads(), *blas]))
+"""
 
 
-def test_an_interrupt_ends_with_130(start: Any, script: str) -> None:
-    code, errors = ending(start(script, "interrupted"))
-    assert code == 130
-    assert "Traceback" not in errors
+def test_torch_faiss_and_numpy_follow_the_knob_whatever_the_environment_says(start: Any, tmp_path: Path) -> None:
+    content = yaml.safe_load(SHIPPED.read_text())
+    content["model"]["threads"] = 1
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(content))
+    said, _ = start(
+        "-c", THREADS, **{f"{library}_NUM_THREADS": "2" for library in ("OMP", "MKL", "OPENBLAS")}
+    ).communicate()
+    assert json.loads(said) == [[], 1, 1, 1], "nothing is imported before it is set, and all follow it"
 
 
-def test_a_termination_unwinds_and_ends_with_143(start: Any, script: str) -> None:
-    code, errors = ending(start(script, "terminated"))
-    assert code == 143
-    assert "cleaned up" in errors
+def test_the_engines_process_has_a_number_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert vllm_engine.engine_environment(1, tmp_path, {})["OMP_NUM_THREADS"] == "1"
 
 
 FAULTS = """

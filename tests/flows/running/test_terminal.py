@@ -1,20 +1,82 @@
-"""What lasts shows on a terminal how far it is."""
+"""Live lines of a terminal: counts, and stages beside each other with their common end."""
 
 from __future__ import annotations
 
 import io
+import os
+import sys
+import time
 
 import pytest
 from rich.console import Console
 
-from flows import terminal
+from flows import terminal as shown_on
+from flows.processes import ended_after, process_group
+from flows.terminal import SideBySide
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_how_many_episodes_are_over_is_a_line_of_a_terminal(monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> None:
     written = io.StringIO()
-    monkeypatch.setattr(terminal, "TERMINAL", Console(file=written, force_terminal=is_terminal, width=80))
-    with terminal.counted("evaluate ppo", 3) as over:
+    monkeypatch.setattr(shown_on, "TERMINAL", Console(file=written, force_terminal=is_terminal, width=80))
+    with shown_on.counted("evaluate ppo", 3) as over:
         over()
         over()
-    assert ("evaluate ppo" in written.getvalue() and "2/3" in written.getvalue()) == is_terminal
+        assert ("evaluate ppo" in written.getvalue()) == is_terminal
+    assert ("2/3" in written.getvalue()) == is_terminal
+
+
+def test_the_verb_of_a_training_is_a_line_of_a_terminal(terminal: Console) -> None:
+    with shown_on.counted("train ppo", 9, done=4) as count:
+        assert "4/9" in shown(terminal)
+        count("update 5", 5)
+        assert "train ppo: update 5" in shown(terminal)
+        assert "5/9" in shown(terminal)
+
+
+@pytest.mark.parametrize("is_over", [True, False], ids=["begins too late", "runs"])
+def test_the_end_of_all_ends_a_command(is_over: bool) -> None:
+    beside, sleep = SideBySide(), [sys.executable, "-c", "import time; time.sleep(600)"]
+    if is_over:
+        beside.over.set()
+    with process_group(sleep, os.environ) as process, ended_after(process, 600.0, beside.over) as late:
+        with beside:
+            pass
+        assert process.wait(30) < 0
+        assert not late.is_set()
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Console:
+    console = Console(file=io.StringIO(), force_terminal=True, width=60, color_system=None)
+    monkeypatch.setattr("flows.terminal.TERMINAL", console)
+    return console
+
+
+def shown(terminal: Console) -> str:
+    """All that the terminal was given until now."""
+    time.sleep(0.3)  # longer than it takes to be drawn again
+    assert isinstance(terminal.file, io.StringIO)
+    return terminal.file.getvalue()
+
+
+def test_every_stage_has_a_line_of_its_own_while_it_runs(terminal: Console) -> None:
+    with SideBySide() as others, others.line("train@ppo") as say:
+        with others.line("evaluate@grpo") as say_too:
+            assert "train@ppo" in shown(terminal).splitlines()[-2]
+            say("train ppo: iteration 7 of 20, [about] 9 min left")
+            say_too("evaluate grpo: " + "x" * 60 + "\x1b[2J")
+            both = shown(terminal).splitlines()[-2:]
+            assert "train ppo: iteration 7 of 20, [about]" in both[0]
+            assert "evaluate grpo: xxx" in both[1]
+            assert "\x1b[2J" not in both[1]
+            assert "0:00:0" in both[0], "how long it runs"
+        assert "evaluate grpo" not in shown(terminal).splitlines()[-1]
+
+
+def test_elsewhere_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = Console(file=io.StringIO())
+    monkeypatch.setattr("flows.terminal.TERMINAL", file)
+    with SideBySide() as others, others.line("train@ppo") as say:
+        say("iteration 7 of 20")
+        assert shown(file) == ""

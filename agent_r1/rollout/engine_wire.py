@@ -27,7 +27,7 @@ class Launch(BaseModel):
     further: list[str] = []  # options of vLLM's own server
 
 
-class Asked(BaseModel):
+class Draw(BaseModel):
     """An action to sample."""
 
     context: list[_Id]
@@ -37,10 +37,10 @@ class Asked(BaseModel):
     end_id: int
 
 
-class Asking(BaseModel):
+class Draws(BaseModel):
     """The actions of one call, which are admitted at the same time."""
 
-    requests: list[Asked]
+    requests: list[Draw]
 
 
 class Sampled(BaseModel):

@@ -1,0 +1,399 @@
+"""Values of params.yaml that do not go together: the knob, what it needs, and the remedy.
+
+That every value is in its own range is up to the types of the sections.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, get_args
+
+from agent_r1.params import stages
+from agent_r1.params.credit import OF_ANSWERS, WITH_CRITIC, WITH_WHITENING, CreditParams, FilterParams
+from agent_r1.params.env import ContextParams, EnvParams, GymnasiumParams, McpParams
+from agent_r1.params.places import SWEEP, RunId
+from agent_r1.params.prepare import BUILT_IN, AtlasShares, OthersParams, PrepareParams, SokobanParams, WorldSeeds
+from agent_r1.params.sections import CHECKS, Section, nearest
+from agent_r1.params.train import MonitorParams, TrainParams
+from agent_r1.params.update import LARGEST_LOG_RATIO, UpdateParams
+from agent_r1.params.whole import AblationsParams, OneRun, Params
+
+ROUNDING = 1e-9  # by which a sum of shares may miss 1
+RUN_NAME = re.compile(r"\w+", re.ASCII)
+FILTERS = ("top_p", "top_fraction")
+CRITIC, WHITENING = tuple(sorted(WITH_CRITIC)), tuple(sorted(WITH_WHITENING))
+SERVE = "start one with `agent-r1 serve_engine MODEL --port 8001` and name it there, as http://127.0.0.1:8001"
+REWRITES = "set it to the exchanges of a window, or to the steps between two summaries"
+DIVIDES = "set it to the tokens that a trajectory's sum is divided by"
+
+Refusals = Iterator[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """A knob that is read only where another one of its section has one of some values."""
+
+    section: type[Section]
+    knob: str
+    off: Any  # its value where it is not read
+    other: str
+    values: tuple[Any, ...]  # of `other`, with which the knob is read
+    why: str = ""  # nothing reads it with another value
+    missing: str = ""  # the remedy if it is off where it is read; "" allows that
+
+    def check(self, section: Section) -> Refusals:
+        given, other = attrgetter(self.knob, self.other)(section)
+        wanted = " or ".join(_shown(value) for value in self.values)
+        if given != self.off and other not in self.values:
+            what = f"{self.knob}: {_shown(given)} has no effect with {self.other}: {_shown(other)}{self.why}"
+            yield f"{what}; set {self.knob}: {_shown(self.off)}, or {self.other}: {wanted}"
+        if given == self.off and other in self.values and self.missing:
+            yield f"{self.other}: {_shown(other)} needs {self.knob}, which is {_shown(given)}; {self.missing}"
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) and value else json.dumps(value)
+
+
+NEEDS = [
+    Needs(FilterParams, "share", 1.0, "kind", FILTERS, ", which keeps every group"),
+    Needs(FilterParams, "refill", 0, "kind", FILTERS, ", which drops no group"),
+    Needs(stages.DenseParams, "nlist", 0, "faiss", ("ivf",), ", which looks at every passage"),
+    Needs(stages.DenseParams, "nprobe", 0, "faiss", ("ivf",), ", which looks at every passage"),
+    Needs(stages.ModelParams, "float32_output", False, "dtype", ("auto", "bfloat16"), ", in which all layers compute"),
+    Needs(stages.EngineParams, "server.urls", [], "kind", ("server",), missing=SERVE),
+    Needs(McpParams, "environment", [], "url", (None,), ", which starts no process"),
+    Needs(ContextParams, "every", 0, "kind", ("window", "summary"), ", which keeps everything", REWRITES),
+    Needs(UpdateParams, "dual_clip", 0, "loss", ("clip",), ", whose weights clip_high bounds for every advantage"),
+    Needs(UpdateParams, "constant_length", 0, "aggregation", ("constant_length",), missing=DIVIDES),
+    Needs(MonitorParams, "max_rollbacks", 0, "on_collapse", ("rollback",), missing="set it to 1 or more"),
+    Needs(CreditParams, "whitening_floor", 0, "estimator", WHITENING, ", which does not whiten over the batch"),
+    Needs(CreditParams, "advantage_mask.whitening", True, "estimator", WHITENING, ", which does not whiten"),
+    Needs(CreditParams, "advantage_mask.critic", True, "estimator", CRITIC, ", which trains no critic"),
+    Needs(CreditParams, "loss_mask", True, "advantage_mask.recursion", (False,), ", as advantages there are 0"),
+]
+
+
+def shares(p: AtlasShares) -> Refusals:
+    total = sum(p.model_dump().values())
+    if abs(total - 1) > ROUNDING:
+        yield f"the kinds of questions together make {total:.4g} of all; give them shares that add up to 1"
+
+
+def prepare(p: PrepareParams) -> Refusals:
+    known = [BUILT_IN, *p.files, *p.worlds]
+    if BUILT_IN in {*p.files, *p.worlds}:
+        yield f"files and worlds: {BUILT_IN!r} is the built-in data set; name yours differently"
+    for name, those in p.files.items():
+        if name in p.worlds:
+            yield f"{name!r} stands under files and under worlds; name one of them differently"
+        if not those.splits:
+            yield f"files.{name}: a data set needs a file of questions; give it train, dev or test"
+        if those.format == "generic" and those.corpus is None:
+            yield f"files.{name}: rows of format generic bring no passages along; name a corpus to search"
+    for name in p.datasets:
+        if name not in known:
+            yield f"datasets names {name!r}, which neither files nor worlds define{nearest(name, known)}"
+    yield from repeated(datasets=p.datasets)
+
+
+def world(p: WorldSeeds) -> Refusals:
+    if not p.given:
+        yield "a world needs seeds: give it train, dev or test, such as test: [123, 379]"
+    for split, (first, stop) in p.given.items():
+        if first >= stop:
+            yield f"{split} {[first, stop]} holds no seed; the second is the one after the last"
+
+
+def sokoban(p: SokobanParams) -> Refusals:
+    boards, (first, stop) = sum(p.test_lengths.values()), p.seeds_of("test")
+    if p.walls > 1 / 2:
+        yield f"walls {p.walls} leaves no room to push; take at most .5"
+    if boards and boards != stop - first:
+        yield f"test_lengths are {boards} boards and test {[first, stop]} holds {stop - first} seeds; make them as many"
+    if boards and max(p.test_lengths) > p.most_moves:
+        yield f"test_lengths names {max(p.test_lengths)} moves and most_moves is {p.most_moves}; raise that"
+
+
+def gymnasium(p: GymnasiumParams) -> Refusals:
+    mode = p.kwargs.get("render_mode", "ansi")
+    if mode != "ansi":
+        yield f"kwargs.render_mode {mode!r} draws no text; set it to ansi, or leave it out to show what is observed"
+    [(name, times)] = Counter(action.casefold() for action in p.actions or ["any"]).most_common(1)
+    if times > 1:
+        yield f"actions names {name!r} {times} times, in whatever case; give every move a name of its own"
+
+
+def search(p: stages.SearchParams) -> Refusals:
+    if p.kind in ("dense", "hybrid") and not p.dense.encoder:
+        yield f"kind: {p.kind} needs an encoder; set dense.encoder to a Hugging Face folder or hub id"
+    if p.kind == "remote" and not p.remote.url.startswith(("http://", "https://")):
+        yield f"kind: remote needs a search server; set remote.url to its http:// address; got {p.remote.url!r}"
+    if p.dense.faiss == "ivf" and not 1 <= p.dense.nprobe <= p.dense.nlist:
+        yield f"dense.nprobe {p.dense.nprobe} is not from 1 to nlist {p.dense.nlist}, as faiss: ivf needs; set one anew"
+
+
+def learner(p: stages.LearnerParams) -> Refusals:
+    if p.optimizer_offload and p.ranks > 1:
+        why = f"needs one GPU, and there are {p.ranks} ranks, each with a part of the states"
+        yield f"optimizer_offload: true {why}; set it to false, or processes and nodes to 1"
+
+
+def servers(p: stages.ServerParams) -> Refusals:
+    if len(set(p.urls)) < len(p.urls):
+        yield f"urls names a server twice: {', '.join(p.urls)}; name it once"
+
+
+def mcp(p: McpParams) -> Refusals:
+    if (p.command is None) == (p.url is None):
+        yield "a server is a command that is started or the url of one that runs; give one of the two"
+
+
+def env(p: EnvParams) -> Refusals:
+    tools, games, context = p.tools, p.games, p.context
+    if not any((tools.functions, tools.mcp)) and {tools.search, tools.calculator, tools.read, tools.python} == {None}:
+        yield "tools: a question cannot be answered without any tool; offer one, such as search: {}"
+    if tools.read and tools.read.part_characters >= p.max_result_characters:
+        given = f"tools.read.part_characters {tools.read.part_characters}"
+        yield f"{given} would be cut at max_result_characters {p.max_result_characters}; make parts smaller"
+    if games.moves_per_step > games.moves:
+        given = f"games.moves_per_step {games.moves_per_step}"
+        yield f"{given} has no effect above an episode's moves, {games.moves}; lower it, or raise moves"
+    if p.max_action_tokens >= p.max_tokens:
+        given = f"max_action_tokens {p.max_action_tokens}"
+        yield f"{given} leaves no room for a prompt in max_tokens {p.max_tokens}; raise max_tokens"
+    if context.every > p.max_steps - (
+        2 if context.kind == "window" else 1
+    ):  # the last step that a rewriting can follow
+        given = f"context.every {context.every} has no effect with kind: {context.kind} and max_steps {p.max_steps}"
+        yield f"{given}, which end an episode before its context is rewritten; lower it, or raise max_steps"
+
+
+def credit(p: CreditParams) -> Refusals:
+    estimator, mask = f"estimator {p.estimator}", p.advantage_mask
+    if not any(p.rewards.weights.values()):
+        yield "all reward weights are 0: nothing can be learned; set at least one above 0"
+    if p.divides_by_std and p.kl_reward:
+        why = "would be scaled up to unit variance where a group's rewards are equal"
+        yield f"kl_reward {p.kl_reward} with {estimator} {why}; set it to 0, and train.update.kl_loss instead"
+    if (p.rewards.overlong > 0) != (p.overlong_buffer > 0):
+        given = f"overlong_buffer {p.overlong_buffer} with rewards.overlong {p.rewards.overlong}"
+        yield f"{given} has no effect; set both above 0, or both to 0"
+    if p.rewards.overlong and p.left_out.truncated:
+        given = f"rewards.overlong {p.rewards.overlong} prices episodes that left_out.truncated: true"
+        yield f"{given} leaves out of the policy loss; set overlong and overlong_buffer to 0, or truncated: false"
+    if p.on_steps and not (p.loss_mask and mask.recursion and mask.critic):
+        masks = "loss_mask, advantage_mask.recursion and advantage_mask.critic"
+        yield f"{estimator} works on steps, which hold action tokens only; leave {masks} true"
+    if p.loss_mask and mask.whitening and not mask.recursion and p.observations_cannot_matter:
+        given = f"advantage_mask.recursion: false has no effect on {estimator} at gamma {p.gamma} and lam {p.lam}"
+        why = "while the loss mask is on: the advantages at action tokens stay the same"
+        yield f"{given} {why}; set loss_mask: false or recursion: true"
+
+
+def update(p: UpdateParams) -> Refusals:
+    if 0 < p.importance_cap < 1:
+        why = "cuts the weight even where sampler and learner agree"
+        yield f"importance_cap {p.importance_cap} {why}; set it to 1 or more, or to 0 to switch it off"
+    if p.loss == "cispo" and p.ratio == "sequence_token":
+        why = "is ratio: sequence with loss: cispo, which takes no gradient through the ratio"
+        yield f"ratio: sequence_token {why}; set ratio: sequence"
+    largest = math.exp(LARGEST_LOG_RATIO)  # a ratio's logarithm is clamped
+    bounds = {"clip_high": 1 + p.clip_high, "dual_clip": p.dual_clip, "importance_cap": p.importance_cap}
+    for name in [name for name, bound in bounds.items() if bound >= largest]:
+        yield f"{name} {getattr(p, name):g} never acts: ratios end at e^20, {largest:.3g}; lower it"
+    if p.loss == "clip" and 1 - p.clip_low <= 1 / largest:
+        yield f"clip_low {p.clip_low:.17g} never acts: ratios begin at e^-20, {1 / largest:.3g}; lower it"
+    warmup = p.critic.warmup
+    if warmup.explained_variance and warmup.limit <= warmup.iterations:
+        given = f"critic.warmup.explained_variance {warmup.explained_variance} has no effect with limit {warmup.limit}"
+        yield f"{given}, which iterations {warmup.iterations} reaches; raise the limit, or set both to 0"
+    if warmup.limit and not warmup.explained_variance:
+        given = f"critic.warmup.limit {warmup.limit} has no effect without explained_variance"
+        yield f"{given}; set limit: 0, or explained_variance above 0"
+
+
+def train(p: TrainParams) -> Refusals:
+    if not p.validation.every and (p.validation.keep_best or p.validation.patience):
+        yield "validation.every: 0 validates nothing for keep_best and patience; set every to 1 or more"
+    yield from groups(p)
+    yield from minibatches(p)
+    yield from warmups(p)
+    collapse, patience = f"monitor.on_collapse: {p.monitor.on_collapse}", p.monitor.patience
+    if p.monitor.on_collapse != "warn" and not any(p.monitor.thresholds.model_dump().values()):
+        yield f"{collapse} has no effect while every threshold is 0; set one above 0, or warn"
+    if p.monitor.on_collapse != "warn" and p.iterations <= patience:
+        why = f"monitor.patience {patience} allows no alarm in {p.iterations} iterations"
+        yield f"{collapse} has no effect: {why}; lower the patience"
+    if p.validation.keep_best and p.monitor.goes_back:
+        why = "the best policy may be of an iteration that the run went back from"
+        yield f"validation.keep_best: true with {collapse}: {why}; choose one of them"
+    if p.checkpoint.every > 1 and p.monitor.goes_back:
+        why = "a run goes back to the checkpoint that an iteration began with, and most would have none"
+        yield f"checkpoint.every {p.checkpoint.every} with {collapse}: {why}; set every: 1, or on_collapse: stop"
+    if p.validation.keep_best and p.keep.learner:
+        why = "would leave the best policy beside the critic and the optimisers of the last one"
+        yield f"validation.keep_best: true with keep.learner: true {why}; choose one of them"
+    if p.monitor.on_collapse == "stabilise":
+        later = p.stabilised
+        if (later.credit, later.update) == (p.credit, p.update):
+            why = "the run has the filter and clip_high of monitor.stabilise from its start, and no KL"
+            yield f"monitor.on_collapse: stabilise changes nothing: {why}; set on_collapse: warn, or others there"
+        for part in (later, later.credit, later.update):
+            yield from (f"once monitor.stabilise holds: {refusal}" for refusal in part.refusals())
+
+
+def groups(p: TrainParams) -> Refusals:
+    estimator, chosen = f"estimator {p.credit.estimator}", p.credit.filter
+    few = f"and rollout.samples is {p.rollout.samples}; set it to 2 or more"
+    if p.credit.in_groups and p.rollout.samples < 2:
+        yield f"{estimator} compares the episodes of a group, {few}"
+    if chosen.kind != "none" and p.rollout.samples < 2:
+        yield f"credit.filter {chosen.kind} looks at how returns differ within a group, {few}"
+    if p.update.ratio == "sequence_token" and p.credit.in_groups and not p.credit.on_steps:
+        why = f"gives the gradient of ratio: sequence with {estimator}, whose advantage is the same at all tokens"
+        yield f"update.ratio: sequence_token {why}; set ratio: sequence, or choose another estimator"
+    if p.rollout.ahead and chosen.refill:
+        why = "the groups to replace are known of weights that are an update behind"
+        yield f"rollout.ahead: 1 with credit.filter.refill {chosen.refill}: {why}; choose one of them"
+
+
+def minibatches(p: TrainParams) -> Refusals:
+    kind, samples, trajectories = p.credit.filter.kind, p.rollout.samples, p.rollout.questions * p.rollout.samples
+    counts = {"update.minibatches": p.update.minibatches}
+    if p.credit.needs_critic:
+        counts["update.critic.minibatches"] = p.update.critic.minibatches
+    for name, count in counts.items():
+        fill = f"do not fill {name} {count}; lower it or raise"
+        if kind != "none" and samples < count:
+            yield f"credit.filter {kind} may keep a single group, whose {samples} trajectories {fill} rollout.samples"
+        if trajectories < count:
+            product = "(rollout.questions times rollout.samples)"
+            yield f"{trajectories} trajectories per iteration {product} {fill} rollout.questions"
+
+
+def warmups(p: TrainParams) -> Refusals:
+    rise, critic, learns = p.update.learning_rate_warmup, p.update.critic.warmup, p.credit.needs_critic
+    if rise >= p.iterations:
+        yield f"update.learning_rate_warmup {rise} lasts all {p.iterations} iterations; lower it or raise iterations"
+    if learns and 0 < rise <= critic.iterations:
+        why = f"after the {critic.iterations} iterations of update.critic.warmup; raise it above them, or set it to 0"
+        yield f"update.learning_rate_warmup {rise} is over before the policy is first trained, {why}"
+    if learns and critic.longest >= p.iterations:
+        why = f"the critic alone for {critic.longest} iterations, which are all {p.iterations}, and the policy never"
+        yield f"update.critic.warmup may train {why}; shorten it or raise iterations"
+
+
+def ablations(p: AblationsParams) -> Refusals:
+    agents, further = [*p.runs, *p.baselines], p.closer
+    yield from repeated(runs=p.runs, seeds=p.seeds, baselines=p.baselines, references=p.references)
+    yield from (f"closer.{refusal}" for refusal in repeated(runs=further.runs, seeds=further.seeds))
+    if bool(further.runs) != bool(further.seeds):
+        yield "closer: runs and seeds belong together; give both, or [] for both"
+    for name in [name for name in p.references if name not in agents]:
+        yield f"references names {name!r}, which is none of its runs and baselines{nearest(name, agents)}"
+    for run in [run for run in further.runs if run not in p.runs]:
+        yield f"closer.runs names {run!r}, which runs does not{nearest(run, p.runs)}"
+    for seed in [seed for seed in further.seeds if seed in p.seeds]:
+        yield f"closer.seeds names {seed}, which every run has already; give it further ones"
+    if "seed" in p.train:
+        yield "train.seed has no effect, every run is trained with each of `seeds`; leave it out"
+
+
+def repeated(**lists: Iterable[Any]) -> Refusals:
+    for what, values in lists.items():
+        for value in [value for value, count in Counter(values).items() if count > 1]:
+            yield f"{what} names {value!r} more than once; leave one of them"
+
+
+def warm_start(p: Params) -> Refusals:
+    taught, demonstrations = p.warm_start, f"warm_start.demonstrations {p.warm_start.demonstrations}"
+    passed_through = p.model.path and not taught.fine_tune
+    if taught.fine_tune and not p.model.path:
+        yield "warm_start.fine_tune: true has no effect on the built-in model; set model.path, or fine_tune: false"
+    if taught.conversations and passed_through:
+        why = "has no effect on the model of model.path, which is passed through"
+        remedy = 'set warm_start.fine_tune: true, or conversations: ""'
+        yield f"warm_start.conversations {taught.conversations!r} {why}; {remedy}"
+    if taught.demonstrations and p.prepare.asks and p.env.tools.search is None:
+        yield f"{demonstrations} show how to search, and env.tools.search is null; set it to {{}}, or demonstrations: 0"
+    if taught.demonstrations and not passed_through and p.env.context.kind == "summary":
+        why = "hold no summaries, and env.context.kind is summary"
+        yield f"{demonstrations} {why}; set it for single runs, as runs.NAME.env.context, or set demonstrations: 0"
+    if not (taught.teaches or passed_through):
+        remedy = "set demonstrations or naive_rag_demonstrations above 0, or conversations to a file"
+        yield f"warm_start has nothing to learn from: {remedy}"
+
+
+def whole(p: Params) -> Refusals:
+    yield from warm_start(p)
+    for name in p.prepare.datasets:
+        match p.prepare.worlds.get(name):
+            case OthersParams(env=kind, name=meant) if meant not in (known := p.env.declared[kind]):
+                close = nearest(meant, known) if known else "; declare it there"
+                yield f"prepare.worlds.{name}.name is {meant!r}, which env.{kind} does not define{close}"
+    if p.engine.kind == "transformers" and p.env.order != "rounds":
+        why = "needs an engine that takes requests in while it samples, and engine.kind is transformers"
+        yield f"env.order: {p.env.order} {why}; set env.order: rounds, or engine.kind: vllm"
+    for name in p.runs:
+        if not RUN_NAME.fullmatch(name):
+            yield f"runs: {name!r} is to be a folder and a DVC stage; use letters, digits and _ only"
+        if name in get_args(stages.Baseline):
+            yield f"runs: {name!r} is the name of a baseline; name the run differently"
+        p.run(RunId(name))
+    for where, names in (("repro_runs", p.repro_runs), ("ablations.runs", p.ablations.runs)):
+        for name in [name for name in names if name not in p.runs]:
+            yield f"{where} names {name!r}, which runs: does not define{nearest(name, p.runs)}"
+    for name in p.ablations.runs:
+        p.run(RunId(name, sweep=SWEEP))
+
+
+def run(p: OneRun) -> Refusals:
+    settings, credit, engine = p.settings, p.train.credit, p.settings.engine
+    tokens, asks, plays = settings.env.max_tokens, settings.prepare.asks, settings.prepare.plays
+    if credit.overlong_buffer >= tokens:
+        given = f"credit.overlong_buffer {credit.overlong_buffer} leaves nothing of env.max_tokens {tokens}"
+        yield f"{given} that is not too long; lower it"
+    if p.train.rollout.ahead and engine.kind == "transformers":
+        why = "needs an engine that samples while the learner learns, and engine.kind is transformers"
+        yield f"rollout.ahead: 1 {why}; set engine.kind: vllm, or ahead: 0"
+    if p.train.rollout.ahead and engine.kind == "vllm" and engine.vllm.sleep:
+        why = "samples while the learner learns, and with engine.vllm.sleep: true the sampler sleeps then"
+        yield f"rollout.ahead: 1 {why}; set one of them back"
+    unstated = ([] if asks else OF_ANSWERS) + ([] if plays else ["env"])
+    for part in [part for part in unstated if credit.rewards.weights[part]]:
+        why = f"no environment of the data sets {', '.join(settings.prepare.datasets)} states it"
+        remedy = f"set it to 0, and weigh {'success' if asks else 'env or success'}"
+        yield f"credit.rewards.{part} {credit.rewards.weights[part]} has no effect, because {why}; {remedy}"
+
+
+TABLE: dict[type[Section], Callable[[Any], Refusals]] = {
+    AtlasShares: shares,
+    PrepareParams: prepare,
+    WorldSeeds: world,
+    SokobanParams: sokoban,
+    GymnasiumParams: gymnasium,
+    stages.SearchParams: search,
+    stages.LearnerParams: learner,
+    stages.ServerParams: servers,
+    McpParams: mcp,
+    EnvParams: env,
+    CreditParams: credit,
+    UpdateParams: update,
+    TrainParams: train,
+    AblationsParams: ablations,
+    Params: whole,
+    OneRun: run,
+}
+
+
+def register() -> None:
+    """Has the sections ask."""
+    for kind, check in (*((each.section, each.check) for each in NEEDS), *TABLE.items()):
+        CHECKS[kind].append(check)

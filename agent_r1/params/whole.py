@@ -1,0 +1,167 @@
+"""All of params.yaml: its sections, and each run as they hold for it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, Field, SkipValidation
+
+from agent_r1.params.env import EnvParams
+from agent_r1.params.places import SWEEP, Places, RunId
+from agent_r1.params.prepare import PrepareParams
+from agent_r1.params.sections import Natural, Section, flatten, nearest, override, validated
+from agent_r1.params.stages import (
+    Baseline,
+    EngineParams,
+    EvaluateParams,
+    LearnerParams,
+    ModelParams,
+    OperateParams,
+    PromoteParams,
+    SearchParams,
+    WarmStartParams,
+)
+from agent_r1.params.train import TrainParams
+
+ENV = "env"  # the section that a run may override beside `train`
+Seeds = list[Annotated[Natural, Field(strict=True)]]  # as they go into commands
+
+
+def fingerprint(*parts: Any) -> str:
+    """A short stable hash of parameters and other JSON-like values."""
+    plain = [part.model_dump(mode="json") if isinstance(part, BaseModel) else part for part in parts]
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def variant_of(further: dict[str, Any]) -> str:
+    """The name of a variant, by its overrides."""
+    return fingerprint(further)[:8]
+
+
+class CloserParams(Section):
+    """Runs of the sweep that get further seeds."""
+
+    runs: list[str]
+    seeds: Seeds
+
+
+class AblationsParams(Section):
+    """The sweep: every run with every seed, some with further ones, and baselines without."""
+
+    runs: Annotated[list[str], Field(min_length=1)]
+    seeds: Annotated[Seeds, Field(min_length=1)]
+    baselines: Annotated[list[Baseline], Field(min_length=1)]
+    references: list[str]  # all are compared with them; []: with the first run and the first baseline
+    closer: CloserParams
+    train: dict[str, Any]  # over the `train` section of every run
+
+    def seeds_of(self, run: str) -> list[int]:
+        """The seeds that a run is trained with."""
+        return self.seeds + (self.closer.seeds if run in self.closer.runs else [])
+
+
+class Params(Section):
+    """All of params.yaml."""
+
+    places: Places
+    prepare: PrepareParams
+    search: SearchParams
+    model: ModelParams
+    learner: LearnerParams
+    engine: EngineParams
+    warm_start: WarmStartParams
+    env: EnvParams
+    train: TrainParams
+    evaluate: EvaluateParams
+    promote: PromoteParams
+    runs: dict[str, dict[str, Any] | None]
+    repro_runs: list[str]
+    repro_baselines: list[Baseline]
+    ablations: AblationsParams
+    operate: OperateParams
+
+    @property
+    def gpus(self) -> int:
+        """The GPUs of a machine that a training holds, 0 for all; its learner and its sampler share them."""
+        return self.engine.gpus and max(self.engine.gpus, self.learner.processes)
+
+    def run(self, run: RunId) -> TrainParams:
+        """The `train` section with the overrides of one run, and then with those of its variant, seed and sweep.
+
+        A ValueError names a run, variant or sweep that there is not, or an override that is unknown, refused or without
+        effect.
+        """
+        return self._resolved(run, self._further(run))
+
+    def varied(self, run: RunId, further: dict[str, Any]) -> RunId:
+        """A variant of a run, with further overrides of `train`; it is found once they are in its file.
+
+        A ValueError names an override that is unknown, refused, without effect, or not to be had in this way.
+        """
+        where, wanted = f"overrides of {run.name}", flatten(further)
+        if "seed" in further:
+            raise ValueError(f"{where}: seed is no override; give the training its seed")
+        if own := [key for key in wanted if key.endswith(".function")]:
+            raise ValueError(f"{where}: {own[0]} names code to run; add it to a run in params.yaml")
+        present = self.run(run)
+        validated(TrainParams, override(present.model_dump(), further), where)
+        flat = flatten(present.model_dump(mode="json"))
+        if same := [key for key, value in wanted.items() if flat.get(key) == value]:
+            value = wanted[same[0]]
+            raise ValueError(f"{where}: {same[0]} is {value} already, which would change nothing; leave that out")
+        if not wanted:
+            raise ValueError(f"{where} change nothing; name a value of train, or leave them out")
+        variant = replace(run, variant=variant_of(further))
+        self._resolved(variant, further)
+        return variant
+
+    def _further(self, run: RunId) -> dict[str, Any]:
+        """The overrides of a variant, from its file."""
+        if not run.variant:
+            return {}
+        file = self.places.variant(run)
+        if not file.exists():
+            raise ValueError(f"{file} is not here, which says how {run.name} differs from {run.run}; train it here")
+        further: dict[str, Any] = json.loads(file.read_text())
+        if variant_of(further) != run.variant:
+            raise ValueError(f"{file} was changed: it holds other overrides than its name stands for; bring it back")
+        return further
+
+    def _resolved(self, run: RunId, further: dict[str, Any]) -> TrainParams:
+        if run.sweep not in ("", SWEEP):
+            raise ValueError(f"there is no sweep {run.sweep!r}; the one that params.yaml defines is {SWEEP!r}")
+        overrides = override(self._overrides(run.run), further)
+        overrides.pop(ENV, None)
+        merged = override(self.train.model_dump(), overrides)
+        if run.sweep:
+            merged = override(merged, self.ablations.train)
+        if run.seed is not None:
+            merged["seed"] = run.seed
+        where = f"{run.sweep}: runs.{run.name}" if run.sweep else f"runs.{run.name}"
+        resolved = validated(TrainParams, merged, where)
+        resolved.require_read(overrides, where)
+        return validated(OneRun, {"settings": self.of(run), "train": resolved}, where).train
+
+    def of(self, run: RunId) -> Self:
+        """All of it as it holds for one run, whose overrides may change `env` too.
+
+        A ValueError names a run that there is not, or an override of `env` that is unknown or refused.
+        """
+        given = {key: value for key, value in self._overrides(run.run).items() if key == ENV}
+        env = override({ENV: self.env.model_dump()}, given)[ENV]
+        return self.model_copy(update={ENV: validated(EnvParams, env, f"runs.{run.run}: {ENV}")})
+
+    def _overrides(self, run: str) -> dict[str, Any]:
+        if run not in self.runs:
+            raise ValueError(f"there is no run {run!r} under runs:{nearest(run, self.runs)}")
+        return {**(self.runs[run] or {})}
+
+
+class OneRun(Section):
+    """A run beside all that holds for it."""
+
+    settings: SkipValidation[Params]
+    train: SkipValidation[TrainParams]

@@ -1,0 +1,134 @@
+"""Trajectories written as letters, one per token: P prompt, A action, O observation, T template."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from agent_r1.credit.batch import Batch, action_tokens, after_prompt
+from agent_r1.params.credit import CreditParams, RewardWeights
+from agent_r1.records import Outcome, Source, Step, StopReason, Trajectory
+
+LETTERS = {"P": Source.PROMPT, "A": Source.ACTION, "O": Source.OBSERVATION, "T": Source.TEMPLATE}
+
+
+def _step(span: tuple[int, int], **fields: Any) -> Step:
+    plain = {
+        "stop_reason": StopReason.END,
+        "calls": [],
+        "rewards": {},
+    }
+    return Step(action_start=span[0], action_stop=span[1], **{**plain, **fields})
+
+
+def trajectory(
+    letters: str,
+    steps: Sequence[dict[str, Any]] = (),
+    *,
+    outcome: Outcome = Outcome.TURN_LIMIT,
+    group: int = 0,
+    name: str = "0/q/0",
+) -> Trajectory:
+    """Every run of As is a step; `steps` gives the fields that differ from a step without a call."""
+    spans = [match.span() for match in re.finditer("A+", letters)]
+    fields = [*steps, *[{}] * (len(spans) - len(steps))]
+    return Trajectory(
+        trajectory_id=name,
+        question_id="q",
+        group=group,
+        sample=0,
+        seed=0,
+        policy_version=0,
+        iteration=0,
+        token_ids=np.arange(len(letters), dtype=np.int32),
+        source=np.array([LETTERS[letter] for letter in letters], dtype=np.uint8),
+        logprobs=np.zeros(len(letters), dtype=np.float32),
+        context_starts=[0],
+        steps=[_step(span, **differing) for span, differing in zip(spans, fields, strict=True)],
+        outcome=outcome,
+        answer="",
+    )
+
+
+def params(estimator: str = "gae", **changes: Any) -> CreditParams:
+    """Only `progress` is weighted, so that a test sets step rewards directly; all masks are on."""
+    switches = {name: changes.pop(name, True) for name in ("recursion", "whitening", "critic")}
+    weights = {**dict.fromkeys(RewardWeights.model_fields, 0.0), **changes.pop("weights", {"progress": 1.0})}
+    content = {
+        "gamma": 1.0,
+        "lam": 1.0,
+        "step_gamma": 1.0,
+        "step_lam": 1.0,
+        "loss_mask": True,
+        "kl_reward": 0.0,
+        "whitening_floor": 0.0,
+    }
+    content |= {"target_lam": None, "gigpo": {"weight": 1.0, "std": False}}
+    content |= {"filter": {"kind": "none", "share": 1.0, "refill": 0}, "overlong_buffer": 0}
+    content |= {"left_out": {"truncated": False, "void_step": False}, **changes}
+    return CreditParams.model_validate(
+        {"estimator": estimator, "advantage_mask": switches, "rewards": weights, **content}
+    )
+
+
+def _tokens(letters: str) -> tuple[np.ndarray, np.ndarray]:
+    """[L] sources and [L] step indices; every run of As is a step, and a bar parts two steps with nothing between."""
+    sources, steps, step, before = [], [], -1, ""
+    for letter in letters:
+        step += letter == "A" != before
+        if letter != "|":
+            sources.append(LETTERS[letter])
+            steps.append(step if letter == "A" else -1)
+        before = letter
+    return np.array(sources, dtype=np.uint8), np.array(steps, dtype=np.int32)
+
+
+def batch(
+    rows: Sequence[tuple[Any, ...]],
+    *,
+    groups: Sequence[int] = (),
+    with_values: bool = False,
+    recursion: bool = True,
+    whitening: bool = True,
+    critic: bool = True,
+    length: int = 0,
+    states: Sequence[int] = (),
+) -> Batch:
+    """Rows of (letters, rewards of the steps, values of the tokens), what is left out being 0.
+
+    States are equal where the letters before are, unless they are given.
+
+    There may be more rewards than steps and more values than tokens, so that they can be drawn before the letters.
+    """
+    tokens = [_tokens(letters) for letters, *_ in rows]
+    shape = (len(rows), max(length, *(len(source) for source, _ in tokens)))
+    rewards, values, steps = np.zeros(shape), np.zeros(shape), np.full(shape, -1, dtype=np.int32)
+    before = [source[: np.argmax(index == k)] for source, index in tokens for k in range(index.max() + 1)]
+    acting, after = np.zeros((2, *shape), dtype=np.bool_)
+    for i, ((source, index), (_, step_rewards, *given)) in enumerate(zip(tokens, rows, strict=True)):
+        tokens_of_row = slice(len(source))
+        steps[i, tokens_of_row] = index
+        acting[i, tokens_of_row], after[i, tokens_of_row] = action_tokens(source), after_prompt(source)
+        for k, reward in zip(range(index.max() + 1), step_rewards, strict=False):
+            rewards[i, np.flatnonzero(index == k)[-1]] = reward
+        for of_row in given:
+            values[i, tokens_of_row] = of_row[: len(source)]
+    return Batch(
+        rewards=rewards,
+        values=values if with_values else None,
+        steps=steps,
+        time_steps=acting if recursion else after,
+        whitening_mask=acting if whitening else after,
+        critic_mask=acting if critic else after,
+        groups=np.array(groups or [0] * len(rows), dtype=np.int64),
+        states=np.array(states or [crc32(each.tobytes()) for each in before], dtype=np.int64),
+    )
+
+
+def progress(*rewards: float) -> list[dict[str, Any]]:
+    """Steps with these rewards, under `params`."""
+    return [{"rewards": {"progress": reward}} for reward in rewards]
