@@ -123,7 +123,7 @@ def test_the_best_policy_is_the_runs(task: Any, open_training: Callable[..., Any
         folder.save = saved
         iterate(training)
         assert len({*hashes}) == 4
-        folder.tidy(training.config.keep)
+        folder.tidy()
     assert sha256(folder.checkpoint / "policy") == hashes[1]
     assert (folder.progress.iterations, folder.progress.policy_version) == (4, 2)
     assert loop.checkpoint.progress(folder.checkpoint) == folder.progress
@@ -140,8 +140,8 @@ def test_a_run_without_a_better_policy_ends(task: Any, open_training: Callable[.
         with pytest.raises(KeyboardInterrupt):
             iterate(training)
     with open_training(task, changes) as training:
-        assert leaves_work(training.folder, training.config)
+        assert leaves_work(training.folder)
         iterate(training)
         assert (training.folder.finished, training.folder.progress.stopped) == (2, True)
-        assert not leaves_work(training.folder, training.config)
+        assert not leaves_work(training.folder)
     assert not scores

@@ -21,7 +21,7 @@ from agent_r1.params import load
 from agent_r1.params.places import RunId
 from agent_r1.records import Outcome, Question, Trajectory
 from agent_r1.tables import read_rows
-from flows.commands import graph
+from flows.commands import execute
 from flows.commands.look import chat
 from flows.evaluate import EvaluationRequest, evaluate
 from flows.report import report
@@ -127,7 +127,7 @@ def test_an_outage_is_the_worlds_fault_and_too_many_end_the_stage(project: Path,
 )
 def test_what_no_endpoint_can_be_asked(project: Path, inside: Inside, arguments: dict[str, str], message: str) -> None:
     with inside(project), pytest.raises(ValueError, match=message):
-        graph.evaluate(**arguments)  # type: ignore[arg-type]
+        execute.evaluate(**arguments)  # type: ignore[arg-type]
 
 
 def test_a_served_agent_answers_as_chat_does(

@@ -144,7 +144,7 @@ def test_values_are_refused_where_there_are_none() -> None:
         (["update.learning_rate=1.0"], "has no effect: a replay compares gradients, and takes no step"),
         (["credit.lamb=1"], "ppo replayed as ppo credit.lamb=1: unknown key 'credit.lamb'; did you mean 'lam'"),
         (["credit.lam=2"], r"credit.lam: .*less than or equal to 1; got 2"),
-        (["credit.loss_mask=false"], "loss_mask: false has no effect while"),
+        (["credit.loss_mask=false"], "loss_mask: false has no effect with"),
         (["credit.step_lam=0.5"], r"ppo replayed as ppo .*: estimator gae does not read credit.step_lam"),
     ],
 )

@@ -13,7 +13,7 @@ from mlflow import MlflowClient
 from agent_r1.params.places import RunId
 from agent_r1.records import Prediction, Trajectory
 from agent_r1.tables import read_rows
-from flows.commands import graph
+from flows.commands import execute
 from flows.evaluate import EvaluationRequest, evaluate
 from flows.report import report
 from flows.train import train
@@ -80,4 +80,4 @@ def test_the_report_has_every_seed(swept: Path) -> None:
 
 def test_a_baseline_has_no_seed(swept: Path, inside: Inside) -> None:
     with inside(swept), pytest.raises(ValueError, match="--seed and --sweep tell apart runs; give --run"):
-        graph.evaluate(baseline="base_tool_call", seed=1)
+        execute.evaluate(baseline="base_tool_call", seed=1)
