@@ -168,9 +168,8 @@ def env(p: EnvParams) -> Refusals:
     if p.max_action_tokens >= p.max_tokens:
         given = f"max_action_tokens {p.max_action_tokens}"
         yield f"{given} leaves no room for a prompt in max_tokens {p.max_tokens}; raise max_tokens"
-    if context.every > p.max_steps - (
-        2 if context.kind == "window" else 1
-    ):  # the last step that a rewriting can follow
+    after = 2 if context.kind == "window" else 1  # steps that the last rewriting leaves, at least
+    if context.every > p.max_steps - after:
         given = f"context.every {context.every} has no effect with kind: {context.kind} and max_steps {p.max_steps}"
         yield f"{given}, which end an episode before its context is rewritten; lower it, or raise max_steps"
 
