@@ -238,10 +238,10 @@ def run_pipeline(sweep: str = "", pool: str = "") -> None:
         except TerminationSignal:  # Prefect takes SIGTERM over while a flow runs
             sys.exit(TERMINATED)
         finally:
-            _send_pending_reports()
+            send_pending_reports()
 
 
-def _send_pending_reports() -> None:
+def send_pending_reports() -> None:
     """Sends reports while the server is still there; later, Prefect would try again for minutes."""
     with suppress(RuntimeError):  # raised where nothing was logged
         APILogWorker.instance().drain()

@@ -220,7 +220,10 @@ def prefect_server() -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port = probe.getsockname()[1]
-    with servers([server_part(port)]):
+    server = server_part(port)
+    server.log.unlink(missing_ok=True)
+    with running(server) as (_, process):
+        await_health(process, server)
         logger.info("Prefect at http://%s:%d while the pipeline runs", HOST, port)
         yield api_on(port)
 

@@ -255,12 +255,15 @@ def prefect() -> str:
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
+    from flows.pipeline import send_pending_reports
+
     if given := os.environ.get("PREFECT_API_URL"):
         require_server(given)
     with ExitStack() as stack:
         stack.enter_context(chdir(stack.enter_context(TemporaryDirectory())))
         url = given or stack.enter_context(prefect_server())
         stack.enter_context(temporary_settings({PREFECT_API_URL: url}))
+        stack.callback(send_pending_reports)
         run_id = flow(name="doctor")(lambda: None)(return_state=True).state_details.flow_run_id
         stored = stack.enter_context(get_client(sync_client=True)).read_flow_run(cast(UUID, run_id)).state
     if stored is None or not stored.is_completed():
