@@ -234,7 +234,7 @@ def api_on(port: int) -> str:
 
 
 def prefect_environment(api_url: str) -> dict[str, str]:
-    """This process's environment for one of Prefect's, which ends with this one and writes below .tracking alone."""
+    """The environment for a process of Prefect's, which ends with this process and writes below .tracking alone."""
     home, own = str(HOME.absolute()), {"PREFECT_API_URL": api_url, STARTED_BY: str(os.getpid())}
     return {**os.environ, "PREFECT_HOME": home, "PREFECT_LOCAL_STORAGE_PATH": f"{home}/storage", **own}
 

@@ -258,15 +258,3 @@ class Critic(nn.Module):
         with torch.autocast(ids.device.type, enabled=False):
             values: Tensor = self.head(hidden[:, :-1].float()).squeeze(-1)
         return nn.functional.pad(values, (1, 0))[mask]
-
-
-def _require_vocabulary(path: str | Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    if Path(path).is_dir() and not (Path(path) / "config.json").exists():
-        return  # a tokenizer alone
-    rows = load_pretrained(AutoConfig, path).get_text_config().vocab_size
-    ids = max(tokenizer.get_vocab().values()) + 1
-    if rows < ids:
-        raise ValueError(
-            f"the model of {str(path)!r} has a vocabulary of {rows} tokens and its tokenizer has {ids}; use the "
-            "tokenizer that belongs to the model, or resize the model's embeddings and save it again"
-        )
