@@ -135,7 +135,7 @@ def _whole(path: Path) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as fault:
         raise ValueError(
-            f"{path} is damaged ({fault}); delete it, then bring it back (`dvc checkout`) or rerun its stage"
+            f"{path} is damaged ({fault}); bring it back (`dvc checkout --force {path}`), or rerun its stage"
         ) from fault
 
 

@@ -93,8 +93,9 @@ class Policy:
             return Beneath(str(start), stored.params.rank)
         lacking = f"{start} is not the model that the adapters in {folder} were trained beside"
         if alone:
-            raise ValueError(f"{lacking}; bring it back (`dvc checkout`), or train the run to its end")
-        logger.warning("%s; they are merged and rounded: bring it back (`dvc checkout`), or see model.dtype", lacking)
+            raise ValueError(f"{lacking}; bring it back (`dvc checkout --force {start}`), or train the run to its end")
+        remedy = "bring it back (`dvc checkout --force`), or see model.dtype"
+        logger.warning("%s; they are merged and rounded: %s", lacking, remedy)
         return None
 
 

@@ -82,7 +82,7 @@ def _folder(places: Places, given: str, sweep: str) -> Path:
         if (folder / "predictions.parquet").exists():
             return folder
     known = [path.parent.name for path in sorted(labelled.parent.glob("*/predictions.parquet"))]
-    found = nearest(given, known) if known else "; evaluate it first, with `agent-r1 evaluate`"
+    found = nearest(given, known) if known else "; evaluate it first: `agent-r1 evaluate --help`"
     raise FileNotFoundError(f"there is no evaluation {given!r} in {labelled.parent}, and no such folder{found}")
 
 

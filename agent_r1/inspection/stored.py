@@ -187,7 +187,7 @@ class Selection:
         if question is None:
             raise ValueError(
                 f"question {trajectory.question_id!r} of {self._stored.run} is not among the prepared ones; "
-                "prepare the data that it was trained on (`dvc checkout` brings them back), or train it again"
+                "set prepare: as it was when the run was trained and run `dvc repro prepare`, or train the run again"
             )
         params = self._credit if credit else self._credit.model_copy(update={"rewards": self._credit.rewards.built_in})
         totals, parts = step_rewards(trajectory, params, self._max_tokens)

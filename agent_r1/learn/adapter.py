@@ -29,7 +29,7 @@ from agent_r1.pretrained import compute_dtype, default_device
 ADAPTER = "default"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 BENEATH = "beneath"  # key of `Stored.beneath` in the file of the weights
-REMEDY = "bring the policy back (`dvc checkout`, a backup), or train it again"
+REMEDY = "bring the policy back (`dvc checkout --force`, a backup), or train it again"
 
 Shapes = Mapping[str, tuple[str, list[int]]]  # peft's name of a tensor -> its type and shape
 
@@ -201,7 +201,7 @@ def _require_fit(stored: Stored, folder: Path, expected: Shapes, beneath: str) -
     if stored.beneath not in ("", beneath):
         raise ValueError(
             f"the adapters in {folder} were trained beside another model ({stored.beneath[:8]}..., not "
-            f"{beneath[:8]}...); bring that back (`dvc checkout`)"
+            f"{beneath[:8]}...); bring that back (`dvc checkout --force`)"
         )
     names = expected.keys() | stored.shapes
     wrong = sorted(name for name in names if expected.get(name) != stored.shapes.get(name))

@@ -194,7 +194,7 @@ def require_whole(folder: Path, part: str = "") -> None:
     if sums != _sums(folder):  # a training has just written a newer checkpoint
         require_whole(folder, part)
         return
-    remedy = "bring the checkpoint back (`dvc checkout`, a backup), or train it again with --fresh"
+    remedy = f"bring the checkpoint back (`dvc checkout --force {folder}`, a backup), or train it again with --fresh"
     if listed:
         raise ValueError(f"{changed} is missing or not as it was written, by {SUMS}; {remedy}")
     write = f"cd {shlex.quote(str(folder))} && find * -type f ! -name {SUMS} -exec sha256sum {{}} + > {SUMS}"

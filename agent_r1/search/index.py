@@ -17,7 +17,7 @@ from agent_r1.records import Passage
 from agent_r1.search import bm25
 from agent_r1.search.base import Passages, Positions, Ranker, Search, store
 from agent_r1.search.bm25 import BM25
-from agent_r1.search.remote import Health, RemoteIndex
+from agent_r1.search.remote import ANEW, Health, RemoteIndex
 
 META, PASSAGES, BM25_FOLDER, DENSE_FOLDER = "meta.json", "passages.arrow", "bm25", "dense"
 _REMEDY = "run the index stage (`dvc repro index`)"
@@ -146,7 +146,7 @@ def open_index(params: SearchParams, passages: Path, folder: Path) -> Cached:
     or with another encoder, or the server serves another index, and WorldFault if there is no server.
     """
     meta = _read_meta(folder)
-    _refuse_other_passages(f"the index at {folder}", meta.passages_hash, passages)
+    _refuse_other_passages(f"the index at {folder}", meta.passages_hash, passages, _REMEDY)
     if meta != _meta(params, meta.size, meta.passages_hash, encoder=meta.encoder_hash, served=meta.served_hash):
         raise ValueError(f"the index at {folder} was built with other settings than search: has now; {_REMEDY}")
     index = _open_remote(params, meta) if meta.kind == "remote" else open_local(folder)
@@ -161,8 +161,7 @@ def open_local(folder: Path) -> Index:
     if meta.dense and meta.encoder_hash != (now := model_hash(meta.dense.encoder)):
         raise ValueError(
             f"the index at {folder} was built with another encoder ({meta.encoder_hash[:12]}) than "
-            f"{meta.dense.encoder} is now ({now[:12]}); put the old one back, or build the index anew "
-            "(`dvc repro -f index`)"
+            f"{meta.dense.encoder} is now ({now[:12]}); put the old one back, or {ANEW}"
         )
     return Index(_ranker(meta, folder), Passages(folder / PASSAGES))
 
@@ -222,7 +221,8 @@ def _ranker(meta: Meta, folder: Path) -> Ranker:
 
 def _pin(params: SearchParams, passages: Path) -> Meta:
     served = RemoteIndex(params.remote).health()
-    _refuse_other_passages(f"the index served at {params.remote.url}", served.passages_hash, passages)
+    served_at = f"the index served at {params.remote.url}"
+    _refuse_other_passages(served_at, served.passages_hash, passages, "serve one of these passages")
     return _meta(params, served.size, served.passages_hash, served=served.index_hash)
 
 
@@ -231,13 +231,13 @@ def _open_remote(params: SearchParams, meta: Meta) -> RemoteIndex:
     if served_hash != meta.served_hash:
         raise ValueError(
             f"{params.remote.url} serves index {served_hash[:12]}, and {meta.served_hash[:12]} was pinned; "
-            f"serve that one, or {_REMEDY}"
+            f"serve that one, or {ANEW}"
         )
     return RemoteIndex(params.remote, meta.served_hash)
 
 
-def _refuse_other_passages(index: str, passages_hash: str, passages: Path) -> None:
+def _refuse_other_passages(index: str, passages_hash: str, passages: Path, remedy: str) -> None:
     if passages_hash != (own := sha256(passages)):
         raise ValueError(
-            f"{index} was built from other passages ({passages_hash[:12]}) than {passages} ({own[:12]}); {_REMEDY}"
+            f"{index} was built from other passages ({passages_hash[:12]}) than {passages} ({own[:12]}); {remedy}"
         )

@@ -15,6 +15,8 @@ from agent_r1.records import Passage
 from agent_r1.search.base import Search
 
 MAX_QUERY = 8192  # characters
+# DVC does not see that a server has changed.
+ANEW = "run the index stage anew (`dvc repro --single-item --force index`)"
 
 
 class SearchRequest(BaseModel):
@@ -78,8 +80,8 @@ class RemoteIndex(Search):
         reply = self._client.ask("POST", "/search", request.model_dump_json()).require_ok().parse(SearchReply)
         if self._index_hash and reply.index_hash != self._index_hash:
             raise ValueError(
-                f"{self._who} serves index {reply.index_hash[:12]} now, not {self._index_hash[:12]}; serve the same "
-                "index, or run `dvc repro index`"
+                f"{self._who} serves index {reply.index_hash[:12]} now, not {self._index_hash[:12]}; serve that one, "
+                f"or {ANEW}"
             )
         asked, found = len(request.queries), [len(each) for each in reply.results]
         if len(found) != asked or any(each > request.k for each in found):

@@ -239,7 +239,7 @@ def test_files_that_are_none_are_refused(make_learner: Make, tmp_path: Path, nam
     (tmp_path / "adapter" / name).unlink()
     if content is not None:
         (tmp_path / "adapter" / name).write_bytes(content)
-    with pytest.raises(ValueError, match=r"holds no adapters that were written here: .*`dvc checkout`"):
+    with pytest.raises(ValueError, match=r"holds no adapters that were written here: .*`dvc checkout --force`"):
         read_stored(tmp_path)
 
 
@@ -279,7 +279,7 @@ def test_tensors_that_do_not_fit_the_model_are_refused(
         lambda: require_fit(stored, tmp_path, tiny_model),
         lambda: load_adapter(learner.policy, LORA, tmp_path, learner.beneath),
     ):
-        with pytest.raises(ValueError, match=r"do not fit: '.*lora_A\.weight' is .*, not .*`dvc checkout`"):
+        with pytest.raises(ValueError, match=r"do not fit: '.*lora_A\.weight' is .*, not .*`dvc checkout --force`"):
             check()
 
 

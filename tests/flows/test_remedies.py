@@ -1,0 +1,237 @@
+"""Every command that a message names, typed in the state that the message describes."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agent_r1.params import load
+from agent_r1.params.places import RunId
+from agent_r1.records import Question
+from agent_r1.search.base import read_batches
+from agent_r1.search.index import open_index
+from agent_r1.tables import read_rows
+from agent_r1.tracking import registry
+from flows.dvc_files import require_dvc
+from flows.policies import policy_of, version_of
+from tests.fixtures import PLACES, Inside
+from tests.flows.conftest import ROOT, LayDvc, ServeIndex, WriteParams
+
+POLICY = PLACES.training(RunId("ppo")) / "checkpoint/policy"
+
+# The stages of the graph without their code, so that a copy of the small project is up to date.
+GRAPH = """
+stages:
+  prepare:
+    cmd: python -m flows prepare
+    params: [prepare]
+    outs: [data/prepared/passages.parquet, data/prepared/questions.parquet]
+  index:
+    cmd: python -m flows index
+    params: [search.kind, search.bm25, search.remote.url]
+    deps: [data/prepared/passages.parquet]
+    outs: [data/index]
+  warm_start:
+    cmd: python -m flows warm_start
+    deps: [data/index]
+    outs: [outputs/warm_start]
+  train:
+    foreach: [ppo]
+    do:
+      cmd: python -m flows train --run ${item}
+      deps: [outputs/warm_start]
+      outs: [{"outputs/train/${item}": {persist: true}}]
+"""
+
+
+@pytest.fixture(scope="module")
+def made(
+    tmp_path_factory: pytest.TempPathFactory, small_project: Path, write_params: WriteParams, lay_dvc: LayDvc
+) -> Path:
+    """The small project with DVC's copies of all that its stages made."""
+    folder = tmp_path_factory.mktemp("made")
+    for name in ("data", "outputs"):
+        shutil.copytree(small_project / name, folder / name)
+    (folder / "dvc.yaml").write_text(GRAPH)
+    write_params(folder, {})
+    lay_dvc(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        require_dvc("commit", "--force", "--quiet")
+    return folder
+
+
+@pytest.fixture
+def project(made: Path, tmp_path: Path, inside: Inside) -> Path:
+    """A copy of `made`, in which this process is."""
+    folder = tmp_path / "project"
+    shutil.copytree(made, folder, symlinks=True)
+    with inside(folder):
+        yield folder
+
+
+def typed(command: str) -> None:
+    """Runs a command as a shell does in which the project is installed. DVC asks nobody."""
+    scripts = Path(sys.executable).parent
+    environment = {**os.environ, "PATH": f"{scripts}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, shell=True, env=environment, stdin=subprocess.DEVNULL, text=True, capture_output=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def damage(path: Path) -> None:
+    """Cuts a file's end off. DVC's copy, which may be a link to the same file, stays as it is."""
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content[:-50])
+
+
+def remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def configured_index() -> object:
+    settings = load()
+    return open_index(settings.search, PLACES.passages, PLACES.index)
+
+
+def other_settings(params: Path) -> None:
+    params.write_text(re.sub(r"k1: [\d.]+", "k1: 2.5", params.read_text()))
+
+
+STATES: list[tuple[str, Callable[[Path], None], Path, Callable[[], object]]] = [
+    ("dvc checkout --force {}", damage, PLACES.questions, lambda: read_rows(PLACES.questions, Question)),
+    ("dvc checkout --force {}", damage, POLICY / "model.safetensors", lambda: policy_of(load(), RunId("ppo"))),
+    ("dvc repro prepare", remove, PLACES.passages, lambda: list(read_batches(PLACES.passages))),
+    ("dvc repro index", remove, PLACES.index, configured_index),
+    ("dvc repro index", other_settings, Path("params.yaml"), configured_index),
+    ("dvc repro warm_start", remove, PLACES.warm_start, lambda: policy_of(load(), "")),
+]
+
+
+@pytest.mark.parametrize(
+    ("command", "change", "path", "asks"), STATES, ids=[f"{row[0]} {row[2].name}" for row in STATES]
+)
+def test_a_named_command_mends_what_was_refused(
+    command: str, change: Callable[[Path], None], path: Path, asks: Callable[[], object], project: Path
+) -> None:
+    asks()
+    change(path)
+    with pytest.raises((ValueError, OSError)) as refused:
+        asks()
+    [named, *_] = re.findall("`([^`]+)`", str(refused.value))
+    assert re.fullmatch(re.escape(command).replace(r"\{\}", r"\S+"), named)
+    typed(named)
+    asks()
+
+
+def test_a_server_of_another_index(
+    project: Path, tmp_path: Path, serve_index: ServeIndex, write_params: WriteParams
+) -> None:
+    shutil.copytree(PLACES.index, tmp_path / "served")
+    write_params(project, {"search": {"kind": "remote", "remote": {"url": serve_index(tmp_path / "served")}}})
+    typed("dvc repro index")
+    opened = configured_index()
+    pinned = PLACES.index / "meta.json"
+    meta = json.loads(pinned.read_text())
+    pinned.unlink()
+    pinned.write_text(json.dumps(meta | {"served_hash": "0" * 64}))
+    require_dvc("commit", "--force", "--quiet", "index")
+    with pytest.raises(
+        ValueError, match="and 000000000000 was pinned; serve that one, or run the index stage"
+    ) as refused:
+        configured_index()
+    typed(*re.findall("`([^`]+)`", str(refused.value)))
+    assert configured_index().index_hash == opened.index_hash
+
+
+def test_what_is_not_trained_registered_or_promoted_yet(project: Path) -> None:
+    settings = load()
+    for asks in (
+        lambda: policy_of(settings, RunId("refilled")),  # agent-r1 train
+        lambda: version_of("refilled", settings),  # agent-r1 register
+        lambda: registry.find("models:/agent_r1@champion"),  # agent-r1 promote
+    ):
+        with pytest.raises((ValueError, OSError)) as refused:
+            asks()
+        typed(*re.findall("`([^`]+)`", str(refused.value)))
+        asks()
+
+
+HERE = "flows/test_remedies.py"
+BY_HAND = "it installs, serves, or only shows"
+# A command that a message names -> the test that types it, or why none does.
+COMMANDS = {
+    "agent-r1 chat{words}": "flows/test_chat.py",
+    "agent-r1 evaluate --help": BY_HAND,
+    "agent-r1 overlay base": "flows/test_overlay.py",
+    "agent-r1 pipeline --pool": "flows/operation/test_pool.py",
+    "agent-r1 promote {} --first": HERE,
+    "agent-r1 register {}": HERE,
+    "agent-r1 serve_agent": "flows/test_endpoint.py",
+    "agent-r1 serve_engine": "fixtures.py",
+    "agent-r1 serve_engine MODEL --port 8001": "fixtures.py",
+    "agent-r1 serve_engine MODEL --port PORT": "fixtures.py",
+    "agent-r1 serve_engine {}": "fixtures.py",
+    "agent-r1 train {}": HERE,
+    "agent-r1 worker": "flows/operation/test_worker.py",
+    "agent-r1 worker --pool {}": "flows/operation/test_worker.py",
+    "dvc checkout --force": HERE,
+    "dvc checkout --force {}": HERE,
+    "dvc config --local core.no_scm true": "flows/operation/test_doctor.py",
+    "dvc gc --workspace": "flows/operation/test_register.py",
+    "dvc pull": "flows/operation/test_remotes.py",
+    "dvc pull {}": "flows/operation/test_register.py",
+    "dvc push": "flows/operation/test_remotes.py",
+    "dvc push {}": "flows/operation/test_register.py",
+    "dvc remote add -d storage URL": "flows/operation/test_register.py",
+    "dvc repro": HERE,
+    "dvc repro --single-item --force index": HERE,
+    "dvc repro index": HERE,
+    "dvc repro prepare": HERE,
+    "dvc repro warm_start": HERE,
+    "git checkout {}": BY_HAND,
+    "make": BY_HAND,
+    "make repro": BY_HAND,
+    "make serve": BY_HAND,
+    "make ui": BY_HAND,
+    "mlflow db upgrade sqlite:///{}": "flows/operation/test_doctor.py",
+    "pip install -e .": BY_HAND,
+    "python -c 'import {}'": BY_HAND,
+    "python {}": BY_HAND,
+}
+
+
+def named_in_messages() -> set[str]:
+    """The commands in the sources' texts, docstrings apart; a replacement field is {}."""
+    found, programs = set[str](), {command.split()[0] for command in COMMANDS}
+    for path in [*(ROOT / "agent_r1").rglob("*.py"), *(ROOT / "flows").rglob("*.py")]:
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        parts = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+        said = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}  # docstrings
+        for node in nodes:
+            if isinstance(node, ast.JoinedStr):
+                text = "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts | said:
+                text = node.value
+            else:
+                continue
+            found |= {each for each in re.findall(r"`([^`\n]+)`", text) if each.split()[0] in programs}
+    return found
+
+
+def test_every_command_of_a_message_is_known() -> None:
+    assert named_in_messages() == COMMANDS.keys()
+    for command, where in COMMANDS.items():
+        if where != BY_HAND:
+            assert command.split()[1].partition("{")[0] in (ROOT / "tests" / where).read_text(), command
