@@ -28,6 +28,7 @@ from agent_r1.envs.kinds import attempts_at
 from agent_r1.envs.shared import Shared
 from agent_r1.learn.builtin import new_model, train_tokenizer
 from agent_r1.params import load
+from agent_r1.params.env import EnvParams
 from agent_r1.params.sections import override, validated
 from agent_r1.params.train import TrainParams
 from agent_r1.records import Passage, Question
@@ -243,13 +244,13 @@ def one_action_task(
 
 @pytest.fixture
 def open_training(tmp_path: Path) -> Callable[..., AbstractContextManager[Training]]:
-    """A training of a task of one action, with changes of `train`."""
+    """A training of a task of one action, or of another world, with changes of `train`."""
 
     @contextlib.contextmanager
-    def open_(task: Task, changes: dict[str, Any]) -> Iterator[Training]:
+    def open_(task: Task, changes: dict[str, Any], env: EnvParams = ONE_ACTION) -> Iterator[Training]:
         plain = load(PARAMS)
         engine = plain.engine.model_copy(update={"kind": "transformers"})
-        settings = plain.model_copy(update={"env": ONE_ACTION, "engine": engine})
+        settings = plain.model_copy(update={"env": env, "engine": engine})
         rollout = {"questions": sum(each.split == "train" for each in task.questions), "samples": 8}
         small = {"rollout": rollout, "update": {"learning_rate_decay": "none", "minibatches": 4}}
         config = validated(TrainParams, override(override(plain.train.model_dump(), small), changes), "train")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
@@ -11,10 +12,12 @@ import yaml
 
 from agent_r1.params import refusals
 from agent_r1.params.places import PARAMS, RunId
-from agent_r1.params.sections import validated
+from agent_r1.params.sections import bring_up, validated
 from agent_r1.params.whole import Params, fingerprint, variant_of
 
 __all__ = ["SHIPPED", "Params", "RunId", "fingerprint", "load", "variant_of"]
+
+logger = logging.getLogger(__name__)
 
 refusals.register()
 
@@ -43,4 +46,7 @@ def load(path: Path = Path(PARAMS)) -> Params:
 @lru_cache(maxsize=8)
 def _parsed(text: str) -> Any:
     """What YAML says; a stage asks several times, and its reader takes longer than all checks."""
-    return yaml.safe_load(text)
+    content = yaml.safe_load(text)
+    if changes := list(bring_up(content)):
+        logger.warning("the parameters are an earlier version's; bring them up to date: %s", "; ".join(changes))
+    return content

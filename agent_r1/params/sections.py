@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import json
 import reprlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from types import UnionType
 from typing import Annotated, Any, Self, TypeVar, get_args, get_origin, get_type_hints
 
@@ -76,6 +78,13 @@ CONSTANTS: dict[str, Any] = {
     "train.rollout.top_p": 1.0,
 }
 
+# Keys that earlier versions did not have -> the value that does what those did. Stored runs lack them; * is any name.
+NEUTRAL: dict[str, Any] = {
+    "env.gymnasium.*.success": None,
+    "model.packing": False,
+    "warm_start.checkpoint_every": 0,
+}
+
 S = TypeVar("S", bound=Section)
 
 
@@ -108,6 +117,30 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in nested.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat
+
+
+def of_today(stored: Mapping[str, Any], today: Iterable[str]) -> dict[str, Any]:
+    """Stored parameters by the keys that there are `today`: without the constants, with the neutral values."""
+    kept = {name: value for name, value in stored.items() if name not in CONSTANTS or value != CONSTANTS[name]}
+    later = [name for name in today if name not in stored]
+    return kept | {name: value for name in later for key, value in NEUTRAL.items() if fnmatchcase(name, key)}
+
+
+def bring_up(content: Any) -> Iterator[str]:
+    """Changes the content of an earlier version's parameter file to say today what it said then; names each change."""
+    for name, value in {**CONSTANTS, **NEUTRAL}.items():
+        *parents, key = name.split(".")
+        section = content
+        for parent in parents:
+            section = section.get(parent) if isinstance(section, dict) else None
+        if not isinstance(section, dict):
+            continue
+        if name in NEUTRAL and key not in section:
+            section[key] = value
+            yield f"{name} is missing, and taken as {json.dumps(value)}"
+        elif name in CONSTANTS and section.get(key) == value:
+            del section[key]
+            yield f"{name} is no knob, and {json.dumps(value)} in every run"
 
 
 def validated(kind: type[S], content: dict[str, Any], where: str) -> S:

@@ -123,9 +123,9 @@ class TrainedEngine:
         return trajectories, hits | refilled | of_tools | {"tool/waiting_share": waiting}
 
     def validate(self, unseen: Sequence[Question], iteration: int, *, seed: int) -> list[Trajectory]:
-        """The greedy trajectories of the learner's weights."""
+        """The greedy trajectories of the learner's weights, which the iteration made."""
         batch = self.batch(unseen, iteration, seed=seed, credit=self.config.credit)
-        with self.awake():
+        with self.awake(), self.shared.journaled(self.folder.journal(iteration + 1)):
             self.load_weights()
             trajectories = self._play(attempts_at(unseen, self.shared), batch, greedy=True)
         self.shared.index.take_hit_share()  # the next rollouts count their own hits alone

@@ -39,7 +39,7 @@ class Iterations:
         return self.path / "credit" / f"{iteration:03d}.parquet"
 
     def journal(self, iteration: int) -> Path:
-        """The world's answers during collection; the file is removed when a checkpoint covers the iteration."""
+        """The world's answers in the validation before an iteration and in its collection."""
         return self.path / "journal" / f"{iteration:03d}.jsonl"
 
     def is_collected(self, iteration: int) -> bool:
@@ -123,7 +123,11 @@ class Checkpoints(Iterations):
             record = replace(record, rollbacks=rollbacks)
         checkpoint.save(self.checkpoint, learner, record)
         self.progress = self.saved = record
-        for covered in range(finished):
+        self.remove_covered_journals()
+
+    def remove_covered_journals(self) -> None:
+        """Removes the journals of the iterations that the checkpoint covers: nothing there is asked again."""
+        for covered in range(self.saved.iterations if self.saved else 0):
             self.journal(covered).unlink(missing_ok=True)
 
     def stop(self, learner: Learner) -> None:
@@ -216,6 +220,7 @@ class RunFolder(Checkpoints):
             if self.path.exists():
                 logger.info("%s: going on after %d finished iterations", self.path, self.finished)
             self.remove_sampler()  # of a process that was killed
+            self.remove_covered_journals()
             write_start(self.path, self.identity)
             yield self
 
@@ -234,6 +239,7 @@ class RunFolder(Checkpoints):
         Raises ValueError if the best policy is not as it was written.
         """
         remove_folder(self.good)
+        remove_folder(self.journal(0).parent)
         if not self.config.keep.learner:
             remove_folder(self.checkpoint / checkpoint.LEARNER)
         if best := checkpoint.progress(self.best):

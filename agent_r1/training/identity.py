@@ -12,7 +12,7 @@ from agent_r1 import facts
 from agent_r1.facts import differences, differing, some
 from agent_r1.files import move_aside
 from agent_r1.params import Params, fingerprint
-from agent_r1.params.sections import CONSTANTS, flatten
+from agent_r1.params.sections import flatten, of_today
 from agent_r1.params.train import TrainParams
 
 START = "start.json"
@@ -61,8 +61,7 @@ class Identity:
 
     def differences_from(self, earlier: Identity) -> list[str]:
         """The differences in words, such as `train.credit.lam 0.99 -> 0.95`; [] for the same run."""
-        kept = CONSTANTS.items()  # keys of earlier versions
-        parameters = {name: value for name, value in earlier.parameters.items() if (name, value) not in kept}
+        parameters = of_today(earlier.parameters, self.parameters)
         return differences(parameters, self.parameters) + differences(earlier.inputs, self.inputs)
 
     def take_up(

@@ -269,15 +269,38 @@ def test_between_two_checkpoints_the_policy_has_a_folder_of_its_own(tmp_path: Pa
 
 
 def test_a_journal_goes_when_a_checkpoint_covers_its_iteration(folder: RunFolder, learner: Learner) -> None:
-    journals = [folder.journal(iteration) for iteration in range(3)]
+    there = lay_journals(folder, 3)
+    folder.forget(1)  # what is collected again hears what it heard
+    folder.finish(learner, finished=2)
+    assert there() == [True, True, True]
+    folder.save(learner, finished=2)
+    assert there() == [False, False, True]
+
+
+def lay_journals(folder: RunFolder, count: int) -> Callable[[], list[bool]]:
+    """Journals of the first iterations; says which of them are there."""
+    journals = [folder.journal(iteration) for iteration in range(count)]
     journals[0].parent.mkdir()
     for journal in journals:
         journal.touch()
-    folder.forget(1)  # what is collected again hears what it heard
-    folder.finish(learner, finished=2)
-    assert [journal.exists() for journal in journals] == [True, True, True]
-    folder.save(learner, finished=2)
-    assert [journal.exists() for journal in journals] == [False, False, True]
+    return lambda: [journal.exists() for journal in journals]
+
+
+def test_journals_go_that_a_process_left_which_was_killed_after_a_checkpoint(path: Path) -> None:
+    there = lay_journals(run_folder(path), 4)
+    folder = taken_up(path)
+    assert there() == [False, False, True, True]
+    folder.forget(2)  # as is done before an iteration is collected again
+    assert there() == [False, False, True, True]
+
+
+def test_a_complete_run_keeps_no_journal(path: Path) -> None:
+    """Neither of its last validation, nor of an iteration ahead that never came."""
+    there = lay_journals(run_folder(path), 4)
+    folder = taken_up(path, iterations=2)
+    assert there() == [False, False, True, True], "a validation may be left to do"
+    folder.tidy()
+    assert not folder.journal(0).parent.exists()
 
 
 def test_history_is_what_finished_iterations_measured(path: Path) -> None:
