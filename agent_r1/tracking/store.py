@@ -5,6 +5,7 @@ MLflow's own button *Share* saves a view in the same way: as a tag of the experi
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -12,15 +13,17 @@ import sqlite3
 import sys
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from agent_r1 import files
 from agent_r1.harmless import without_password
-from agent_r1.params.places import tracking_folder
+from agent_r1.params.places import own_tracking_folder, tracking_folder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Experiment
 
 EXPERIMENT = "agent_r1"
 SERVER = "MLFLOW_TRACKING_URI"
@@ -35,6 +38,7 @@ LOCATED = (  # columns of MLflow's tables that name files
 )
 BUSY_S = 20.0  # to wait for another process that writes, as MLflow does
 PASSING = {"TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "RESOURCE_EXHAUSTED"}  # MLflow's error codes
+PASSING_IN_SQLITE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL}
 QUIET = {
     "DO_NOT_TRACK": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -46,6 +50,7 @@ PORT = 5000  # of MLflow's UI, as `make ui` starts it
 MLFLOW_UI = "AGENT_R1_MLFLOW_UI"  # set by `make serve` for its worker: where a browser finds MLflow
 NOTE, KIND = "mlflow.note.content", "mlflow.experimentKind"  # MLflow's own tags
 VIEW = "comparison"
+SHARED_VIEW = f"mlflow.sharedViewState.{VIEW}"
 FINAL = "final/success"
 INTERVAL = "interval"  # a tag: the bounds of a run's final success, as text
 CHARTS = ("rollout/success", "reward/total", "validation/success", "value/explained_variance")
@@ -76,43 +81,105 @@ def open_store() -> tuple[MlflowClient, str]:
     """A client and the experiment's id; both are created under a file lock, which parallel stages wait for.
 
     A project that was moved or copied keeps its files with itself from then on, those of earlier runs too. A store that
-    cannot be used for now raises faults that `passing_fault` knows, here and at every call of the client.
+    cannot be used for now raises faults that `mendable_fault` knows, here and at every call of the client.
     """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)  # mlflow reads them when it is imported
     from mlflow import MlflowClient
 
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # tells each fault, which it also raises
     with locked("lock"):
-        client = MlflowClient(store_uri())  # creates or checks the tables
-        found = client.get_experiment_by_name(EXPERIMENT)
+        if not _server() and not store_file().exists():
+            _make_store(store_file())
+        client = MlflowClient(store_uri())
+        found = client.get_experiment_by_name(EXPERIMENT) or _renamed(client)
         if found is None:
             return client, client.create_experiment(EXPERIMENT, None if _server() else _artifacts().as_uri())
+        if found.lifecycle_stage != "active":
+            raise ValueError(
+                f"MLflow's experiment {found.name} is in the trash; `{_mlflow()} experiments restore --experiment-id "
+                f"{found.experiment_id}` brings it back with its runs"
+            )
         if not _server() and (before := _elsewhere(found.artifact_location)):
             _bring_home(before)
         return client, found.experiment_id
 
 
-def passing_fault(fault: BaseException) -> ConnectionError | None:
-    """One message for MLflow's faults of a store that cannot be used for now; None for any other fault.
+def _make_store(file: Path) -> None:
+    """Makes the store under another name, and renames it when it is whole.
 
-    Such are a server that does not answer or is overloaded, and a database that is locked or away. MLflow has one class
-    of exceptions for them and for wrong requests.
+    MLflow takes an empty file through all its schemas, for seconds and without a transaction: killed meanwhile, it
+    would leave a store that it never opens again.
+    """
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    for left in file.parent.glob(f".{file.name}.*"):
+        left.unlink()  # of a process that was killed in here, since the lock is held
+    if (journal := file.with_name(f"{file.name}-journal")).exists():
+        files.move_aside(journal, file.parent)  # of a store that was moved away: SQLite would put it into this one
+    with files.replacing(file) as new:
+        new.touch(0o600)
+        made = SqlAlchemyStore(f"sqlite:///{new}", _artifacts().as_uri())  # type: ignore[no-untyped-call]
+        made.engine.dispose()
+
+
+def _renamed(client: MlflowClient) -> Experiment | None:
+    """The project's experiment under another name, which its runs are in: the view that was saved in it tells."""
+    from mlflow.entities import ViewType
+
+    for found in client.search_experiments(ViewType.ALL, filter_string=f"tags.`{SHARED_VIEW}` LIKE '%'"):
+        warn_once(
+            f"MLflow's experiment {EXPERIMENT} is called {found.name} now, and runs go there; `{_mlflow()} experiments "
+            f"rename --experiment-id {found.experiment_id} --new-name {EXPERIMENT}` gives it its name back"
+        )
+        return found
+    return None
+
+
+@functools.cache
+def warn_once(message: str) -> None:
+    """Warns once in a process, however often the store is read."""
+    logger.warning("%s", message)
+
+
+def _mlflow() -> str:
+    """MLflow's command line for this store."""
+    return "mlflow" if _server() else f"{SERVER}={quote(store_uri())} mlflow"
+
+
+def mendable_fault(fault: BaseException) -> OSError | ValueError | None:
+    """One message for MLflow's faults that a user can mend; None for any other fault.
+
+    A ConnectionError is for a store that cannot be used for now: a server that does not answer or is overloaded, a
+    database that is locked, a full disk. A ValueError is for one that is gone or damaged, and for a run in the trash.
+    MLflow has one class of exceptions for them and for wrong requests.
     """
     if "mlflow" not in sys.modules:
         return None
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import OperationalError
 
-    code = fault.error_code if isinstance(fault, MlflowException) else ""
+    code, cause = fault.error_code if isinstance(fault, MlflowException) else "", _of_sqlite(fault)
+    if cause and cause.sqlite_errorcode == sqlite3.SQLITE_READONLY_DBMOVED:
+        return ValueError(f"{store_file()} was removed meanwhile; put it back, or start again, which makes a new one")
+    if cause and cause.sqlite_errorcode & 0xFF not in PASSING_IN_SQLITE:
+        return ValueError(_explained(_server(), store_file(), _first_line(cause)))
+    if "must be in the 'active' state" in str(fault):
+        return ValueError(f"{_first_line(fault)} Restore it in MLflow, or start again, which makes a new run")
     # MLflow gives a request that ended without an answer no code of its own.
     unanswered = code == "INTERNAL_ERROR" and isinstance(fault.__context__, OSError)
-    if not (unanswered or code in PASSING or isinstance(fault, OperationalError)):
+    if not (unanswered or code in PASSING or cause or isinstance(fault, OperationalError)):
         return None
     return ConnectionError(
-        f"MLflow's store {without_password(store_uri())} cannot be used for now ({_first_line(fault)}); see that it is "
-        "up and that nothing locks it"
+        f"MLflow's store {without_password(store_uri())} cannot be used for now ({_first_line(cause or fault)}); see "
+        "that it is up, that nothing locks it, and that its disk has room"
     )
+
+
+def _of_sqlite(fault: BaseException | None) -> sqlite3.Error | None:
+    """The fault of SQLite that a fault of MLflow's or SQLAlchemy's stands for."""
+    return fault if fault is None or isinstance(fault, sqlite3.Error) else _of_sqlite(fault.__cause__)
 
 
 def store_file() -> Path:
@@ -127,7 +194,7 @@ def store_uri() -> str:
 
 def locked(name: str) -> AbstractContextManager[None]:
     """Holds a lock of this project's clone on this machine; the kernel frees it when the process ends."""
-    return files.locked(tracking_folder() / name)
+    return files.locked(own_tracking_folder() / name)
 
 
 def _artifacts() -> Path:
@@ -181,7 +248,11 @@ def require_store() -> str:
     before = None if server else _named_by(file)
     try:
         open_store()
+    except ValueError:
+        raise  # one of this project's, with its remedy
     except Exception as fault:  # of MLflow, SQLAlchemy, Alembic or SQLite
+        if not server and (mendable := mendable_fault(fault)):
+            raise mendable from fault
         raise ValueError(_explained(server, file, _first_line(fault))) from fault
     moved = f", which came from {before.parents[1]} and keeps here what is logged from now on" if before else ""
     return without_password(server) or f"{file}{moved}"
@@ -204,7 +275,11 @@ def _explained(server: str, file: Path, said: str) -> str:
             f"{file} was written by another version of MLflow ({said.partition(' Take a backup')[0]}); "
             f"copy it, then `mlflow db upgrade sqlite:///{file}`, or install the MLflow that wrote it, if that is newer"
         )
-    return f"{file} cannot be opened ({said}); move it away, and the next training makes a new one"
+    aside, named = quote(f"{file.parent}/damaged"), quote(str(file))
+    return (
+        f"{file} cannot be used ({said}), perhaps because a start was killed while it made it; move it away "
+        f"(`mkdir {aside} && mv {named}* {aside}`), and the next start makes a new one"
+    )
 
 
 def comparison(port: int = PORT) -> str:
@@ -225,7 +300,7 @@ def lay_view(client: MlflowClient, experiment: str) -> None:
     there = client.get_experiment(experiment).tags
     own = {NOTE: ABOUT, KIND: "custom_model_development"}  # which opens on trainings, not on chats
     laid = {name: value for name, value in own.items() if name not in there}
-    laid[f"mlflow.sharedViewState.{VIEW}"] = json.dumps(_view())
+    laid[SHARED_VIEW] = json.dumps(_view())
     for name, value in laid.items():
         if there.get(name) != value:
             client.set_experiment_tag(experiment, name, value)
