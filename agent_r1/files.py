@@ -160,32 +160,21 @@ def is_own(path: Path, kind: int, *, closed: int) -> bool:
     return stat.S_IFMT(found.st_mode) == kind and found.st_uid == os.getuid() and not found.st_mode & closed
 
 
-def closed_folder(folder: Path, locks: Sequence[str] = ()) -> Path:
-    """Makes a folder that this user alone may enter, or takes away the permissions of others to it and all in it.
+def closed_folder(folder: Path) -> Path:
+    """Makes a folder that this user alone may enter, or takes others' permissions away from it and all that it holds.
 
-    Others can still hold a lock file that they opened before: `locks` are patterns of files that are removed then, and
-    that the next process makes anew. Raises ValueError, and changes nothing, if the folder is a link, or anything in it
-    is another user's.
+    Raises ValueError for a link, and for a folder of another user's.
     """
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700, parents=True)
-    if is_own(folder, stat.S_IFDIR, closed=0o077):
-        return folder
-    found = dict[Path, os.stat_result]()
-    for path in (folder, *folder.rglob("*")):
-        with suppress(FileNotFoundError):  # others of this user's processes may be at work here
-            found[path] = path.lstat()
-    foreign = [path for path, each in found.items() if each.st_uid != os.getuid()]
-    if foreign or not is_own(folder, stat.S_IFDIR, closed=0):
-        wrong = f"{foreign[0]} belongs to another user" if foreign else f"{folder} is no folder"
-        raise ValueError(f"{wrong}; move it away (`mv {folder} {folder}.aside`), and a new one is made")
-    for path, each in found.items():
-        if not stat.S_ISLNK(each.st_mode):
-            with suppress(FileNotFoundError):
-                path.chmod(stat.S_IMODE(each.st_mode) & ~0o077)
-    for path in [each for pattern in locks for each in folder.glob(pattern)]:
-        path.unlink(missing_ok=True)
-    logger.warning("closed %s to other users of this machine, who could enter it until now", folder)
+    if not is_own(folder, stat.S_IFDIR, closed=0):
+        remedy = f"move it away (`mv {folder} {folder}.aside`), and a new one is made"
+        raise ValueError(f"{folder} is no folder of your own, but a link, a file or another user's; {remedy}")
+    if not is_own(folder, stat.S_IFDIR, closed=0o077):
+        for path in (folder, *(each for each in folder.rglob("*") if not each.is_symlink())):
+            with suppress(FileNotFoundError):  # other processes of this user may be at work here
+                path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o077)
+        logger.warning("closed %s to other users of this machine, who could enter it until now", folder)
     return folder
 
 

@@ -20,7 +20,7 @@ from ruamel.yaml import YAML
 from agent_r1.facts import differences
 from agent_r1.files import write_text
 from agent_r1.params import Params
-from agent_r1.params.places import PARAMS, own_tracking_folder
+from agent_r1.params.places import PARAMS, tracking_folder
 from agent_r1.params.sections import flatten, nearest, override, validated
 
 FOLDER = Path("overlays")
@@ -58,7 +58,7 @@ def lay_out(name: str, folder: Path) -> None:
     composed = compose(_base(), name, own_folder=True)
     if (path := folder / PARAMS).exists() and not _is_as_composed(path.read_bytes().decode()):
         raise ValueError(f"{path} was edited; edit {FOLDER}/{name}.yaml instead, and remove {path}")
-    own_tracking_folder()
+    tracking_folder().mkdir(exist_ok=True)
     for link, shared in SHARED.items():
         _link(folder / link, Path(shared))
     if not (config := folder / ".dvc/config").exists():

@@ -22,9 +22,8 @@ from typing import IO
 import psutil
 from filelock import FileLock, Timeout
 
-from agent_r1.files import closed_folder, is_own, locked, write_text
+from agent_r1.files import is_own, locked, write_text
 from agent_r1.harmless import without_password
-from agent_r1.params.places import own_tracking_folder
 
 GRACE_S = 10.0
 WATCH_S = 0.5
@@ -32,8 +31,8 @@ HOST = "127.0.0.1"
 STARTUP_S = 120.0
 ANSWER_S = 5.0
 HOME = Path(".tracking/prefect")  # keeps the history of pipelines that had no server of their own
-SERVED = HOME / "served"  # the address of the server that holds the lock beside it, and serves this clone
-SERVED_LOCK = HOME / "served.lock"
+SERVED = HOME / "served"  # the address of the server that holds this lock, and serves this clone
+SERVED_LOCK = HOME.parent / "locks/served"
 PASSWORD = HOME / "password"  # of that server
 STARTED_BY = "AGENT_R1_STARTED_BY"  # the variable in which a supervised process finds the one that started it
 PIPELINE = "AGENT_R1_PIPELINE"  # the variable in which a stage finds the process of the pipeline that it is part of
@@ -199,7 +198,7 @@ def known(api_url: str) -> Iterator[None]:
     def refuse() -> None:
         raise ValueError(f"`make serve` serves this clone already, at {SERVED.read_text()}; end that first")
 
-    with locked(prefect_home() / SERVED_LOCK.name, refuse):
+    with locked(SERVED_LOCK, refuse):
         write_text(SERVED, api_url)
         SERVED.chmod(0o600)
         yield
@@ -270,13 +269,8 @@ def server_part(port: int, password: str = "") -> Supervised:
 
 def log_path(part: str) -> Path:
     """The log of a part that runs in the background."""
-    return prefect_home() / f"{part}.log"
-
-
-def prefect_home() -> Path:
-    """HOME, made or closed to other users of the machine."""
-    own_tracking_folder()
-    return closed_folder(HOME)
+    HOME.mkdir(parents=True, exist_ok=True)
+    return HOME / f"{part}.log"
 
 
 def await_health(process: subprocess.Popen[str], part: Supervised) -> None:

@@ -24,7 +24,7 @@ import psutil
 
 from agent_r1 import params
 from agent_r1.files import closed_folder, is_own, locked_some
-from agent_r1.params.places import NAMED_BY_DVC, RunId, own_tracking_folder, project_root, tracking_folder
+from agent_r1.params.places import NAMED_BY_DVC, RunId, project_root, tracking_folder
 from flows.processes import IMPORTING, OF_CLIENTS, PASSWORD, end_with_parent, own_server, server_answers
 from flows.terminal import HarmlessFormatter, configure_logging, show_traceback
 
@@ -171,7 +171,7 @@ def prepare_process() -> None:
 
     Imports look in the root first, for the project's own tools, rewards and worlds; Python itself would look in the
     current folder for `python -m flows`, and in the script's folder for `agent-r1`. Must be called before torch is
-    imported. If params.yaml cannot be read, the command itself says so.
+    imported. If params.yaml cannot be read, the command itself says so. Other users may not enter the folders of locks.
     """
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -183,10 +183,9 @@ def prepare_process() -> None:
     except (ValueError, OSError):
         return
     sys.path.insert(0, str(root))
-    if tracking_folder().exists():
-        own_tracking_folder()
-    if Path(".dvc").exists():
-        closed_folder(Path(".dvc/tmp").resolve())  # DVC's own locks
+    for kept in (tracking_folder(), Path(".dvc/tmp").resolve()):  # the locks of the clone, and DVC's
+        if kept.parent.exists() and is_own(kept.parent, stat.S_IFDIR, closed=0):
+            closed_folder(kept)
     try:
         threads = params.load().model.threads
     except (ValueError, OSError):

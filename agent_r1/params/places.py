@@ -10,7 +10,6 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator
 
-from agent_r1.files import closed_folder
 from agent_r1.params.sections import Section
 
 PARAMS = "params.yaml"  # marks the project's root
@@ -37,11 +36,6 @@ def tracking_folder() -> Path:
     has a folder of its own, by a link.
     """
     return (Path(os.environ.get("DVC_ROOT") or project_root()) / ".tracking").resolve()
-
-
-def own_tracking_folder() -> Path:
-    """The tracking folder, made or closed to other users of the machine."""
-    return closed_folder(tracking_folder(), locks=("*lock", "prefect/*lock"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from agent_r1 import files
 from agent_r1.harmless import without_password
-from agent_r1.params.places import own_tracking_folder, tracking_folder
+from agent_r1.params.places import tracking_folder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -38,6 +38,7 @@ LOCATED = (  # columns of MLflow's tables that name files
 )
 BUSY_S = 20.0  # to wait for another process that writes, as MLflow does
 PASSING = {"TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "RESOURCE_EXHAUSTED"}  # MLflow's error codes
+READONLY = "attempt to write a readonly database"  # SQLite's words
 PASSING_IN_SQLITE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL}
 QUIET = {
     "DO_NOT_TRACK": "true",
@@ -81,7 +82,7 @@ def open_store() -> tuple[MlflowClient, str]:
     """A client and the experiment's id; both are created under a file lock, which parallel stages wait for.
 
     A project that was moved or copied keeps its files with itself from then on, those of earlier runs too. A store that
-    cannot be used for now raises faults that `mendable_fault` knows, here and at every call of the client.
+    cannot be used raises faults that `mendable_fault` knows, here and at every call of the client.
     """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)  # mlflow reads them when it is imported
@@ -93,14 +94,9 @@ def open_store() -> tuple[MlflowClient, str]:
         if not _server() and not store_file().exists():
             _make_store(store_file())
         client = MlflowClient(store_uri())
-        found = client.get_experiment_by_name(EXPERIMENT) or _renamed(client)
+        found = _experiment(client)
         if found is None:
             return client, client.create_experiment(EXPERIMENT, None if _server() else _artifacts().as_uri())
-        if found.lifecycle_stage != "active":
-            raise ValueError(
-                f"MLflow's experiment {found.name} is in the trash; `{_mlflow()} experiments restore --experiment-id "
-                f"{found.experiment_id}` brings it back with its runs"
-            )
         if not _server() and (before := _elsewhere(found.artifact_location)):
             _bring_home(before)
         return client, found.experiment_id
@@ -124,28 +120,29 @@ def _make_store(file: Path) -> None:
         made.engine.dispose()
 
 
-def _renamed(client: MlflowClient) -> Experiment | None:
-    """The project's experiment under another name, which its runs are in: the view that was saved in it tells."""
+def _experiment(client: MlflowClient) -> Experiment | None:
+    """The project's experiment; one that was renamed is known by the view that is saved in it, and goes on."""
     from mlflow.entities import ViewType
 
-    for found in client.search_experiments(ViewType.ALL, filter_string=f"tags.`{SHARED_VIEW}` LIKE '%'"):
-        warn_once(
-            f"MLflow's experiment {EXPERIMENT} is called {found.name} now, and runs go there; `{_mlflow()} experiments "
-            f"rename --experiment-id {found.experiment_id} --new-name {EXPERIMENT}` gives it its name back"
-        )
-        return found
-    return None
+    found = client.get_experiment_by_name(EXPERIMENT)
+    for renamed in () if found else client.search_experiments(ViewType.ALL, 1, f"tags.`{SHARED_VIEW}` LIKE '%'"):
+        found = renamed
+    if found is None:
+        return None
+    shell = f"`{'' if _server() else f'{SERVER}={quote(store_uri())} '}mlflow experiments"
+    if found.lifecycle_stage != "active":
+        remedy = f"{shell} restore --experiment-id {found.experiment_id}` brings it back with its runs"
+        raise ValueError(f"MLflow's experiment {found.name} is in the trash; {remedy}")
+    if found.name != EXPERIMENT:
+        remedy = f"{shell} rename --experiment-id {found.experiment_id} --new-name {EXPERIMENT}` names it back"
+        warn_once(f"MLflow's experiment {EXPERIMENT} is called {found.name} now, and runs go there; {remedy}")
+    return found
 
 
 @functools.cache
 def warn_once(message: str) -> None:
     """Warns once in a process, however often the store is read."""
     logger.warning("%s", message)
-
-
-def _mlflow() -> str:
-    """MLflow's command line for this store."""
-    return "mlflow" if _server() else f"{SERVER}={quote(store_uri())} mlflow"
 
 
 def mendable_fault(fault: BaseException) -> OSError | ValueError | None:
@@ -158,28 +155,23 @@ def mendable_fault(fault: BaseException) -> OSError | ValueError | None:
     if "mlflow" not in sys.modules:
         return None
     from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import OperationalError
+    from sqlalchemy.exc import DBAPIError, OperationalError
 
-    code, cause = fault.error_code if isinstance(fault, MlflowException) else "", _of_sqlite(fault)
-    if cause and cause.sqlite_errorcode == sqlite3.SQLITE_READONLY_DBMOVED:
-        return ValueError(f"{store_file()} was removed meanwhile; put it back, or start again, which makes a new one")
-    if cause and cause.sqlite_errorcode & 0xFF not in PASSING_IN_SQLITE:
+    below = fault.__cause__ if isinstance(fault, MlflowException) else fault
+    cause = below.orig if isinstance(below, DBAPIError) else below
+    if isinstance(cause, sqlite3.Error) and cause.sqlite_errorcode & 0xFF not in PASSING_IN_SQLITE:
         return ValueError(_explained(_server(), store_file(), _first_line(cause)))
     if "must be in the 'active' state" in str(fault):
         return ValueError(f"{_first_line(fault)} Restore it in MLflow, or start again, which makes a new run")
+    code = fault.error_code if isinstance(fault, MlflowException) else ""
     # MLflow gives a request that ended without an answer no code of its own.
     unanswered = code == "INTERNAL_ERROR" and isinstance(fault.__context__, OSError)
-    if not (unanswered or code in PASSING or cause or isinstance(fault, OperationalError)):
+    if not (unanswered or code in PASSING or isinstance(cause, sqlite3.Error) or isinstance(fault, OperationalError)):
         return None
     return ConnectionError(
         f"MLflow's store {without_password(store_uri())} cannot be used for now ({_first_line(cause or fault)}); see "
         "that it is up, that nothing locks it, and that its disk has room"
     )
-
-
-def _of_sqlite(fault: BaseException | None) -> sqlite3.Error | None:
-    """The fault of SQLite that a fault of MLflow's or SQLAlchemy's stands for."""
-    return fault if fault is None or isinstance(fault, sqlite3.Error) else _of_sqlite(fault.__cause__)
 
 
 def store_file() -> Path:
@@ -194,7 +186,7 @@ def store_uri() -> str:
 
 def locked(name: str) -> AbstractContextManager[None]:
     """Holds a lock of this project's clone on this machine; the kernel frees it when the process ends."""
-    return files.locked(own_tracking_folder() / name)
+    return files.locked(files.closed_folder(tracking_folder()) / "locks" / name)
 
 
 def _artifacts() -> Path:
@@ -275,6 +267,9 @@ def _explained(server: str, file: Path, said: str) -> str:
             f"{file} was written by another version of MLflow ({said.partition(' Take a backup')[0]}); "
             f"copy it, then `mlflow db upgrade sqlite:///{file}`, or install the MLflow that wrote it, if that is newer"
         )
+    if said == READONLY:
+        remedy = f"`chmod u+w {file}` if it is there, and start again, which makes a missing one"
+        return f"{file} was removed while it was in use, or is read-only; {remedy}"
     aside, named = quote(f"{file.parent}/damaged"), quote(str(file))
     return (
         f"{file} cannot be used ({said}), perhaps because a start was killed while it made it; move it away "

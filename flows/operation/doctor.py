@@ -27,7 +27,7 @@ from agent_r1 import params
 from agent_r1.files import load_pretrained
 from agent_r1.harmless import harmless_lines, without_password
 from agent_r1.http.client import BadAnswerError, Client
-from agent_r1.params.places import SWEEP, RunId, own_tracking_folder
+from agent_r1.params.places import SWEEP, RunId, tracking_folder
 from agent_r1.params.stages import EngineParams
 from agent_r1.tracking import registry
 from agent_r1.tracking.store import require_store, store_file
@@ -203,7 +203,8 @@ def dvc() -> str:
 
 def store() -> str:
     """Opens the project's MLflow store, and writes beside it."""
-    with TemporaryFile(dir=own_tracking_folder()) as probe:
+    tracking_folder().mkdir(exist_ok=True)
+    with TemporaryFile(dir=tracking_folder()) as probe:
         probe.write(b"0" * 2**16)
         probe.flush()
     return require_store()

@@ -26,7 +26,6 @@ from flows.processes import (
     known,
     log_path,
     prefect_environment,
-    prefect_home,
     running,
     server_part,
     servers,
@@ -84,10 +83,10 @@ def worker_part(name: str, pool: str, environment: Mapping[str, str], *options: 
 
 def own_password() -> str:
     """The password of this clone's Prefect server, made once. Raises ValueError if others may know it."""
-    made = prefect_home() / PASSWORD.name
+    PASSWORD.parent.mkdir(parents=True, exist_ok=True)
     with (
         suppress(FileExistsError),
-        os.fdopen(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as new,
+        os.fdopen(os.open(PASSWORD, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as new,
     ):
         new.write(secrets.token_urlsafe(18))
     password = kept_password()
