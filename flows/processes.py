@@ -32,7 +32,7 @@ STARTUP_S = 120.0
 ANSWER_S = 5.0
 HOME = Path(".tracking/prefect")  # keeps the history of pipelines that had no server of their own
 SERVED = HOME / "served"  # the address of the server that holds this lock, and serves this clone
-SERVED_LOCK = HOME.parent / "locks/served"
+SERVED_LOCK = HOME / ".served.lock"
 PASSWORD = HOME / "password"  # of that server
 STARTED_BY = "AGENT_R1_STARTED_BY"  # the variable in which a supervised process finds the one that started it
 PIPELINE = "AGENT_R1_PIPELINE"  # the variable in which a stage finds the process of the pipeline that it is part of
@@ -269,7 +269,7 @@ def server_part(port: int, password: str = "") -> Supervised:
 
 def log_path(part: str) -> Path:
     """The log of a part that runs in the background."""
-    HOME.mkdir(parents=True, exist_ok=True)
+    HOME.mkdir(0o700, parents=True, exist_ok=True)
     return HOME / f"{part}.log"
 
 

@@ -185,8 +185,11 @@ def store_uri() -> str:
 
 
 def locked(name: str) -> AbstractContextManager[None]:
-    """Holds a lock of this project's clone on this machine; the kernel frees it when the process ends."""
-    return files.locked(files.closed_folder(tracking_folder()) / "locks" / name)
+    """Holds a lock of this project's clone on this machine; the kernel frees it when the process ends.
+
+    Its file begins with a dot: others may have opened files without, before they were kept out, and could hold them.
+    """
+    return files.locked(files.closed_folder(tracking_folder()) / f".{name}")
 
 
 def _artifacts() -> Path:
