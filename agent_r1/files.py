@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import stat
@@ -22,6 +23,8 @@ from filelock import FileLock, Timeout
 METRICS = "metrics.jsonl"  # of a training, a line per iteration
 REMINDER_S = 300.0  # between two calls of `when_held`
 LOOK_S = 0.05  # between two looks at a lock that is held
+
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -137,7 +140,9 @@ def _hold_one(paths: Sequence[Path], holds: ExitStack, when_held: Callable[[], N
     """Waits for the first of some lock files that is free, and holds it for as long as the stack does."""
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
-    locks, reminder = {path: FileLock(path) for path in paths}, time.monotonic()
+        with suppress(FileNotFoundError):
+            path.chmod(0o600)  # whoever may read a lock file can hold it
+    locks, reminder = {path: FileLock(path, mode=0o600) for path in paths}, time.monotonic()
     while True:
         for path, lock in locks.items():
             with suppress(Timeout):
@@ -153,6 +158,24 @@ def is_own(path: Path, kind: int, *, closed: int) -> bool:
     """Whether a path is of a kind and of this user, without the `closed` permissions. A link is of another kind."""
     found = path.lstat()
     return stat.S_IFMT(found.st_mode) == kind and found.st_uid == os.getuid() and not found.st_mode & closed
+
+
+def closed_folder(folder: Path) -> Path:
+    """Makes a folder that this user alone may enter, or takes others' permissions away from it and all that it holds.
+
+    Raises ValueError for a link, and for a folder of another user's.
+    """
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700, parents=True)
+    if not is_own(folder, stat.S_IFDIR, closed=0):
+        remedy = f"move it away (`mv {folder} {folder}.aside`), and a new one is made"
+        raise ValueError(f"{folder} is no folder of your own, but a link, a file or another user's; {remedy}")
+    if not is_own(folder, stat.S_IFDIR, closed=0o077):
+        for path in (folder, *(each for each in folder.rglob("*") if not each.is_symlink())):
+            with suppress(FileNotFoundError):  # other processes of this user may be at work here
+                path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o077)
+        logger.warning("closed %s to other users of this machine, who could enter it until now", folder)
+    return folder
 
 
 def sha256(path: Path) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 from collections.abc import Coroutine
 from typing import Any
 
@@ -25,6 +26,7 @@ def create() -> ASGIApp:
     The check is around the app and not in it, because Prefect sends requests to itself under a name of its own.
     """
     end_with_parent()
+    os.umask(0o077)  # its database holds logs and parameters
     gc.set_threshold(*IMPORTING)  # for good: the first start makes as many objects again for its tables
     from prefect.server.api.server import create_app
     from prefect.server.events.models import automations

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -21,7 +22,7 @@ from typing import IO
 import psutil
 from filelock import FileLock, Timeout
 
-from agent_r1.files import locked, write_text
+from agent_r1.files import is_own, locked, write_text
 from agent_r1.harmless import without_password
 
 GRACE_S = 10.0
@@ -30,7 +31,8 @@ HOST = "127.0.0.1"
 STARTUP_S = 120.0
 ANSWER_S = 5.0
 HOME = Path(".tracking/prefect")  # keeps the history of pipelines that had no server of their own
-SERVED = HOME / "served"  # the address of the server that holds the lock beside it, and serves this clone
+SERVED = HOME / "served"  # the address of the server that holds this lock, and serves this clone
+SERVED_LOCK = HOME / ".served.lock"
 PASSWORD = HOME / "password"  # of that server
 STARTED_BY = "AGENT_R1_STARTED_BY"  # the variable in which a supervised process finds the one that started it
 PIPELINE = "AGENT_R1_PIPELINE"  # the variable in which a stage finds the process of the pipeline that it is part of
@@ -141,6 +143,7 @@ def running(part: Supervised, grace_s: float = GRACE_S) -> Iterator[Running]:
 
     The group is its own: an interrupt from the terminal must not reach a server before a flow has reported it.
     """
+    part.log.touch(0o600)
     with part.log.open("a") as log, process_group(part.command, part.environment, log, grace_s) as process:
         try:
             yield part, process
@@ -195,17 +198,18 @@ def known(api_url: str) -> Iterator[None]:
     def refuse() -> None:
         raise ValueError(f"`make serve` serves this clone already, at {SERVED.read_text()}; end that first")
 
-    with locked(SERVED.with_suffix(".lock"), refuse):
+    with locked(SERVED_LOCK, refuse):
         write_text(SERVED, api_url)
+        SERVED.chmod(0o600)
         yield
 
 
 def own_server() -> str | None:
     """The API of the server that `make serve` runs for this clone now."""
-    if not SERVED.exists():
-        return None
+    if not all(each.exists() and is_own(each, stat.S_IFREG, closed=0o077) for each in (SERVED, SERVED_LOCK)):
+        return None  # others may have written the address, or hold the lock
     try:
-        with FileLock(SERVED.with_suffix(".lock")).acquire(timeout=0):
+        with FileLock(SERVED_LOCK).acquire(timeout=0):
             return None  # the server has gone, and anybody may listen at its address
     except Timeout:
         return SERVED.read_text()
@@ -265,7 +269,7 @@ def server_part(port: int, password: str = "") -> Supervised:
 
 def log_path(part: str) -> Path:
     """The log of a part that runs in the background."""
-    HOME.mkdir(parents=True, exist_ok=True)
+    HOME.mkdir(0o700, parents=True, exist_ok=True)
     return HOME / f"{part}.log"
 
 

@@ -23,8 +23,8 @@ from uuid import UUID
 import psutil
 
 from agent_r1 import params
-from agent_r1.files import is_own, locked_some
-from agent_r1.params.places import NAMED_BY_DVC, RunId, project_root
+from agent_r1.files import closed_folder, is_own, locked_some
+from agent_r1.params.places import NAMED_BY_DVC, RunId, project_root, tracking_folder
 from flows.processes import IMPORTING, OF_CLIENTS, PASSWORD, end_with_parent, own_server, server_answers
 from flows.terminal import HarmlessFormatter, configure_logging, show_traceback
 
@@ -171,7 +171,7 @@ def prepare_process() -> None:
 
     Imports look in the root first, for the project's own tools, rewards and worlds; Python itself would look in the
     current folder for `python -m flows`, and in the script's folder for `agent-r1`. Must be called before torch is
-    imported. If params.yaml cannot be read, the command itself says so.
+    imported. If params.yaml cannot be read, the command itself says so. Other users may not enter the folders of locks.
     """
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -180,7 +180,13 @@ def prepare_process() -> None:
     try:
         root = project_root()
         os.chdir(root)
-        sys.path.insert(0, str(root))
+    except (ValueError, OSError):
+        return
+    sys.path.insert(0, str(root))
+    for kept in (tracking_folder(), Path(".dvc/tmp").resolve()):  # the locks of the clone, and DVC's
+        if kept.parent.exists() and is_own(kept.parent, stat.S_IFDIR, closed=0):
+            closed_folder(kept)
+    try:
         threads = params.load().model.threads
     except (ValueError, OSError):
         return
@@ -201,6 +207,8 @@ def accelerator(side_by_side: int, gpus: int = 1) -> Iterator[None]:
     devices = visible_gpus()
     # One per machine and user, so that two clones of the project queue up as well.
     locks = own_folder() / f"accelerator-{platform.node()}"
+    # Optimizers make torch's folder of compiled code: not in the temporary folder, where others could have made it.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(locks.with_name("torchinductor")))
     paths = [locks.with_name(f"{locks.name}-{place}.lock") for place in devices or range(side_by_side)]
     wanted = min(gpus or len(devices), len(devices)) if devices else 1
 
@@ -259,11 +267,11 @@ def task(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _mendable(fault: Exception) -> Exception | None:
-    """The fault as a message, if the engine raised it, or MLflow's store cannot be used for now."""
+    """The fault as a message, if the engine raised it, or it is one of MLflow's store that a user can mend."""
     from agent_r1.rollout.sampling import EngineError  # both bring numpy, which is to find the number of threads set
-    from agent_r1.tracking.store import passing_fault
+    from agent_r1.tracking.store import mendable_fault
 
-    return fault if isinstance(fault, EngineError) else passing_fault(fault)
+    return fault if isinstance(fault, EngineError) else mendable_fault(fault)
 
 
 def keep_freed_memory() -> None:

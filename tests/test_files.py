@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import subprocess
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,17 @@ import pytest
 from huggingface_hub import constants
 
 from agent_r1 import files
-from agent_r1.files import clear_leftovers, locked, model_hash, remove_folder, replaced_folder, sha256, write_text
+from agent_r1.files import (
+    clear_leftovers,
+    closed_folder,
+    locked,
+    model_hash,
+    remove_folder,
+    replaced_folder,
+    sha256,
+    write_text,
+)
+from tests.neighbour import UID, holding, needs_root, open_folder
 
 
 def test_a_file_by_the_standard_example(tmp_path: Path) -> None:
@@ -155,3 +166,50 @@ def test_who_waits_is_told_again_and_again_for_whom(tmp_path: Path, monkeypatch:
 
         with pytest.raises(ValueError, match="held"), locked(tmp_path / "lock", remind):
             pass
+
+
+def test_no_other_user_can_hold_a_lock_of_before() -> None:
+    """A descriptor for reading is enough to hold a lock."""
+    with open_folder() as project:
+        lock = project / "outputs/train/.ppo.lock"
+        lock.parent.mkdir(parents=True)
+        lock.touch(0o644)
+        with locked(lock):
+            pass
+        assert (lock.stat().st_mode & 0o777, lock.parent.stat().st_mode & 0o777) == (0o600, 0o755)
+        needs_root()
+        with holding([lock]) as held:
+            assert held == 0
+
+
+def test_a_folder_is_closed_to_others_with_all_that_it_holds(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    there = folder(tmp_path / "there", {"a": "x", "below/b": "y", "below/program": "z"})
+    (there / "below/program").chmod(0o755)
+    outside = folder(tmp_path / "outside", {"c": "x"})
+    (there / "link").symlink_to(outside)
+    before = outside.stat().st_mode
+    for _ in range(2):
+        assert closed_folder(there) == there
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (there, *there.rglob("*")) if not path.is_symlink()}
+    assert modes == {"there": 0o700, "a": 0o600, "below": 0o700, "b": 0o600, "program": 0o700}
+    assert outside.stat().st_mode == before
+    assert len(caplog.records) == 1
+    assert closed_folder(tmp_path / "new/one").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("kind", ["link", "file", "foreign"])
+def test_a_folder_that_is_not_ones_own_is_refused_with_a_remedy_that_works(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "kept"
+    match kind:
+        case "link":
+            path.symlink_to(folder(tmp_path / "elsewhere", {"a": "x"}))
+        case "file":
+            path.touch()
+        case _:
+            needs_root()
+            path.mkdir()
+            os.chown(path, UID, UID)
+    with pytest.raises(ValueError, match="no folder of your own") as refusal:
+        closed_folder(path)
+    subprocess.run(str(refusal.value).split("`")[1], shell=True, check=True)
+    assert closed_folder(path).stat().st_mode & 0o777 == 0o700

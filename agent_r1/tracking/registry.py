@@ -12,9 +12,7 @@ server need a common lock around it, as `flows.operation.promote` takes one: MLf
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
-import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +23,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from agent_r1.params.places import SWEEP, Folder, RunId, policy_in, registered_policy
 from agent_r1.params.sections import Natural
 from agent_r1.tracking.runs import VERSION_TAG
-from agent_r1.tracking.store import NOTE, locked, open_store
+from agent_r1.tracking.store import NOTE, locked, open_store, warn_once
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -43,8 +41,6 @@ Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]*(\+changes)?$")]
 DvcFolder = Annotated[str, Field(pattern=r"^([0-9a-f]{32}\.dir)?$")]  # DVC's md5 of a folder, "" for none
 DvcHashes = Annotated[str, Field(pattern=r"^([0-9a-f]{32}(\.dir)?(\+|$))*$")]  # several, joined
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,14 +194,8 @@ def _read(number: int, tags: dict[str, str]) -> Descriptor | None:
         if problem["loc"]:
             got = "" if problem["type"] == "missing" else f"; got {problem['input']!r}"
             wrong = f"{problem['loc'][0]}: {wrong}{got}"
-        _warn(f"{SCHEME}{MODEL}/{number} is skipped: {wrong}; correct its tags in MLflow, or delete the version")
+        warn_once(f"{SCHEME}{MODEL}/{number} is skipped: {wrong}; correct its tags in MLflow, or delete the version")
         return None
-
-
-@functools.cache
-def _warn(message: str) -> None:
-    """Warns once in a process, however often the registry is read."""
-    logger.warning("%s", message)
 
 
 def _missing(alias: str | None, known: list[Version]) -> str:

@@ -5,6 +5,7 @@ MLflow's own button *Share* saves a view in the same way: as a tag of the experi
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -12,6 +13,7 @@ import sqlite3
 import sys
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
@@ -21,6 +23,7 @@ from agent_r1.params.places import tracking_folder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Experiment
 
 EXPERIMENT = "agent_r1"
 SERVER = "MLFLOW_TRACKING_URI"
@@ -35,6 +38,8 @@ LOCATED = (  # columns of MLflow's tables that name files
 )
 BUSY_S = 20.0  # to wait for another process that writes, as MLflow does
 PASSING = {"TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "RESOURCE_EXHAUSTED"}  # MLflow's error codes
+READONLY = "attempt to write a readonly database"  # SQLite's words
+PASSING_IN_SQLITE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL}
 QUIET = {
     "DO_NOT_TRACK": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -46,6 +51,7 @@ PORT = 5000  # of MLflow's UI, as `make ui` starts it
 MLFLOW_UI = "AGENT_R1_MLFLOW_UI"  # set by `make serve` for its worker: where a browser finds MLflow
 NOTE, KIND = "mlflow.note.content", "mlflow.experimentKind"  # MLflow's own tags
 VIEW = "comparison"
+SHARED_VIEW = f"mlflow.sharedViewState.{VIEW}"
 FINAL = "final/success"
 INTERVAL = "interval"  # a tag: the bounds of a run's final success, as text
 CHARTS = ("rollout/success", "reward/total", "validation/success", "value/explained_variance")
@@ -76,16 +82,19 @@ def open_store() -> tuple[MlflowClient, str]:
     """A client and the experiment's id; both are created under a file lock, which parallel stages wait for.
 
     A project that was moved or copied keeps its files with itself from then on, those of earlier runs too. A store that
-    cannot be used for now raises faults that `passing_fault` knows, here and at every call of the client.
+    cannot be used raises faults that `mendable_fault` knows, here and at every call of the client.
     """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)  # mlflow reads them when it is imported
     from mlflow import MlflowClient
 
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # tells each fault, which it also raises
     with locked("lock"):
-        client = MlflowClient(store_uri())  # creates or checks the tables
-        found = client.get_experiment_by_name(EXPERIMENT)
+        if not _server() and not store_file().exists():
+            _make_store(store_file())
+        client = MlflowClient(store_uri())
+        found = _experiment(client)
         if found is None:
             return client, client.create_experiment(EXPERIMENT, None if _server() else _artifacts().as_uri())
         if not _server() and (before := _elsewhere(found.artifact_location)):
@@ -93,25 +102,75 @@ def open_store() -> tuple[MlflowClient, str]:
         return client, found.experiment_id
 
 
-def passing_fault(fault: BaseException) -> ConnectionError | None:
-    """One message for MLflow's faults of a store that cannot be used for now; None for any other fault.
+def _make_store(file: Path) -> None:
+    """Makes the store under another name, and renames it when it is whole.
 
-    Such are a server that does not answer or is overloaded, and a database that is locked or away. MLflow has one class
-    of exceptions for them and for wrong requests.
+    MLflow takes an empty file through all its schemas, for seconds and without a transaction: killed meanwhile, it
+    would leave a store that it never opens again.
+    """
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    for left in file.parent.glob(f".{file.name}.*"):
+        left.unlink()  # of a process that was killed in here, since the lock is held
+    if (journal := file.with_name(f"{file.name}-journal")).exists():
+        files.move_aside(journal, file.parent)  # of a store that was moved away: SQLite would put it into this one
+    with files.replacing(file) as new:
+        new.touch(0o600)
+        made = SqlAlchemyStore(f"sqlite:///{new}", _artifacts().as_uri())  # type: ignore[no-untyped-call]
+        made.engine.dispose()
+
+
+def _experiment(client: MlflowClient) -> Experiment | None:
+    """The project's experiment; one that was renamed is known by the view that is saved in it, and goes on."""
+    from mlflow.entities import ViewType
+
+    found = client.get_experiment_by_name(EXPERIMENT)
+    for renamed in () if found else client.search_experiments(ViewType.ALL, 1, f"tags.`{SHARED_VIEW}` LIKE '%'"):
+        found = renamed
+    if found is None:
+        return None
+    shell = f"`{'' if _server() else f'{SERVER}={quote(store_uri())} '}mlflow experiments"
+    if found.lifecycle_stage != "active":
+        remedy = f"{shell} restore --experiment-id {found.experiment_id}` brings it back with its runs"
+        raise ValueError(f"MLflow's experiment {found.name} is in the trash; {remedy}")
+    if found.name != EXPERIMENT:
+        remedy = f"{shell} rename --experiment-id {found.experiment_id} --new-name {EXPERIMENT}` names it back"
+        warn_once(f"MLflow's experiment {EXPERIMENT} is called {found.name} now, and runs go there; {remedy}")
+    return found
+
+
+@functools.cache
+def warn_once(message: str) -> None:
+    """Warns once in a process, however often the store is read."""
+    logger.warning("%s", message)
+
+
+def mendable_fault(fault: BaseException) -> OSError | ValueError | None:
+    """One message for MLflow's faults that a user can mend; None for any other fault.
+
+    A ConnectionError is for a store that cannot be used for now: a server that does not answer or is overloaded, a
+    database that is locked, a full disk. A ValueError is for one that is gone or damaged, and for a run in the trash.
+    MLflow has one class of exceptions for them and for wrong requests.
     """
     if "mlflow" not in sys.modules:
         return None
     from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import OperationalError
+    from sqlalchemy.exc import DBAPIError, OperationalError
 
+    below = fault.__cause__ if isinstance(fault, MlflowException) else fault
+    cause = below.orig if isinstance(below, DBAPIError) else below
+    if isinstance(cause, sqlite3.Error) and cause.sqlite_errorcode & 0xFF not in PASSING_IN_SQLITE:
+        return ValueError(_explained(_server(), store_file(), _first_line(cause)))
+    if "must be in the 'active' state" in str(fault):
+        return ValueError(f"{_first_line(fault)} Restore it in MLflow, or start again, which makes a new run")
     code = fault.error_code if isinstance(fault, MlflowException) else ""
     # MLflow gives a request that ended without an answer no code of its own.
     unanswered = code == "INTERNAL_ERROR" and isinstance(fault.__context__, OSError)
-    if not (unanswered or code in PASSING or isinstance(fault, OperationalError)):
+    if not (unanswered or code in PASSING or isinstance(cause, sqlite3.Error) or isinstance(fault, OperationalError)):
         return None
     return ConnectionError(
-        f"MLflow's store {without_password(store_uri())} cannot be used for now ({_first_line(fault)}); see that it is "
-        "up and that nothing locks it"
+        f"MLflow's store {without_password(store_uri())} cannot be used for now ({_first_line(cause or fault)}); see "
+        "that it is up, that nothing locks it, and that its disk has room"
     )
 
 
@@ -126,8 +185,11 @@ def store_uri() -> str:
 
 
 def locked(name: str) -> AbstractContextManager[None]:
-    """Holds a lock of this project's clone on this machine; the kernel frees it when the process ends."""
-    return files.locked(tracking_folder() / name)
+    """Holds a lock of this project's clone on this machine; the kernel frees it when the process ends.
+
+    Its file begins with a dot: others may have opened files without, before they were kept out, and could hold them.
+    """
+    return files.locked(files.closed_folder(tracking_folder()) / f".{name}")
 
 
 def _artifacts() -> Path:
@@ -181,7 +243,11 @@ def require_store() -> str:
     before = None if server else _named_by(file)
     try:
         open_store()
+    except ValueError:
+        raise  # one of this project's, with its remedy
     except Exception as fault:  # of MLflow, SQLAlchemy, Alembic or SQLite
+        if not server and (mendable := mendable_fault(fault)):
+            raise mendable from fault
         raise ValueError(_explained(server, file, _first_line(fault))) from fault
     moved = f", which came from {before.parents[1]} and keeps here what is logged from now on" if before else ""
     return without_password(server) or f"{file}{moved}"
@@ -204,7 +270,14 @@ def _explained(server: str, file: Path, said: str) -> str:
             f"{file} was written by another version of MLflow ({said.partition(' Take a backup')[0]}); "
             f"copy it, then `mlflow db upgrade sqlite:///{file}`, or install the MLflow that wrote it, if that is newer"
         )
-    return f"{file} cannot be opened ({said}); move it away, and the next training makes a new one"
+    if said == READONLY:
+        remedy = f"`chmod u+w {file}` if it is there, and start again, which makes a missing one"
+        return f"{file} was removed while it was in use, or is read-only; {remedy}"
+    aside, named = quote(f"{file.parent}/damaged"), quote(str(file))
+    return (
+        f"{file} cannot be used ({said}), perhaps because a start was killed while it made it; move it away "
+        f"(`mkdir {aside} && mv {named}* {aside}`), and the next start makes a new one"
+    )
 
 
 def comparison(port: int = PORT) -> str:
@@ -225,7 +298,7 @@ def lay_view(client: MlflowClient, experiment: str) -> None:
     there = client.get_experiment(experiment).tags
     own = {NOTE: ABOUT, KIND: "custom_model_development"}  # which opens on trainings, not on chats
     laid = {name: value for name, value in own.items() if name not in there}
-    laid[f"mlflow.sharedViewState.{VIEW}"] = json.dumps(_view())
+    laid[SHARED_VIEW] = json.dumps(_view())
     for name, value in laid.items():
         if there.get(name) != value:
             client.set_experiment_tag(experiment, name, value)

@@ -83,7 +83,7 @@ def worker_part(name: str, pool: str, environment: Mapping[str, str], *options: 
 
 def own_password() -> str:
     """The password of this clone's Prefect server, made once. Raises ValueError if others may know it."""
-    PASSWORD.parent.mkdir(parents=True, exist_ok=True)
+    PASSWORD.parent.mkdir(0o700, parents=True, exist_ok=True)
     with (
         suppress(FileExistsError),
         os.fdopen(os.open(PASSWORD, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as new,

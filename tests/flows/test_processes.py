@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,8 +19,21 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
-from flows.processes import OF_CLIENTS, PASSWORD, SERVED, STARTED_BY, known, process_group
+from flows.processes import (
+    HOME,
+    OF_CLIENTS,
+    PASSWORD,
+    SERVED,
+    SERVED_LOCK,
+    STARTED_BY,
+    known,
+    own_server,
+    process_group,
+)
 from flows.stage import report_to_own_server
+from tests.neighbour import UID, holding, needs_root, open_folder
+
+ROOT = Path(__file__).parents[2]
 
 # The leader starts a child that will not end by itself; the child says its process id.
 FAMILY = """
@@ -104,6 +118,7 @@ def test_an_automation_is_saved_while_the_server_reads_the_others(monkeypatch: p
 
     saved: Any = SimpleNamespace(id=uuid4())
     monkeypatch.setattr(automations, "run_coro_as_sync", automations.run_coro_as_sync)  # which `create` replaces
+    monkeypatch.setattr(os, "umask", lambda mask: mask)  # which would stay for other tests
     prefect_app.create()
 
     async def save() -> None:
@@ -136,3 +151,64 @@ def test_commands_find_the_server_that_serves_their_clone_and_no_other(
         assert (os.environ.pop("PREFECT_API_URL"), os.environ.pop(OF_CLIENTS)) == (SERVED.read_text(), "secret")
     report_to_own_server()
     assert "PREFECT_API_URL" not in os.environ, "it has ended, and the password is for nobody else"
+
+
+COMMAND = """
+import os
+from flows.stage import prepare_process, report_to_own_server
+
+prepare_process()
+report_to_own_server()
+print(os.environ.get("PREFECT_API_URL"), os.environ.get("PREFECT_API_AUTH_STRING"))
+from agent_r1.tracking.store import locked
+
+with locked("lock"):
+    print("went on")
+"""
+
+
+def test_another_user_with_old_locks_gets_no_password_and_holds_nothing_up() -> None:
+    """A clone of before: others may enter its folders, and have opened its locks."""
+    with open_folder() as project:
+        shutil.copy(ROOT / "params.yaml", project)
+        for folder in ("prefect", "artifacts/run"):
+            (project / ".tracking" / folder).mkdir(parents=True)
+        (project / ".dvc/tmp").mkdir(parents=True)
+        old = [project / name for name in (".tracking/lock", f"{HOME}/served.lock", ".dvc/tmp/lock")]
+        for file in (*old, project / SERVED, project / PASSWORD, project / ".tracking/artifacts/run/page.html"):
+            file.write_text("http://127.0.0.1:9/api")
+            file.chmod(0o600 if file.name == PASSWORD.name else 0o644)
+        locks = [] if os.getuid() else old[:2]
+
+        def run_command() -> str:
+            environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+            command = [sys.executable, "-c", COMMAND]
+            done = subprocess.run(command, cwd=project, env=environment, text=True, stdout=-1, stderr=-1, timeout=60)
+            assert done.stdout == "None None\nwent on\n", done.stderr
+            return done.stderr
+
+        with holding(locks) if locks else nullcontext(0) as held:
+            assert held == len(locks)
+            said = run_command()
+        assert [f"closed {project / each} to other users" in said for each in (".tracking", ".dvc/tmp")] == [True] * 2
+        assert run_command() == "", "once is enough"
+        kept = [*(project / ".tracking").rglob("*"), *(project / ".dvc/tmp").rglob("*")]
+        assert [path for path in kept if path.stat().st_mode & 0o077] == []
+        needs_root()
+        with holding(path for path in kept if path.is_file()) as held:
+            assert held == 0
+
+
+def test_a_lock_or_an_address_that_others_may_have_written_names_no_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with known("http://127.0.0.1:4200/api"):
+        assert own_server() == SERVED.read_text()
+        for path, mode in ((SERVED_LOCK, 0o644), (SERVED, 0o620)):
+            path.chmod(mode)
+            assert own_server() is None
+            path.chmod(0o600)
+        needs_root()
+        os.chown(SERVED_LOCK, UID, UID)
+        assert own_server() is None

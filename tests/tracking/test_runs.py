@@ -22,7 +22,7 @@ from sqlalchemy import TextClause
 from agent_r1 import tracking
 from agent_r1.params import load
 from agent_r1.params.places import RunId
-from agent_r1.tracking.store import comparison, passing_fault
+from agent_r1.tracking.store import comparison, mendable_fault
 
 ROOT = Path(__file__).parents[2]
 TAGS = {"dataset": "atlas", "git_commit": "abc", "data_hash": "def"}
@@ -229,7 +229,7 @@ def test_an_illegal_metric_name_is_refused(project: Path) -> None:
     run = tracking.start("illegal-seed0", {}, TAGS)
     with pytest.raises(MlflowException, match="pass@1") as refusal:
         run.log({"pass@1": 1.0}, step=0)
-    assert passing_fault(refusal.value) is None
+    assert mendable_fault(refusal.value) is None
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_a_server_that_does_not_answer_is_a_fault_that_passes(project: Path, mon
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with pytest.raises(MlflowException) as refusal:
         tracking.start("lost", {}, {})
-    passing = passing_fault(refusal.value)
+    passing = mendable_fault(refusal.value)
     assert isinstance(passing, ConnectionError)
     assert "MLflow's store http://127.0.0.1:9 cannot be used for now" in str(passing)
     assert "secret" not in str(passing)
@@ -261,7 +261,7 @@ def test_a_locked_database_is_a_fault_that_passes(project: Path, monkeypatch: py
         other.execute("BEGIN EXCLUSIVE")
         with pytest.raises(MlflowException) as refusal:
             run.log({"rollout/em": 0.5}, step=0)
-    assert re.search(r"cannot be used for now \(.*database is locked\)", str(passing_fault(refusal.value)))
+    assert re.search(r"cannot be used for now \(.*database is locked\)", str(mendable_fault(refusal.value)))
     run.log({"rollout/em": 0.5}, step=0)
 
 

@@ -1,16 +1,27 @@
-"""A project that was copied with its store writes at home, and the one that it was copied from stays as it was."""
+"""MLflow's store: made whole or not at all, at home where it was copied to, and clear about what became of it."""
 
 from __future__ import annotations
 
+import re
+import shlex
 import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
+import mlflow.cli
 import pytest
+from click.testing import CliRunner
 from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+from sqlalchemy.exc import OperationalError
 
 from agent_r1 import tracking
 from agent_r1.files import sha256
-from agent_r1.tracking.store import open_store, require_store
+from agent_r1.tracking.store import mendable_fault, open_store, require_store
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,3 +63,129 @@ def test_a_copied_project_writes_at_home_and_leaves_the_original_as_it_was(
     assert elsewhere is not None
     assert elsewhere.artifact_location == (tmp_path / "elsewhere").as_uri()
     assert sha256(original) == before
+
+
+KILLED = """
+import os, signal, sys
+from agent_r1.tracking import store
+
+def end() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def watch(place: str) -> None:
+    from sqlalchemy import event
+    from sqlalchemy.engine import Engine
+
+    seen = []
+    if place == "rename":
+        sys.addaudithook(lambda name, given: name == "os.rename" and str(given[1]).endswith("mlflow.db") and end())
+        return
+    @event.listens_for(Engine, "before_cursor_execute")
+    def look(*_):
+        seen.append(1)
+        if len(seen) == int(place):
+            end()
+
+import mlflow, mlflow.store.tracking.sqlalchemy_store, alembic.command  # before the forks
+for place in sys.argv[1:]:
+    if not (pid := os.fork()):
+        watch(place)
+        store.open_store()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL, place
+client, experiment = store.open_store()
+print(client.create_run(experiment).info.experiment_id)
+"""
+
+
+def test_a_kill_while_the_store_is_made_leaves_none(tmp_path: Path) -> None:
+    """In a migration that copies a table, and when all of them are through."""
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    (tmp_path / ".tracking").mkdir()
+    (tmp_path / ".tracking/mlflow.db-journal").write_bytes(b"of a store that was removed")
+    command = [sys.executable, "-c", KILLED, "850", "rename"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.stdout == "1\n", done.stderr
+    kept = sorted(path.name for path in (tmp_path / ".tracking").iterdir())
+    assert kept[:2] == [".lock", "mlflow.db"]
+    assert [name[:18] for name in kept[2:]] == ["mlflow.db-journal-"], "moved aside, as SQLite would read it"
+    assert (tmp_path / ".tracking/mlflow.db").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lay_store: Callable[[Path], None]) -> Path:
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    lay_store(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def typed(message: object, *expected: str) -> str:
+    """The command in a message that a user may type."""
+    (command,) = re.findall("`(.*?)`", str(message))
+    for word in expected:
+        assert word in command
+    return str(command)
+
+
+def test_a_store_that_a_kill_left_half_made_is_moved_away_by_the_command_that_the_message_names(
+    project: Path, lay_store: Callable[[Path], None]
+) -> None:
+    """As MLflow itself leaves it: a table of a migration that did not end is in the way of the next."""
+    file = project / ".tracking/mlflow.db"
+    whole = file.rename(project / "whole")
+    with closing(sqlite3.connect(file)) as half, half:
+        half.execute("CREATE TABLE _alembic_tmp_trace_tags (key TEXT)")
+    with pytest.raises(OperationalError) as refusal:
+        open_store()
+    told = mendable_fault(refusal.value)
+    assert isinstance(told, ValueError), "which ends with 1: nobody need try again"
+    assert "(table _alembic_tmp_trace_tags already exists)" in str(told)
+    subprocess.run(typed(told, "damaged"), shell=True, check=True)
+    assert not file.exists()
+    whole.rename(file)
+    assert (project / ".tracking/damaged/mlflow.db").exists()
+
+
+def test_a_renamed_experiment_goes_on_and_a_deleted_one_names_its_way_back(
+    project: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tracking.start("ppo-seed0", {"variant": "ppo"}, {})
+    client, experiment = open_store()
+
+    def type_back(message: object, *expected: str) -> None:
+        variable, *words = shlex.split(typed(message, *expected))
+        with monkeypatch.context() as typing:
+            typing.setenv(*variable.split("=", 1))
+            done = CliRunner().invoke(mlflow.cli.cli, words[1:], catch_exceptions=False)
+        assert done.exit_code == 0
+
+    client.rename_experiment(experiment, "a neighbour's")
+    assert open_store()[1] == experiment
+    assert tracking.resume(run.run_id) is not None
+    assert tracking.log_traces(run.run_id, [], str) == 0
+    (warned,) = [each.getMessage() for each in caplog.records if "is called a neighbour's now" in each.message]
+    type_back(warned, "rename")
+    assert client.get_experiment(experiment).name == "agent_r1"
+
+    client.delete_experiment(experiment)
+    with pytest.raises(MlflowException) as gone:
+        run.log({"rollout/em": 0.5}, step=0)
+    assert "start again" in str(mendable_fault(gone.value))
+    with pytest.raises(ValueError, match="is in the trash") as refusal:
+        open_store()
+    with pytest.raises(ValueError, match="is in the trash"):
+        require_store()
+    type_back(refusal.value, "restore")
+    same = tracking.resume(run.run_id)
+    assert same is not None
+    same.log({"rollout/em": 0.5}, step=0)
+
+
+def test_a_store_that_was_removed_while_it_was_in_use_is_named(project: Path) -> None:
+    run = tracking.start("ppo-seed0", {"variant": "ppo"}, {})
+    shutil.rmtree(project / ".tracking")
+    with pytest.raises(MlflowException) as refusal:
+        run.log({"rollout/em": 0.5}, step=0)
+    told = mendable_fault(refusal.value)
+    assert isinstance(told, ValueError)
+    assert str(told).startswith(f"{project}/.tracking/mlflow.db was removed while it was in use")

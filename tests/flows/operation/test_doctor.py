@@ -239,7 +239,7 @@ def test_a_port_in_use(free_port: FreePort, monkeypatch: pytest.MonkeyPatch) -> 
     [
         (lambda file: None, "{file}", ""),
         (of_another_schema, "{file} was written by another version of MLflow", "mlflow db upgrade sqlite:///{file}"),
-        (lambda file: file.write_bytes(b"half a page" * 1000), "{file} cannot be opened", "move it away"),
+        (lambda file: file.write_bytes(b"half a page" * 1000), "{file} cannot be used", "move it away"),
     ],
 )
 def test_a_store(project: Path, spoil: Callable[[Path], None], message: str, remedy: str) -> None:

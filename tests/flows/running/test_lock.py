@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pwd
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -36,6 +38,17 @@ TWO_GPUS = "import torch; torch.cuda.device_count = lambda: 2"
 def hold(start: Any, wanted: str = "1", seconds: int = 600, before: str = "") -> Any:
     """A process that holds the accelerator, for ever if it is not killed."""
     return start("-c", HOLD.format(wanted=wanted, seconds=seconds, before=before))
+
+
+def test_what_optimizers_import_leaves_nothing_in_the_temporary_folder(tmp_path: Path) -> None:
+    """Others could make torch's folder there first: its name is known, and torch takes code from it."""
+    code = "from flows.stage import accelerator\nwith accelerator(1):\n    import torch._dynamo.package"
+    places = {"TMPDIR": tmp_path / "temporary", "AGENT_R1_LOCKS": tmp_path / "locks"}
+    places["TMPDIR"].mkdir()
+    environment = {**os.environ, **{name: str(path) for name, path in places.items()}}
+    environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+    assert list(places["TMPDIR"].iterdir()) == []
 
 
 def test_the_second_process_waits_until_the_first_is_gone(start: Any) -> None:

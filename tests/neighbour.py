@@ -1,0 +1,58 @@
+"""Another account of the machine. Only root can play it: without root a test holds modes and refusals alone."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+UID = 65534
+
+
+def needs_root() -> None:
+    """Skips what is left of a test where nobody can be played."""
+    if os.getuid():
+        pytest.skip("without root there is no other account: modes and refusals were looked at, no attack was tried")
+
+
+@contextmanager
+def open_folder() -> Iterator[Path]:
+    """A temporary folder that every account may enter; pytest's own are closed."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name).resolve()
+
+
+@contextmanager
+def holding(paths: Iterable[Path]) -> Iterator[int]:
+    """The number of files whose lock the other account got by opening them for reading; it holds them in the block."""
+    tried, (reading, writing) = list(paths), os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            signal.alarm(120)
+            os.setgroups([])
+            os.setgid(UID)
+            os.setuid(UID)
+            held = 0
+            for path in tried:
+                with suppress(OSError):
+                    fcntl.flock(os.open(path, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    held += 1
+            os.write(writing, bytes([held]))
+            signal.pause()
+        finally:
+            os._exit(1)
+    os.close(writing)
+    try:
+        yield os.read(reading, 1)[0]
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(reading)
