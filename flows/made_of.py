@@ -41,8 +41,9 @@ def code_as_begun() -> dict[Path, str]:
 def as_begun() -> tuple[list[str], list[str], dict[str, Any]] | None:
     """The parameters and the dependencies of the DVC stage of this process, and what both were at the first call.
 
-    None if DVC did not start this process, or has another command for its stage.
+    None if DVC did not start this process, or has another command for its stage. Notes the code in any case.
     """
+    code_as_begun()
     if not (address := os.environ.get(OF_STAGE)):
         return None
     given, values = sys.argv[1:], read_yaml("params.yaml")
@@ -56,6 +57,8 @@ def as_begun() -> tuple[list[str], list[str], dict[str, Any]] | None:
             for word, said in item.items():
                 listed = listed.replace(word, said)
             params, deps = json.loads(re.sub(r"\$\{([\w.]+)\}", lambda found: str(_at(values, found[1])), listed))
+            deps += [file for each in params if isinstance(each, dict) for file in each]  # parameters of other files
+            params = [each for each in params if isinstance(each, str)]
             return params, deps, _parts(params, deps)
     return None
 
@@ -73,11 +76,9 @@ def require_unedited() -> None:
         return
     params, deps, parts = begun
     was, now = flatten(parts), flatten(_parts(params, deps))
-    if names := differing(was, now):
-        for ignored in ask_dvc("check-ignore", *names).stdout.splitlines():
-            was.pop(ignored, None)
-            now.pop(ignored, None)
-    if edited := differences(was, now):
+    names = differing(was, now)
+    ignored = ask_dvc("check-ignore", *names).stdout.splitlines() if names else []
+    if edited := [said for name, said in zip(names, differences(was, now), strict=True) if name not in ignored]:
         raise Edited(
             f"edited while stage {address} ran: {some(edited)}; dvc.lock keeps what it had. The same command makes the "
             "stage of what is there now; if the edits are taken back first, it takes a finished training over"

@@ -203,11 +203,20 @@ def begin(monkeypatch: pytest.MonkeyPatch, stage: str, *arguments: str) -> tuple
 @pytest.fixture
 def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a small stage that this process has begun."""
-    stage = {"cmd": "python -m flows index --sweep a", "params": ["search"], "deps": ["code", "${places.data}/large"]}
+    stage = {
+        "cmd": "python -m flows index --sweep a",
+        "params": ["search", {"own.yaml": ["a"]}],
+        "deps": ["code", "${places.data}/large"],
+    }
     (tmp_path / "dvc.yaml").write_text(json.dumps({"stages": {"index": stage}}))
     (tmp_path / "params.yaml").write_text("search: {kind: bm25, k: 1}\nplaces: {data: data}\n")
     (tmp_path / ".dvcignore").write_text(".*.lock\n")
-    for name, content in {".dvc/config": OWN_DVC, "code/a.py": "a", "data/large": "a" * 2 * HASHED_BYTES}.items():
+    for name, content in {
+        ".dvc/config": OWN_DVC,
+        "own.yaml": "a: 1",
+        "code/a.py": "a",
+        "data/large": "a" * 2 * HASHED_BYTES,
+    }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content)
     monkeypatch.chdir(tmp_path)
@@ -221,7 +230,10 @@ def test_each_kind_of_edit_is_named(begun: Path) -> None:
     (begun / "code/a.py").unlink()
     (begun / "code/b.py").write_text("b")
     (begun / "data/large").write_text("b" * 2 * HASHED_BYTES)
-    said = r"search.kind bm25 -> dense, code/a.py \w+ -> none, data/large \w+ -> \w+, code/b.py none -> \w+; dvc.lock"
+    (begun / "own.yaml").write_text("a: 2")
+    said = (
+        r"search.kind bm25 -> dense, code/a.py \w+ -> none, data/large \w+ -> \w+, own.yaml \w+ -> \w+, code/b.py none"
+    )
     with pytest.raises(Edited, match=f"edited while stage index ran: {said}"):
         require_unedited()
 
