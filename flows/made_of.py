@@ -1,7 +1,7 @@
 """The parameters, code and data that a stage was made of, so that dvc.lock names no others.
 
-DVC reads and hashes them when the command of a stage has ended: it would take an edit meanwhile for what was used. So
-the command's process notes them before it imports the library, and compares them when its outputs are written.
+DVC reads and hashes them when the command of a stage has ended, and would record edits that it never saw. So the
+command's process notes them before it imports the library, and compares them when its outputs are written.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class Edited(ValueError):
-    """Something that a stage depends on is no longer what the stage was made of."""
+    """Something that a stage depends on was edited while the stage ran."""
 
 
 @cache
@@ -39,15 +39,15 @@ def code_as_begun() -> dict[Path, str]:
 
 @cache
 def as_begun() -> tuple[list[str], list[str], dict[str, Any]] | None:
-    """The parameters and the dependencies of the DVC stage of this process, and what both were at the first call.
+    """The parameters and the dependencies of this process's DVC stage, and the state of both at the first call.
 
     None if DVC did not start this process, or has another command for its stage. Notes the code in any case.
     """
     code_as_begun()
     if not (address := os.environ.get(OF_STAGE)):
         return None
-    given, values = sys.argv[1:], read_yaml("params.yaml")
-    for graph in ("dvc.yaml", *sorted(Path().glob("*/dvc.yaml"))):
+    given, values = sys.argv[1:], read_yaml(Path("params.yaml"))
+    for graph in (Path("dvc.yaml"), *sorted(Path().glob("*/dvc.yaml"))):
         stage = _at(read_yaml(graph), f"stages.{address.rpartition(':')[2].partition('@')[0]}") or {}
         stage = stage.get("do", stage)
         words = str(stage.get("cmd")).split()[-len(given) :]
@@ -80,8 +80,8 @@ def require_unedited() -> None:
     ignored = ask_dvc("check-ignore", *names).stdout.splitlines() if names else []
     if edited := [said for name, said in zip(names, differences(was, now), strict=True) if name not in ignored]:
         raise Edited(
-            f"edited while stage {address} ran: {some(edited)}; dvc.lock keeps what it had. The same command makes the "
-            "stage of what is there now; if the edits are taken back first, it takes a finished training over"
+            f"edited while stage {address} ran: {some(edited)}; dvc.lock stays as it was. Take the edits back, and the "
+            "same command takes a finished training over; else it makes the stage anew"
         )
 
 
@@ -92,8 +92,8 @@ def members(path: Path) -> list[Path]:
 
 
 def _parts(params: list[str], deps: list[str]) -> dict[str, Any]:
-    """The values of parameters by their names, and of files by their paths a hash of what tells their content."""
-    values = read_yaml("params.yaml")
+    """The values of parameters by their names, and of files by their paths a hash that tells their content."""
+    values = read_yaml(Path("params.yaml"))
     parts = {name: _at(values, name) for name in params}
     for file in (file for path in deps for file in members(Path(path))):
         with suppress(FileNotFoundError):  # another process may be writing beside it
@@ -104,10 +104,10 @@ def _parts(params: list[str], deps: list[str]) -> dict[str, Any]:
     return parts
 
 
-def read_yaml(file: str | Path) -> Any:
+def read_yaml(file: Path) -> Any:
     """The content of a YAML file; None if it cannot be read, which others explain."""
     with suppress(OSError, yaml.YAMLError):
-        return yaml.load(Path(file).read_bytes(), yaml.CSafeLoader)
+        return yaml.load(file.read_bytes(), yaml.CSafeLoader)
     return None
 
 

@@ -69,7 +69,7 @@ logger = logging.getLogger(__name__)
 
 
 def run_stage(stage: Callable[..., None], **parameters: object) -> None:
-    """Runs a stage as the whole of its command, and looks at its end whether DVC will record what it was made of.
+    """Runs a stage as the whole of its command. Raises Edited at its end if DVC would record other parts of it.
 
     The stage is a tracked Prefect flow if `PREFECT_API_URL` is set and answers. Otherwise it is the plain function, and
     Prefect is not imported. Its name and parameters are the flow's, and begin every line that it logs.

@@ -77,7 +77,7 @@ def _train(settings: Params, unfinished: Unfinished, group: Ranks) -> None:
             unfinished=unfinished,
         )
         _write(model, tokenizer, settings)
-        require_unedited()  # DVC removes what it does not record, and this is gone on from
+        require_unedited()  # DVC removes a model that it does not record; this is gone on from
         remove_folder(unfinished.folder)
 
 

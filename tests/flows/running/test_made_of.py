@@ -130,7 +130,7 @@ def test_edits_while_a_stage_runs_are_named_and_not_recorded(
     edits = [("params.yaml", param, f"{param}1")] if param else []
     said = repro(stage, at, *edits, (code, OPENING, EDITED_OPENING), code=EDITED)
     values = rf"[\w.]+{param.replace(':', '')} -> {param.split()[-1]}1, " if param else ""
-    assert re.search(rf"edited while stage {stage} ran: {values}{code} \w+ -> \w+; dvc\.lock keeps what it had", said)
+    assert re.search(rf"edited while stage {stage} ran: {values}{code} \w+ -> \w+; dvc\.lock stays as it was", said)
     assert recorded(project, stage) is None
 
 
