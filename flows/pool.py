@@ -80,6 +80,7 @@ class Pool:
             known = described(stage)
             require_alike(stage, asked["made_of"], known[stage].made_of)
             bring(known, run.labels)
+            require_alike(stage, asked["made_of"], described(stage)[stage].made_of)  # that may have taken minutes
             require_dvc("commit", "--force", stage)
         except (HTTPError, PrefectException, OSError) as fault:
             raise StageUnavailable(f"stage {stage} of pool {self._name}: {fault}") from fault

@@ -18,8 +18,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 
-import yaml
-
 from agent_r1.devices.gpus import visible_gpus
 from agent_r1.devices.meeting import Life, Place, host, joined, meet, require_alike
 from agent_r1.devices.sharing import ALONE, Group, Ranks
@@ -27,11 +25,11 @@ from agent_r1.files import sha256
 from agent_r1.params import fingerprint
 from agent_r1.params.sections import Section
 from agent_r1.params.stages import LearnerParams
+from flows.made_of import CODE, code_as_begun, members, read_yaml
 from flows.processes import HOST, end_with_parent
 from flows.stage import INTERRUPTED, TERMINATED, UNAVAILABLE, leave_code, run_stage
 from flows.terminal import HarmlessFormatter
 
-CODE = Path(__file__).parents[1]  # the root of the code; the project in the current folder may be another
 LEADER = "AGENT_R1_LEADER"  # the variable in which a rank finds the process that started it
 LOOK_S = 0.2  # between two looks at the ranks that were started here
 GRACE_S = 20.0  # for a leader that lost a rank to end like after any fault, with its engine and its tracking
@@ -125,18 +123,18 @@ def facts_of(stage: str, parameters: Sequence[Section], model: str, begun: Path 
 
 
 def code_of(stage: str) -> dict[str, str]:
-    """The sha256 of every code file that a stage of dvc.yaml depends on, by its path.
+    """The sha256 of every code file that a stage of dvc.yaml depends on, by its path, as this process began with it.
 
     Raises FileNotFoundError if the code is installed without its dvc.yaml.
     """
     graph = CODE / "dvc.yaml"
     if not graph.exists():
         raise FileNotFoundError(f"{graph} does not exist; install the project from its clone with `pip install -e .`")
-    defined = yaml.safe_load(graph.read_text())["stages"][stage]
+    defined = read_yaml(graph)["stages"][stage]
     listed = defined.get("do", defined)["deps"]
     rooms = [CODE / path for path in listed if path.startswith(("agent_r1/", "flows/"))]
-    files = [file for room in rooms for file in (room.rglob("*") if room.is_dir() else [room]) if file.is_file()]
-    return {str(file.relative_to(CODE)): sha256(file) for file in files if "__pycache__" not in file.parts}
+    files, begun = [file for room in rooms for file in members(room)], code_as_begun()
+    return {str(file.relative_to(CODE)): begun.get(file) or sha256(file) for file in files}
 
 
 def given_place(params: LearnerParams) -> Place | None:

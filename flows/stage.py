@@ -25,6 +25,7 @@ import psutil
 from agent_r1 import params
 from agent_r1.files import closed_folder, is_own, locked_some
 from agent_r1.params.places import NAMED_BY_DVC, RunId, project_root, tracking_folder
+from flows.made_of import Edited, require_unedited
 from flows.processes import IMPORTING, OF_CLIENTS, PASSWORD, end_with_parent, own_server, server_answers
 from flows.terminal import HarmlessFormatter, configure_logging, show_traceback
 
@@ -40,6 +41,7 @@ LOCKS = "AGENT_R1_LOCKS"  # a folder in place of ~/.cache/agent_r1, for homes on
 INTERRUPTED = 128 + signal.SIGINT
 TERMINATED = 128 + signal.SIGTERM
 UNAVAILABLE = os.EX_TEMPFAIL  # 75
+EDITED = os.EX_DATAERR  # 65
 # A file that is not there, or in the way, stays so however often it is asked for.
 LASTING = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
 ENVIRONMENT = {
@@ -67,19 +69,25 @@ logger = logging.getLogger(__name__)
 
 
 def run_stage(stage: Callable[..., None], **parameters: object) -> None:
-    """Runs a stage as the whole of its command.
+    """Runs a stage as the whole of its command. Raises Edited at its end if DVC would record other parts of it.
 
     The stage is a tracked Prefect flow if `PREFECT_API_URL` is set and answers. Otherwise it is the plain function, and
     Prefect is not imported. Its name and parameters are the flow's, and begin every line that it logs.
     """
+
+    @functools.wraps(stage)
+    def recorded(**given: object) -> None:
+        stage(**given)
+        require_unedited()
+
     gc.set_threshold(*COLLECTING)
     if PARENT_TASK_RUN in os.environ:
         end_with_parent()
     HarmlessFormatter.label = f"{shown_name(stage, parameters)}: "
     if server_answers():
-        _run_tracked(stage, parameters)
+        _run_tracked(recorded, parameters)
     else:
-        stage(**parameters)
+        recorded(**parameters)
 
 
 def shown_name(stage: Callable[..., None], parameters: Mapping[str, object]) -> str:
@@ -134,8 +142,9 @@ def clean_end() -> Iterator[None]:
     """Sets up logging, and turns faults and signals into exit codes.
 
     A fault that a user can mend (ValueError, OSError, EngineError) ends as one line and exit code 1. The code is 75 if
-    the same may work later: a server that does not answer, MLflow's included, or a disk that fails. An interrupt ends
-    as 130, a termination as 143. Any other fault keeps its traceback.
+    the same may work later: a server that does not answer, MLflow's included, or a disk that fails. It is 65 if
+    parameters, code or data of a stage were edited while it ran. An interrupt ends as 130, a termination as 143. Any
+    other fault keeps its traceback.
     """
     configure_logging()
     sys.excepthook = show_traceback
@@ -155,7 +164,8 @@ def clean_end() -> Iterator[None]:
         origin = traceback.extract_tb(fault.__traceback__)[-1]
         where = f"{os.path.relpath(origin.filename)}:{origin.lineno}"
         logger.error("%s (raised at %s; %s=1 shows the whole traceback)", mendable, where, SHOW_TRACEBACK)
-        code = UNAVAILABLE if isinstance(mendable, OSError) and not isinstance(mendable, LASTING) else 1
+        passing = isinstance(mendable, OSError) and not isinstance(mendable, LASTING)
+        code = EDITED if isinstance(mendable, Edited) else UNAVAILABLE if passing else 1
         leave_code(code)
         sys.exit(code)
 

@@ -53,7 +53,7 @@ def train(run: RunId, fresh: bool = False) -> None:
     # before anything is waited for
     require_own(settings.env)
     own_rewards.load(config.credit.rewards)
-    place = given_place(settings.learner)
+    place, code = given_place(settings.learner), code_of("train")
     with ExitStack() as stack:
         # before the folder is looked at: the process that holds the accelerator may be training this run
         stack.enter_context(accelerator(settings.operate.side_by_side, settings.gpus))
@@ -62,7 +62,7 @@ def train(run: RunId, fresh: bool = False) -> None:
         adapter.warn_of_rounding(settings)
         index = open_index(settings.search, places.passages, places.index)
         shared = stack.enter_context(Shared(settings.env, index))
-        identity = Identity.of(settings, config, inputs_of(settings, config, questions, shared), code_of("train"))
+        identity = Identity.of(settings, config, inputs_of(settings, config, questions, shared), code)
         folder = RunFolder(places.training(run), identity, config)
         stack.enter_context(folder.opened(places.aside, fresh=fresh, replace=started_by_another()))
         tracked = stack.enter_context(_tracked(run, settings, config, folder, identity.inputs))

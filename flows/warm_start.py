@@ -27,6 +27,7 @@ from agent_r1.training.identity import Identity
 from agent_r1.training.supervised import Unfinished
 from agent_r1.training.warm_start import train_on_demonstrations, train_with_leader
 from flows import ranks
+from flows.made_of import require_unedited
 from flows.ranks import code_of, facts_of, following, given_place, leading
 from flows.stage import accelerator
 
@@ -76,6 +77,7 @@ def _train(settings: Params, unfinished: Unfinished, group: Ranks) -> None:
             unfinished=unfinished,
         )
         _write(model, tokenizer, settings)
+        require_unedited()  # DVC removes a model that it does not record; this is gone on from
         remove_folder(unfinished.folder)
 
 

@@ -52,12 +52,14 @@ class Unfinished:
     every: int  # optimiser steps; 0 writes nothing
     identity: Identity
 
-    def take_up(self, model: nn.Module, optimizer: Optimizer, ranks: Ranks) -> int:
+    def take_up(self, model: nn.Module, optimizer: Optimizer, ranks: Ranks, last: int) -> int:
         """Loads the last state, and returns the steps after which it was written; 0 without one.
+
+        Under changed code a state of less than the `last` step is gone on from, and the whole training made anew.
 
         Raises ValueError if it is not as it was written.
         """
-        [steps] = ranks.gather([self._found()] if ranks.leads else [])
+        [steps] = ranks.gather([self._found(last)] if ranks.leads else [])
         if steps:
             states = blank_state(optimizer)
             load_tensors(self.folder / LEARNER, {**trained_state(model), **flat({OPTIMIZER: states})})
@@ -79,13 +81,14 @@ class Unfinished:
                 write_start(fresh, self.identity)
                 checkpoint.seal(fresh, Progress(iterations=steps, policy_version=steps))
 
-    def _found(self) -> int:
+    def _found(self, last: int) -> int:
         """The steps after which this training was left; another one is moved aside."""
         try:
             found = checkpoint.progress(self.folder)
             if found is None:
                 return 0
-            if not self.identity.take_up(self.folder, self.aside, replace=True):
+            complete = found.iterations == last
+            if not self.identity.take_up(self.folder, self.aside, replace=True, complete=complete):
                 return 0
             checkpoint.require_whole(self.folder)
         except ValueError as fault:
@@ -143,7 +146,7 @@ def fit(
     if unfinished and ranks.leads:
         inputs = unfinished.identity.inputs | {"lessons": lessons.digest}
         unfinished = replace(unfinished, identity=replace(unfinished.identity, inputs=inputs))
-    done = unfinished.take_up(model, optimiser, ranks) if unfinished else 0
+    done = unfinished.take_up(model, optimiser, ranks, params.steps) if unfinished else 0
     batches = islice(_batches([len(row) for row in lessons.token_ids], params), done, None)
     hidden = not (ranks.leads and sys.stderr.isatty())
     own: list[float] = []  # this rank's part of each step's loss

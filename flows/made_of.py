@@ -1,0 +1,118 @@
+"""The parameters, code and data that a stage was made of, so that dvc.lock names no others.
+
+DVC reads and hashes them when the command of a stage has ended, and would record edits that it never saw. So the
+command's process notes them before it imports the library, and compares them when its outputs are written.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import sys
+from contextlib import suppress
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+CODE = Path(__file__).parents[1]  # the root of the code; the project in the current folder may be another
+OF_STAGE = "DVC_STAGE"  # set by DVC for its stages: the address of the stage
+HASHED_BYTES = 2**16  # the largest file that is read; DVC too knows a file by size, time and inode
+
+logger = logging.getLogger(__name__)
+
+
+class Edited(ValueError):
+    """Something that a stage depends on was edited while the stage ran."""
+
+
+@cache
+def code_as_begun() -> dict[Path, str]:
+    """The sha256 of every file of the project's code, as it was at the first call."""
+    files = [file for room in ("agent_r1", "flows") for file in members(CODE / room)]
+    return {file: sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+@cache
+def as_begun() -> tuple[list[str], list[str], dict[str, Any]] | None:
+    """The parameters and the dependencies of this process's DVC stage, and the state of both at the first call.
+
+    None if DVC did not start this process, or has another command for its stage. Notes the code in any case.
+    """
+    code_as_begun()
+    if not (address := os.environ.get(OF_STAGE)):
+        return None
+    given, values = sys.argv[1:], read_yaml(Path("params.yaml"))
+    for graph in (Path("dvc.yaml"), *sorted(Path().glob("*/dvc.yaml"))):
+        stage = _at(read_yaml(graph), f"stages.{address.rpartition(':')[2].partition('@')[0]}") or {}
+        stage = stage.get("do", stage)
+        words = str(stage.get("cmd")).split()[-len(given) :]
+        item = {word: said for word, said in zip(words, given, strict=False) if word.startswith("${item")}
+        if [item.get(word, word) for word in words] == given:
+            listed = json.dumps([stage.get("params", []), stage.get("deps", [])])
+            for word, said in item.items():
+                listed = listed.replace(word, said)
+            params, deps = json.loads(re.sub(r"\$\{([\w.]+)\}", lambda found: str(_at(values, found[1])), listed))
+            deps += [file for each in params if isinstance(each, dict) for file in each]  # parameters of other files
+            params = [each for each in params if isinstance(each, str)]
+            return params, deps, _parts(params, deps)
+    return None
+
+
+def require_unedited() -> None:
+    """Raises Edited with the differences if DVC would record this stage as made of something else than it was."""
+    from agent_r1.facts import differences, differing, some  # not before the code was noted
+    from agent_r1.params.sections import flatten
+    from flows.dvc_files import ask_dvc
+
+    address, begun = os.environ.get(OF_STAGE), as_begun()
+    if begun is None:
+        if address:
+            logger.warning("dvc.yaml has another command for stage %s: edits while it runs are not noticed", address)
+        return
+    params, deps, parts = begun
+    was, now = flatten(parts), flatten(_parts(params, deps))
+    names = differing(was, now)
+    ignored = ask_dvc("check-ignore", *names).stdout.splitlines() if names else []
+    if edited := [said for name, said in zip(names, differences(was, now), strict=True) if name not in ignored]:
+        raise Edited(
+            f"edited while stage {address} ran: {some(edited)}; dvc.lock stays as it was. Take the edits back, and the "
+            "same command takes a finished training over; else it makes the stage anew"
+        )
+
+
+def members(path: Path) -> list[Path]:
+    """A file, or all files in a folder but Python's compiled ones."""
+    found = path.rglob("*") if path.is_dir() else [path]
+    return [file for file in found if file.is_file() and "__pycache__" not in file.parts]
+
+
+def _parts(params: list[str], deps: list[str]) -> dict[str, Any]:
+    """The values of parameters by their names, and of files by their paths a hash that tells their content."""
+    values = read_yaml(Path("params.yaml"))
+    parts = {name: _at(values, name) for name in params}
+    for file in (file for path in deps for file in members(Path(path))):
+        with suppress(FileNotFoundError):  # another process may be writing beside it
+            found = file.stat()
+            large = f"{found.st_size} {found.st_mtime_ns} {found.st_ino}".encode()
+            told = large if found.st_size > HASHED_BYTES else file.read_bytes()
+            parts[str(file)] = sha256(told).hexdigest()[:12]
+    return parts
+
+
+def read_yaml(file: Path) -> Any:
+    """The content of a YAML file; None if it cannot be read, which others explain."""
+    with suppress(OSError, yaml.YAMLError):
+        return yaml.load(file.read_bytes(), yaml.CSafeLoader)
+    return None
+
+
+def _at(values: Any, name: str) -> Any:
+    """The value under a name with dots; None if there is none."""
+    for key in name.split("."):
+        values = values.get(key) if isinstance(values, dict) else None
+    return values

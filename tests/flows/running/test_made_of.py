@@ -1,0 +1,262 @@
+"""A stage whose parameters, code or data are edited while it runs is not recorded as made of them.
+
+The real stages run below a real DVC in a copy of the small project. A stage's process makes the edits itself, when it
+imports the module that does the stage's work.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_r1.params.places import RunId
+from flows import made_of
+from flows.dvc_files import DVC, collect_graph, in_dvc
+from flows.evaluate import EvaluationRequest, evaluate
+from flows.made_of import HASHED_BYTES, OF_STAGE, Edited, as_begun, require_unedited
+from flows.overlay import OWN_DVC
+from flows.stage import EDITED, EXIT_CODE_FILE
+from tests.fixtures import PLACES, Inside, WriteParams
+
+ROOT = Path(__file__).parents[3]
+PPO = PLACES.training(RunId("ppo"))
+EDITS = """
+import os, pathlib, sys
+
+def edit(event, arguments):
+    if event == "import" and arguments[0] == os.environ.get("EDIT_AT"):
+        for path, before, after in eval(os.environ.pop("EDITS", "[]")):
+            file = pathlib.Path(path)
+            file.write_text(file.read_text().replace(before, after, 1))
+
+sys.addaudithook(edit)
+"""
+VIEWER = "agent_r1/inspection/viewer.py"
+OPENING, EDITED_OPENING = '"""', '"""Edited. '
+LISTING = """import os
+said = {stage.addressing: [
+    stage.cmd, [name for dep in stage.params for name in dep.params],
+    [os.path.relpath(dep.fs_path, repo.root_dir) for dep in stage.deps if dep not in stage.params]]
+    for stage in repo.index.stages}
+json.dump(said, sys.stdout)
+"""
+
+Repro = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def evaluated(
+    tmp_path_factory: pytest.TempPathFactory,
+    small_project: Path,
+    inside: Inside,
+    write_params: WriteParams,
+    lay_dvc: Callable[[Path], None],
+) -> Path:
+    """The small project with an evaluation of its run, its own copy of the code, and DVC."""
+    folder = tmp_path_factory.mktemp("evaluated") / "project"
+    shutil.copytree(small_project, folder)
+    for room in ("agent_r1", "flows"):
+        shutil.copytree(ROOT / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("dvc.yaml", ".dvcignore"):
+        shutil.copy(ROOT / name, folder)
+    (folder / "data/raw").mkdir()
+    write_params(folder, {"repro_baselines": [], "warm_start": {"steps": 4, "checkpoint_every": 2}})
+    with inside(folder):
+        evaluate(EvaluationRequest(RunId("ppo")))
+    lay_dvc(folder)
+    return folder
+
+
+@pytest.fixture
+def project(evaluated: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(evaluated, tmp_path / "project"))
+
+
+@pytest.fixture
+def repro(project: Path, tmp_path: Path) -> Repro:
+    """Runs a stage by DVC, and gives what it says; it makes edits, (file, before, after), as it imports a module."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/sitecustomize.py").write_text(EDITS)
+
+    def run(stage: str, at: str = "", *edits: tuple[str, str, str], code: int = 0) -> str:
+        own = {
+            "PYTHONPATH": f"{tmp_path}/site:{project}",
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            EXIT_CODE_FILE: str(tmp_path / "exit_code"),
+            **dict.fromkeys(("TMPDIR", "AGENT_R1_LOCKS"), str(tmp_path)),
+        }
+        done = subprocess.run(
+            [*DVC, "repro", "--single-item", "--force", stage],
+            cwd=project,
+            env={**os.environ, **own, "EDIT_AT": at, "EDITS": repr(edits)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        left = tmp_path / "exit_code"
+        assert (int(left.read_text()) if left.exists() else done.returncode) == code, done.stderr
+        left.unlink(missing_ok=True)
+        return done.stderr
+
+    return run
+
+
+def recorded(project: Path, stage: str) -> Any:
+    """The record of a stage in dvc.lock; None if there is none."""
+    return (made_of.read_yaml(project / "dvc.lock") or {"stages": {}})["stages"].get(stage)
+
+
+@pytest.mark.parametrize(
+    ("stage", "at", "param", "code"),
+    [
+        ("index", "agent_r1.search.index", "k1: 1.2", "agent_r1/search/bm25.py"),
+        ("register@ppo", "flows.operation.register", "", "agent_r1/learn/checkpoint.py"),
+        ("evaluate@ppo", "flows.evaluate", "questions: 12", "agent_r1/evaluation/scores.py"),
+        ("report", "flows.report", "bootstrap_samples: 100", "agent_r1/evaluation/plots.py"),
+    ],
+)
+def test_edits_while_a_stage_runs_are_named_and_not_recorded(
+    project: Path, repro: Repro, stage: str, at: str, param: str, code: str
+) -> None:
+    edits = [("params.yaml", param, f"{param}1")] if param else []
+    said = repro(stage, at, *edits, (code, OPENING, EDITED_OPENING), code=EDITED)
+    values = rf"[\w.]+{param.replace(':', '')} -> {param.split()[-1]}1, " if param else ""
+    assert re.search(rf"edited while stage {stage} ran: {values}{code} \w+ -> \w+; dvc\.lock stays as it was", said)
+    assert recorded(project, stage) is None
+
+
+def test_an_edit_of_what_a_stage_does_not_depend_on_stops_nothing(project: Path, repro: Repro) -> None:
+    """One of its code leaves the record as it was, and DVC calls the stage out of date."""
+    at, code = "agent_r1.data.prepare", "agent_r1/data/prepare.py"
+    repro("prepare", at, ("params.yaml", "retries: 2", "retries: 3"), (VIEWER, OPENING, EDITED_OPENING))
+    assert EDITED_OPENING in (project / VIEWER).read_text()
+    assert "retries: 3" in (project / "params.yaml").read_text()
+    before = recorded(project, "prepare")
+    repro("prepare", at, (code, OPENING, EDITED_OPENING), code=EDITED)
+    assert recorded(project, "prepare") == before is not None
+    status = subprocess.run([*DVC, "status", "--json", "prepare"], cwd=project, capture_output=True, check=True)
+    assert json.loads(status.stdout) == {"prepare": [{"changed deps": {code: "modified"}}]}
+
+
+@pytest.mark.parametrize("taken_back", [True, False])
+@pytest.mark.parametrize(
+    ("stage", "at", "code", "gone_on"),
+    [
+        ("train@ppo", "flows.train", "agent_r1/learn/losses.py", "going on after 3 finished iterations"),
+        ("warm_start", "flows.warm_start", "agent_r1/training/supervised.py", "going on after 4 steps"),
+    ],
+)
+def test_a_finished_training_is_taken_over_once_the_edit_of_its_code_is_taken_back(
+    project: Path, repro: Repro, stage: str, at: str, code: str, gone_on: str, taken_back: bool
+) -> None:
+    """Else it is made anew, and the finished one is moved aside."""
+    if stage == "train@ppo":
+        shutil.rmtree(project / PPO)
+    assert gone_on not in repro(stage, at, (code, OPENING, EDITED_OPENING), code=EDITED)
+    weights = project / (PPO / "checkpoint/policy" if stage == "train@ppo" else PLACES.warm_start) / "model.safetensors"
+    made = weights.read_bytes()
+    if taken_back:
+        (project / code).write_text((project / code).read_text().replace(EDITED_OPENING, OPENING))
+    said = repro(stage)
+    assert (gone_on in said) is taken_back
+    assert (f"was trained by other code: {code}; it was moved to" in said) is not taken_back
+    assert weights.read_bytes() == made
+    assert recorded(project, stage)
+
+
+def test_a_stage_is_looked_up_as_dvc_resolves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameters and dependencies of every stage of both graphs; also by a name that DVC gives from another folder."""
+    for name in ("params.yaml", "dvc.yaml", "ablations/graph.yaml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / ".dvc").mkdir()
+    (tmp_path / ".dvc/config").write_text(OWN_DVC)
+    monkeypatch.chdir(tmp_path)
+    collect_graph(Path("ablations"))
+    known = json.loads(in_dvc(LISTING).stdout)
+    assert {"train@ppo", "ablations/dvc.yaml:train@ppo-0"} <= known.keys()
+    first = {address.partition("@")[0]: (address, *rest) for address, rest in reversed(known.items())}
+    for address, command, *expected in first.values():
+        for said in {address, address.rpartition(":")[2]}:
+            begun = begin(monkeypatch, said, *command.split()[3:])
+            assert begun is not None, said
+            assert [sorted(each) for each in begun[:2]] == [sorted(each) for each in expected], said
+
+
+def begin(monkeypatch: pytest.MonkeyPatch, stage: str, *arguments: str) -> tuple[list[str], list[str], Any] | None:
+    """Makes this process the beginning of a stage's."""
+    monkeypatch.setenv(OF_STAGE, stage)
+    monkeypatch.setattr(sys, "argv", ["flows", *arguments])
+    as_begun.cache_clear()
+    return as_begun()
+
+
+@pytest.fixture
+def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a small stage that this process has begun."""
+    stage = {
+        "cmd": "python -m flows index --sweep a",
+        "params": ["search", {"own.yaml": ["a"]}],
+        "deps": ["code", "${places.data}/large"],
+    }
+    (tmp_path / "dvc.yaml").write_text(json.dumps({"stages": {"index": stage}}))
+    (tmp_path / "params.yaml").write_text("search: {kind: bm25, k: 1}\nplaces: {data: data}\n")
+    (tmp_path / ".dvcignore").write_text(".*.lock\n")
+    for name, content in {
+        ".dvc/config": OWN_DVC,
+        "own.yaml": "a: 1",
+        "code/a.py": "a",
+        "data/large": "a" * 2 * HASHED_BYTES,
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    monkeypatch.chdir(tmp_path)
+    assert begin(monkeypatch, "index", "index", "--sweep", "a")
+    return tmp_path
+
+
+def test_each_kind_of_edit_is_named(begun: Path) -> None:
+    require_unedited()
+    (begun / "params.yaml").write_text("search: {kind: dense, k: 1}\nplaces: {data: data}\n")
+    (begun / "code/a.py").unlink()
+    (begun / "code/b.py").write_text("b")
+    (begun / "data/large").write_text("b" * 2 * HASHED_BYTES)
+    (begun / "own.yaml").write_text("a: 2")
+    said = (
+        r"search.kind bm25 -> dense, code/a.py \w+ -> none, data/large \w+ -> \w+, own.yaml \w+ -> \w+, code/b.py none"
+    )
+    with pytest.raises(Edited, match=f"edited while stage index ran: {said}"):
+        require_unedited()
+
+
+def test_parameters_that_cannot_be_read_any_more_have_changed(begun: Path) -> None:
+    (begun / "params.yaml").write_text("<<<<<<< HEAD\n=======\n")
+    with pytest.raises(Edited, match=r"ran: search.kind bm25 -> none, search.k 1 -> none; dvc\.lock"):
+        require_unedited()
+
+
+def test_what_leaves_the_hashes_of_dvc_alone_is_no_edit(begun: Path) -> None:
+    """A comment, another parameter, compiled code, an ignored file, a file written anew as it was."""
+    (begun / "params.yaml").write_text("# said\nsearch: {k: 1, kind: bm25}\nplaces: {data: elsewhere}\n")
+    (begun / "code/__pycache__").mkdir()
+    for name, content in {"code/__pycache__/a.pyc": "a", "code/.a.lock": "", "code/a.py": "a"}.items():
+        (begun / name).unlink(missing_ok=True)
+        (begun / name).write_text(content)
+    require_unedited()
+
+
+def test_a_stage_with_another_command_says_that_nobody_looks(
+    begun: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert begin(monkeypatch, "index", "prepare") is None
+    require_unedited()
+    assert "dvc.yaml has another command for stage index: edits while it runs are not noticed" in caplog.text
