@@ -55,7 +55,7 @@ def claim_scratch() -> tuple[Path, int]:
 
 
 def _lock(folder: Path) -> int:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)  # of a pipe it would wait for a writer
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
