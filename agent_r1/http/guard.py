@@ -73,7 +73,7 @@ def refusal(status: int, message: str, code: str) -> JSONResponse:
 
 
 async def read_body(request: Request, most: int, remedy: str) -> bytes:
-    """The body of a request. Raises HTTPException 413 as soon as it has more than `most` bytes, 400 if it is cut off."""
+    """The body of a request. Raises HTTPException 413 for more than `most` bytes, at once; 400 if it is cut off."""
     body = bytearray()
     try:
         async for piece in request.stream():
