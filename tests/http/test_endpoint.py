@@ -101,6 +101,8 @@ def test_an_endpoint_that_is_down_or_silent_is_named() -> None:
         ask("localhost:8000")
     with pytest.raises(ValueError, match="password"):
         ask("http://me:word@localhost:8000")
+    with pytest.raises(ValueError, match=r"^http://localhost/v1\?\.\.\. is no address of a server"):
+        ask("http://localhost/v1?key=s3cret")
 
 
 @pytest.mark.parametrize("sent", [b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\n\r\ndata: 1\n"])
