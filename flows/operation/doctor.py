@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+import stat
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -24,14 +25,14 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from agent_r1 import params
-from agent_r1.files import load_pretrained
+from agent_r1.files import is_own, load_pretrained
 from agent_r1.harmless import harmless_lines, without_password
 from agent_r1.http.client import BadAnswerError, Client
 from agent_r1.params.places import SWEEP, RunId, tracking_folder
 from agent_r1.params.stages import EngineParams
 from agent_r1.tracking import registry
 from agent_r1.tracking.store import require_store, store_file
-from flows.dvc_files import ask_dvc, complaint
+from flows.dvc_files import SITE_CACHE, ask_dvc, complaint, dvc_environment
 from flows.operation.serving import ANSWER_S, require_free, require_server
 from flows.processes import HOST, ended_after, prefect_server, process_group
 
@@ -184,7 +185,7 @@ def dvc() -> str:
     """Has DVC read the graph, and counts the files that the default remote lacks."""
     if said := complaint(ask_dvc("stage", "list", "--name-only")):
         raise ValueError(f"{said}; {ROOT}")
-    config = dict(line.split("=", 1) for line in ask_dvc("config", "--list").stdout.splitlines() if "=" in line)
+    config = _dvc_config()
     name = config.get("core.remote")
     if name is None:
         raise Warned(f"there is no remote: data and checkpoints are on this disk alone; {ADD_REMOTE}")
@@ -199,6 +200,20 @@ def dvc() -> str:
         raise Warned(f"{message}; dvc remote modify {name} verify true")
     new = sum(state == "new" for state in json.loads(compared.stdout).values())
     return f"{name}, {url}, answers; {new} files wait for `dvc push`"
+
+
+def dvc_cache() -> str:
+    """Looks whether others may write where a `dvc` that is typed keeps what it unpickles."""
+    own = Path(dvc_environment()[SITE_CACHE])
+    remedy = f"dvc config --global core.site_cache_dir {own}; commands of the project use that in any case"
+    named = os.environ.get(SITE_CACHE) or _dvc_config().get("core.site_cache_dir")
+    if not named or not Path(named).is_dir() or not is_own(Path(named), stat.S_IFDIR, closed=0o022):
+        raise Warned(f"a bare `dvc` unpickles what others may write, in {named or 'a folder of all users'}; {remedy}")
+    return f"{named} is yours alone to write to"
+
+
+def _dvc_config() -> dict[str, str]:
+    return dict(line.split("=", 1) for line in ask_dvc("config", "--list").stdout.splitlines() if "=" in line)
 
 
 def store() -> str:
@@ -283,7 +298,7 @@ def found_by(check: Callable[[], str]) -> Finding:
         return Finding(status, f"{kind}{wrong}", remedy or "mend the cause that the message names")
 
 
-_IN_ORDER = (versions, parameters, room, ranks, engine, ports, prefect, store, dvc, registered, aside)
+_IN_ORDER = (versions, parameters, room, ranks, engine, ports, prefect, store, dvc, dvc_cache, registered, aside)
 CHECKS = {check.__name__: check for check in _IN_ORDER}
 
 
