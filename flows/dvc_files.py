@@ -55,10 +55,7 @@ with remote.fs.open(remote.oid_to_path(sys.argv[1]), "rb") as stored:
 
 
 def dvc_environment() -> dict[str, str]:
-    """The environment for DVC, with a folder that this user alone may enter for what it unpickles.
-
-    DVC's default is one that all users may write to. A folder that is named in the environment stays.
-    """
+    """The environment for DVC, whose own folder for what it unpickles is one that all users may write to."""
     folder = own_folder() / "dvc"
     folder.mkdir(mode=0o700, exist_ok=True)
     folder.chmod(0o700)  # what is in it DVC opens to all

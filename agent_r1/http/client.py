@@ -92,11 +92,8 @@ class Client:
     """Asks one server; every request has a connection of its own. Safe in several threads at once."""
 
     def __init__(self, url: str, timeout_s: float, key: str, socket: str | None = None) -> None:
-        """Requests carry the key as a bearer token, unless it is ""; `socket` is the path of a Unix socket.
-
-        Raises ValueError for an address with a query, after which no path can be.
-        """
-        if "?" in url:
+        """Requests carry the key as a bearer token, unless it is ""; `socket` is the path of a Unix socket."""
+        if "?" in url:  # no path can be after it
             raise ValueError(f"{without_password(url)} is no address of a server: it ends before the question mark")
         self._url, self._timeout_s, self._socket = url, timeout_s, socket
         # Compressed, a small answer could become a large one while it is read.

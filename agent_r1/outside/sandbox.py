@@ -47,8 +47,7 @@ class Sandbox:
     def __init__(self, params: PythonParams) -> None:
         self._params = params
         self._workers = Monty(min_processes=params.workers, max_processes=params.workers)
-        # Each waits for a worker; all workers are started in them, and have no more rights than they.
-        self._threads = ThreadPoolExecutor(params.workers, "sandbox", _give_up_rights)
+        self._threads = ThreadPoolExecutor(params.workers, "sandbox", _give_up_rights)  # each starts workers, and waits
 
     def __enter__(self) -> Self:
         self._threads.submit(self._workers.__enter__).result()
@@ -139,10 +138,9 @@ class PythonTool(FunctionTool):
 def _give_up_rights() -> None:
     """Leaves this thread, and each process that it starts, no capability, and no program that would give it one."""
     if sys.platform == "linux":
-        libc, no_new_privs, version = ctypes.CDLL(None, use_errno=True), 38, 0x20080522  # of prctl(2) and capset(2)
-        words = ctypes.c_uint32
+        libc, words, no_new_privs, version = ctypes.CDLL(None), ctypes.c_uint32, 38, 0x20080522  # of prctl, capset
         if libc.prctl(no_new_privs, 1, 0, 0, 0) or libc.capset((words * 2)(version, 0), (words * 6)()):
-            raise OSError(ctypes.get_errno(), "a worker of the sandbox cannot give up its rights")
+            raise OSError("the sandbox's workers cannot give up their rights")
 
 
 def _limit(worker: int, mebibytes: int) -> None:

@@ -9,7 +9,7 @@ import tempfile
 from contextlib import chdir
 from pathlib import Path
 from random import Random
-from threading import Thread
+from threading import Event, Thread
 from unittest.mock import patch
 
 from agent_r1.rollout.vllm_engine import claim_scratch
@@ -54,15 +54,22 @@ class Leftovers(Kind):
     def judge(self, made: Path) -> None:
         found, theirs = made.lstat(), self.folder / "theirs"
         mode = found.st_mode if found.st_uid == os.getuid() else found.st_mode | 0o777
-        writer = Thread(target=lambda: os.close(os.open(made, os.O_WRONLY)), daemon=True)
-        if stat.S_ISFIFO(mode):  # who opens the pipe lets this writer go on
-            writer.start()
+        opened, over = list[None](), Event()
+
+        def write() -> None:  # whoever opens a pipe goes on, and is noticed
+            while not over.is_set():
+                os.close(os.open(made, os.O_WRONLY))
+                opened.append(None)
+
+        if stat.S_ISFIFO(mode):
+            Thread(target=write, daemon=True).start()
         try:
             self._look(made, mode)
         finally:
-            if writer.ident:
-                writer.join(0.05)
-                require(writer.is_alive(), "a pipe was opened")
+            if stat.S_ISFIFO(mode):
+                over.wait(0.05)
+                require(not opened, "a pipe was opened")
+                over.set()
                 os.close(os.open(made, os.O_RDONLY | os.O_NONBLOCK))
             require(theirs.stat().st_mode & 0o777 == 0o755 and not [*theirs.iterdir()], "a link was followed")
 

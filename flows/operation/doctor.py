@@ -32,9 +32,10 @@ from agent_r1.params.places import SWEEP, RunId, tracking_folder
 from agent_r1.params.stages import EngineParams
 from agent_r1.tracking import registry
 from agent_r1.tracking.store import require_store, store_file
-from flows.dvc_files import SITE_CACHE, ask_dvc, complaint, dvc_environment
+from flows.dvc_files import ask_dvc, complaint
 from flows.operation.serving import ANSWER_S, require_free, require_server
 from flows.processes import HOST, ended_after, prefect_server, process_group
+from flows.stage import own_folder
 
 CODE = Path(__file__).parents[2]
 INSTALL = "remove .venv, and `make` installs the pinned packages; on CUDA pip install -e .[gpu,dev]"
@@ -185,7 +186,7 @@ def dvc() -> str:
     """Has DVC read the graph, and counts the files that the default remote lacks."""
     if said := complaint(ask_dvc("stage", "list", "--name-only")):
         raise ValueError(f"{said}; {ROOT}")
-    config = _dvc_config()
+    config = dict(line.split("=", 1) for line in ask_dvc("config", "--list").stdout.splitlines() if "=" in line)
     name = config.get("core.remote")
     if name is None:
         raise Warned(f"there is no remote: data and checkpoints are on this disk alone; {ADD_REMOTE}")
@@ -204,16 +205,11 @@ def dvc() -> str:
 
 def dvc_cache() -> str:
     """Looks whether others may write where a `dvc` that is typed keeps what it unpickles."""
-    own = Path(dvc_environment()[SITE_CACHE])
-    remedy = f"dvc config --global core.site_cache_dir {own}; commands of the project use that in any case"
-    named = os.environ.get(SITE_CACHE) or _dvc_config().get("core.site_cache_dir")
-    if not named or not Path(named).is_dir() or not is_own(Path(named), stat.S_IFDIR, closed=0o022):
-        raise Warned(f"a bare `dvc` unpickles what others may write, in {named or 'a folder of all users'}; {remedy}")
-    return f"{named} is yours alone to write to"
-
-
-def _dvc_config() -> dict[str, str]:
-    return dict(line.split("=", 1) for line in ask_dvc("config", "--list").stdout.splitlines() if "=" in line)
+    named = Path(ask_dvc("config", "core.site_cache_dir").stdout.strip() or "/var/tmp/dvc")
+    if not named.is_dir() or not is_own(named, stat.S_IFDIR, closed=0o022):
+        remedy = f"dvc config --global core.site_cache_dir {own_folder() / 'dvc'}"
+        raise Warned(f"others may write to {named}, where a bare `dvc` unpickles what it finds; {remedy}")
+    return f"nobody else may write to {named}, where a bare `dvc` unpickles what it finds"
 
 
 def store() -> str:
