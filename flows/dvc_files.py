@@ -55,10 +55,10 @@ with remote.fs.open(remote.oid_to_path(sys.argv[1]), "rb") as stored:
 
 
 def dvc_environment() -> dict[str, str]:
-    """The environment for DVC, whose own folder for what it unpickles is one that all users may write to."""
+    """The environment for DVC. Its own folder for pickles is one that all users may write to; this one is closed."""
     folder = own_folder() / "dvc"
     folder.mkdir(mode=0o700, exist_ok=True)
-    folder.chmod(0o700)  # what is in it DVC opens to all
+    folder.chmod(0o700)  # folders in it DVC opens to all
     return {SITE_CACHE: str(folder), **os.environ}
 
 

@@ -204,12 +204,12 @@ def dvc() -> str:
 
 
 def dvc_cache() -> str:
-    """Looks whether others may write where a `dvc` that is typed keeps what it unpickles."""
+    """Looks whether others may write to the folder from which a bare `dvc` unpickles."""
     named = Path(ask_dvc("config", "core.site_cache_dir").stdout.strip() or "/var/tmp/dvc")
     if not named.is_dir() or not is_own(named, stat.S_IFDIR, closed=0o022):
         remedy = f"dvc config --global core.site_cache_dir {own_folder() / 'dvc'}"
-        raise Warned(f"others may write to {named}, where a bare `dvc` unpickles what it finds; {remedy}")
-    return f"nobody else may write to {named}, where a bare `dvc` unpickles what it finds"
+        raise Warned(f"others may write to {named}, from which a bare `dvc` unpickles; {remedy}")
+    return f"nobody else may write to {named}, from which a bare `dvc` unpickles"
 
 
 def store() -> str:
