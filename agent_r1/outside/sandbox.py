@@ -143,9 +143,9 @@ def _give_up_rights() -> None:
             raise OSError("the sandbox's workers cannot give up their rights")
 
 
-def _limit(worker: int, mebibytes: int) -> None:
+def _limit(worker: int | None, mebibytes: int) -> None:
     """Lets a worker open no file or socket, write to none, start no process, and leave no core."""
-    if sys.platform == "linux":
+    if worker and sys.platform == "linux":
         limits = {resource.RLIMIT_AS: mebibytes << 20, resource.RLIMIT_NOFILE: 3}  # its pipes are below
         limits |= dict.fromkeys((resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC, resource.RLIMIT_CORE), 0)
         for kind, most in limits.items():
