@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import unicodedata
 
-_CREDENTIALS = re.compile(r"(?<=://)[^/?#\s]*@")
+CREDENTIALS = re.compile(r"(?<=://)[^/?#\s]*@")  # of an address: user and password
+_QUERY = re.compile(r"(://[^?#\s]*)(\?[^#\s]+)?")
 _MARKUP = re.compile(r"[\\`|<\[]")  # characters that end a cell, or begin HTML, code, a link or an image
 
 
@@ -28,8 +29,8 @@ def in_markdown(text: str) -> str:
 
 
 def without_password(text: str) -> str:
-    """Removes user and password before the host of each address."""
-    return _CREDENTIALS.sub("", text)
+    """Removes user and password before the host of each address, and its query, where services have their keys too."""
+    return _QUERY.sub(lambda found: found[1] + "?..." * bool(found[2]), CREDENTIALS.sub("", text))
 
 
 def _replacement(char: str) -> str:

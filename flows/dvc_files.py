@@ -18,6 +18,7 @@ import yaml
 from agent_r1.files import write_text
 from agent_r1.harmless import without_password
 from flows.processes import IMPORTING
+from flows.stage import own_folder
 
 # DVC's command line without two costs that exceed many a command: a search for garbage among its own imports, and the
 # release of all of them at its end.
@@ -31,6 +32,7 @@ sys.stderr.flush()
 os._exit(code or 0)
 """
 DVC = (sys.executable, "-c", _COMMAND, "--wait-for-lock")
+SITE_CACHE = "DVC_SITE_CACHE_DIR"
 LISTING_BYTES = 2**26  # of a folder's listing at most, at 80 and more a file
 _MD5 = re.compile("[0-9a-f]{32}")
 # Runs statements with DVC's `repo`, locked as by a command, and ends with the fault of DVC's as its complaint.
@@ -52,6 +54,14 @@ with remote.fs.open(remote.oid_to_path(sys.argv[1]), "rb") as stored:
 """
 
 
+def dvc_environment() -> dict[str, str]:
+    """The environment for DVC. Its own folder for pickles is one that all users may write to; this one is closed."""
+    folder = own_folder() / "dvc"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    folder.chmod(0o700)  # folders in it DVC opens to all
+    return {SITE_CACHE: str(folder), **os.environ}
+
+
 def ask_dvc(*arguments: str, timeout_s: float | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs a command of DVC's to its end, and captures its output.
 
@@ -59,7 +69,7 @@ def ask_dvc(*arguments: str, timeout_s: float | None = None, **environment: str)
     """
     return subprocess.run(
         [*DVC, *arguments],
-        env={**os.environ, **environment},
+        env={**dvc_environment(), **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -70,8 +80,15 @@ def ask_dvc(*arguments: str, timeout_s: float | None = None, **environment: str)
 def in_dvc(statements: str, *arguments: str, said: str = "") -> subprocess.CompletedProcess[str]:
     """Runs statements in a process of DVC's, where `repo` is this clone's; `said` is its standard input."""
     script = _IN_DVC.format(indent(statements, " " * 8).strip())
-    command = [sys.executable, "-c", script, *arguments]
-    return subprocess.run(command, input=said, capture_output=True, encoding="utf-8", errors="replace", check=False)
+    return subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        env=dvc_environment(),
+        input=said,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
+    )
 
 
 def run_dvc(*arguments: str) -> str:

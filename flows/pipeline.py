@@ -28,7 +28,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed
 
 from agent_r1 import params
-from flows.dvc_files import DVC, collect_graph
+from flows.dvc_files import DVC, collect_graph, dvc_environment
 from flows.graph import StageFailed, StageUnavailable, out_of_date, stages, waiting
 from flows.pool import Pool
 from flows.processes import PIPELINE, end_with_parent, ended_after, prefect_server, process_group, server_answers
@@ -183,7 +183,7 @@ def _stage_environment(exit_code: Path, *, alone: bool) -> dict[str, str]:
         raise RuntimeError("a stage's command runs as a task, and there is none here")
     return {
         **(ALONE if alone else {}),
-        **os.environ,
+        **dvc_environment(),
         "PREFECT_API_URL": PREFECT_API_URL.value(),
         PARENT_TASK_RUN: str(context.task_run.id),
         EXIT_CODE_FILE: str(exit_code),

@@ -7,6 +7,7 @@ import gc
 import os
 import shutil
 import signal
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,6 +46,7 @@ OWN = {
     "DO_NOT_TRACK": "1",
     "DVC_GLOBAL_CONFIG_DIR": NOWHERE,
     "DVC_NO_ANALYTICS": "1",
+    "DVC_SITE_CACHE_DIR": tempfile.mkdtemp(prefix="agent_r1-dvc-"),
     "DVC_SYSTEM_CONFIG_DIR": NOWHERE,
     "GIT_CONFIG_COUNT": "2",
     "GIT_CONFIG_KEY_0": "commit.gpgSign",
@@ -76,6 +78,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure() -> None:
+    shutil.rmtree(OWN["DVC_SITE_CACHE_DIR"], ignore_errors=True)
     gc.unfreeze()  # or modules of C++ take what is left at the end for leaks, and say so
 
 

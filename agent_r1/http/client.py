@@ -10,8 +10,8 @@ import os
 import re
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Container, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from typing import NamedTuple, TypeVar
 
 import httpx
@@ -93,6 +93,8 @@ class Client:
 
     def __init__(self, url: str, timeout_s: float, key: str, socket: str | None = None) -> None:
         """Requests carry the key as a bearer token, unless it is ""; `socket` is the path of a Unix socket."""
+        if "?" in url:  # no path can be after it
+            raise ValueError(f"{without_password(url)} is no address of a server: it ends before the question mark")
         self._url, self._timeout_s, self._socket = url, timeout_s, socket
         # Compressed, a small answer could become a large one while it is read.
         self._headers = {"content-type": "application/json", "accept-encoding": "identity"}
@@ -110,46 +112,50 @@ class Client:
     async def answer(
         self, method: str, path: str, content: str | None = None, most_bytes: int = MAX_ANSWER_BYTES
     ) -> Answer:
-        """Does what `ask` does; only here a limit of time holds for all of an attempt, however slowly bytes drip."""
-        timeout = httpx.Timeout(None, connect=min(self._timeout_s, _CONNECT_TIMEOUT_S))
-        transport = httpx.AsyncHTTPTransport(verify=tls(), uds=self._socket) if self._socket else None
+        """Does what `ask` does. The limit of time holds for all of an attempt, however slowly headers and body drip."""
         with self._named():
-            async with (
-                asyncio.timeout(self._timeout_s),
-                httpx.AsyncClient(base_url=self._url, verify=tls(), transport=transport, timeout=timeout) as client,
-                client.stream(method, path, content=content, headers=self._headers) as response,
-            ):
-                require_plain(response.headers)
+            async with asyncio.timeout(self._timeout_s), aclosing(self._pieces(method, path, content)) as pieces:
                 body = bytearray()
-                async for piece in response.aiter_raw():
-                    body += piece
+                async for part in pieces:
+                    body += part.body
                     require_small(len(body), most_bytes)
-                return Answer(response.status_code, bytes(body))
+                return Answer(part.status, bytes(body))
 
     def lines(self, path: str, content: str) -> Iterator[bytes]:
         """The lines of the answer to a POST, as they come.
 
         Raises the errors of `ask`, and those of `Answer.require_ok` for another status than 200.
         """
-        ends = time.monotonic() + self._timeout_s
-        timeout = httpx.Timeout(self._timeout_s, connect=min(self._timeout_s, _CONNECT_TIMEOUT_S))
-        with (
-            self._named(),
-            httpx.Client(base_url=self._url, verify=tls(), timeout=timeout) as client,
-            client.stream("POST", path, content=content, headers=self._headers) as response,
-        ):
-            require_plain(response.headers)
-            read, rest, ok = 0, bytearray(), response.status_code == 200
-            for piece in response.iter_raw():
-                read += len(piece)
-                rest += piece
+        ends, pieces = time.monotonic() + self._timeout_s, self._pieces("POST", path, content)
+
+        async def coming() -> Answer | None:
+            async with asyncio.timeout(ends - time.monotonic()):
+                return await anext(pieces, None)
+
+        read, rest = 0, bytearray()
+        with self._named(), asyncio.Runner() as runner:
+            while part := runner.run(coming()):
+                status = part.status
+                read += len(part.body)
+                rest += part.body
                 require_small(read)
-                if time.monotonic() > ends:
-                    raise TimeoutError
-                if ok and b"\n" in piece:
+                if status == 200 and b"\n" in part.body:
                     *whole, rest = rest.split(b"\n")
                     yield from map(bytes, whole)
-            yield Answer(response.status_code, bytes(rest)).require_ok().body
+            yield Answer(status, bytes(rest)).require_ok().body
+
+    async def _pieces(self, method: str, path: str, content: str | None) -> AsyncGenerator[Answer]:
+        """An answer as it comes: its status, once its headers are there, and again with each piece of its body."""
+        timeout = httpx.Timeout(None, connect=min(self._timeout_s, _CONNECT_TIMEOUT_S))
+        transport = httpx.AsyncHTTPTransport(verify=tls(), uds=self._socket) if self._socket else None
+        async with (
+            httpx.AsyncClient(base_url=self._url, verify=tls(), transport=transport, timeout=timeout) as client,
+            client.stream(method, path, content=content, headers=self._headers) as response,
+        ):
+            require_plain(response.headers)
+            yield Answer(response.status_code, b"")
+            async for piece in response.aiter_raw():
+                yield Answer(response.status_code, piece)
 
     def require_health(self) -> None:
         """Raises OSError if /health is answered with another status than 200, and the errors of `ask`."""

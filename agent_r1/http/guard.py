@@ -10,7 +10,7 @@ import uvicorn
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -73,12 +73,15 @@ def refusal(status: int, message: str, code: str) -> JSONResponse:
 
 
 async def read_body(request: Request, most: int, remedy: str) -> bytes:
-    """The body of a request. Raises HTTPException 413 as soon as it has more than `most` bytes."""
+    """The body of a request. Raises HTTPException 413 for more than `most` bytes, at once; 400 if it is cut off."""
     body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > most:
-            raise HTTPException(413, f"a request has {most} bytes at most; {remedy}")
+    try:
+        async for piece in request.stream():
+            body += piece
+            if len(body) > most:
+                raise HTTPException(413, f"a request has {most} bytes at most; {remedy}")
+    except ClientDisconnect:  # which a server's log would show with its traceback
+        raise HTTPException(400, "the request was cut off") from None
     return bytes(body)
 
 

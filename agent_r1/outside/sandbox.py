@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import ctypes
+import resource
+import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import datetime
 from itertools import accumulate
 from typing import Any, Self
@@ -33,6 +37,7 @@ MAX_CHARACTERS = 20_000  # of a program
 MAX_PRINTED = 1 << 20  # bytes
 MAX_STATE = 1 << 20  # bytes of an episode's names
 MAX_RECURSION = 500
+_SPARE_MIB = 1024  # of a worker's addresses, beside several times the memory of a program
 _PATIENCE = 10  # times its limit that a call may take, if it once ended within the limit
 
 
@@ -42,10 +47,10 @@ class Sandbox:
     def __init__(self, params: PythonParams) -> None:
         self._params = params
         self._workers = Monty(min_processes=params.workers, max_processes=params.workers)
-        self._threads = ThreadPoolExecutor(params.workers, "sandbox")  # each waits for a worker
+        self._threads = ThreadPoolExecutor(params.workers, "sandbox", _give_up_rights)  # each starts workers, and waits
 
     def __enter__(self) -> Self:
-        self._workers.__enter__()
+        self._threads.submit(self._workers.__enter__).result()
         return self
 
     def __exit__(self, *fault: Any) -> None:
@@ -84,6 +89,7 @@ class Sandbox:
         policy: OSPolicy = {"datetime": NOW, "timezone": "utc", "sleep": "zero", "random_start": {"seed": seed}}
         try:
             with self._workers.checkout(limits=limits, os_policy=policy) as session:
+                _limit(session.worker_pid, 4 * self._params.memory_mib + _SPARE_MIB)
                 if state:
                     session.load_session(state)
                 session.feed_run(code, print_callback=printed)
@@ -127,6 +133,24 @@ class PythonTool(FunctionTool):
         async with self._one_at_a_time:
             printed, self._state = await self._sandbox.run(code, self._state, seed=self._seed, patience=patience)
         return printed.removesuffix("\n") or "nothing was printed"
+
+
+def _give_up_rights() -> None:
+    """Leaves this thread, and each process that it starts, no capability, and no program that would give it one."""
+    if sys.platform == "linux":
+        libc, words, no_new_privs, version = ctypes.CDLL(None), ctypes.c_uint32, 38, 0x20080522  # of prctl, capset
+        if libc.prctl(no_new_privs, 1, 0, 0, 0) or libc.capset((words * 2)(version, 0), (words * 6)()):
+            raise OSError("the sandbox's workers cannot give up their rights")
+
+
+def _limit(worker: int | None, mebibytes: int) -> None:
+    """Lets a worker open no file or socket, write to none, start no process, and leave no core."""
+    if worker and sys.platform == "linux":
+        limits = {resource.RLIMIT_AS: mebibytes << 20, resource.RLIMIT_NOFILE: 3}  # its pipes are below
+        limits |= dict.fromkeys((resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC, resource.RLIMIT_CORE), 0)
+        for kind, most in limits.items():
+            with suppress(ValueError, ProcessLookupError):  # a lower limit stays; one that has ended is noticed later
+                resource.prlimit(worker, kind, (most, most))
 
 
 def _last_value(program: str) -> ast.expr | None:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Self, TypeVar, get_args, get_origin, get_type
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from agent_r1.harmless import without_password
+from agent_r1.harmless import CREDENTIALS, without_password
 
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
@@ -34,7 +34,7 @@ Multiple = Annotated[Weight, AfterValidator(_off_or_above_one)]
 
 def public(url: str) -> str:
     """An address without a password; a ValueError says where to put that."""
-    if without_password(url) != url:
+    if CREDENTIALS.search(url):
         raise ValueError(
             "dvc.lock and git would keep the password of this address; leave it out, and set AGENT_R1_SEARCH_KEY, "
             "AGENT_R1_ENGINE_KEY, AGENT_R1_ENDPOINT_KEY, AGENT_R1_OPENENV_KEY_<NAME> or AGENT_R1_MCP_KEY_<NAME>, which "

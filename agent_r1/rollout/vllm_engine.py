@@ -9,6 +9,7 @@ import math
 import os
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from agent_r1.devices.gpus import visible_gpus
+from agent_r1.files import is_own
 from agent_r1.params import Params
 from agent_r1.params.stages import VllmParams
 from agent_r1.rollout.engine_wire import SERVER_KEY, Launch
@@ -45,17 +47,18 @@ def claim_scratch() -> tuple[Path, int]:
     killed processes are removed.
     """
     for left in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
-        with contextlib.suppress(OSError):  # claimed, or another user's
-            descriptor = _lock(left)
-            shutil.rmtree(left, ignore_errors=True)
-            os.close(descriptor)
+        with contextlib.suppress(OSError):  # claimed
+            if is_own(left, stat.S_IFDIR, closed=0o077):  # another user's may be a pipe, or without end
+                descriptor = _lock(left)
+                shutil.rmtree(left, ignore_errors=True)
+                os.close(descriptor)
     unnamed = Path(tempfile.mkdtemp(prefix="agent_r1_"))  # named once locked: no other process may find it unlocked
     descriptor = _lock(unnamed)
     return unnamed.rename(unnamed.with_name(unnamed.name.replace("agent_r1_", _SCRATCH))), descriptor
 
 
 def _lock(folder: Path) -> int:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -9,15 +9,8 @@ from typing import Any
 
 PASSWORD = "s3cret-of-hostile"
 MARKS = (
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|endoftext|>",
-    "[INST]",
-    "[/INST]",
-    "<|eot_id|>",
-    "<|start_header_id|>",
-    "</s>",
-)
+    "<|im_start|>", "<|im_end|>", "<|endoftext|>", "[INST]", "[/INST]", "<|eot_id|>", "<|start_header_id|>", "</s>",
+)  # fmt: skip
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<answer>", "</answer>", "<tool_response>")
 PATHS = ("../x", "/etc/passwd", "a/../../x", "a//x", ".", "..", "~/x", "a\\..\\x", "C:\\x", "a/./x", "x\0", "x/", "./x")
 TEXTS = (

@@ -15,37 +15,28 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from agent_r1.harmless import harmless, harmless_lines, in_markdown, without_password
+from agent_r1.http.client import Client
 from agent_r1.params.places import Folder, RunId, registered_policy
 from agent_r1.params.prepare import DatasetName
-from agent_r1.params.sections import Section, validated
-from agent_r1.params.stages import RemoteParams, ServerParams
+from agent_r1.params.sections import validated
+from agent_r1.params.stages import ServerParams
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Descriptor
 from benchmarks.hostile.kind import Defect, Kind, Refused, require
 from benchmarks.hostile.mutations import LONG, PASSWORD, PATHS, TEXTS, as_bytes, as_json, mutated, odd_text
 from flows import dvc_files
+from flows.terminal import HarmlessFormatter
 
 _HASH = "a" * 64
+_MARKUP = re.compile(r"(?<!\\)(\\\\)*[`|<\[]")  # after no backslash, or after backslashes that are shown
 _ESCAPE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _HONEST = Descriptor(
-    label="ppo-seed3",
-    run="ppo",
-    seed=3,
-    sweep="",
-    mlflow_run_id="1" * 32,
-    policy="outputs/train/ppo-seed3/checkpoint/policy",
-    policy_hash=_HASH,
-    policy_version=7,
-    dvc_file=registered_policy("ppo-seed3", _HASH).as_posix(),
-    dvc_hash=f"{'1' * 32}.dir",
-    git_commit="c0ffee",
-    data_hash=f"{'3' * 32}+{'4' * 32}.dir",
-    questions="5" * 64,
-    passages="6" * 64,
-    index="7" * 64,
-    prompt="8" * 64,
+    label="ppo-seed3", run="ppo", seed=3, sweep="", mlflow_run_id="1" * 32,
+    policy="outputs/train/ppo-seed3/checkpoint/policy", policy_hash=_HASH, policy_version=7,
+    dvc_file=registered_policy("ppo-seed3", _HASH).as_posix(), dvc_hash=f"{'1' * 32}.dir", git_commit="c0ffee",
+    data_hash=f"{'3' * 32}+{'4' * 32}.dir", questions="5" * 64, passages="6" * 64, index="7" * 64, prompt="8" * 64,
     config="9" * 16,
-)
+)  # fmt: skip
 
 
 class Tags(Kind):
@@ -150,7 +141,7 @@ class Names(Kind):
 
 
 class Addresses(Kind):
-    """Addresses with passwords, and texts with escape sequences: what is shown has neither."""
+    """Addresses with passwords and keys, in texts with escape sequences and markup: what is shown has none of them."""
 
     name, tried, holds_secrets = "addresses", 2500, True
 
@@ -158,31 +149,31 @@ class Addresses(Kind):
         password = rng.choice((PASSWORD, f"{PASSWORD}@", f"a:{PASSWORD}", f"{PASSWORD}\u00e9", f"%40{PASSWORD}"))
         scheme = rng.choice(("http", "https", "HTTP", "s3", "postgresql+psycopg", "x-y.z"))
         host = rng.choice(("host", "127.0.0.1:8001", "[::1]:80", "h\u00f6st", "host:port", "", "a.b/c?d=e@f#g"))
-        url = (
-            f"{scheme}://{rng.choice(('user:', '', 'u%20x:', ':'))}{password}@{host}/{rng.choice(('', 'x', '@', '//'))}"
-        )
-        return rng.choice((url, url, f"{odd_text(rng)[:500]} {url}{odd_text(rng)[:500]}", f"('{url}')", f"{url} {url}"))
+        user, end = rng.choice(("user:", "", "u%20x:", ":")), rng.choice(("", "x", "@", "//"))
+        url = f"{scheme}://{user}{password}@{host}/{end}"
+        if rng.random() < 0.4:
+            url = (
+                f"{scheme}://{rng.choice(('host', '[::1]:80'))}/{end}?{rng.choice(('key=', '', 'a=b&sig='))}{password}"
+            )
+        command = rng.choice(("\x1b[2J", "\x9b1m", "\u202e", "\x08", "\r\n")) + rng.choice(("<b>", "|", "`", "[a](b)"))
+        around = odd_text(rng)[:500], odd_text(rng)[:500]
+        return rng.choice((url, url, f"{around[0]} {url}{around[1]}", f"('{url}')", f"{url} {url}")) + command
 
     def judge(self, made: str) -> None:
-        require(PASSWORD not in without_password(made), f"a password is shown: {without_password(made)!r:.200}")
-        for shown in (harmless(made), in_markdown(made), harmless_lines(made)):
+        record = logging.LogRecord("agent_r1", logging.ERROR, "", 0, "%s", (made,), None)
+        for shown in (without_password(made), logged := HarmlessFormatter("%(message)s").format(record)):
+            require(PASSWORD not in shown, f"a password is shown: {shown!r:.200}")
+        for shown in (harmless(made), in_markdown(made), harmless_lines(made), logged):
             require(not _ESCAPE.search(shown), f"a control character is shown: {shown!r:.200}")
+        require(not _MARKUP.search(in_markdown(made)), f"markup is shown: {in_markdown(made)!r:.200}")
         require("\n" not in harmless(made), "a line break in a line")
-        remote: tuple[type[Section], dict[str, Any]] = (
-            RemoteParams,
-            {"url": made, "timeout_s": 1, "retries": 0, "backoff_s": 0},
-        )
-        server: tuple[type[Section], dict[str, Any]] = (
-            ServerParams,
-            {"urls": [made], "concurrency": 1, "timeout_s": 1, "retries": 0},
-        )
-        for kind, content in (remote, server):
-            try:
-                validated(kind, content, "section")
-            except ValueError as fault:
-                require(PASSWORD not in str(fault), f"a password is shown: {fault}")
-            else:
-                require(PASSWORD not in made, "an address with a password was taken")
+        server = {"urls": [made], "concurrency": 1, "timeout_s": 1, "retries": 0}
+        try:
+            Client(validated(ServerParams, server, "section").urls[0], 1.0, key="")
+        except ValueError as fault:
+            require(PASSWORD not in str(fault), f"a password is shown: {fault}")
+        else:
+            require(PASSWORD not in made, "an address with a password was taken")
         raise Refused("an address with a password")
 
 

@@ -10,14 +10,18 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
+from unittest.mock import AsyncMock
 
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
 from agent_r1.http.client import LOOPBACK, MAX_ANSWER_BYTES, Answer, Client
+from agent_r1.http.endpoint import Endpoint
 from agent_r1.http.guard import Guard
 from agent_r1.params.stages import RemoteParams
 from agent_r1.rollout.engine_wire import SERVER_KEY
@@ -33,6 +37,7 @@ _URL = "http://127.0.0.1:1"
 _STATUSES = (200,) * 9 + (204, 301, 400, 404, 429, 500, 503, 599)
 _VOCABULARY, _END, _MOST = 512, 9, 8
 _HEALTH = Health(kind="bm25", index_hash="7" * 64, passages_hash="6" * 64, size=5)
+_HOSTS = "{}:80", "{}.evil.com", "evil.com:{}", "{}@evil.com", "{} ", "x{}"
 _QUERIES, _K = ["Kiss", "Mara"], 2
 
 
@@ -125,22 +130,37 @@ class EngineAnswers(Kind):
 
 
 class Script(NamedTuple):
-    """What a server sends, in pieces."""
+    """What a server sends, in pieces, to one who reads it whole, or line by line."""
 
     pieces: tuple[bytes, ...]
     pause_s: float
+    in_lines: bool
+
+
+@contextmanager
+def napping(seconds: float) -> Iterator[list[None]]:
+    """Gives the naps of a thread meanwhile, as a control: a busy machine holds up the thread as well as the block."""
+    naps, over = list[None](), threading.Event()
+    thread = threading.Thread(target=lambda: [naps.append(None) for _ in iter(lambda: over.wait(seconds), True)])
+    thread.start()
+    try:
+        yield naps
+    finally:
+        over.set()
+        thread.join()
 
 
 class Loopback(Kind):
-    """Answers as they come over a connection: cut off, endless, packed, dripping, or no HTTP."""
+    """Answers as they come over a connection: cut off, endless, packed, dripping from the first header, or no HTTP."""
 
-    name, tried = "loopback", 60
+    name, tried = "loopback", 90
     _timeout_s = 0.5
 
     def make(self, rng: Random) -> Script:
         body = json.dumps(_HEALTH.model_dump()).encode()
         head = {"content-length": str(len(body)), "content-type": "application/json"}
         status, pause_s = rng.choice(("200 OK", "200", "99 x", "9999 x", "abc", "200 \x1b[2J", "301 Moved")), 0.0
+        in_lines = rng.random() < 0.4
         match rng.randrange(9):
             case 0:
                 head["content-length"] = rng.choice(("-1", "1e3", "9" * 40, "10000000000", "5", "", "\u0665"))
@@ -158,25 +178,26 @@ class Loopback(Kind):
             case 6:
                 body, head = b"x" * 40_000_000, {}
             case 7:
-                return Script((odd_text(rng).encode(errors="replace"),), 0.0)
+                return Script((odd_text(rng).encode(errors="replace"),), 0.0, in_lines)
         lines = "".join(f"{name}: {value}\r\n" for name, value in head.items())
         raw = f"HTTP/1.1 {status}\r\n{lines}\r\n".encode("latin-1", "replace") + body
-        return Script(tuple(raw[at : at + 1] for at in range(len(raw))) if pause_s else (raw,), pause_s)
+        return Script(tuple(raw[at : at + 1] for at in range(len(raw))) if pause_s else (raw,), pause_s, in_lines)
 
     def judge(self, made: Script) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listening:
             threading.Thread(target=_serve, args=(listening, made), daemon=True).start()
             url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-            started = time.perf_counter()
-            try:
-                remote = RemoteIndex(RemoteParams(url=url, timeout_s=self._timeout_s, retries=0, backoff_s=0))
-                started = time.perf_counter()
-                require(remote.health() == _HEALTH, "another answer than the server gave")
-            except (ValueError, OSError) as fault:
-                took_s = time.perf_counter() - started
-                require(took_s < 4 * self._timeout_s, f"held up for {took_s:.1f} s")
-                require(url in str(fault) and str(fault).isprintable(), f"names no server: {fault!r}")
-                raise
+            params = RemoteParams(url=url, timeout_s=self._timeout_s, retries=0, backoff_s=0)
+            with napping(self._timeout_s / 10) as naps:
+                try:
+                    if made.in_lines:
+                        list(Endpoint(url, timeout_s=self._timeout_s).stream({}))
+                    else:
+                        require(RemoteIndex(params).health() == _HEALTH, "another answer than the server gave")
+                except self.refusals as fault:
+                    require(len(naps) < 40, f"held up for {len(naps)} tenths of its limit")
+                    require(url in str(fault) and str(fault).isprintable(), f"names no server: {fault!r}")
+                    raise
 
 
 class Asked(NamedTuple):
@@ -201,13 +222,10 @@ class SearchRequests(Kind):
         honest = {"queries": _QUERIES, "k": _K}
         made = odd_value(rng) if rng.random() < 0.1 else mutated(honest, rng, rng.choice((0, 1, 2)))
         host = "127.0.0.1" if rng.random() < 0.8 else _host(rng)
-        method, path = rng.choice(
-            (("POST", "/search"),) * 8 + (("GET", "/health"), ("GET", "/search"), ("PUT", "/../x"))
-        )
-        headers = [
-            (b"host", host.encode()),
-            (b"content-type", rng.choice((b"application/json", b"text/plain", b"\xff"))),
-        ]
+        others = ("GET", "/health"), ("GET", "/search"), ("PUT", "/../x")
+        method, path = rng.choice((("POST", "/search"),) * 8 + others)
+        kind = rng.choice((b"application/json", b"text/plain", b"\xff"))
+        headers = [(b"host", host.encode()), (b"content-type", kind)]
         body = as_bytes(as_json(made, rng), rng) * rng.choice((1,) * 40 + (200,))
         return Asked(method, path, headers, body)
 
@@ -218,6 +236,28 @@ class SearchRequests(Kind):
             asked = SearchRequest.model_validate_json(made.body)
             require(len(answer.json()["results"]) == len(asked.queries), "other results than asked for")
         _require_refused_or_known(answer.status_code, known, answer.text)
+
+
+class CutOff(Kind):
+    """Requests whose sender leaves in the middle: no fault of the server's, whose log would hold a traceback."""
+
+    name, tried = "requests cut off", 200
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._app = create_app(Echo(), _HEALTH)
+
+    def make(self, rng: Random) -> list[bytes]:
+        return [rng.randbytes(rng.choice((0, 1, 1000))) for _ in range(rng.randrange(4))]
+
+    def judge(self, made: list[bytes]) -> None:
+        parts = [{"type": "http.request", "body": each, "more_body": True} for each in made]
+        coming, send = AsyncMock(side_effect=[*parts, *[{"type": "http.disconnect"}] * 9]), AsyncMock()
+        path: dict[str, Any] = {"path": "/search", "query_string": b"", "headers": [(b"host", b"localhost")]}
+        asyncio.run(self._app({"type": "http", "method": "POST", **path}, coming, send))
+        status = send.call_args_list[0].args[0]["status"]
+        require(status == 400, f"half of a request was answered with {status}")
+        raise Refused("cut off")
 
 
 class EngineRequests(Kind):
@@ -231,18 +271,8 @@ class EngineRequests(Kind):
 
     def make(self, rng: Random) -> tuple[str, Asked]:
         key = rng.choice([*self._clients])
-        given = rng.choice(
-            (
-                f"Bearer {key}",
-                f"bearer {key}",
-                f"Bearer  {key}",
-                key,
-                f"Bearer {key}x",
-                f"Bearer {key[:-1]}",
-                "Bearer",
-                "",
-            )
-        )
+        tricks = (f"bearer {key}", f"Bearer  {key}", key, f"Bearer {key}x", f"Bearer {key[:-1]}", "Bearer", "")
+        given = rng.choice((f"Bearer {key}", *tricks))
         given = given if rng.random() < 0.8 else odd_text(rng)[:2000]
         headers = [(b"host", (rng.choice(LOOPBACK[:2]) if rng.random() < 0.4 else _host(rng)).encode())]
         if rng.random() < 0.9:
@@ -296,20 +326,8 @@ def _guarded(key: str) -> TestClient:
 def _host(rng: Random) -> str:
     """The name of a host in a request."""
     known = rng.choice((*LOOPBACK, "[::1]", "LOCALHOST"))
-    tricks = (
-        known,
-        f"{known}:80",
-        f"{known}.evil.com",
-        f"evil.com:{known}",
-        f"{known}@evil.com",
-        "evil.com",
-        "0.0.0.0",
-        "127.1",
-        "",
-        f"{known} ",
-        f"x{known}",
-    )
-    return rng.choice(tricks)
+    more = "evil.com", "0.0.0.0", "127.1", ""
+    return rng.choice((known, *(each.format(known) for each in _HOSTS), *more))
 
 
 def _of_this_machine(asked: Asked) -> bool:

@@ -24,14 +24,9 @@ _TEMPLATES = Path(__file__).parents[2] / "tests" / "rollout" / "templates"
 _CALL = {"name": "search", "arguments": {"query": "Who directed Kiss?"}}
 _MANY = (3, 100, 20_000)  # tags
 _QUESTION = Question(
-    question_id="q",
-    dataset="own",
-    split="test",
-    text="Who?",
-    answers=["Mara"],
-    gold_titles=["Kiss"],
+    question_id="q", dataset="own", split="test", text="Who?", answers=["Mara"], gold_titles=["Kiss"],
     strata={"hops": "1", "kind": "x"},
-)
+)  # fmt: skip
 
 
 class Echo(Search):

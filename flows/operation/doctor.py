@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+import stat
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from agent_r1 import params
-from agent_r1.files import load_pretrained
+from agent_r1.files import is_own, load_pretrained
 from agent_r1.harmless import harmless_lines, without_password
 from agent_r1.http.client import BadAnswerError, Client
 from agent_r1.params.places import SWEEP, RunId, tracking_folder
@@ -34,6 +35,7 @@ from agent_r1.tracking.store import require_store, store_file
 from flows.dvc_files import ask_dvc, complaint
 from flows.operation.serving import ANSWER_S, require_free, require_server
 from flows.processes import HOST, ended_after, prefect_server, process_group
+from flows.stage import own_folder
 
 CODE = Path(__file__).parents[2]
 INSTALL = "remove .venv, and `make` installs the pinned packages; on CUDA pip install -e .[gpu,dev]"
@@ -201,6 +203,15 @@ def dvc() -> str:
     return f"{name}, {url}, answers; {new} files wait for `dvc push`"
 
 
+def dvc_cache() -> str:
+    """Looks whether others may write to the folder from which a bare `dvc` unpickles."""
+    named = Path(ask_dvc("config", "core.site_cache_dir").stdout.strip() or "/var/tmp/dvc")
+    if not named.is_dir() or not is_own(named, stat.S_IFDIR, closed=0o022):
+        remedy = f"dvc config --global core.site_cache_dir {own_folder() / 'dvc'}"
+        raise Warned(f"others may write to {named}, from which a bare `dvc` unpickles; {remedy}")
+    return f"nobody else may write to {named}, from which a bare `dvc` unpickles"
+
+
 def store() -> str:
     """Opens the project's MLflow store, and writes beside it."""
     tracking_folder().mkdir(exist_ok=True)
@@ -283,7 +294,7 @@ def found_by(check: Callable[[], str]) -> Finding:
         return Finding(status, f"{kind}{wrong}", remedy or "mend the cause that the message names")
 
 
-_IN_ORDER = (versions, parameters, room, ranks, engine, ports, prefect, store, dvc, registered, aside)
+_IN_ORDER = (versions, parameters, room, ranks, engine, ports, prefect, store, dvc, dvc_cache, registered, aside)
 CHECKS = {check.__name__: check for check in _IN_ORDER}
 
 

@@ -6,6 +6,7 @@ import json
 import logging
 import socket
 from contextlib import closing
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -100,6 +101,27 @@ def test_an_endpoint_that_is_down_or_silent_is_named() -> None:
         ask("localhost:8000")
     with pytest.raises(ValueError, match="password"):
         ask("http://me:word@localhost:8000")
+    with pytest.raises(ValueError, match=r"^http://localhost/v1\?\.\.\. is no address of a server"):
+        ask("http://localhost/v1?key=s3cret")
+
+
+@pytest.mark.parametrize("sent", [b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\n\r\ndata: 1\n"])
+def test_what_drips_ends_at_the_limit_of_the_whole_answer(sent: bytes) -> None:
+    """Headers, and lines of a body: each byte comes sooner than the limit."""
+    over = Event()
+
+    def drip(asked: Heard) -> None:
+        asked.write(sent)
+        while not over.wait(0.05):
+            asked.write(b"x")
+
+    with answering(drip) as url:
+        try:
+            for read in (lambda: ask(url, timeout_s=0.5), lambda: list(Endpoint(url, timeout_s=0.5).stream({}))):
+                with pytest.raises(WorldFault, match=r"took longer than 0\.5 s"):
+                    read()
+        finally:
+            over.set()
 
 
 EVENT = b'data: {"a": 1}\n\n'

@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
+import resource
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -227,3 +231,27 @@ def test_a_program_that_crashes_its_worker_has_failed() -> None:
 
     result = asyncio.run(asyncio.wait_for(play(), 50))
     assert result == ToolResult(text="the program crashed the interpreter", call_status=CallStatus.FAILED)
+
+
+def rights(process: int | str) -> list[str]:
+    return re.findall(r"(?:CapInh|CapPrm|CapEff|NoNewPrivs):\t(\w+)", Path(f"/proc/{process}/status").read_text())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="rights and limits of other systems are left alone")
+def test_a_worker_has_no_rights_and_opens_starts_and_writes_nothing() -> None:
+    """Neither the first nor the one that takes its place; the process of the stage keeps what it has."""
+    before, ours = {worker.pid for worker in workers()}, rights("self")
+
+    async def play() -> None:
+        with Sandbox(PythonParams(timeout_s=3, memory_mib=64, workers=1)) as sandbox:
+            for _ in range(2):
+                assert (await PythonTool(sandbox, 0).call({"code": "6 * 7"})).text == "42"
+                [worker] = [each for each in workers() if each.pid not in before]
+                assert rights(worker.pid) == ["0" * 16] * 3 + ["1"]
+                limits = [resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE, resource.RLIMIT_CORE]
+                assert [max(resource.prlimit(worker.pid, each)) for each in limits] == [3, 0, 0, 0]
+                assert 0 < max(resource.prlimit(worker.pid, resource.RLIMIT_AS)) <= 2 << 30
+                worker.kill()
+
+    asyncio.run(play())
+    assert rights("self") == ours

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from queue import Queue
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -350,6 +352,8 @@ def test_vllm_gives_the_same_bits_whoever_meets_whom(alone: VllmEngine, chat: Ch
 OPEN = """
 import sys
 from pathlib import Path
+from queue import Queue
+from threading import Thread
 from agent_r1.params import load
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.sampling import Actor
@@ -386,6 +390,21 @@ def test_nothing_is_left_of_an_engine_whose_parent_was_killed(
     assert {path for path in tmp_path.iterdir() if "inductor" not in path.name} == {in_use, new}
     for descriptor in (claim, other):
         os.close(descriptor)
+
+
+def test_what_others_leave_under_an_engines_name_holds_none_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe that nobody writes to, a link, and a folder that others may enter: none is opened, none is removed."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    theirs = [tmp_path / f"agent_r1_engine_{name}" for name in ("pipe", "link", "open")]
+    os.mkfifo(theirs[0])
+    theirs[1].symlink_to(tmp_path)
+    theirs[2].mkdir()
+    theirs[2].chmod(0o755)
+    claimed = Queue[tuple[Path, int]]()
+    Thread(target=lambda: claimed.put(claim_scratch()), daemon=True).start()
+    _, descriptor = claimed.get(timeout=60)
+    os.close(descriptor)
+    assert all(path.lstat() for path in theirs)
 
 
 @pytest.mark.parametrize("open_kind", ["server"], indirect=True)

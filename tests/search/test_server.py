@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -162,3 +163,19 @@ def test_a_connection_that_is_slow_or_too_many_ends(
             writer.close()
 
     asyncio.run(attack())
+
+
+def test_a_request_that_is_cut_off_is_no_fault_of_the_server() -> None:
+    """A client that leaves in the middle of its body: its exception would be a traceback in the server's log."""
+    parts = iter([{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}])
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return next(parts)
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/search", "headers": [(b"host", b"localhost")]}
+    asyncio.run(create_app(Echo(), HEALTH)({**scope, "query_string": b""}, receive, send))  # type: ignore[arg-type]
+    assert sent[0]["status"] == 400

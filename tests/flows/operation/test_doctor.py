@@ -8,6 +8,7 @@ import shutil
 import socket
 import sqlite3
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -287,6 +288,22 @@ def test_a_folder_and_a_graph_that_dvc_refuses(project: Path) -> None:
     shutil.rmtree(project / ".dvc")
     refused = found("dvc")
     assert (refused.status, "not inside of a DVC repository" in refused.message) == (FAILED, True)
+
+
+def test_where_a_bare_dvc_unpickles(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The remedy is typed as it stands."""
+    monkeypatch.setenv("AGENT_R1_LOCKS", str(tmp_path / "locks"))
+    monkeypatch.setenv("DVC_GLOBAL_CONFIG_DIR", str(tmp_path / "global"))
+    monkeypatch.delenv("DVC_SITE_CACHE_DIR")
+    (project / ".dvc" / "config").write_text("[core]\n no_scm = true\n")
+    open_to_all = found("dvc_cache")
+    assert (open_to_all.status, "others may write to /var/tmp/dvc" in open_to_all.message) == (WARNING, True)
+    subprocess.run([sys.executable, "-m", *open_to_all.remedy.split()], check=True)
+    named = found("dvc_cache")
+    assert (named.status, str(tmp_path / "locks" / "dvc") in named.message) == (OK, True)
+    (tmp_path / "locks" / "dvc").chmod(0o777)
+    monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "locks" / "another"))
+    assert found("dvc_cache").status == WARNING
 
 
 def test_no_remote(project: Path) -> None:
