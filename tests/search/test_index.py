@@ -91,7 +91,7 @@ def test_another_encoder_of_the_same_name_is_refused(
     model = BertModel.from_pretrained(encoder)
     torch.nn.init.ones_(model.embeddings.word_embeddings.weight)
     model.save_pretrained(encoder)
-    refused = r"built with another encoder \(\w{12}\) than .*encoder is now \(\w{12}\); .*`dvc repro --single-item --force index`"
+    refused = r"built with another encoder \(\w{12}\) than .*encoder is now \(\w{12}\); .*`dvc repro --single-item"
     with pytest.raises(ValueError, match=refused):
         open_index(params, stored, tmp_path / "index")
     with pytest.raises(ValueError, match=refused):
