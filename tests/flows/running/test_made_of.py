@@ -120,7 +120,7 @@ def recorded(project: Path, stage: str) -> Any:
     [
         ("index", "agent_r1.search.index", "k1: 1.2", "agent_r1/search/bm25.py"),
         ("register@ppo", "flows.operation.register", "", "agent_r1/learn/checkpoint.py"),
-        ("evaluate@ppo", "flows.evaluate", "questions: 12", "agent_r1/evaluation/scores.py"),
+        ("evaluate@ppo", "flows.evaluate", "max_steps: 4", "agent_r1/evaluation/scores.py"),
         ("report", "flows.report", "bootstrap_samples: 100", "agent_r1/evaluation/plots.py"),
     ],
 )
