@@ -159,18 +159,20 @@ def mendable_fault(fault: BaseException) -> OSError | ValueError | None:
 
     below = fault.__cause__ if isinstance(fault, MlflowException) else fault
     cause = below.orig if isinstance(below, DBAPIError) else below
-    if isinstance(cause, sqlite3.Error) and cause.sqlite_errorcode & 0xFF not in PASSING_IN_SQLITE:
-        return ValueError(_explained(_server(), store_file(), _first_line(cause)))
+    said = _first_line(cause or fault)
+    of_sqlite = type(cause) in (sqlite3.OperationalError, sqlite3.DatabaseError)  # other classes are of wrong requests
+    if of_sqlite and vars(cause).get("sqlite_errorcode", 0) & 0xFF not in PASSING_IN_SQLITE:
+        return ValueError(_explained(_server(), store_file(), said))
     if "must be in the 'active' state" in str(fault):
-        return ValueError(f"{_first_line(fault)} Restore it in MLflow, or start again, which makes a new run")
+        return ValueError(f"{said} Restore it in MLflow, or start again, which makes a new run")
     code = fault.error_code if isinstance(fault, MlflowException) else ""
     # MLflow gives a request that ended without an answer no code of its own.
     unanswered = code == "INTERNAL_ERROR" and isinstance(fault.__context__, OSError)
-    if not (unanswered or code in PASSING or isinstance(cause, sqlite3.Error) or isinstance(fault, OperationalError)):
+    if not (unanswered or code in PASSING or of_sqlite or isinstance(fault, OperationalError)):
         return None
     return ConnectionError(
-        f"MLflow's store {without_password(store_uri())} cannot be used for now ({_first_line(cause or fault)}); see "
-        "that it is up, that nothing locks it, and that its disk has room"
+        f"MLflow's store {without_password(store_uri())} cannot be used for now ({said}); see that it is up, that "
+        "nothing locks it, and that its disk has room"
     )
 
 
@@ -258,7 +260,7 @@ def _server() -> str:
 
 
 def _first_line(fault: BaseException) -> str:
-    return without_password(str(fault).strip().splitlines()[0])
+    return without_password(str(fault).strip().partition("\n")[0])
 
 
 def _explained(server: str, file: Path, said: str) -> str:
