@@ -187,10 +187,8 @@ def store_uri() -> str:
 
 
 def locked(name: str) -> AbstractContextManager[None]:
-    """Holds a lock of this project's clone on this machine; the kernel frees it when the process ends.
-
-    Its file begins with a dot: others may have opened files without, before they were kept out, and could hold them.
-    """
+    """Holds a lock of this project's clone on this machine; the kernel frees it when the process ends."""
+    # Others may still have files without the dot open, from before they were kept out, and could hold them.
     return files.locked(files.closed_folder(tracking_folder()) / f".{name}")
 
 
@@ -275,11 +273,9 @@ def _explained(server: str, file: Path, said: str) -> str:
     if said == READONLY:
         remedy = f"`chmod u+w {file}` if it is there, and start again, which makes a missing one"
         return f"{file} was removed while it was in use, or is read-only; {remedy}"
-    aside, named = quote(f"{file.parent}/damaged"), quote(str(file))
-    return (
-        f"{file} cannot be used ({said}), perhaps because a start was killed while it made it; move it away "
-        f"(`mkdir {aside} && mv {named}* {aside}`), and the next start makes a new one"
-    )
+    named, aside = quote(str(file)), quote(f"{file.parent}/damaged")
+    remedy = f"move it away (`mkdir {aside} && mv {named}* {aside}`), and the next start makes a new one"
+    return f"{file} cannot be used ({said}), perhaps because a start was killed while it made it; {remedy}"
 
 
 def comparison(port: int = PORT) -> str:
