@@ -168,7 +168,7 @@ def closed_folder(folder: Path) -> Path:
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700, parents=True)
     if not is_own(folder, stat.S_IFDIR, closed=0):
-        remedy = f"move it away (`mv {folder} {folder}.aside`), and a new one is made"
+        remedy = f"`mv {folder} {folder}.aside`, and a new one is made, or have root `chown -R {os.getuid()} {folder}`"
         raise ValueError(f"{folder} is no folder of your own, but a link, a file or another user's; {remedy}")
     if not is_own(folder, stat.S_IFDIR, closed=0o077):
         for path in (folder, *(each for each in folder.rglob("*") if not each.is_symlink())):

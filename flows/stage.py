@@ -195,7 +195,8 @@ def prepare_process() -> None:
     sys.path.insert(0, str(root))
     for kept in (tracking_folder(), Path(".dvc/tmp").resolve()):  # the locks of the clone, and DVC's
         if kept.parent.exists() and is_own(kept.parent, stat.S_IFDIR, closed=0):
-            closed_folder(kept)
+            with suppress(OSError):  # of a disk that can only be read
+                closed_folder(kept)
     try:
         threads = params.load().model.threads
     except (ValueError, OSError):

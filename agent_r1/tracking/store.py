@@ -159,18 +159,20 @@ def mendable_fault(fault: BaseException) -> OSError | ValueError | None:
 
     below = fault.__cause__ if isinstance(fault, MlflowException) else fault
     cause = below.orig if isinstance(below, DBAPIError) else below
-    if isinstance(cause, sqlite3.Error) and cause.sqlite_errorcode & 0xFF not in PASSING_IN_SQLITE:
-        return ValueError(_explained(_server(), store_file(), _first_line(cause)))
+    said = _first_line(cause or fault)
+    of_sqlite = type(cause) in (sqlite3.OperationalError, sqlite3.DatabaseError)  # other classes are of wrong requests
+    if of_sqlite and vars(cause).get("sqlite_errorcode", 0) & 0xFF not in PASSING_IN_SQLITE:
+        return ValueError(_explained(_server(), store_file(), said))
     if "must be in the 'active' state" in str(fault):
-        return ValueError(f"{_first_line(fault)} Restore it in MLflow, or start again, which makes a new run")
+        return ValueError(f"{said} Restore it in MLflow, or start again, which makes a new run")
     code = fault.error_code if isinstance(fault, MlflowException) else ""
     # MLflow gives a request that ended without an answer no code of its own.
     unanswered = code == "INTERNAL_ERROR" and isinstance(fault.__context__, OSError)
-    if not (unanswered or code in PASSING or isinstance(cause, sqlite3.Error) or isinstance(fault, OperationalError)):
+    if not (unanswered or code in PASSING or of_sqlite or isinstance(fault, OperationalError)):
         return None
     return ConnectionError(
-        f"MLflow's store {without_password(store_uri())} cannot be used for now ({_first_line(cause or fault)}); see "
-        "that it is up, that nothing locks it, and that its disk has room"
+        f"MLflow's store {without_password(store_uri())} cannot be used for now ({said}); see that it is up, that "
+        "nothing locks it, and that its disk has room"
     )
 
 
@@ -185,10 +187,8 @@ def store_uri() -> str:
 
 
 def locked(name: str) -> AbstractContextManager[None]:
-    """Holds a lock of this project's clone on this machine; the kernel frees it when the process ends.
-
-    Its file begins with a dot: others may have opened files without, before they were kept out, and could hold them.
-    """
+    """Holds a lock of this project's clone on this machine; the kernel frees it when the process ends."""
+    # Others may still have files without the dot open, from before they were kept out, and could hold them.
     return files.locked(files.closed_folder(tracking_folder()) / f".{name}")
 
 
@@ -258,7 +258,7 @@ def _server() -> str:
 
 
 def _first_line(fault: BaseException) -> str:
-    return without_password(str(fault).strip().splitlines()[0])
+    return without_password(str(fault).strip().partition("\n")[0])
 
 
 def _explained(server: str, file: Path, said: str) -> str:
@@ -273,11 +273,9 @@ def _explained(server: str, file: Path, said: str) -> str:
     if said == READONLY:
         remedy = f"`chmod u+w {file}` if it is there, and start again, which makes a missing one"
         return f"{file} was removed while it was in use, or is read-only; {remedy}"
-    aside, named = quote(f"{file.parent}/damaged"), quote(str(file))
-    return (
-        f"{file} cannot be used ({said}), perhaps because a start was killed while it made it; move it away "
-        f"(`mkdir {aside} && mv {named}* {aside}`), and the next start makes a new one"
-    )
+    named, aside = quote(str(file)), quote(f"{file.parent}/damaged")
+    remedy = f"move it away (`mkdir {aside} && mv {named}* {aside}`), and the next start makes a new one"
+    return f"{file} cannot be used ({said}), perhaps because a start was killed while it made it; {remedy}"
 
 
 def comparison(port: int = PORT) -> str:

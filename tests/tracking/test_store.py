@@ -181,6 +181,11 @@ def test_a_renamed_experiment_goes_on_and_a_deleted_one_names_its_way_back(
     same.log({"rollout/em": 0.5}, step=0)
 
 
+@pytest.mark.parametrize("fault", [AssertionError(), sqlite3.IntegrityError("UNIQUE constraint failed")])
+def test_a_fault_of_the_project_keeps_its_traceback(fault: Exception) -> None:
+    assert mendable_fault(fault) is None
+
+
 def test_a_store_that_was_removed_while_it_was_in_use_is_named(project: Path) -> None:
     run = tracking.start("ppo-seed0", {"variant": "ppo"}, {})
     shutil.rmtree(project / ".tracking")
