@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass, field
 from datetime import timedelta
+from typing import Any, cast
 
 import psutil
 import torch
@@ -29,6 +30,7 @@ _LEAST_KEY = 32  # characters: what the key signs can be read, and tried out, by
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", KEY)  # of the fields of `Place`
 _LOOK_S = 0.1  # between two looks whether all have arrived
 GATHERING_S = 600.0  # that ranks wait for each other at the start, for one whose machine is late
+PROVING_S = 60.0  # that ranks, which are all there, wait for each other's proof
 BEAT_S = 1.0
 COMPUTING = timedelta(minutes=30)  # that ranks wait for each other within a call
 _SIGNED = hashlib.sha256().digest_size
@@ -179,19 +181,32 @@ def joined(store: SealedStore, place: Place, computing: timedelta = COMPUTING) -
 
 def _require_ranks(store: SealedStore, place: Place, name: str, group: dist.ProcessGroup | None) -> None:
     """Has the rank at the other end of each of gloo's connections show that it knows the key: gloo takes all comers."""
+    limit = timedelta(seconds=PROVING_S)
     others = [rank for rank in range(place.size) if rank != place.rank]
-    own = [torch.frombuffer(bytearray(store.sign(name, place.rank, to)), dtype=torch.uint8) for to in others]
-    shown = [torch.zeros(_SIGNED, dtype=torch.uint8) for _ in others]
-    try:
-        calls = [dist.isend(each, to, group) for each, to in zip(own, others, strict=True)]
-        calls += [dist.irecv(each, sender, group) for each, sender in zip(shown, others, strict=True)]
-        for call in filter(None, calls):
-            call.wait(timedelta(seconds=GATHERING_S))
-    except RuntimeError as fault:  # of gloo
-        raise _taken("one") from fault
-    for rank, found in zip(others, shown, strict=True):
-        if not hmac.compare_digest(found.numpy().tobytes(), store.sign(name, rank, place.rank)):
+    own = {to: torch.frombuffer(bytearray(store.sign(name, place.rank, to)), dtype=torch.uint8) for to in others}
+    sent = [dist.isend(each, to, group) for to, each in own.items()]
+    for rank in others:
+        shown = torch.zeros(_SIGNED, dtype=torch.uint8)
+        with _lost(rank):
+            cast(Any, dist.irecv(shown, rank, group)).wait(limit)
+        if not hmac.compare_digest(shown.numpy().tobytes(), store.sign(name, rank, place.rank)):
             raise _taken(rank)
+    for to, call in zip(others, sent, strict=True):
+        with _lost(to):
+            cast(Any, call).wait(limit)
+
+
+@contextmanager
+def _lost(rank: int) -> Iterator[None]:
+    """Turns gloo's fault into one that names the rank."""
+    try:
+        yield
+    except RuntimeError as fault:
+        raise _taken(rank) from fault
+
+
+def _taken(rank: int) -> OSError:
+    return ConnectionError(f"rank {rank} was lost, or another program answered in its place; start again")
 
 
 def require_alike(ranks: Ranks, mine: Mapping[str, str]) -> None:
@@ -203,10 +218,6 @@ def require_alike(ranks: Ranks, mine: Mapping[str, str]) -> None:
                 f"rank {rank} differs from rank 0: {some(named)}; give every machine the same files and the same "
                 "environment"
             )
-
-
-def _taken(rank: object) -> OSError:
-    return ConnectionError(f"another program answered in the place of rank {rank}, or it was lost; start again")
 
 
 def _not_met(place: Place, waiting_s: float, fault: str) -> OSError:
