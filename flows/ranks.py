@@ -15,14 +15,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 import yaml
 
 from agent_r1.devices.gpus import visible_gpus
-from agent_r1.devices.meeting import Place, SealedStore, beating, joined, meet, require_alike, signs_of, watching
+from agent_r1.devices.meeting import Place, require_alike, watched
 from agent_r1.devices.sharing import ALONE, Group, Ranks
 from agent_r1.files import sha256
 from agent_r1.params import fingerprint
@@ -59,10 +58,9 @@ def leading(
         watch = ends.enter_context(Watch.set())
         place = place or ends.enter_context(_started(params.ranks, command, watch))
         own = {rank: process.pid for rank, process in enumerate(watch.processes, 1)}
-        store = _met(place, own, params.silence_s, watch.lost_sight_of, ends)
+        group = ends.enter_context(watched(place, own, params.silence_s, watch.lost_sight_of))
         for name in place.environment:  # the children of this process have no rank
             os.environ.pop(name, None)
-        group = ends.enter_context(joined(store, place))
         with watch.blamed():
             require_alike(group, alike())
             group.gather([seed])
@@ -88,9 +86,7 @@ def following(params: LearnerParams, alike: Callable[[], Mapping[str, str]]) -> 
     leader = int(os.environ.get(LEADER, 0))
     if leader:  # it may have gone already
         end_with_parent(leader)
-    with ExitStack() as ends:
-        store = _met(place, {0: leader} if leader else {}, params.silence_s, _leave, ends)
-        group = ends.enter_context(joined(store, place))
+    with watched(place, {0: leader} if leader else {}, params.silence_s, _leave) as group:
         try:
             require_alike(group, alike())  # the leader has written the files by now
             [seed, *_] = group.gather([None])
@@ -98,21 +94,6 @@ def following(params: LearnerParams, alike: Callable[[], Mapping[str, str]]) -> 
         except RuntimeError:  # if a rank was lost, the leader ends this one too, before it says anything
             threading.Event().wait(2 * BLAME_S)
             raise
-
-
-def _met(
-    place: Place, own: Mapping[int, int], silence_s: float, lost: Callable[[int], None], ends: ExitStack
-) -> SealedStore:
-    """The store of all ranks. From now on `lost` is called if one is silent; `own` are the processes on this machine.
-
-    Ranks of a launcher are watched once all are there.
-    """
-    if own:
-        ends.enter_context(watching(partial(signs_of, own), silence_s, lost))
-        return meet(place)
-    store = meet(place)
-    ends.enter_context(watching(ends.enter_context(beating(store, place.rank, place.size)), silence_s, lost))
-    return store
 
 
 def start(stage: Callable[..., None], follow: Callable[[], None], **parameters: object) -> None:

@@ -11,10 +11,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import astuple, dataclass, field
 from datetime import timedelta
-from typing import Any, cast
+from functools import partial
+from typing import cast
 
 import psutil
 import torch
@@ -30,11 +31,11 @@ _LEAST_KEY = 32  # characters: what the key signs can be read, and tried out, by
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", KEY)  # of the fields of `Place`
 _LOOK_S = 0.1  # between two looks whether all have arrived
 GATHERING_S = 600.0  # that ranks wait for each other at the start, for one whose machine is late
-PROVING_S = 60.0  # that ranks, which are all there, wait for each other's proof
+PROVING = timedelta(minutes=1)  # that ranks, which are all there, wait for each other's proof
 BEAT_S = 1.0
 COMPUTING = timedelta(minutes=30)  # that ranks wait for each other within a call
 _SIGNED = hashlib.sha256().digest_size
-LEADING = timedelta(days=7)  # that followers wait for the next call; `Life` notices the end of their leader
+LEADING = timedelta(days=7)  # that followers wait for the next call; `watching` notices the end of their leader
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +86,7 @@ class SealedStore(Store):
     """A store of the ranks in which every entry is signed: others may reach it, and what they write is refused.
 
     The key of the signatures is made of the secret and of what each rank drew for this start, so an entry of another
-    start is refused too. Counts are not signed.
+    start is refused too.
     """
 
     def __init__(self, store: Store, key: bytes) -> None:
@@ -98,7 +99,7 @@ class SealedStore(Store):
 
     def set(self, key: str, value: str | bytes) -> None:
         entry = value.encode() if isinstance(value, str) else bytes(value)
-        self._store.set(key, self.sign(key, entry) + entry)  # type: ignore[operator]  # bytes too, not in its stub
+        self._store.set(key, self.sign(key, entry) + entry)  # type: ignore[arg-type]  # bytes too, not in its stub
 
     def get(self, key: str) -> bytes:
         """Raises ValueError if no rank of this start wrote the entry."""
@@ -110,12 +111,6 @@ class SealedStore(Store):
 
     def check(self, keys: list[str]) -> bool:
         return self._store.check(keys)
-
-    def add(self, key: str, value: int) -> int:
-        return self._store.add(key, value)
-
-    def delete_key(self, key: str) -> bool:
-        return self._store.delete_key(key)
 
     def wait(self, keys: list[str], timeout: timedelta = COMPUTING) -> None:
         self._store.wait(keys, timeout)
@@ -181,32 +176,19 @@ def joined(store: SealedStore, place: Place, computing: timedelta = COMPUTING) -
 
 def _require_ranks(store: SealedStore, place: Place, name: str, group: dist.ProcessGroup | None) -> None:
     """Has the rank at the other end of each of gloo's connections show that it knows the key: gloo takes all comers."""
-    limit = timedelta(seconds=PROVING_S)
-    others = [rank for rank in range(place.size) if rank != place.rank]
-    own = {to: torch.frombuffer(bytearray(store.sign(name, place.rank, to)), dtype=torch.uint8) for to in others}
-    sent = [dist.isend(each, to, group) for to, each in own.items()]
-    for rank in others:
-        shown = torch.zeros(_SIGNED, dtype=torch.uint8)
-        with _lost(rank):
-            cast(Any, dist.irecv(shown, rank, group)).wait(limit)
-        if not hmac.compare_digest(shown.numpy().tobytes(), store.sign(name, rank, place.rank)):
-            raise _taken(rank)
-    for to, call in zip(others, sent, strict=True):
-        with _lost(to):
-            cast(Any, call).wait(limit)
-
-
-@contextmanager
-def _lost(rank: int) -> Iterator[None]:
-    """Turns gloo's fault into one that names the rank."""
+    shown = {rank: torch.zeros(_SIGNED, dtype=torch.uint8) for rank in range(place.size) if rank != place.rank}
+    own = {rank: torch.tensor([*store.sign(name, place.rank, rank)], dtype=torch.uint8) for rank in shown}
+    fault: RuntimeError | None = None
     try:
-        yield
-    except RuntimeError as fault:
-        raise _taken(rank) from fault
-
-
-def _taken(rank: int) -> OSError:
-    return ConnectionError(f"rank {rank} was lost, or another program answered in its place; start again")
+        calls = [dist.irecv(each, rank, group) for rank, each in shown.items()]
+        calls += [dist.isend(each, rank, group) for rank, each in own.items()]
+        for call in calls:
+            cast(dist.Work, call).wait(PROVING)
+    except RuntimeError as error:  # of gloo
+        fault = error
+    wrong = [str(rank) for rank, each in shown.items() if bytes(each.tolist()) != store.sign(name, rank, place.rank)]
+    if wrong or fault:
+        raise ConnectionError(f"rank {some(wrong) or '?'} was lost, or a stranger answered for it") from fault
 
 
 def require_alike(ranks: Ranks, mine: Mapping[str, str]) -> None:
@@ -248,21 +230,37 @@ def _number(name: str, least: int, most: int) -> int:
     return int(text)
 
 
+@contextmanager
+def watched(place: Place, own: Mapping[int, int], silence_s: float, lost: Callable[[int], None]) -> Iterator[Group]:
+    """The group of all ranks, as in `joined`; `lost` is called if one gives no sign of life for `silence_s`.
+
+    `own` are the processes of other ranks on this machine, which are watched at once. Ranks of a launcher are watched
+    when all are there.
+    """
+    with ExitStack() as ends:
+        if own:
+            ends.enter_context(watching(partial(signs_of, own), silence_s, lost))
+        store = meet(place)
+        if not own:
+            ends.enter_context(watching(ends.enter_context(beating(store, place)), silence_s, lost))
+        yield ends.enter_context(joined(store, place))
+
+
 def signs_of(pids: Mapping[int, int]) -> dict[int, object]:
     """A sign of each rank on this machine, by its process: another one at every look, but of a stopped one."""
     signs = dict[int, object](pids)
     for rank, pid in pids.items():
-        with suppress(psutil.NoSuchProcess):  # its end is noticed as such
+        with suppress(psutil.NoSuchProcess):
             if psutil.Process(pid).status() not in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
                 signs[rank] = object()
     return signs
 
 
 @contextmanager
-def beating(store: SealedStore, rank: int, size: int) -> Iterator[Callable[[], Mapping[int, object]]]:
-    """Shows the other ranks that this one is alive, and gives the last sign of each: the leader sees all, others it."""
+def beating(store: SealedStore, place: Place) -> Iterator[Callable[[], dict[int, bytes]]]:
+    """Shows the other ranks that this one is alive. Gives their last signs: the leader sees all, and all see it."""
     store, over = store.clone(), threading.Event()
-    seen = dict.fromkeys(range(1, size) if rank == 0 else (0,), b"")
+    seen = dict.fromkeys((0,) if place.rank else range(1, place.size), b"")
 
     def beat() -> None:
         """Asks the store. It may never answer; then the beats that were seen stay as they are."""
@@ -270,7 +268,7 @@ def beating(store: SealedStore, rank: int, size: int) -> Iterator[Callable[[], M
         while not over.wait(BEAT_S):
             beats += 1
             try:
-                store.set(f"life/{rank}", str(beats))
+                store.set(f"life/{place.rank}", str(beats))
                 for other in seen:
                     if store.check([f"life/{other}"]):
                         with suppress(ValueError):  # forged; the next one may be its own
@@ -278,21 +276,18 @@ def beating(store: SealedStore, rank: int, size: int) -> Iterator[Callable[[], M
             except RuntimeError:  # as torch's own errors are: the leader's process, which has the store, has gone
                 return
 
-    threading.Thread(target=beat, name="beats", daemon=True).start()
-    try:
+    with _thread(beat, over):
         yield seen.copy
-    finally:
-        over.set()
 
 
 @contextmanager
 def watching(
     signs: Callable[[], Mapping[int, object]], silence_s: float, lost: Callable[[int], None]
 ) -> Iterator[None]:
-    """Has a thread call `lost` once, with the number of a rank that has given no new sign for `silence_s`.
+    """Has a thread call `lost` once, with the number of a rank of which `signs` gives no new sign for `silence_s`.
 
-    `signs` gives the last sign of each. Silence is counted in this process's own looks. A process that was stopped, or
-    whose machine slept, therefore does not take its own pause for the silence of the others.
+    Silence is counted in this process's own looks. A process that was stopped, or whose machine slept, therefore does
+    not take its own pause for the silence of the others.
     """
     over = threading.Event()
 
@@ -307,7 +302,13 @@ def watching(
                     lost(rank)
                     return
 
-    threading.Thread(target=look, name="life", daemon=True).start()
+    with _thread(look, over):
+        yield
+
+
+@contextmanager
+def _thread(body: Callable[[], None], over: threading.Event) -> Iterator[None]:
+    threading.Thread(target=body, name=body.__name__, daemon=True).start()
     try:
         yield
     finally:

@@ -1,13 +1,13 @@
-"""Messages between ranks: JSON, and tensors as safetensors, so that no code runs when one is read."""
+"""Messages between ranks: JSON, and tensors as safetensors, so that reading one runs no code."""
 
 from __future__ import annotations
 
 import enum
-import functools
 import json
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -18,44 +18,40 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 _KIND = "\0"  # the key that names the type of an object for which JSON has no form
-_TEXT = "json"  # the name of the message itself, beside a tensor for each type of number
 
 
 def packed(message: Any) -> bytes:
-    """A message as bytes: what JSON has a form for, arrays, tensors, paths, dataclasses and sections of params.yaml.
+    """Plain values, arrays, tensors, paths, dataclasses and sections of params.yaml as bytes. A tuple becomes a list.
 
-    Raises TypeError for anything else. A tuple arrives as a list.
+    Raises TypeError for other objects.
     """
-    columns, taken = defaultdict[str, list[Tensor]](list), Counter[str]()
+    columns, taken = defaultdict[str, list[Tensor]](list), Counter[str]()  # by type of number
 
     def plain(part: Any) -> Any:
-        match part:
-            case np.ndarray() | Tensor():
-                is_array = isinstance(part, np.ndarray)
-                tensor = torch.tensor(part) if is_array else part.detach().cpu()  # rows of Parquet are read-only
-                column = str(tensor.dtype)
-                place = [column, taken[column], [*tensor.shape]]
-                columns[column].append(tensor.flatten())
-                taken[column] += tensor.numel()
-                return {_KIND: "array" if is_array else "tensor", "place": place}
-            case np.generic():
-                return part.item()
-            case Path():
-                return {_KIND: "path", "path": str(part)}
-            case BaseModel():
-                return {_KIND: type(part).__name__, **part.model_dump()}
-            case _ if is_dataclass(part):
-                return {_KIND: type(part).__name__, **{each.name: getattr(part, each.name) for each in fields(part)}}
-        raise TypeError(f"a {type(part).__name__} is no part of a message between ranks")
+        kind = type(part).__name__
+        if isinstance(part, (np.ndarray, Tensor)):
+            tensor = part.detach().cpu() if isinstance(part, Tensor) else torch.tensor(part)
+            column, kind = str(tensor.dtype), "tensor" if isinstance(part, Tensor) else "array"
+            columns[column].append(tensor.flatten())
+            taken[column] += tensor.numel()
+            return {_KIND: kind, "end": taken[column], "column": column, "shape": tensor.shape}
+        if isinstance(part, np.generic):
+            return part.item()
+        if isinstance(part, Path):
+            return {_KIND: "path", "path": str(part)}
+        if isinstance(part, BaseModel):
+            return {_KIND: kind, **part.model_dump()}
+        if is_dataclass(part):
+            return {_KIND: kind, **{each.name: getattr(part, each.name) for each in fields(part)}}
+        raise TypeError(f"a {kind} is no part of a message between ranks")
 
-    text = torch.frombuffer(bytearray(json.dumps(message, default=plain).encode()), dtype=torch.uint8)
-    return save({_TEXT: text} | {column: torch.cat(pieces) for column, pieces in columns.items()})
+    text = torch.frombuffer(bytearray(json.dumps(message, default=plain), "utf-8"), dtype=torch.uint8)
+    return save({"json": text, **{column: torch.cat(pieces) for column, pieces in columns.items()}})
 
 
 def opened(data: bytes, kinds: Sequence[type]) -> Any:
     """The message in bytes; `kinds` are the dataclasses and sections that it may hold."""
-    columns = load(data)
-    known = {kind.__name__: kind for kind in kinds}
+    columns, known = load(data), {kind.__name__: kind for kind in kinds}
 
     def built(part: dict[str, Any]) -> Any:
         match part.pop(_KIND, None):
@@ -64,22 +60,17 @@ def opened(data: bytes, kinds: Sequence[type]) -> Any:
             case "path":
                 return Path(part["path"])
             case "array" | "tensor" as kind:
-                column, at, shape = part["place"]
-                tensor = columns[column][at : at + int(np.prod(shape))].view(shape)
+                shape, end = torch.Size(part["shape"]), part["end"]
+                tensor = columns[part["column"]][end - shape.numel() : end].view(shape)
                 return tensor if kind == "tensor" else tensor.numpy()
             case name:
-                return _build(known[name], part)
+                choices = _choices(known[name])
+                return known[name](**part | {field: choice(part[field]) for field, choice in choices.items()})
 
-    return json.loads(columns.pop(_TEXT).numpy().tobytes(), object_hook=built)
-
-
-def _build(kind: type, found: Mapping[str, Any]) -> Any:
-    if issubclass(kind, BaseModel):
-        return kind.model_validate(found)
-    return kind(**{**found, **{name: choice(found[name]) for name, choice in _choices(kind).items()}})
+    return json.loads(columns["json"].numpy().tobytes(), object_hook=built)
 
 
-@functools.cache
-def _choices(kind: type) -> dict[str, type[enum.Enum]]:
-    """The fields of a dataclass that are enums, which JSON has as text."""
+@cache
+def _choices(kind: type) -> dict[str, Callable[[str], enum.Enum]]:
+    """The enums among a type's fields, which JSON has as text."""
     return {name: hint for name, hint in get_type_hints(kind).items() if isinstance(hint, enum.EnumType)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,10 @@ from safetensors import SafetensorError
 from agent_r1.devices.messages import opened, packed
 from agent_r1.devices.sharing import _SENT, LedCall
 from agent_r1.params import SHIPPED, load
-from agent_r1.records import Outcome, StopReason
+from agent_r1.records import Call, CallStatus, Credit, Outcome, Source, StopReason
 from agent_r1.tables import _table
 from tests.devices.test_meeting import Command
+from tests.trajectories import from_parts
 
 
 def sent(message: Any, *kinds: type) -> Any:
@@ -51,11 +51,23 @@ def test_tensors_arrive_bit_for_bit() -> None:
         assert not sent(tensor).requires_grad
 
 
-def test_a_call_of_the_leader_arrives_as_it_was_made(
-    make_trajectory: Callable[..., Any], make_credit: Callable[..., Any]
-) -> None:
-    trajectory = make_trajectory(1, [0, 0, 1, 1, 2, 1])
-    credit = make_credit(trajectory)
+def test_a_call_of_the_leader_arrives_as_it_was_made() -> None:
+    calls = [Call(tool="search", arguments='{"query": "é"}', status=CallStatus.FAILED, latency_s=0.1)]
+    parts = [(Source.PROMPT, [1, 2]), (Source.ACTION, [3, 4]), (Source.OBSERVATION, [5]), (Source.ACTION, [6])]
+    trajectory = from_parts(parts, [{"calls": calls, "rewards": {"em": 0.1}}], outcome=Outcome.ABORTED)
+    numbers = np.random.default_rng(0).random((4, 6), np.float32)
+    masks = numbers > 0.5
+    credit = Credit(
+        trajectory_id=trajectory.trajectory_id,
+        return_=1 / 3,
+        advantages=numbers[0],
+        values=numbers[1],
+        value_targets=numbers[2],
+        reference_logprobs=numbers[3],
+        loss_mask=masks[0],
+        critic_mask=masks[1],
+        kept=True,
+    )
     params = load(SHIPPED).train.update
     call = LedCall("update", ([trajectory], [credit], load(SHIPPED).env), {"rate": 0.1}, params, 7)
     found = sent(call, *_SENT)
@@ -64,8 +76,10 @@ def test_a_call_of_the_leader_arrives_as_it_was_made(
     assert env == load(SHIPPED).env
     for record, other in ((ours, trajectory), (earned, credit)):
         assert _table([record], type(other)).equals(_table([other], type(other)))
-    assert type(ours.outcome) is Outcome
-    assert {type(step.stop_reason) for step in ours.steps} <= {StopReason}
+    assert ours.outcome is Outcome.ABORTED
+    assert [step.stop_reason for step in ours.steps] == [StopReason.END] * 2
+    assert ours.steps[0].calls == calls
+    assert ours.steps[0].call_status is CallStatus.FAILED
 
 
 def test_a_pickle_is_no_message_and_other_objects_are_not_sent(tmp_path: Path) -> None:
@@ -75,5 +89,5 @@ def test_a_pickle_is_no_message_and_other_objects_are_not_sent(tmp_path: Path) -
     assert not mark.exists()
     with pytest.raises(TypeError, match="a Command is no part of a message between ranks"):
         packed([Command(mark)])
-    with pytest.raises(KeyError, match="LedCall"):
+    with pytest.raises(KeyError, match="UpdateParams"):
         opened(packed(LedCall("update", (), {}, load(SHIPPED).train.update, 7)), ())
