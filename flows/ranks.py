@@ -21,7 +21,7 @@ from pathlib import Path
 import yaml
 
 from agent_r1.devices.gpus import visible_gpus
-from agent_r1.devices.meeting import Place, require_alike, watched
+from agent_r1.devices.meeting import KEY, Place, require_alike, watched
 from agent_r1.devices.sharing import ALONE, Group, Ranks
 from agent_r1.files import sha256
 from agent_r1.params import fingerprint
@@ -153,9 +153,9 @@ def given_place(params: LearnerParams) -> Place | None:
         place.require_key()
     if place is None and params.nodes > 1:
         raise ValueError(
-            f"learner.nodes is {params.nodes}, and this process was given no rank; start it on every machine, as `"
-            f"torchrun --nnodes {params.nodes} --nproc-per-node {params.processes} --node-rank N --master-addr HOST "
-            "-m flows -- train ...` (or warm_start), or under SLURM"
+            f"learner.nodes is {params.nodes}, and this process was given no rank; start it on every machine, with the "
+            f"same {KEY}, as `torchrun --nnodes {params.nodes} --nproc-per-node {params.processes} --node-rank N "
+            "--master-addr HOST -m flows -- train ...` (or warm_start), or under SLURM"
         )
     return place
 
