@@ -256,8 +256,7 @@ def _started(ranks: int, command: Sequence[str], watch: Watch) -> Iterator[Place
     meeting = os.memfd_create("ranks")
     path, key = f"/proc/self/fd/{meeting}", secrets.token_hex()
     places = [Place(rank=rank, size=ranks, local_rank=rank, address=path, port=1, key=key) for rank in range(ranks)]
-    if sys.platform == "linux":
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # else any machine can reach their messages
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # else any machine can reach their messages
     try:
         for place in places[1:]:
             environment = {**os.environ, **place.environment, LEADER: str(os.getpid())}

@@ -29,14 +29,12 @@ def packed(message: Any) -> bytes:
 
     def plain(part: Any) -> Any:
         kind = type(part).__name__
-        if isinstance(part, (np.ndarray, Tensor)):
-            tensor = part.detach().cpu() if isinstance(part, Tensor) else torch.tensor(part)
+        if isinstance(part, (np.ndarray, np.generic, Tensor)):
+            tensor = part.detach().cpu() if isinstance(part, Tensor) else torch.tensor(np.asarray(part))
             column, kind = str(tensor.dtype), "tensor" if isinstance(part, Tensor) else "array"
             columns[column].append(tensor.flatten())
             taken[column] += tensor.numel()
             return {_KIND: kind, "end": taken[column], "column": column, "shape": tensor.shape}
-        if isinstance(part, np.generic):
-            return part.item()
         if isinstance(part, Path):
             return {_KIND: "path", "path": str(part)}
         if isinstance(part, BaseModel):
@@ -62,7 +60,7 @@ def opened(data: bytes, kinds: Sequence[type]) -> Any:
             case "array" | "tensor" as kind:
                 shape, end = torch.Size(part["shape"]), part["end"]
                 tensor = columns[part["column"]][end - shape.numel() : end].view(shape)
-                return tensor if kind == "tensor" else tensor.numpy()
+                return tensor if kind == "tensor" else tensor.numpy()[()]  # a number where it has no dimensions
             case name:
                 choices = _choices(known[name])
                 return known[name](**part | {field: choice(part[field]) for field, choice in choices.items()})

