@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import secrets
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -19,14 +19,14 @@ from importlib.metadata import version
 from pathlib import Path
 
 from agent_r1.devices.gpus import visible_gpus
-from agent_r1.devices.meeting import Life, Place, host, joined, meet, require_alike
+from agent_r1.devices.meeting import KEY, Place, require_alike, watched
 from agent_r1.devices.sharing import ALONE, Group, Ranks
 from agent_r1.files import sha256
 from agent_r1.params import fingerprint
 from agent_r1.params.sections import Section
 from agent_r1.params.stages import LearnerParams
 from flows.made_of import CODE, code_as_begun, members, read_yaml
-from flows.processes import HOST, end_with_parent
+from flows.processes import end_with_parent
 from flows.stage import INTERRUPTED, TERMINATED, UNAVAILABLE, leave_code, run_stage
 from flows.terminal import HarmlessFormatter
 
@@ -54,15 +54,11 @@ def leading(
         return
     with ExitStack() as ends:
         watch = ends.enter_context(Watch.set())
-        if place:
-            store = meet(place)
-            for name in place.environment:  # the children of this process have no rank
-                os.environ.pop(name)
-        else:
-            place, listening = ends.enter_context(_started(params.ranks, command, watch))
-            store = host(place, listening)
-        ends.enter_context(Life(store, 0, place.size, params.silence_s, watch.lost_sight_of))
-        group = ends.enter_context(joined(store, place))
+        place = place or ends.enter_context(_started(params.ranks, command, watch))
+        own = {rank: process.pid for rank, process in enumerate(watch.processes, 1)}
+        group = ends.enter_context(watched(place, own, params.silence_s, watch.lost_sight_of))
+        for name in place.environment:  # the children of this process have no rank
+            os.environ.pop(name, None)
         with watch.blamed():
             require_alike(group, alike())
             group.gather([seed])
@@ -85,10 +81,10 @@ def following(params: LearnerParams, alike: Callable[[], Mapping[str, str]]) -> 
     HarmlessFormatter.label = f"rank {place.rank}: "
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    if leader := os.environ.get(LEADER):  # it may have gone already
-        end_with_parent(int(leader))
-    store = meet(place)
-    with Life(store, place.rank, place.size, params.silence_s, _leave), joined(store, place) as group:
+    leader = int(os.environ.get(LEADER, 0))
+    if leader:  # it may have gone already
+        end_with_parent(leader)
+    with watched(place, {0: leader} if leader else {}, params.silence_s, _leave) as group:
         try:
             require_alike(group, alike())  # the leader has written the files by now
             [seed, *_] = group.gather([None])
@@ -151,11 +147,13 @@ def given_place(params: LearnerParams) -> Place | None:
             f"learner asks for {params.processes} processes on {params.nodes} machines; correct learner.processes and "
             "learner.nodes, or unset RANK"
         )
+    if place:
+        place.require_key()
     if place is None and params.nodes > 1:
         raise ValueError(
-            f"learner.nodes is {params.nodes}, and this process was given no rank; start it on every machine, as `"
-            f"torchrun --nnodes {params.nodes} --nproc-per-node {params.processes} --node-rank N --master-addr HOST "
-            "-m flows -- train ...` (or warm_start), or under SLURM"
+            f"learner.nodes is {params.nodes}, and this process was given no rank; start it on every machine, with the "
+            f"same {KEY}, as `torchrun --nnodes {params.nodes} --nproc-per-node {params.processes} --node-rank N "
+            "--master-addr HOST -m flows -- train ...` (or warm_start), or under SLURM"
         )
     return place
 
@@ -248,30 +246,33 @@ def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 @contextmanager
-def _started(ranks: int, command: Sequence[str], watch: Watch) -> Iterator[tuple[Place, int]]:
-    """Starts all other ranks on this machine; gives this one's place, and the socket for its store."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        probe.listen()
-        port, listening = probe.getsockname()[1], probe.detach()
-    if sys.platform == "linux":
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # else any machine can reach their messages
-    place = Place(rank=0, size=ranks, local_rank=0, address=HOST, port=port)
+def _started(ranks: int, command: Sequence[str], watch: Watch) -> Iterator[Place]:
+    """Starts all other ranks on this machine; gives this one's place.
+
+    They meet in a file without a name, which only they, and processes of the same user, can open.
+    """
+    meeting = os.memfd_create("ranks")
+    path, key = f"/proc/self/fd/{meeting}", secrets.token_hex()
+    places = [Place(rank=rank, size=ranks, local_rank=rank, address=path, port=1, key=key) for rank in range(ranks)]
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # else any machine can reach their messages
     try:
-        for rank in range(1, ranks):
-            own = Place(rank=rank, size=ranks, local_rank=rank, address=HOST, port=port).environment
-            environment = {**os.environ, **own, LEADER: str(os.getpid())}
+        for place in places[1:]:
+            environment = {**os.environ, **place.environment, LEADER: str(os.getpid())}
             process = subprocess.Popen(
-                [sys.executable, "-m", "flows", *command], env=environment, stdin=subprocess.DEVNULL
+                [sys.executable, "-m", "flows", *command],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[meeting],
             )
             watch.processes.append(process)
         threading.Thread(target=watch.look, name="ranks", daemon=True).start()
-        yield place, listening
+        yield places[0]
         with suppress(subprocess.TimeoutExpired):
             for process in watch.processes:
                 process.wait(GRACE_S)
     finally:
         end(watch.processes)
+        os.close(meeting)
         os.environ.pop("GLOO_SOCKET_IFNAME", None)
 
 

@@ -2,40 +2,52 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
+import secrets
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import astuple, dataclass, field
 from datetime import timedelta
-from typing import Self, cast
+from functools import partial
+from typing import cast
 
+import psutil
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import FileStore, PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from agent_r1.devices.sharing import Group, Ranks
 from agent_r1.facts import differences, some
 
-_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # of the fields of `Place`
+KEY = "AGENT_R1_RANKS_KEY"  # the secret that all ranks of a start are given
+_LEAST_KEY = 32  # characters: what the key signs can be read, and tried out, by others
+_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", KEY)  # of the fields of `Place`
 _LOOK_S = 0.1  # between two looks whether all have arrived
 GATHERING_S = 600.0  # that ranks wait for each other at the start, for one whose machine is late
+PROVING = timedelta(minutes=1)  # that ranks, which are all there, wait for each other's proof
 BEAT_S = 1.0
 COMPUTING = timedelta(minutes=30)  # that ranks wait for each other within a call
+_SIGNED = hashlib.sha256().digest_size
+LEADING = timedelta(days=7)  # that followers wait for the next call; `watching` notices the end of their leader
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """The number of a rank, and the address where all meet."""
+    """The number of a rank, and where all meet: at an address, or in a file that ranks of one machine have open."""
 
     rank: int
     size: int
     local_rank: int  # on its machine
-    address: str
+    address: str  # of a file its path
     port: int
+    key: str = field(repr=False)
 
     @classmethod
     def given(cls) -> Place | None:
@@ -53,6 +65,7 @@ class Place:
             local_rank=_number("LOCAL_RANK", 0, rank),
             address=_given("MASTER_ADDR"),
             port=_number("MASTER_PORT", 1, 65535),
+            key=os.environ.get(KEY, ""),
         )
 
     @property
@@ -60,15 +73,71 @@ class Place:
         """The variables that `given` reads."""
         return dict(zip(_VARIABLES, map(str, astuple(self)), strict=True))
 
+    def require_key(self) -> None:
+        """Checks that the ranks can tell each other from strangers. Raises ValueError otherwise."""
+        if self.size > 1 and len(self.key) < _LEAST_KEY:
+            raise ValueError(
+                f"{KEY} has {len(self.key)} characters, and ranks know each other by at least {_LEAST_KEY}; give all "
+                f"of them the same: export {KEY}=$(openssl rand -hex 32)"
+            )
 
-def meet(place: Place, waiting_s: float = GATHERING_S) -> Store:
+
+class SealedStore(Store):
+    """A store of the ranks in which every entry is signed: others may reach it, and what they write is refused.
+
+    The key of the signatures is made of the secret and of what each rank drew for this start, so an entry of another
+    start is refused too.
+    """
+
+    def __init__(self, store: Store, key: bytes) -> None:
+        super().__init__()
+        self._store, self._key = store, key
+
+    def sign(self, *parts: object) -> bytes:
+        """The signature of a rank of this start."""
+        return hmac.digest(self._key, repr(parts).encode(), "sha256")
+
+    def set(self, key: str, value: str | bytes) -> None:
+        entry = value.encode() if isinstance(value, str) else bytes(value)
+        self._store.set(key, self.sign(key, entry) + entry)  # type: ignore[arg-type]  # bytes too, not in its stub
+
+    def get(self, key: str) -> bytes:
+        """Raises ValueError if no rank of this start wrote the entry."""
+        found = self._store.get(key)
+        signature, entry = found[:_SIGNED], found[_SIGNED:]
+        if not hmac.compare_digest(signature, self.sign(key, entry)):
+            raise ValueError(f"{key!r} of the ranks' store was written with another {KEY}; give all ranks the same")
+        return entry
+
+    def check(self, keys: list[str]) -> bool:
+        return self._store.check(keys)
+
+    def wait(self, keys: list[str], timeout: timedelta = COMPUTING) -> None:
+        self._store.wait(keys, timeout)
+
+    def clone(self) -> SealedStore:
+        return SealedStore(self._store.clone(), self._key)  # type: ignore[attr-defined]  # missing in its stub
+
+
+def meet(place: Place, waiting_s: float = GATHERING_S) -> SealedStore:
     """The store of all ranks, once all are there. Raises OSError if one is late or the leader's port is taken."""
     try:
-        store, _, _ = next(iter(rendezvous("env://", place.rank, place.size, timeout=timedelta(seconds=waiting_s))))
+        if place.address.startswith("/"):
+            store: Store = FileStore(place.address)
+        else:
+            found = rendezvous("env://", place.rank, place.size, timeout=timedelta(seconds=waiting_s))
+            store, _, _ = next(iter(found))
     except (dist.DistNetworkError, dist.DistStoreError) as fault:
         raise _not_met(place, waiting_s, str(fault)) from fault
-    store.set(_arrival(place.rank), "")
-    return cast(Store, store)
+    store.set(f"drawn/{place.rank}", secrets.token_hex())
+    everyones = [f"drawn/{rank}" for rank in range(place.size)]
+    deadline = time.monotonic() + waiting_s
+    while not store.check(everyones):  # no signal would reach `store.wait`
+        if time.monotonic() > deadline:
+            raise _not_met(place, waiting_s, "some did not arrive")
+        time.sleep(_LOOK_S)
+    drawn = b"".join(map(store.get, everyones))
+    return SealedStore(store, hmac.digest(place.key.encode(), drawn, "sha256"))
 
 
 def require_meeting_place(place: Place) -> None:
@@ -84,21 +153,9 @@ def require_meeting_place(place: Place) -> None:
             raise _no_port(place, str(fault)) from fault
 
 
-def host(place: Place, listening: int, waiting_s: float = GATHERING_S) -> Store:
-    """The store of ranks that the leader has started, on the socket `listening`. Raises as `meet`."""
-    store = TCPStore(place.address, place.port, None, True, wait_for_workers=False, master_listen_fd=listening)
-    others = [_arrival(rank) for rank in range(1, place.size)]
-    deadline = time.monotonic() + waiting_s
-    while not store.check(others):  # no signal would reach `store.wait`
-        if time.monotonic() > deadline:
-            raise _not_met(place, waiting_s, "some did not arrive")
-        time.sleep(_LOOK_S)
-    return store
-
-
 @contextmanager
-def joined(store: Store, place: Place, computing: timedelta = COMPUTING) -> Iterator[Group]:
-    """The group of all ranks while the block lasts."""
+def joined(store: SealedStore, place: Place, computing: timedelta = COMPUTING) -> Iterator[Group]:
+    """The group of all ranks while the block lasts. Raises OSError if another program took the place of one."""
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", place.local_rank) if cuda else torch.device("cpu")
     if cuda:
@@ -110,8 +167,28 @@ def joined(store: Store, place: Place, computing: timedelta = COMPUTING) -> Iter
         world_size=place.size,
         timeout=computing,
     )
-    yield Group(device)
+    host = dist.new_group(backend="gloo", timeout=LEADING)
+    for name, group in (("all", None), ("host", host)):
+        _require_ranks(store, place, name, group)
+    yield Group(device, host)
     dist.destroy_process_group()  # not where a rank has failed: others may be waiting in it
+
+
+def _require_ranks(store: SealedStore, place: Place, name: str, group: dist.ProcessGroup | None) -> None:
+    """Has the rank at the other end of each of gloo's connections show that it knows the key: gloo takes all comers."""
+    shown = {rank: torch.zeros(_SIGNED, dtype=torch.uint8) for rank in range(place.size) if rank != place.rank}
+    own = {rank: torch.tensor([*store.sign(name, place.rank, rank)], dtype=torch.uint8) for rank in shown}
+    fault: RuntimeError | None = None
+    try:
+        calls = [dist.irecv(each, rank, group) for rank, each in shown.items()]
+        calls += [dist.isend(each, rank, group) for rank, each in own.items()]
+        for call in calls:
+            cast(dist.Work, call).wait(PROVING)
+    except RuntimeError as error:  # of gloo
+        fault = error
+    wrong = [str(rank) for rank, each in shown.items() if bytes(each.tolist()) != store.sign(name, rank, place.rank)]
+    if wrong or fault:
+        raise ConnectionError(f"rank {some(wrong) or '?'} was lost, or a stranger answered for it") from fault
 
 
 def require_alike(ranks: Ranks, mine: Mapping[str, str]) -> None:
@@ -123,11 +200,6 @@ def require_alike(ranks: Ranks, mine: Mapping[str, str]) -> None:
                 f"rank {rank} differs from rank 0: {some(named)}; give every machine the same files and the same "
                 "environment"
             )
-
-
-def _arrival(rank: int) -> str:
-    """The key in the store by which a rank shows that it has arrived."""
-    return f"arrived/{rank}"
 
 
 def _not_met(place: Place, waiting_s: float, fault: str) -> OSError:
@@ -158,48 +230,86 @@ def _number(name: str, least: int, most: int) -> int:
     return int(text)
 
 
-class Life:
-    """Threads that show the other ranks that this one is alive, and call `lost` once when one of them falls silent.
+@contextmanager
+def watched(place: Place, own: Mapping[int, int], silence_s: float, lost: Callable[[int], None]) -> Iterator[Group]:
+    """The group of all ranks, as in `joined`; `lost` is called if one gives no sign of life for `silence_s`.
 
-    The leader watches all, the others watch the leader. Silence is counted in this process's own looks. A process that
-    was stopped, or whose machine slept, therefore does not take its own pause for the silence of the others.
+    `own` are the processes of other ranks on this machine, which are watched at once. Ranks of a launcher are watched
+    when all are there.
     """
+    with ExitStack() as ends:
+        if own:
+            ends.enter_context(watching(partial(signs_of, own), silence_s, lost))
+        store = meet(place)
+        if not own:
+            ends.enter_context(watching(ends.enter_context(beating(store, place)), silence_s, lost))
+        yield ends.enter_context(joined(store, place))
 
-    def __init__(self, store: Store, rank: int, size: int, silence_s: float, lost: Callable[[int], None]) -> None:
-        """A rank may be silent for `silence_s`. A thread calls `lost` with the number of a silent one."""
-        self._store = store.clone()  # type: ignore[attr-defined]  # missing in its stub
-        self._rank, self._looks, self._lost = rank, silence_s / BEAT_S, lost
-        self._seen = dict.fromkeys(range(1, size) if rank == 0 else (0,), b"")
-        self._over = threading.Event()
 
-    def __enter__(self) -> Self:
-        for body in (self._beat, self._look):
-            threading.Thread(target=body, name=f"life{body.__name__}", daemon=True).start()
-        return self
+def signs_of(pids: Mapping[int, int]) -> dict[int, object]:
+    """A sign of each rank on this machine, by its process: another one at every look, but of a stopped one."""
+    signs = dict[int, object](pids)
+    for rank, pid in pids.items():
+        with suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).status() not in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+                signs[rank] = object()
+    return signs
 
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
 
-    def _beat(self) -> None:
+@contextmanager
+def beating(store: SealedStore, place: Place) -> Iterator[Callable[[], dict[int, bytes]]]:
+    """Shows the other ranks that this one is alive. Gives their last signs: the leader sees all, and all see it."""
+    store, over = store.clone(), threading.Event()
+    seen = dict.fromkeys((0,) if place.rank else range(1, place.size), b"")
+
+    def beat() -> None:
         """Asks the store. It may never answer; then the beats that were seen stay as they are."""
         beats = 0
-        while not self._over.wait(BEAT_S):
+        while not over.wait(BEAT_S):
             beats += 1
             try:
-                self._store.set(f"life/{self._rank}", str(beats))
-                for other in self._seen:
-                    if self._store.check([f"life/{other}"]):
-                        self._seen[other] = self._store.get(f"life/{other}")
+                store.set(f"life/{place.rank}", str(beats))
+                for other in seen:
+                    if store.check([f"life/{other}"]):
+                        with suppress(ValueError):  # forged; the next one may be its own
+                            seen[other] = store.get(f"life/{other}")
             except RuntimeError:  # as torch's own errors are: the leader's process, which has the store, has gone
                 return
 
-    def _look(self) -> None:
-        known, silent = dict(self._seen), dict.fromkeys(self._seen, 0)
-        while not self._over.wait(BEAT_S):
-            for other, beat in self._seen.items():
-                silent[other] = silent[other] + 1 if beat == known[other] else 0
-                known[other] = beat
-                if silent[other] > self._looks and not self._over.is_set():
-                    self._over.set()
-                    self._lost(other)
+    with _thread(beat, over):
+        yield seen.copy
+
+
+@contextmanager
+def watching(
+    signs: Callable[[], Mapping[int, object]], silence_s: float, lost: Callable[[int], None]
+) -> Iterator[None]:
+    """Has a thread call `lost` once, with the number of a rank of which `signs` gives no new sign for `silence_s`.
+
+    Silence is counted in this process's own looks. A process that was stopped, or whose machine slept, therefore does
+    not take its own pause for the silence of the others.
+    """
+    over = threading.Event()
+
+    def look() -> None:
+        known, silent = signs(), Counter[int]()
+        while not over.wait(BEAT_S):
+            before, known = known, signs()
+            for rank, sign in known.items():
+                silent[rank] = silent[rank] + 1 if sign == before[rank] else 0
+                if silent[rank] * BEAT_S > silence_s and not over.is_set():
+                    over.set()
+                    lost(rank)
                     return
+
+    with _thread(look, over):
+        yield
+
+
+@contextmanager
+def _thread(body: Callable[[], None], over: threading.Event) -> Iterator[None]:
+    threading.Thread(target=body, name=body.__name__, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()

@@ -8,12 +8,10 @@ FSDP2: a sharded tensor is a DTensor.
 from __future__ import annotations
 
 import functools
-import io
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
@@ -31,25 +29,32 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from agent_r1.devices.messages import opened, packed
+from agent_r1.params.env import EnvParams
 from agent_r1.params.update import UpdateParams
 from agent_r1.pretrained import default_device
+from agent_r1.records import Call, Credit, Step, Trajectory
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
-LEADING = timedelta(days=7)  # that followers wait for the next call; `meeting.Life` notices the end of their leader
+# Verb by its name. Followers run these alone, whatever a message asks for.
+_VERBS: dict[str, Callable[..., Any]] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class LedCall:
     """A call of the leader that the followers repeat on their learners."""
 
-    verb: Callable[..., Any]
+    verb: str
     arguments: Sequence[Any]  # without the learner
     options: Mapping[str, Any]
     params: UpdateParams  # the leader's current ones, as is the seed
     seed: int
+
+
+_SENT = (LedCall, Trajectory, Step, Call, Credit, UpdateParams, EnvParams)  # with a call
 
 
 class Ranks:
@@ -75,8 +80,8 @@ class Ranks:
     def tell(self, call: LedCall) -> None:
         """Has the followers repeat the leader's next call."""
 
-    def gather(self, mine: Sequence[T]) -> list[T]:
-        """The entries of all ranks, the leader's first. Their tensors are on the CPU."""
+    def gather(self, mine: Sequence[T], *kinds: type) -> list[T]:
+        """The entries of all ranks, the leader's first. Their tensors are on the CPU, and `kinds` their dataclasses."""
         return [*mine]
 
     def join(self, mine: Sequence[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
@@ -101,11 +106,11 @@ ALONE = Ranks()
 class Group(Ranks):
     """The ranks of one learner, each a process with a device of its own. `meeting.joined` builds it."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, host: dist.ProcessGroup) -> None:
+        """`host` is a group on the CPU."""
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self._device = device
+        self._device, self._host = device, host
         self._mesh = init_device_mesh(device.type, (self.size,))
-        self._host = dist.new_group(backend="gloo", timeout=LEADING)
         self._backbones: dict[PreTrainedModel, Backbone] = {}
 
     @property
@@ -115,32 +120,41 @@ class Group(Ranks):
     def loads_on(self, device: torch.device) -> torch.device:
         return torch.device("cpu")
 
-    def tell(self, call: LedCall) -> None:
+    def tell(self, call: LedCall | None) -> None:
         if self.leads:
-            self._broadcast(call)
+            sent = torch.frombuffer(bytearray(packed(call)), dtype=torch.uint8)
+            for each in (torch.tensor([len(sent)]), sent):
+                dist.broadcast(each, src=0, group=self._host)
 
     def dismiss(self) -> None:
         """Lets the followers end."""
-        self._broadcast(None)
+        self.tell(None)
 
     def hear(self) -> LedCall | None:
         """The leader's next call; None after the last one."""
-        return cast(LedCall | None, self._broadcast(None))
+        size = torch.zeros(1, dtype=torch.int64)
+        dist.broadcast(size, src=0, group=self._host)
+        heard = torch.empty(int(size), dtype=torch.uint8)
+        dist.broadcast(heard, src=0, group=self._host)
+        found: LedCall | None = opened(heard.numpy().tobytes(), _SENT)
+        return found
 
     def follow(self, learner: Led) -> None:
         """Repeats on a follower's learner the leader's calls, until the leader dismisses the followers."""
         while call := self.hear():
             learner.params, learner.seed = call.params, call.seed
-            call.verb(learner, *call.arguments, **call.options)
+            _VERBS[call.verb](learner, *call.arguments, **call.options)
 
-    def gather(self, mine: Sequence[T]) -> list[T]:
-        packed = io.BytesIO()
-        torch.save([*mine], packed)
-        everyones: list[bytes] = [b""] * self.size
-        dist.all_gather_object(everyones, packed.getvalue(), group=self._host)
-        # Unpickling is safe: the other ranks run the same program.
-        opened = [torch.load(io.BytesIO(each), map_location="cpu", weights_only=False) for each in everyones]
-        return [entry for entries in opened for entry in entries]
+    def gather(self, mine: Sequence[T], *kinds: type) -> list[T]:
+        own = torch.frombuffer(bytearray(packed([*mine])), dtype=torch.uint8)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(sizes, torch.tensor([len(own)]), group=self._host)
+        padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
+        padded[: len(own)] = own
+        everyones = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(everyones, padded, group=self._host)
+        sent = [each[: int(size)].numpy().tobytes() for each, size in zip(everyones, sizes, strict=True)]
+        return [entry for each in sent for entry in opened(each, kinds)]
 
     def join(self, mine: Sequence[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
         added = torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *mine]))
@@ -167,11 +181,6 @@ class Group(Ranks):
 
     def let_go(self, policy: PreTrainedModel) -> None:
         cast(FSDPModule, self._backbones[policy]).reshard()
-
-    def _broadcast(self, entry: Any) -> Any:
-        entries = [entry]
-        dist.broadcast_object_list(entries, src=0, group=self._host, device=torch.device("cpu"))
-        return entries[0]
 
 
 class Backbone(nn.Module):
@@ -205,9 +214,10 @@ def led(verb: Callable[Concatenate[L, P], R]) -> Callable[Concatenate[L, P], R]:
 
     @functools.wraps(verb)
     def call(learner: L, *args: P.args, **kwargs: P.kwargs) -> R:
-        learner.ranks.tell(LedCall(call, args, kwargs, learner.params, learner.seed))
+        learner.ranks.tell(LedCall(verb.__qualname__, args, kwargs, learner.params, learner.seed))
         return verb(learner, *args, **kwargs)
 
+    _VERBS[verb.__qualname__] = verb
     return cast(Callable[Concatenate[L, P], R], call)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -85,6 +86,14 @@ def new_model(
         model = Qwen2ForCausalLM(config)
         start_as_induction(model)
         return model
+
+
+def copy_of(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Qwen2ForCausalLM:
+    """The model of a configuration's fields and these weights."""
+    with torch.random.fork_rng(devices=[]):
+        model = Qwen2ForCausalLM(Qwen2Config(**config))
+    model.load_state_dict(weights)
+    return model
 
 
 @torch.no_grad()

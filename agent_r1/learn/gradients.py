@@ -196,7 +196,7 @@ def add_policy_gradient(
             ((terms * tokens.weights).sum() / divisor).backward()
         if tokens.weights.any():  # false where a rank idles
             seen.append(tokens.detach())
-    return losses.concatenate(compute.ranks.gather(seen))
+    return losses.concatenate(compute.ranks.gather(seen, LossTokens))
 
 
 def mismatch(

@@ -23,7 +23,7 @@ from agent_r1.files import is_own
 from agent_r1.params import Params
 from agent_r1.params.stages import VllmParams
 from agent_r1.rollout.engine_wire import SERVER_KEY, Launch
-from agent_r1.rollout.sampling import Action, Actor, EngineError, EngineUnavailable, Request
+from agent_r1.rollout.sampling import Action, Actor, EngineError, EngineRestarted, EngineUnavailable, Request
 from agent_r1.rollout.server_engine import ServedEngine, VllmServer, connect
 
 logger = logging.getLogger(__name__)
@@ -126,12 +126,15 @@ class VllmEngine(ServedEngine):
         return await self._told(home, self._servers[home].sample(requests, self._actor, self._label))
 
     async def _told(self, home: int, call: Awaitable[T]) -> T:
-        """The result of a call. A process that does not answer has ended, and its code says how."""
+        """The result of a call. A process that does not answer has ended, and its code says how.
+
+        Raises EngineRestarted after a signal, since a new start may do better, and EngineError otherwise.
+        """
         try:
             return await call
         except EngineUnavailable:
             code = self._processes[home].wait()
-        raise EngineError(
+        raise (EngineRestarted if code and code < 0 else EngineError)(
             f"the engine's process ended with code {code}; a negative code is a signal, and -9 most often means that "
             "memory ran out: lower gpu_memory_utilization, cpu_cache_gib or max_num_seqs"
         )

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, FailFast, Field
 
-from agent_r1.http.client import BadAnswerError, Client, Retries, named_faults, read_key
+from agent_r1.http.client import Answer, BadAnswerError, Client, Retries, named_faults, read_key
 from agent_r1.params.stages import RemoteParams
 from agent_r1.records import Passage
 from agent_r1.search.base import Search
@@ -43,6 +43,7 @@ class Health(BaseModel):
 
 
 SEARCH_KEY = "AGENT_R1_SEARCH_KEY"  # the key of a proxy before the server
+NO_ROUTE = b'{"detail":"Not Found"}'  # the server's own 404
 BATCH = 32  # queries of a request: each has a time limit of its own, however many are asked at once
 
 
@@ -74,10 +75,17 @@ class RemoteIndex(Search):
     def health(self) -> Health:
         """The server's description of its index; one attempt."""
         with self._named():
-            return self._client.ask("GET", "/health").require_ok().parse(Health)
+            return self._ask("GET", "/health").parse(Health)
+
+    def _ask(self, method: str, path: str, content: str | None = None) -> Answer:
+        """The answer of a search server. A 404 that is not its own may pass: a proxy gives it when it has no server."""
+        answer = self._client.ask(method, path, content)
+        if answer.status == 404 and answer.body != NO_ROUTE:
+            raise ConnectionError(f"status 404, and not from a search server; check remote.url: {answer.reason}")
+        return answer.require_ok()
 
     def _attempt(self, request: SearchRequest) -> list[list[Passage]]:
-        reply = self._client.ask("POST", "/search", request.model_dump_json()).require_ok().parse(SearchReply)
+        reply = self._ask("POST", "/search", request.model_dump_json()).parse(SearchReply)
         if self._index_hash and reply.index_hash != self._index_hash:
             raise ValueError(
                 f"{self._who} serves index {reply.index_hash[:12]} now, not {self._index_hash[:12]}; serve that one, "

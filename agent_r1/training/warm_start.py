@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -85,7 +86,8 @@ def train_on_demonstrations(
     demonstrations = [*_act_out(searching, answering, chat, index, settings), *_play_out(played, chat, settings)]
     retold = retell(conversations, chat, index, settings) if conversations else []
     lessons = Lessons.of(demonstrations, retold, settings.warm_start.observation_weight)
-    ranks.gather([(lessons, None if settings.model.path else model)])
+    built_in = None if settings.model.path else (model.config.to_dict(), model.state_dict())
+    ranks.gather([(lessons, built_in)], Lessons)
     _teach(model, lessons, settings, ranks, unfinished)
     return model, tokenizer
 
@@ -93,9 +95,9 @@ def train_on_demonstrations(
 def train_with_leader(settings: Params, ranks: Ranks, unfinished: Unfinished) -> PreTrainedModel:
     """The followers' part while the leader is in `train_on_demonstrations`. Returns this rank's part of the model."""
     own = _to_fine_tune(settings, ranks) if settings.model.path else None
-    mine: list[tuple[Lessons, PreTrainedModel]] = []
-    [(lessons, built_in)] = ranks.gather(mine)
-    model = built_in if own is None else own
+    mine: list[tuple[Lessons, Any]] = []
+    [(lessons, built_in)] = ranks.gather(mine, Lessons)
+    model = builtin.copy_of(*built_in) if own is None else own
     _teach(model, lessons, settings, ranks, unfinished)
     return model
 

@@ -1,21 +1,40 @@
-"""Ranks that find each other, or do not; that have the same, or do not; and that are alive, or not any more."""
+"""Ranks that find each other, or do not; strangers among them; and ranks that are alive, or not any more."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import pickle
+import signal
 import socket
+import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import pytest
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+import torch
+import torch.distributed as dist
+from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from agent_r1.devices import meeting
-from agent_r1.devices.meeting import Life, Place, host, meet, require_alike
+from agent_r1.devices.meeting import KEY, Place, SealedStore, beating, joined, meet, require_alike, signs_of, watching
 from agent_r1.devices.sharing import Ranks
 
-GIVEN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+SECRET = "a" * 32
+GIVEN = {
+    "RANK": "1",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+    KEY: SECRET,
+}
 PATIENCE_S = 60.0
+NOBODY = 65534  # the account of a neighbour
 
 
 @pytest.fixture
@@ -32,9 +51,10 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def test_a_place_is_what_a_launcher_gives(given: Callable[..., None]) -> None:
     assert Place.given() is None
     given()
-    place = Place(rank=1, size=4, local_rank=1, address="127.0.0.1", port=29500)
+    place = Place(rank=1, size=4, local_rank=1, address="127.0.0.1", port=29500, key=SECRET)
     assert Place.given() == place
     assert place.environment == GIVEN
+    assert SECRET not in repr(place)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +73,21 @@ def test_a_place_that_is_none_is_refused(given: Callable[..., None], name: str, 
     given(**{name: value})
     with pytest.raises(ValueError, match=told):
         Place.given()
+
+
+@pytest.mark.parametrize("key", ["", "short"])
+def test_ranks_without_a_secret_are_refused_with_one_that_works(given: Callable[..., None], key: str) -> None:
+    given(**{KEY: key})
+    place = Place.given()
+    assert place
+    with pytest.raises(ValueError, match=f"{KEY} has {len(key)} characters") as refused:
+        place.require_key()
+    remedy = str(refused.value).split("the same: ")[1]
+    made = subprocess.run(["sh", "-c", f"{remedy} && printenv {KEY}"], capture_output=True, text=True, check=True)
+    given(**{KEY: made.stdout.strip()})
+    place = Place.given()
+    assert place
+    place.require_key()
 
 
 def test_a_port_that_is_taken_is_named(given: Callable[..., None]) -> None:
@@ -76,10 +111,125 @@ def test_ranks_that_were_not_all_started_wait_no_longer_than_that(
         assert place
         with pytest.raises(OSError, match=f"not all of 2 ranks met at .* within 1 s, and this is rank {rank}"):
             meet(place, waiting_s=1)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        place = Place(rank=0, size=2, local_rank=0, address="127.0.0.1", port=listening.getsockname()[1])
-        with pytest.raises(OSError, match="not all of 2 ranks met"):
-            host(place, listening.detach(), waiting_s=0.3)
+    with pytest.raises(OSError, match="not all of 2 ranks met"):
+        meet(places_in_a_file()[0], waiting_s=0.3)
+
+
+def places_in_a_file() -> list[Place]:
+    """Of two ranks on one machine, as their leader gives them out."""
+    path = f"/proc/self/fd/{os.memfd_create('ranks')}"
+    return [Place(rank=rank, size=2, local_rank=rank, address=path, port=1, key=SECRET) for rank in range(2)]
+
+
+def be(place: Place) -> str:
+    """How it ends to be a rank."""
+    try:
+        os.environ |= place.environment
+        torch.set_num_threads(1)
+        with joined(meet(place, PATIENCE_S), place) as group:
+            require_alike(group, {"model": "1a"})
+        return "well"
+    except (ValueError, OSError) as fault:
+        return f"{type(fault).__name__}: {fault}"
+
+
+def together(*bodies: Callable[[], str], beside: Sequence[Callable[[], str]] = ()) -> list[str]:
+    """What some functions return, each in a process of its own, and `beside` others that are not waited for."""
+    context = multiprocessing.get_context("fork")
+    told = [context.SimpleQueue() for _ in (*bodies, *beside)]
+
+    def run(body: Callable[[], str], to: Any) -> None:
+        to.put(body())
+        os._exit(0)
+
+    processes = [
+        context.Process(target=run, args=each, daemon=True) for each in zip((*bodies, *beside), told, strict=True)
+    ]
+    for process in processes:
+        process.start()
+    found = [to.get() if to._reader.poll(PATIENCE_S) else "nothing" for to in told[: len(bodies)]]
+    for process in processes:
+        process.kill()
+    return found
+
+
+def test_ranks_of_one_machine_meet_where_no_other_user_can_come() -> None:
+    first, second = places_in_a_file()
+    leader = os.getpid()
+
+    def look() -> str:
+        os.setgroups([])
+        os.setuid(NOBODY)
+        with pytest.raises(PermissionError):
+            Path(first.address.replace("self", str(leader))).read_bytes()
+        return "shut out"
+
+    others = [] if os.getuid() else [look]
+    assert together(lambda: be(first), lambda: be(second), *others) == ["well", "well", *["shut out"] * len(others)]
+    if not others:
+        pytest.skip("only root can be another user: the ranks met, and nobody tried to come to them")
+
+
+class Command:
+    """An object that runs a command where it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self._mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self._mark),)
+
+
+def test_a_stranger_in_a_launchers_store_runs_nothing(free_port: Callable[[], int], tmp_path: Path) -> None:
+    """It does all that a rank does, and sends a pickle as the facts that are compared."""
+    port, mark = free_port(), tmp_path / "unpickled"
+    leader = Place(rank=0, size=2, local_rank=0, address="127.0.0.1", port=port, key=SECRET)
+
+    def answer() -> str:
+        if not os.getuid():
+            os.setgroups([])
+            os.setuid(NOBODY)
+        store = TCPStore("127.0.0.1", port, 2, False)
+        store.set("drawn/1", "")
+        dist.init_process_group("gloo", store=PrefixStore("group", store), rank=1, world_size=2)
+        found = [b"", b""]
+        dist.all_gather_object(found, pickle.dumps([Command(mark)]), group=dist.new_group(backend="gloo"))
+        return "heard"
+
+    [ended] = together(lambda: be(leader), beside=[answer])
+    assert f"written with another {KEY}" in ended
+    assert not mark.exists()
+
+
+def test_a_stranger_at_a_connection_of_gloo_is_noticed() -> None:
+    """Gloo takes whoever connects. Here that one even knows the addresses, and does all but show the secret."""
+    first, second = places_in_a_file()
+
+    def pretend() -> str:
+        store = meet(second)
+        dist.init_process_group("gloo", store=PrefixStore("group", store), rank=1, world_size=2)
+        dist.new_group(backend="gloo")
+        dist.irecv(torch.zeros(32, dtype=torch.uint8), 0)
+        dist.send(torch.zeros(32, dtype=torch.uint8), 0)
+        signal.pause()
+        return "gone"
+
+    [ended] = together(lambda: be(first), beside=[pretend])
+    assert "ConnectionError: rank 1 was lost, or a stranger answered for it" in ended
+
+
+def test_what_others_write_into_the_store_is_refused() -> None:
+    """Under another secret, in another start, or under another name."""
+    plain = HashStore()
+    store, another = SealedStore(plain, b"this start"), SealedStore(plain, b"another start")
+    store.set("where", b"here\xff")
+    assert store.clone().get("where") == b"here\xff"
+    another.set("other", b"there")
+    plain.set("forged", b"there")
+    plain.set("moved", plain.get("where"))
+    for key in ("other", "forged", "moved"):
+        with pytest.raises(ValueError, match=f"'{key}' of the ranks' store was written with another {KEY}"):
+            store.get(key)
 
 
 class Two(Ranks):
@@ -88,7 +238,7 @@ class Two(Ranks):
     def __init__(self, other: Any) -> None:
         self.other = other
 
-    def gather(self, mine: Sequence[Any]) -> list[Any]:
+    def gather(self, mine: Sequence[Any], *_: type) -> list[Any]:
         return [*mine, self.other]
 
 
@@ -102,19 +252,35 @@ def test_ranks_must_have_the_same() -> None:
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Any:
+def store(monkeypatch: pytest.MonkeyPatch) -> SealedStore:
     monkeypatch.setattr(meeting, "BEAT_S", 0.01)
-    return TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    return SealedStore(TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False), b"key")
 
 
-def test_a_rank_that_falls_silent_is_missed_once(store: Any) -> None:
+def test_a_rank_that_falls_silent_is_missed_once(store: SealedStore) -> None:
     """And not before: three of them see each other until one is not there any more, which the leader alone tells."""
     told: SimpleQueue[tuple[int, int]] = SimpleQueue()
-    lives = [Life(store, rank, 3, 0.5, lambda other, rank=rank: told.put((rank, other))) for rank in range(3)]
-    for each in lives:
-        each.__enter__()
-    lives[2].__exit__(None, None, None)
+    lives = [ExitStack() for _ in range(3)]
+    for rank, life in enumerate(lives):
+        signs = life.enter_context(beating(store, replace(places_in_a_file()[0], rank=rank, size=3)))
+        life.enter_context(watching(signs, 0.5, lambda other, rank=rank: told.put((rank, other))))
+    lives[2].close()
     assert told.get(timeout=PATIENCE_S) == (0, 2)
-    lives[0].__exit__(None, None, None)
+    lives[0].close()
     assert told.get(timeout=PATIENCE_S) == (1, 0)
     assert told.empty()
+    lives[1].close()
+
+
+def test_a_rank_of_this_machine_that_is_stopped_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "BEAT_S", 0.01)
+    told: SimpleQueue[int] = SimpleQueue()
+    sleeping = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
+    try:
+        sleeping[1].send_signal(signal.SIGSTOP)
+        with watching(lambda: signs_of({rank: each.pid for rank, each in enumerate(sleeping)}), 0.2, told.put):
+            assert told.get(timeout=PATIENCE_S) == 1
+    finally:
+        for process in sleeping:
+            process.kill()
+            process.wait()

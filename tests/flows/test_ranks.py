@@ -16,6 +16,7 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
+from agent_r1.devices.meeting import KEY
 from agent_r1.files import sha256
 from agent_r1.params.places import RunId
 from agent_r1.params.stages import LearnerParams
@@ -83,6 +84,23 @@ def test_two_ranks_train_as_one_does_whatever_happens_to_them(fresh: Path, ppo: 
     assert max((ours[name] - theirs[name]).abs().max().item() for name in theirs) < 2e-5  # of 3e-4 per step
 
 
+def test_a_rank_that_is_stopped_before_all_have_met_is_missed(
+    fresh: Path, write_params: WriteParams, start: Start
+) -> None:
+    """As soon as it has been stopped for as long as a rank may be silent, and not after the time to meet."""
+    write_params(fresh, {"learner": {"processes": 2, "silence_s": 2.0}})
+    leader = start(*TRAIN)
+    deadline = time.monotonic() + TIMEOUT_S
+    while not (begun := psutil.Process(leader.pid).children()):
+        assert leader.poll() is None, leader.communicate()[1]
+        assert time.monotonic() < deadline, "no rank is started"
+        time.sleep(0.002)
+    begun[0].send_signal(signal.SIGSTOP)
+    errors = leader.communicate(timeout=TIMEOUT_S)[1]
+    assert (leader.returncode, "rank 1 gives no sign of life any more" in errors) == (75, True), errors
+    assert not begun[0].is_running()
+
+
 def test_a_place_that_the_parameters_do_not_ask_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def learner(processes: int, nodes: int = 1) -> LearnerParams:
         return LearnerParams(processes=processes, nodes=nodes, silence_s=60.0, optimizer_offload=False)
@@ -94,6 +112,11 @@ def test_a_place_that_the_parameters_do_not_ask_for_is_refused(monkeypatch: pyte
     with pytest.raises(ValueError, match=r"learner.nodes is 2, .*torchrun --nnodes 2 --nproc-per-node 1 "):
         given_place(learner(1, nodes=2))
     variables = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1234"}
+    for name, value in (variables | {KEY: ""}).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=f"give all of them the same: export {KEY}="):
+        given_place(learner(1, nodes=2))
+    variables[KEY] = "k" * 32
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     place = given_place(learner(1, nodes=2))

@@ -106,7 +106,10 @@ def in_ranks(cases: Mapping[str, Case], ranks: int, port: int, folder: Path) -> 
     """What each case comes to where so many ranks share its learner, as the leader has it; of the others the faults."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])  # which brings what takes seconds once for all
-    places = [Place(rank=rank, size=ranks, local_rank=rank, address="127.0.0.1", port=port) for rank in range(ranks)]
+    places = [
+        Place(rank=rank, size=ranks, local_rank=rank, address="127.0.0.1", port=port, key="k" * 32)
+        for rank in range(ranks)
+    ]
     processes = [context.Process(target=_be, args=(place, cases, folder), daemon=True) for place in places]
     for process in processes:
         process.start()

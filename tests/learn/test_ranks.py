@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-from agent_r1.learn import checkpoint
+from agent_r1.devices.messages import opened, packed
+from agent_r1.learn import builtin, checkpoint
 from agent_r1.learn.scoring import deal, pack_by_length
 from agent_r1.params import load
 from agent_r1.params.sections import override
@@ -199,3 +200,16 @@ def test_what_is_dealt_is_even() -> None:
     assert [len(pack) for pack, _ in deal(lengths, 50)] == [5, 3]
     assert [len(pack) for rank in range(2) for pack, _ in deal(lengths, 50, rank=rank, ranks=2)] == [4, 4]
     assert [deal([[10]], 50, rank=rank, ranks=2) for rank in range(2)] == [[([0], False)], [([0], True)]]
+
+
+def test_a_model_from_scratch_arrives_at_the_other_ranks_as_it_is(tiny_tokenizer: Any) -> None:
+    model = builtin.new_model(tiny_tokenizer, hidden_size=32, layers=2, heads=1, max_tokens=16, seed=3)
+    drawn = torch.random.get_rng_state()
+    copy = builtin.copy_of(*opened(packed((model.config.to_dict(), model.state_dict())), ()))
+    assert torch.equal(torch.random.get_rng_state(), drawn)
+    assert copy.config.to_dict() == model.config.to_dict()
+    ids = torch.arange(8)[None]
+    assert torch.equal(copy(ids).logits, model(ids).logits)
+    assert {name: weight.requires_grad for name, weight in copy.named_parameters()} == {
+        name: weight.requires_grad for name, weight in model.named_parameters()
+    }

@@ -20,7 +20,7 @@ from agent_r1.http import client as client_module
 from agent_r1.http.client import MAX_ANSWER_BYTES
 from agent_r1.params.stages import RemoteParams
 from agent_r1.records import CallStatus, Outcome, Passage
-from agent_r1.search.remote import RemoteIndex
+from agent_r1.search.remote import NO_ROUTE, RemoteIndex
 from agent_r1.tools.search import search_tool
 from tests.answering import Heard, Said, answering
 
@@ -118,9 +118,10 @@ def test_many_queries_go_in_batches_and_come_back_in_order() -> None:
 
 
 def test_a_fault_that_passes_is_tried_again() -> None:
-    with serving(say(b"oh", 500), say(b"not json"), say(b"slow down", 429), say(b"", 408), GOOD) as server:
-        assert client(server.url, retries=4).search(["q"], 1)[0][0].title == "Tesk"
-    assert len(server.heard) == 5
+    answers = (say(b"oh", 500), say(b"not json"), say(b"slow down", 429), say(b"", 408), say(b"no such host", 404))
+    with serving(*answers, GOOD) as server:
+        assert client(server.url, retries=5).search(["q"], 1)[0][0].title == "Tesk"
+    assert len(server.heard) == 6
 
 
 @pytest.mark.parametrize(
@@ -128,6 +129,7 @@ def test_a_fault_that_passes_is_tried_again() -> None:
     [
         (say(b"oh", 500), "does not answer: status 500"),
         (say(b"busy", 503), "does not answer: status 503"),
+        (say(b"<h1>gone</h1>", 404), r"not from a search server; check remote\.url"),
         (say(b"slow down", 429), "does not answer: status 429"),
         (say(b"<html>"), "in another form than a search server's: "),
         (say({"results": [[PASSAGE]]}), "form than a search server's: index_hash: Field required"),
@@ -184,8 +186,8 @@ def test_once_it_answers_again_it_is_trusted_again() -> None:
 
 
 def test_our_own_faults_are_raised_at_once() -> None:
-    with serving(say(b"no such route", 404)) as server:
-        with pytest.raises(ValueError, match=r"refused .* 404: no such route; check remote\.url"):
+    with serving(say(NO_ROUTE, 404)) as server:
+        with pytest.raises(ValueError, match=r"refused .* 404: .*Not Found.*; check remote\.url"):
             client(server.url).search(["q"], 1)
         assert len(server.heard) == 1
     with serving(GOOD) as server, pytest.raises(ValueError, match="serves index abc now, not def"):

@@ -24,7 +24,7 @@ from agent_r1.http.guard import Bounded
 from agent_r1.params.stages import SearchParams
 from agent_r1.records import Passage
 from agent_r1.search.index import build, describe, open_index, open_local
-from agent_r1.search.remote import Health
+from agent_r1.search.remote import NO_ROUTE, Health
 from agent_r1.search.server import create_app, own_names
 
 ROOT = Path(__file__).parents[2]
@@ -135,6 +135,10 @@ def test_a_request_beyond_the_limits_is_refused(client: TestClient, body: bytes,
     reply = client.post("/search", content=body)
     assert reply.status_code == status
     assert reply.json()["detail"].startswith(message)
+
+
+def test_a_404_of_the_server_is_known_as_its_own(client: TestClient) -> None:
+    assert client.post("/v2/search", content="{}").content == NO_ROUTE
 
 
 @pytest.mark.parametrize(("host", "status"), [("evil.example", 400), ("127.0.0.1:8700", 200), ("[::1]:8700", 200)])

@@ -183,7 +183,8 @@ def test_what_a_launcher_gives_is_compared_with_params(
         return found("ranks").message
 
     assert given(RANK="0", WORLD_SIZE="2", LOCAL_RANK="0") == "RANK is set and MASTER_ADDR is not"
-    assert "no machine is found by MASTER_ADDR '127..0'" in given(MASTER_ADDR="127..0", MASTER_PORT=str(free_port()))
+    assert given(MASTER_ADDR="127..0", MASTER_PORT=str(free_port())).startswith("AGENT_R1_RANKS_KEY has 0 characters")
+    assert "no machine is found by MASTER_ADDR '127..0'" in given(AGENT_R1_RANKS_KEY="k" * 32)
     assert given(MASTER_ADDR="127.0.0.1").startswith("this is rank 0 of 2, which meet at 127.0.0.1:")
     assert "rank 1 of 2, on its machine 1, and learner asks for 1 processes on 2" in given(RANK="1", LOCAL_RANK="1")
     with socket.create_server(("", 0)) as taken:

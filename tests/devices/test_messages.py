@@ -1,0 +1,95 @@
+"""Messages between ranks arrive as they were sent, bit for bit, and run nothing."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import SafetensorError
+
+from agent_r1.devices.messages import opened, packed
+from agent_r1.devices.sharing import _SENT, LedCall
+from agent_r1.params import SHIPPED, load
+from agent_r1.records import Call, CallStatus, Credit, Outcome, Source, StopReason
+from agent_r1.tables import _table
+from tests.devices.test_meeting import Command
+from tests.trajectories import from_parts
+
+
+def sent(message: Any, *kinds: type) -> Any:
+    return opened(packed(message), kinds)
+
+
+def test_plain_values_arrive_with_every_digit() -> None:
+    message = {"a": [1, 0.1 + 0.2, 1e-320, -0.0, math.inf, None, True, "\0é"], "": {}, "big": 2**70}
+    assert sent(message) == message
+    assert math.copysign(1, sent(-0.0)) == -1
+    assert math.isnan(sent([math.nan])[0])
+    assert sent((1, Path("a/b"))) == [1, Path("a/b")]
+    number = sent(np.float32(0.1))
+    assert (type(number), number) == (np.float32, np.float32(0.1))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.int64, np.uint8, np.bool_])
+def test_arrays_arrive_bit_for_bit(dtype: Any) -> None:
+    drawn = np.random.default_rng(0).integers(0, 2, (3, 4)).astype(dtype)
+    for array in (drawn, drawn[:0], drawn[1], drawn.T):
+        array.flags.writeable = False
+        found = sent({"first": np.ones(5, dtype), "then": array})["then"]
+        assert found.dtype == array.dtype
+        assert found.shape == array.shape
+        assert found.tobytes() == array.tobytes()
+
+
+def test_tensors_arrive_bit_for_bit() -> None:
+    whole = torch.randn(4, 6, requires_grad=True)
+    for tensor in (whole, whole[:, 1], whole.to(torch.bfloat16), whole > 0):
+        assert torch.equal(sent([tensor, tensor])[1], tensor)
+        assert not sent(tensor).requires_grad
+
+
+def test_a_call_of_the_leader_arrives_as_it_was_made() -> None:
+    calls = [Call(tool="search", arguments='{"query": "é"}', status=CallStatus.FAILED, latency_s=0.1)]
+    parts = [(Source.PROMPT, [1, 2]), (Source.ACTION, [3, 4]), (Source.OBSERVATION, [5]), (Source.ACTION, [6])]
+    trajectory = from_parts(parts, [{"calls": calls, "rewards": {"em": 0.1}}], outcome=Outcome.ABORTED)
+    numbers = np.random.default_rng(0).random((4, 6), np.float32)
+    masks = numbers > 0.5
+    credit = Credit(
+        trajectory_id=trajectory.trajectory_id,
+        return_=1 / 3,
+        advantages=numbers[0],
+        values=numbers[1],
+        value_targets=numbers[2],
+        reference_logprobs=numbers[3],
+        loss_mask=masks[0],
+        critic_mask=masks[1],
+        kept=True,
+    )
+    params = load(SHIPPED).train.update
+    call = LedCall("update", ([trajectory], [credit], load(SHIPPED).env), {"rate": 0.1}, params, 7)
+    found = sent(call, *_SENT)
+    assert (found.verb, found.options, found.params, found.seed) == ("update", {"rate": 0.1}, params, 7)
+    [[ours], [earned], env] = found.arguments
+    assert env == load(SHIPPED).env
+    for record, other in ((ours, trajectory), (earned, credit)):
+        assert _table([record], type(other)).equals(_table([other], type(other)))
+    assert ours.outcome is Outcome.ABORTED
+    assert [step.stop_reason for step in ours.steps] == [StopReason.END] * 2
+    assert ours.steps[0].calls == calls
+    assert ours.steps[0].call_status is CallStatus.FAILED
+
+
+def test_a_pickle_is_no_message_and_other_objects_are_not_sent(tmp_path: Path) -> None:
+    mark = tmp_path / "unpickled"
+    with pytest.raises(SafetensorError):
+        opened(pickle.dumps([Command(mark)]), _SENT)
+    assert not mark.exists()
+    with pytest.raises(TypeError, match="a Command is no part of a message between ranks"):
+        packed([Command(mark)])
+    with pytest.raises(KeyError, match="UpdateParams"):
+        opened(packed(LedCall("update", (), {}, load(SHIPPED).train.update, 7)), ())
