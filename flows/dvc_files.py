@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -18,19 +19,50 @@ import yaml
 from agent_r1.files import write_text
 from agent_r1.harmless import without_password
 from flows.processes import IMPORTING
+from flows.stage import KEPT
 
+# DVC writes dvc.lock, .dvc files and its list of running stages in place, and an end or a full disk leaves them empty.
+# Here the new file takes the old one's place once it is on disk, and DVC hears no signal until then.
+_WHOLE = """
+import os, signal
+from contextlib import contextmanager
+from dvc.fs import LocalFileSystem
+from dvc.utils.serialize import _common
+
+@contextmanager
+def replacing(path, mode, encoding):
+    path, fresh = os.path.realpath(path), os.path.realpath(path) + ".tmp"
+    handlers = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with open(fresh, mode, encoding=encoding) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, path)
+    finally:
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
+
+def open_whole(path, mode="r", encoding=None, **_):
+    return replacing(path, mode, encoding) if mode in ("w", "w+") else open(path, mode, encoding=encoding)
+
+LocalFileSystem.open = lambda _, *given, **options: open_whole(*given, **options)
+_common.open = open_whole
+"""
 # DVC's command line without two costs that exceed many a command: a search for garbage among its own imports, and the
 # release of all of them at its end.
 _COMMAND = f"""
 import gc, os, sys
 gc.set_threshold(*{IMPORTING})
 from dvc.cli import main
+{_WHOLE}
 code = main(sys.argv[1:])
 sys.stdout.flush()
 sys.stderr.flush()
 os._exit(code or 0)
 """
 DVC = (sys.executable, "-c", _COMMAND, "--wait-for-lock")
+RUNNING = Path(".dvc/tmp/rwlock")  # the stages that run now, each with its process
 LISTING_BYTES = 2**26  # of a folder's listing at most, at 80 and more a file
 _MD5 = re.compile("[0-9a-f]{32}")
 # Runs statements with DVC's `repo`, locked as by a command, and ends with the fault of DVC's as its complaint.
@@ -51,25 +83,65 @@ with remote.fs.open(remote.oid_to_path(sys.argv[1]), "rb") as stored:
     sys.stdout.buffer.write(stored.read(int(sys.argv[2])))
 """
 
+logger = logging.getLogger(__name__)
+
 
 def ask_dvc(*arguments: str, timeout_s: float | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs a command of DVC's to its end, and captures its output.
 
-    Raises subprocess.TimeoutExpired if it takes longer than `timeout_s`.
+    If it fails and a record of DVC's is cut off, puts that back and runs the command again. Raises ValueError if there
+    is nothing to put back, and subprocess.TimeoutExpired if the command takes longer than `timeout_s`.
     """
-    return subprocess.run(
-        [*DVC, *arguments],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=timeout_s,
-    )
+    while True:
+        done = subprocess.run(
+            [*DVC, *arguments],
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout_s,
+        )
+        if not done.returncode or not (cut_off := _cut_off()):
+            return done
+        if failed := complaint(in_dvc("from flows.dvc_files import put_back; put_back()")):
+            raise ValueError(failed)
+        logger.warning("%s was cut off while DVC wrote it, and is as before", ", ".join(map(str, cut_off)))
+
+
+def put_back() -> None:
+    """Puts kept copies into the places of records that are cut off. DVC's lock must be held, so that it writes none.
+
+    Raises ValueError if there is no whole copy.
+    """
+    for path in _cut_off():
+        if path == RUNNING:  # DVC would ask the processes anyway
+            path.unlink()
+        elif _is_whole(KEPT / path):
+            write_text(path, (KEPT / path).read_text())
+        else:
+            raise ValueError(
+                f"{path} is cut off, and no whole copy was kept; `git checkout {path}`, or remove it where git has "
+                "none: what is done is then taken over"
+            )
+
+
+def _cut_off() -> list[Path]:
+    """The records that DVC left unfinished."""
+    records = RUNNING, Path("dvc.lock"), *Path().glob("*/dvc.lock")
+    return [path for path in records if path.exists() and not _is_whole(path)]
+
+
+def _is_whole(record: Path) -> bool:
+    try:
+        content = yaml.safe_load(record.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return False
+    return isinstance(content, dict) and (record == RUNNING or {"schema", "stages"} <= {*content})
 
 
 def in_dvc(statements: str, *arguments: str, said: str = "") -> subprocess.CompletedProcess[str]:
     """Runs statements in a process of DVC's, where `repo` is this clone's; `said` is its standard input."""
-    script = _IN_DVC.format(indent(statements, " " * 8).strip())
+    script = _WHOLE + _IN_DVC.format(indent(statements, " " * 8).strip())
     command = [sys.executable, "-c", script, *arguments]
     return subprocess.run(command, input=said, capture_output=True, encoding="utf-8", errors="replace", check=False)
 
