@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from textwrap import indent
 from typing import Any
@@ -22,40 +23,35 @@ from flows.processes import IMPORTING
 from flows.stage import KEPT
 
 # DVC writes dvc.lock, .dvc files and its list of running stages in place, and an end or a full disk leaves them empty.
-# Here the new file takes the old one's place once it is on disk, and DVC hears no signal until then.
+# Here the new file takes the old one's place once it is on disk.
 _WHOLE = """
-import os, signal
+import os
 from contextlib import contextmanager
 from dvc.fs import LocalFileSystem
 from dvc.utils.serialize import _common
 
 @contextmanager
 def replacing(path, mode, encoding):
-    path, fresh = os.path.realpath(path), os.path.realpath(path) + ".tmp"
-    handlers = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        with open(fresh, mode, encoding=encoding) as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, path)
-    finally:
-        for each, handler in handlers.items():
-            signal.signal(each, handler)
+    path = os.path.realpath(path)
+    with open(path + ".tmp", mode, encoding=encoding) as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(path + ".tmp", path)
 
 def open_whole(path, mode="r", encoding=None, **_):
-    return replacing(path, mode, encoding) if mode in ("w", "w+") else open(path, mode, encoding=encoding)
+    return (replacing if mode in ("w", "w+") else open)(path, mode, encoding=encoding)
 
-LocalFileSystem.open = lambda _, *given, **options: open_whole(*given, **options)
-_common.open = open_whole
+LocalFileSystem.open, _common.open = staticmethod(open_whole), open_whole
 """
 # DVC's command line without two costs that exceed many a command: a search for garbage among its own imports, and the
-# release of all of them at its end.
+# release of all of them at its end. A SIGTERM that its group gets ends its stage, and DVC then or after its writing.
 _COMMAND = f"""
-import gc, os, sys
+import gc, os, signal, sys
 gc.set_threshold(*{IMPORTING})
 from dvc.cli import main
 {_WHOLE}
+signal.signal(signal.SIGTERM, lambda *_: None)
 code = main(sys.argv[1:])
 sys.stdout.flush()
 sys.stderr.flush()
@@ -92,24 +88,24 @@ def ask_dvc(*arguments: str, timeout_s: float | None = None, **environment: str)
     If it fails and a record of DVC's is cut off, puts that back and runs the command again. Raises ValueError if there
     is nothing to put back, and subprocess.TimeoutExpired if the command takes longer than `timeout_s`.
     """
-    while True:
-        done = subprocess.run(
-            [*DVC, *arguments],
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=timeout_s,
-        )
-        if not done.returncode or not (cut_off := _cut_off()):
-            return done
-        if failed := complaint(in_dvc("from flows.dvc_files import put_back; put_back()")):
-            raise ValueError(failed)
-        logger.warning("%s was cut off while DVC wrote it, and is as before", ", ".join(map(str, cut_off)))
+    done = subprocess.run(
+        [*DVC, *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout_s,
+    )
+    if not done.returncode or not (cut_off := _cut_off()):
+        return done
+    if failed := complaint(in_dvc("from flows.dvc_files import put_back; put_back()")):
+        raise ValueError(failed)
+    logger.warning("%s was cut off while DVC wrote it, and is as before", ", ".join(map(str, cut_off)))
+    return ask_dvc(*arguments, timeout_s=timeout_s, **environment)
 
 
 def put_back() -> None:
-    """Puts kept copies into the places of records that are cut off. DVC's lock must be held, so that it writes none.
+    """Puts the copies of `run_stage` into the places of records that are cut off. Nobody else may hold DVC's lock.
 
     Raises ValueError if there is no whole copy.
     """
@@ -119,24 +115,20 @@ def put_back() -> None:
         elif _is_whole(KEPT / path):
             write_text(path, (KEPT / path).read_text())
         else:
-            raise ValueError(
-                f"{path} is cut off, and no whole copy was kept; `git checkout {path}`, or remove it where git has "
-                "none: what is done is then taken over"
-            )
+            remedy = f"`git checkout {path}`, or where git has none remove it: what is done is taken over"
+            raise ValueError(f"{path} is cut off, and no whole copy was kept; {remedy}")
 
 
 def _cut_off() -> list[Path]:
-    """The records that DVC left unfinished."""
     records = RUNNING, Path("dvc.lock"), *Path().glob("*/dvc.lock")
     return [path for path in records if path.exists() and not _is_whole(path)]
 
 
 def _is_whole(record: Path) -> bool:
-    try:
+    with suppress(FileNotFoundError, UnicodeDecodeError, yaml.YAMLError):
         content = yaml.safe_load(record.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return False
-    return isinstance(content, dict) and (record == RUNNING or {"schema", "stages"} <= {*content})
+        return isinstance(content, dict) and (record == RUNNING or "stages" in content)
+    return False
 
 
 def in_dvc(statements: str, *arguments: str, said: str = "") -> subprocess.CompletedProcess[str]:

@@ -76,8 +76,9 @@ def run_stage(stage: Callable[..., None], **parameters: object) -> None:
     gc.set_threshold(*COLLECTING)
     if started_by_another():
         end_with_parent()
-    if OF_DVC in os.environ:
-        _keep_records()
+    if OF_DVC in os.environ:  # DVC has just read its records, and may be ended while it writes the next ones
+        for record in (*Path().glob("dvc.lock"), *Path().glob("*/dvc.lock")):
+            write_text(KEPT / record, record.read_text())
     HarmlessFormatter.label = f"{shown_name(stage, parameters)}: "
     if server_answers():
         _run_tracked(stage, parameters)
@@ -108,13 +109,6 @@ def typed(parameters: Mapping[str, object]) -> dict[str, object]:
         else:
             options[name] = value
     return options
-
-
-def _keep_records() -> None:
-    """Copies DVC's records, which DVC has just read: a bare `dvc repro` may be ended while it writes the next ones."""
-    for record in (Path("dvc.lock"), *Path().glob("*/dvc.lock")):
-        if record.exists() and (content := record.read_text()):
-            write_text(KEPT / record, content)
 
 
 def report_to_own_server() -> None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -65,7 +66,7 @@ def repro_meets(end: str, record: str) -> int:
 @pytest.mark.parametrize("end", ENDS)
 def test_no_end_of_dvc_cuts_a_record_off(project: Path, end: str, record: str) -> None:
     finished = repro_meets(ENDS[end], record) == 0
-    assert finished == end.startswith("SIG"), "DVC finishes its writing before a signal ends it"
+    assert finished == (end == "SIGTERM"), "DVC finishes its writing before a signal ends it"
     recorded = {*yaml.safe_load((project / "dvc.lock").read_text())["stages"]}
     assert recorded == ({"prepare", "index"} if finished else {"prepare"})
     json.loads((project / ".dvc/tmp/rwlock").read_text())
@@ -105,3 +106,25 @@ def test_a_record_without_a_copy_is_named_with_a_remedy_that_works(project: Path
     (project / "dvc.lock").unlink()
     subprocess.run([*DVC, "repro", "--quiet"], check=True)
     assert out_of_date() == set()
+
+
+STAGE_THAT_STAYS = """
+import os, pathlib, time
+from flows.stage import run_stage
+
+def stay() -> None:
+    pathlib.Path("began").write_text(str(os.getpid()))
+    time.sleep(600)
+
+run_stage(stay)
+"""
+
+
+def test_a_stage_ends_with_a_bare_dvc_that_is_killed(project: Path) -> None:
+    (project / "stay.py").write_text(STAGE_THAT_STAYS)
+    (project / "dvc.yaml").write_text(f"stages: {{train: {{cmd: {sys.executable} stay.py}}}}")
+    subprocess.run(["mkfifo", "began"], check=True)
+    with subprocess.Popen([sys.executable, "-m", "dvc", "repro", "--quiet"]) as bare:
+        stage = psutil.Process(int((project / "began").read_text()))
+        bare.kill()
+    assert psutil.wait_procs([stage], timeout=60)[1] == []
