@@ -15,6 +15,7 @@ import yaml
 
 from flows.dvc_files import DVC, RUNNING
 from flows.graph import out_of_date
+from flows.operation.doctor import Warned, dvc
 
 ENDS = {
     "SIGINT": f"os.kill(os.getpid(), {signal.SIGINT})",
@@ -95,6 +96,8 @@ def test_what_a_bare_dvc_left_cut_off_is_put_back(project: Path, left: str, capl
     subprocess.run([sys.executable, "-m", "dvc", "repro", "--quiet"], check=True)
     (project / "dvc.lock").write_text(left)
     RUNNING.write_text("")
+    with pytest.raises(Warned, match="there is no remote"):
+        dvc()  # the doctor's check
     assert out_of_date() == {"index"}, "whose end was not recorded"
     assert f"{RUNNING}, dvc.lock was cut off while DVC wrote it, and is as before" in caplog.text
 
