@@ -113,9 +113,22 @@ def move_aside(path: Path, folder: Path) -> Path:
 
 @contextmanager
 def locked(path: Path, when_held: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Holds a lock file, and waits for it as `locked_some` does."""
+    """Holds a lock file, in which it notes its process, and waits for it as `locked_some` does."""
     with ExitStack() as holds:
-        _hold_one([path], holds, when_held)
+        _hold_one([path], holds, when_held).write_text(str(os.getpid()))
+        yield
+
+
+@contextmanager
+def trained_alone(folder: Path) -> Iterator[None]:
+    """Holds the lock of a folder that is trained in. Raises BlockingIOError, which passes, if another process does."""
+    lock = folder.with_name(f".{folder.name}.lock")
+
+    def refuse() -> None:
+        pid = lock.read_text()
+        raise BlockingIOError(f"process {pid} trains in {folder}; wait for its end, or `kill {pid}`, and start again")
+
+    with locked(lock, refuse):
         yield
 
 

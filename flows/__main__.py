@@ -39,8 +39,10 @@ def main() -> None:
 def leave(code: int) -> NoReturn:
     """Ends the process like Python, but frees nothing: freeing all imports of a stage takes two seconds.
 
-    Threads end first, then exit functions run, as in a child process of `multiprocessing`.
+    Threads end first, then exit functions run, as in a child process of `multiprocessing`. A signal cuts that short.
     """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: os._exit(code))
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     with suppress(BrokenPipeError):  # nobody reads any more

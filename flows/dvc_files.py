@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from textwrap import indent
 from typing import Any
@@ -18,14 +20,38 @@ import yaml
 from agent_r1.files import write_text
 from agent_r1.harmless import without_password
 from flows.processes import IMPORTING
-from flows.stage import own_folder
+from flows.stage import KEPT, own_folder
 
+# DVC writes dvc.lock, .dvc files and its list of running stages in place, and an end or a full disk leaves them empty.
+# Here the new file takes the old one's place once it is on disk.
+_WHOLE = """
+import os
+from contextlib import contextmanager
+from dvc.fs import LocalFileSystem
+from dvc.utils.serialize import _common
+
+@contextmanager
+def replacing(path, mode, encoding):
+    path = os.path.realpath(path)
+    with open(path + ".tmp", mode, encoding=encoding) as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(path + ".tmp", path)
+
+def open_whole(path, mode="r", encoding=None, **_):
+    return (replacing if mode in ("w", "w+") else open)(path, mode, encoding=encoding)
+
+LocalFileSystem.open, _common.open = staticmethod(open_whole), open_whole
+"""
 # DVC's command line without two costs that exceed many a command: a search for garbage among its own imports, and the
-# release of all of them at its end.
+# release of all of them at its end. A SIGTERM that its group gets ends its stage, and DVC then or after its writing.
 _COMMAND = f"""
-import gc, os, sys
+import gc, os, signal, sys
 gc.set_threshold(*{IMPORTING})
 from dvc.cli import main
+{_WHOLE}
+signal.signal(signal.SIGTERM, lambda *_: None)
 code = main(sys.argv[1:])
 sys.stdout.flush()
 sys.stderr.flush()
@@ -33,6 +59,7 @@ os._exit(code or 0)
 """
 DVC = (sys.executable, "-c", _COMMAND, "--wait-for-lock")
 SITE_CACHE = "DVC_SITE_CACHE_DIR"
+RUNNING = Path(".dvc/tmp/rwlock")  # the stages that run now, each with its process
 LISTING_BYTES = 2**26  # of a folder's listing at most, at 80 and more a file
 _MD5 = re.compile("[0-9a-f]{32}")
 # Runs statements with DVC's `repo`, locked as by a command, and ends with the fault of DVC's as its complaint.
@@ -53,6 +80,8 @@ with remote.fs.open(remote.oid_to_path(sys.argv[1]), "rb") as stored:
     sys.stdout.buffer.write(stored.read(int(sys.argv[2])))
 """
 
+logger = logging.getLogger(__name__)
+
 
 def dvc_environment() -> dict[str, str]:
     """The environment for DVC. Its own folder for pickles is one that all users may write to; this one is closed."""
@@ -65,9 +94,10 @@ def dvc_environment() -> dict[str, str]:
 def ask_dvc(*arguments: str, timeout_s: float | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs a command of DVC's to its end, and captures its output.
 
-    Raises subprocess.TimeoutExpired if it takes longer than `timeout_s`.
+    If it fails and a record of DVC's is cut off, puts that back and runs the command again. Raises ValueError if there
+    is nothing to put back, and subprocess.TimeoutExpired if the command takes longer than `timeout_s`.
     """
-    return subprocess.run(
+    done = subprocess.run(
         [*DVC, *arguments],
         env={**dvc_environment(), **environment},
         capture_output=True,
@@ -75,11 +105,44 @@ def ask_dvc(*arguments: str, timeout_s: float | None = None, **environment: str)
         check=False,
         timeout=timeout_s,
     )
+    if not done.returncode or not (cut_off := _cut_off()):
+        return done
+    if failed := complaint(in_dvc("from flows.dvc_files import put_back; put_back()")):
+        raise ValueError(failed)
+    logger.warning("%s was cut off while DVC wrote it, and is as before", ", ".join(map(str, cut_off)))
+    return ask_dvc(*arguments, timeout_s=timeout_s, **environment)
+
+
+def put_back() -> None:
+    """Puts the copies of `run_stage` into the places of records that are cut off. Nobody else may hold DVC's lock.
+
+    Raises ValueError if there is no whole copy.
+    """
+    for path in _cut_off():
+        if path == RUNNING:  # DVC would ask the processes anyway
+            path.unlink()
+        elif _is_whole(KEPT / path):
+            write_text(path, (KEPT / path).read_text())
+        else:
+            remedy = f"`git checkout {path}`, or where git has none remove it: what is done is taken over"
+            raise ValueError(f"{path} is cut off, and no whole copy was kept; {remedy}")
+
+
+def _cut_off() -> list[Path]:
+    records = RUNNING, Path("dvc.lock"), *Path().glob("*/dvc.lock")
+    return [path for path in records if path.exists() and not _is_whole(path)]
+
+
+def _is_whole(record: Path) -> bool:
+    with suppress(FileNotFoundError, UnicodeDecodeError, yaml.YAMLError):
+        content = yaml.safe_load(record.read_text())
+        return isinstance(content, dict) and (record == RUNNING or "stages" in content)
+    return False
 
 
 def in_dvc(statements: str, *arguments: str, said: str = "") -> subprocess.CompletedProcess[str]:
     """Runs statements in a process of DVC's, where `repo` is this clone's; `said` is its standard input."""
-    script = _IN_DVC.format(indent(statements, " " * 8).strip())
+    script = _WHOLE + _IN_DVC.format(indent(statements, " " * 8).strip())
     return subprocess.run(
         [sys.executable, "-c", script, *arguments],
         env=dvc_environment(),

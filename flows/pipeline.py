@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from graphlib import TopologicalSorter
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import gettempdir
 from typing import Any, cast
 
 from prefect import Task, flow, task
@@ -144,20 +144,20 @@ def _follow(stage: str, command: Sequence[str], beside: SideBySide, *, alone: bo
     if deployment.id:  # a worker started this process, and only the worker would end it
         end_with_parent()
     name = stage.rpartition(":")[2].partition("@")[0]
-    timeout_s = params.load().operate.timeout_s(name)
-    with TemporaryDirectory() as folder:
-        exit_code = Path(folder) / "exit_code"
-        with (
-            process_group(command, _stage_environment(exit_code, alone=alone)) as process,
-            beside.line(stage) as show,
-            ended_after(process, timeout_s, beside.over) as late,
-        ):
-            for line in filter(str.strip, process.stdout or ()):
-                if not line.startswith(PUSH):
-                    show(_passed_on(line.rstrip()))
-            code = process.wait()
-        if code and exit_code.exists():
-            code = int(exit_code.read_text())
+    timeout_s, environment = params.load().operate.timeout_s(name), _stage_environment(alone=alone)
+    exit_code = Path(environment[EXIT_CODE_FILE])
+    with (
+        process_group(command, environment) as process,
+        beside.line(stage) as show,
+        ended_after(process, timeout_s, beside.over) as late,
+    ):
+        for line in filter(str.strip, process.stdout or ()):
+            if not line.startswith(PUSH):
+                show(_passed_on(line.rstrip()))
+        code = process.wait()
+    if exit_code.exists():
+        code = int(exit_code.read_text())
+        exit_code.unlink()
     if late.is_set():
         raise StageFailed(
             f"stage {name} took longer than {timeout_s:g} s and was ended; its lines above say what it was at; "
@@ -176,8 +176,8 @@ def _passed_on(line: str) -> str:
     return said
 
 
-def _stage_environment(exit_code: Path, *, alone: bool) -> dict[str, str]:
-    """This process's environment, and the server and parent of the stage's own flow."""
+def _stage_environment(*, alone: bool) -> dict[str, str]:
+    """This process's environment, and for the stage's own flow its server, its parent and where to leave its code."""
     context = TaskRunContext.get()
     if context is None:
         raise RuntimeError("a stage's command runs as a task, and there is none here")
@@ -186,7 +186,7 @@ def _stage_environment(exit_code: Path, *, alone: bool) -> dict[str, str]:
         **dvc_environment(),
         "PREFECT_API_URL": PREFECT_API_URL.value(),
         PARENT_TASK_RUN: str(context.task_run.id),
-        EXIT_CODE_FILE: str(exit_code),
+        EXIT_CODE_FILE: f"{gettempdir()}/agent_r1_exit_code_{context.task_run.id}",
         PIPELINE: str(os.getpid()),
         "PYTHONUNBUFFERED": "1",
     }

@@ -66,11 +66,11 @@ def process_group(
 
 @contextmanager
 def ended_after(process: subprocess.Popen[str], seconds: float, over: threading.Event) -> Iterator[threading.Event]:
-    """Ends a process group once `over` is set, or after `seconds`, which the event tells."""
+    """Ends a process group once `over` is set, its leader has ended, or after `seconds`, which the event tells."""
     done, late, deadline = threading.Event(), threading.Event(), time.monotonic() + seconds
 
     def watch() -> None:
-        while not (done.wait(WATCH_S) or over.is_set() or late.is_set()):
+        while not (done.wait(WATCH_S) or over.is_set() or late.is_set() or process.poll() is not None):
             if time.monotonic() > deadline:
                 late.set()
         if not done.is_set():
@@ -96,10 +96,11 @@ def end_group(process: subprocess.Popen[str], grace_s: float) -> None:
 
 @functools.cache
 def end_with_parent(started_by: int | None = None) -> None:
-    """From now on sends this process a SIGTERM once its parent is gone, however that ended.
+    """From now on ends this process once its parent is gone, by a SIGTERM, and `GRACE_S` later for good.
 
-    A parent that is known by its id or from the environment may have gone before the call. A stage that DVC started
-    for a pipeline ends with the pipeline too, which DVC itself would not do.
+    Prefect would try for minutes to tell of the end to a server that has gone too. A parent that is known by its id or
+    from the environment may have gone before the call. A stage that DVC started for a pipeline ends with the pipeline
+    too, which DVC itself would not do.
     """
     parent = started_by or int(os.environ.pop(STARTED_BY, os.getppid()))
     pipeline = int(os.environ.get(PIPELINE, parent))
@@ -108,6 +109,8 @@ def end_with_parent(started_by: int | None = None) -> None:
         while os.getppid() == parent and psutil.pid_exists(pipeline):
             time.sleep(WATCH_S)
         os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(GRACE_S)
+        os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
 
@@ -217,7 +220,10 @@ def own_server() -> str | None:
 
 @contextmanager
 def prefect_server() -> Iterator[str]:
-    """The API URL of the server that `PREFECT_API_URL` names, or of one that ends with the block."""
+    """The API URL of the server that `PREFECT_API_URL` names, or of one that ends with the block.
+
+    If that one ends earlier, so does this process, with exit code 75.
+    """
     if server_answers():
         yield os.environ["PREFECT_API_URL"]
         return
@@ -226,10 +232,34 @@ def prefect_server() -> Iterator[str]:
         port = probe.getsockname()[1]
     server = server_part(port)
     server.log.unlink(missing_ok=True)
-    with running(server) as (_, process):
-        await_health(process, server)
+    with running(server) as begun:
+        await_health(begun[1], server)
         logger.info("Prefect at http://%s:%d while the pipeline runs", HOST, port)
-        yield api_on(port)
+        over = threading.Event()
+        threading.Thread(target=_give_up_without, args=(begun, over), daemon=True).start()
+        try:
+            yield api_on(port)
+        finally:
+            over.set()
+
+
+def _give_up_without(server: Running, over: threading.Event) -> None:
+    """Ends this process, and all that it started, if a server ends before `over`; Prefect would try it for minutes."""
+    from flows.terminal import TERMINAL
+
+    said = first_to_end([server])[1]
+    if over.is_set():
+        return
+    logger.error("%s; what it served ends with it, and goes on when it is started again", said)
+    logging.disable()  # Prefect's complaints of the same, and those of stages
+    children = psutil.Process().children(recursive=True)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for child in children:
+            with suppress(psutil.NoSuchProcess):
+                child.send_signal(number)
+        psutil.wait_procs(children, GRACE_S)
+    TERMINAL.show_cursor()  # which live lines hide
+    os._exit(os.EX_TEMPFAIL)
 
 
 def api_on(port: int) -> str:

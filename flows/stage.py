@@ -23,7 +23,7 @@ from uuid import UUID
 import psutil
 
 from agent_r1 import params
-from agent_r1.files import closed_folder, is_own, locked_some
+from agent_r1.files import closed_folder, is_own, locked_some, write_text
 from agent_r1.params.places import NAMED_BY_DVC, RunId, project_root, tracking_folder
 from flows.made_of import Edited, require_unedited
 from flows.processes import IMPORTING, OF_CLIENTS, PASSWORD, end_with_parent, own_server, server_answers
@@ -36,6 +36,7 @@ EXIT_CODE_FILE = "AGENT_R1_EXIT_CODE_FILE"  # set by a flow: where a stage that 
 PARENT_TASK_RUN = "AGENT_R1_PARENT_TASK_RUN"  # set by the pipeline: the task run that shows the stage as its subflow
 UNSAID = ("into", "out", "trajectories", "traces")  # parameters that say where and how much, left out of the name
 OF_DVC = "DVC_ROOT"  # set by DVC for its stages
+KEPT = Path(".dvc/tmp/kept")  # dvc.lock and those of sweeps, as the latest stage found them
 SHOW_TRACEBACK = "AGENT_R1_TRACEBACK"
 LOCKS = "AGENT_R1_LOCKS"  # a folder in place of ~/.cache/agent_r1, for homes on shared disks without locks
 INTERRUPTED = 128 + signal.SIGINT
@@ -81,8 +82,11 @@ def run_stage(stage: Callable[..., None], **parameters: object) -> None:
         require_unedited()
 
     gc.set_threshold(*COLLECTING)
-    if PARENT_TASK_RUN in os.environ:
+    if started_by_another():
         end_with_parent()
+    if OF_DVC in os.environ:  # DVC has just read its records, and may be ended while it writes the next ones
+        for record in (*Path().glob("dvc.lock"), *Path().glob("*/dvc.lock")):
+            write_text(KEPT / record, record.read_text())
     HarmlessFormatter.label = f"{shown_name(stage, parameters)}: "
     if server_answers():
         _run_tracked(recorded, parameters)
@@ -95,7 +99,8 @@ def shown_name(stage: Callable[..., None], parameters: Mapping[str, object]) -> 
 
     Inside a DVC experiment it ends with the experiment's name, `train ppo (slow)`, as the run in MLflow does.
     """
-    said = {name: str(value) for name, value in typed(parameters).items() if value is not None and value is not False}
+    given = {name: value for name, value in typed(parameters).items() if value is not None and value is not False}
+    said = {name: name if value is True else str(value) for name, value in given.items()}
     experiment = os.environ.get(NAMED_BY_DVC)
     named = [f"({experiment})"] if experiment else []
     return " ".join([stage.__name__, *(text for name, text in said.items() if text and name not in UNSAID), *named])

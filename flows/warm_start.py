@@ -11,7 +11,7 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from agent_r1 import params
 from agent_r1.devices.sharing import Ranks
-from agent_r1.files import load_pretrained, locked, model_hash, remove_folder, replaced_folder
+from agent_r1.files import load_pretrained, model_hash, remove_folder, replaced_folder, trained_alone
 from agent_r1.learn import memory
 from agent_r1.learn.adapter import save_merged
 from agent_r1.learn.model import load_policy, load_tokenizer
@@ -67,7 +67,7 @@ def _trains(settings: Params) -> bool:
 
 def _train(settings: Params, unfinished: Unfinished, group: Ranks) -> None:
     places = settings.places
-    with locked(places.warm_start.with_name(".warm_start.lock"), _refuse_another):
+    with trained_alone(places.warm_start):
         model, tokenizer = train_on_demonstrations(
             settings,
             [row for row in read_rows(places.questions, Question) if row.split == "train"],
@@ -79,10 +79,6 @@ def _train(settings: Params, unfinished: Unfinished, group: Ranks) -> None:
         _write(model, tokenizer, settings)
         require_unedited()  # DVC removes a model that it does not record; this is gone on from
         remove_folder(unfinished.folder)
-
-
-def _refuse_another() -> None:
-    raise ValueError("another process is training the warm start; wait for its end, or end it")
 
 
 def _unfinished(settings: Params) -> Unfinished:

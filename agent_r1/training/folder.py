@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from agent_r1.files import METRICS, locked, read_metrics, remove_folder, remove_unfinished, write_text
+from agent_r1.files import METRICS, read_metrics, remove_folder, remove_unfinished, trained_alone, write_text
 from agent_r1.learn import checkpoint
 from agent_r1.learn.checkpoint import Progress
 from agent_r1.params.train import TrainParams
@@ -204,9 +204,10 @@ class RunFolder(Checkpoints):
         """Takes the folder up: empty, or where an earlier process left it.
 
         `fresh` starts over in any case, `replace` if the folder is another run's; the old folder goes to `aside`, under
-        its name and the time. Raises ValueError for another run's folder, or one that a process is training in.
+        its name and the time. Raises ValueError for another run's folder, and BlockingIOError for one that a process is
+        training in.
         """
-        with locked(self.path.with_name(f".{self.path.name}.lock"), self._refuse_another):
+        with trained_alone(self.path):
             remove_unfinished(self.path)
             if not fresh:  # a damaged folder can be started over
                 self.saved = checkpoint.progress(self.checkpoint)
@@ -255,6 +256,3 @@ class RunFolder(Checkpoints):
         spans = self.progress.code
         ends = [first for first, _ in spans[1:]] + [self.finished]
         return ", ".join(f"{first}-{end - 1} {digest}" for (first, digest), end in zip(spans, ends, strict=True))
-
-    def _refuse_another(self) -> None:
-        raise ValueError(f"another process is training in {self.path}; wait for its end, or end it")

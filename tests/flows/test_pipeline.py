@@ -280,17 +280,35 @@ run_stage(stay)
 """
 
 
-def test_a_pipeline_that_is_killed_leaves_no_process(project: Path, start_in: Any) -> None:
+@pytest.mark.parametrize(
+    ("killed", "code", "said"),
+    [
+        ("pipeline", -signal.SIGKILL, ""),
+        ("repro", 1, "stage train failed with exit code -9; its own lines above say why"),
+        (
+            "uvicorn",
+            75,
+            "the Prefect server ended with code -9, see .tracking/prefect/server.log; what it served ends with it",
+        ),
+    ],
+)
+def test_a_part_of_a_pipeline_that_is_killed_ends_the_others(
+    project: Path, start_in: Any, killed: str, code: int, said: str
+) -> None:
     fifo, stage = project.parent / "began", project.parent / "stay.py"
     subprocess.run(["mkfifo", str(fifo)], check=True)
     stage.write_text(STAGE_THAT_STAYS)
     (project / "dvc.yaml").write_text(f"stages: {{train: {{cmd: '{sys.executable} {stage} {fifo}; true'}}}}")
-    killed = start_in(project, "pipeline")
+    pipeline = start_in(project, "pipeline")
     assert fifo.read_text() == "began"
-    left = psutil.Process(killed.pid).children(recursive=True)  # its server, DVC and the stage
-    killed.kill()
-    killed.communicate()
+    left = psutil.Process(pipeline.pid).children(recursive=True)  # its server, DVC, a shell and the stage
+    [victim] = [each for each in (psutil.Process(pipeline.pid), *left) if killed in each.cmdline()]
+    victim.kill()
+    assert said in pipeline.communicate(timeout=60)[1]
+    assert pipeline.returncode == code
     assert psutil.wait_procs(left, timeout=60)[1] == []
+    assert {each.name for each in project.parent.iterdir()} & {"began", "stay.py", "project"}
+    assert not [*project.parent.glob("tmp*"), *project.parent.glob("*exit_code*")]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

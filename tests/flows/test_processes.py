@@ -26,6 +26,7 @@ from flows.processes import (
     SERVED,
     SERVED_LOCK,
     STARTED_BY,
+    ended_after,
     known,
     own_server,
     process_group,
@@ -65,6 +66,36 @@ def test_an_exception_ends_the_whole_group(stubborn: str, leader_s: int) -> None
         raise KeyboardInterrupt
     assert not is_running(child)
     assert process.returncode is not None
+
+
+def test_a_group_ends_with_its_leader() -> None:
+    """Though its child holds the pipe, from which lines are read until it is closed."""
+    command = family("pass", 600)
+    with process_group(command, os.environ) as process, ended_after(process, 60.0, threading.Event()) as late:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        process.kill()
+        assert process.stdout.read() == ""
+    assert not late.is_set()
+
+
+SIGNALLED_AT_ITS_END = """
+import atexit, os, signal, sys, weakref
+from flows.__main__ import leave
+
+def end():
+    weakref.finalize(type("Thing", (), {})(), os.kill, os.getpid(), signal.SIGTERM)
+
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+atexit.register(end)
+leave(3)
+"""
+
+
+def test_a_signal_cuts_the_end_of_a_process_short(start: Any) -> None:
+    ended = start("-c", SIGNALLED_AT_ITS_END)
+    assert ended.communicate() == ("", "")
+    assert ended.returncode == 3
 
 
 ORPHAN = """

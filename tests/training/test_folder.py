@@ -194,7 +194,8 @@ def test_a_folder_of_an_older_version_of_the_project_is_refused_whole(path: Path
 def test_a_folder_is_for_one_process_at_a_time(path: Path) -> None:
     before = contents(path)
     with run_folder(path).opened(path.parent / "aside"):
-        with pytest.raises(ValueError, match=f"another process is training in {path}; wait for its end, or end it"):
+        refused = f"process {os.getpid()} trains in {path}; wait for its end, or `kill {os.getpid()}`"
+        with pytest.raises(BlockingIOError, match=refused):
             taken_up(path, OTHER_RUN, fresh=True)
         assert contents(path) == before
     taken_up(path)

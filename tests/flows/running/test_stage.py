@@ -88,7 +88,7 @@ def test_a_stage_is_called_by_what_it_does_wherever_it_writes(monkeypatch: pytes
     given = {"run": None, "seed": 0, "sweep": "", "model": "models:/agent_r1/2", "fresh": False, "into": "outputs/x"}
     assert shown_name(evaluate, given) == "evaluate 0 models:/agent_r1/2"
     monkeypatch.setenv("DVC_EXP_NAME", "slow")
-    assert shown_name(evaluate, given) == "evaluate 0 models:/agent_r1/2 (slow)"
+    assert shown_name(evaluate, {**given, "fresh": True}) == "evaluate 0 models:/agent_r1/2 fresh (slow)"
 
 
 @pytest.mark.parametrize(
