@@ -302,8 +302,9 @@ def test_where_a_bare_dvc_unpickles(project: Path, tmp_path: Path, monkeypatch: 
     subprocess.run([sys.executable, "-m", *open_to_all.remedy.split()], check=True)
     named = found("dvc_cache")
     assert (named.status, str(tmp_path / "locks" / "dvc") in named.message) == (OK, True)
-    (tmp_path / "locks" / "dvc").chmod(0o777)
-    monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "locks" / "another"))
+    (project / "open").mkdir()
+    (project / "open").chmod(0o777)
+    (project / ".dvc" / "config").write_text(f"[core]\n no_scm = true\n site_cache_dir = {project / 'open'}\n")
     assert found("dvc_cache").status == WARNING
 
 
