@@ -2,23 +2,28 @@
 
 The leader runs the training, and followers repeat its calls on their learners. Each rank computes its part of every
 turn of micro-batches, which the trajectories' lengths alone decide, and keeps its shard of the weights by PyTorch's
-FSDP2: a sharded tensor is a DTensor.
+FSDP2: a sharded tensor is a DTensor. A message between ranks is JSON, its tensors safetensors: reading it runs no code.
 """
 
 from __future__ import annotations
 
+import enum
 import functools
+import json
 import warnings
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, get_type_hints
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from pydantic import BaseModel
+from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
@@ -29,7 +34,6 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from agent_r1.devices.messages import opened, packed
 from agent_r1.params.env import EnvParams
 from agent_r1.params.update import UpdateParams
 from agent_r1.pretrained import default_device
@@ -39,6 +43,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
+_KIND = "\0"  # the key of a message that names the type of an object for which JSON has no form
 # Verb by its name. Followers run these alone, whatever a message asks for.
 _VERBS: dict[str, Callable[..., Any]] = {}
 
@@ -283,3 +288,57 @@ def _own_faults() -> Iterator[None]:
     except CheckpointException as fault:
         cause, _ = fault.failures[min(fault.failures)]
         raise cause from fault
+
+
+def packed(message: Any) -> bytes:
+    """Plain values, arrays, tensors, paths, dataclasses and sections of params.yaml as bytes. A tuple becomes a list.
+
+    Raises TypeError for other objects.
+    """
+    columns, taken = defaultdict[str, list[Tensor]](list), Counter[str]()  # by type of number
+
+    def plain(part: Any) -> Any:
+        kind = type(part).__name__
+        if isinstance(part, (np.ndarray, np.generic, Tensor)):
+            tensor = part.detach().cpu() if isinstance(part, Tensor) else torch.tensor(np.asarray(part))
+            column, kind = str(tensor.dtype), "tensor" if isinstance(part, Tensor) else "array"
+            columns[column].append(tensor.flatten())
+            taken[column] += tensor.numel()
+            return {_KIND: kind, "end": taken[column], "column": column, "shape": tensor.shape}
+        if isinstance(part, Path):
+            return {_KIND: "path", "path": str(part)}
+        if isinstance(part, BaseModel):
+            return {_KIND: kind, **part.model_dump()}
+        if is_dataclass(part):
+            return {_KIND: kind, **{each.name: getattr(part, each.name) for each in fields(part)}}
+        raise TypeError(f"a {kind} is no part of a message between ranks")
+
+    text = torch.frombuffer(bytearray(json.dumps(message, default=plain), "utf-8"), dtype=torch.uint8)
+    return save({"json": text, **{column: torch.cat(pieces) for column, pieces in columns.items()}})
+
+
+def opened(data: bytes, kinds: Sequence[type]) -> Any:
+    """The message in bytes; `kinds` are the dataclasses and sections that it may hold."""
+    columns, known = load(data), {kind.__name__: kind for kind in kinds}
+
+    def built(part: dict[str, Any]) -> Any:
+        match part.pop(_KIND, None):
+            case None:
+                return part
+            case "path":
+                return Path(part["path"])
+            case "array" | "tensor" as kind:
+                shape, end = torch.Size(part["shape"]), part["end"]
+                tensor = columns[part["column"]][end - shape.numel() : end].view(shape)
+                return tensor if kind == "tensor" else tensor.numpy()[()]  # a number where it has no dimensions
+            case name:
+                choices = _choices(known[name])
+                return known[name](**part | {field: choice(part[field]) for field, choice in choices.items()})
+
+    return json.loads(columns["json"].numpy().tobytes(), object_hook=built)
+
+
+@functools.cache
+def _choices(kind: type) -> dict[str, Callable[[str], enum.Enum]]:
+    """The enums among a type's fields, which JSON has as text."""
+    return {name: hint for name, hint in get_type_hints(kind).items() if isinstance(hint, enum.EnumType)}

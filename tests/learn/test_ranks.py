@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-from agent_r1.devices.messages import opened, packed
+from agent_r1.devices.sharing import opened, packed
 from agent_r1.learn import builtin, checkpoint
 from agent_r1.learn.scoring import deal, pack_by_length
 from agent_r1.params import load

@@ -12,8 +12,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from agent_r1.devices.messages import opened, packed
-from agent_r1.devices.sharing import _SENT, LedCall
+from agent_r1.devices.sharing import _SENT, LedCall, opened, packed
 from agent_r1.params import SHIPPED, load
 from agent_r1.records import Call, CallStatus, Credit, Outcome, Source, StopReason
 from agent_r1.tables import _table
