@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -13,7 +14,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -27,8 +28,10 @@ from agent_r1.harmless import without_password
 GRACE_S = 10.0
 WATCH_S = 0.5
 HOST = "127.0.0.1"
+PREFECT = "Prefect server"
 STARTUP_S = 120.0
 ANSWER_S = 5.0
+BACKLOG = 2048  # connections that wait for a server, as uvicorn has it
 HOME = Path(".tracking/prefect")  # keeps the history of pipelines that had no server of their own
 SERVED = HOME / "served"  # the address of the server that holds the lock beside it, and serves this clone
 PASSWORD = HOME / "password"  # of that server
@@ -48,13 +51,21 @@ def process_group(
     environment: Mapping[str, str],
     output: IO[str] | int = subprocess.PIPE,
     grace_s: float = GRACE_S,
+    handed_on: Sequence[int] = (),
 ) -> Iterator[subprocess.Popen[str]]:
     """Runs a command in its own process group, and ends the group with the block.
 
-    Output and errors go to `output`. Processes that still run at the end have `grace_s` to end themselves.
+    Output and errors go to `output`, and descriptors are `handed_on`. Processes that still run at the end have
+    `grace_s` to end themselves.
     """
     process = subprocess.Popen(
-        command, env=environment, stdout=output, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        command,
+        env=environment,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        pass_fds=handed_on,
     )
     try:
         yield process
@@ -130,6 +141,7 @@ class Supervised:
     environment: Mapping[str, str]
     log: Path
     health: str = ""  # the URL at which a server answers once it is up
+    listening: socket.socket | None = None  # the socket of a server, whose command names its descriptor
 
 
 Running = tuple[Supervised, subprocess.Popen[str]]
@@ -141,13 +153,27 @@ def running(part: Supervised, grace_s: float = GRACE_S) -> Iterator[Running]:
 
     The group is its own: an interrupt from the terminal must not reach a server before a flow has reported it.
     """
-    with part.log.open("a") as log, process_group(part.command, part.environment, log, grace_s) as process:
+    handed_on = [part.listening.fileno()] if part.listening else []
+    with (
+        part.listening or nullcontext(),
+        part.log.open("a") as log,
+        process_group(part.command, part.environment, log, grace_s, handed_on) as process,
+    ):
+        if part.listening:
+            threading.Thread(target=_refuse_after, args=(process, part.listening), daemon=True).start()
         try:
             yield part, process
         finally:
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(grace_s)
+
+
+def _refuse_after(process: subprocess.Popen[str], listening: socket.socket) -> None:
+    """Keeps the port of a server that has ended from everybody else, and refuses connections to it."""
+    process.wait()
+    with suppress(OSError):  # it is closed with the server's block
+        listening.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
@@ -213,19 +239,40 @@ def own_server() -> str | None:
 
 @contextmanager
 def prefect_server() -> Iterator[str]:
-    """The API URL of the server that `PREFECT_API_URL` names, or of one that ends with the block."""
+    """The API URL of the server that `PREFECT_API_URL` names, or of one that ends with the block.
+
+    The latter has a password of its own, which is in Prefect's settings while the block lasts.
+    """
     if server_answers():
         yield os.environ["PREFECT_API_URL"]
         return
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port = probe.getsockname()[1]
-    server = server_part(port)
+    from prefect.settings import PREFECT_API_AUTH_STRING, temporary_settings
+
+    password, listening = secrets.token_urlsafe(18), listen()
+    server, url = server_part(listening, password), api_on(listening.getsockname()[1])
     server.log.unlink(missing_ok=True)
-    with running(server) as (_, process):
+    with running(server) as (_, process), temporary_settings({PREFECT_API_AUTH_STRING: password}):
         await_health(process, server)
-        logger.info("Prefect at http://%s:%d while the pipeline runs", HOST, port)
-        yield api_on(port)
+        logger.info("Prefect at %s while the pipeline runs, password %s", url.removesuffix("/api"), password)
+        yield url
+
+
+def listen(port: int = 0) -> socket.socket:
+    """A socket that listens on a port of this machine, any by default, for a server that is started next.
+
+    From now on nobody else can listen there. Raises OSError if somebody does.
+    """
+    made = socket.socket()
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was used a minute ago is free
+        made.bind((HOST, port))
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)  # for as long as the socket is open, server or not
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # uvicorn takes what it is handed for a Unix socket
+        made.listen(BACKLOG)
+    except OSError:
+        made.close()
+        raise
+    return made
 
 
 def api_on(port: int) -> str:
@@ -239,15 +286,15 @@ def prefect_environment(api_url: str) -> dict[str, str]:
     return {**os.environ, "PREFECT_HOME": home, "PREFECT_LOCAL_STORAGE_PATH": f"{home}/storage", **own}
 
 
-def server_part(port: int, password: str = "") -> Supervised:
+def server_part(listening: socket.socket, password: str = "") -> Supervised:
     """A Prefect server that this machine alone can reach, and that logs errors alone.
 
     It answers no page of another origin, and with a password only requests that send it.
     """
-    app = ["flows.prefect_app:create", "--factory", "--app-dir", str(Path(__file__).parents[1]), "--log-level", "error"]
+    port = listening.getsockname()[1]
     return Supervised(
-        name="Prefect server",
-        command=[sys.executable, "-m", "uvicorn", *app, "--host", HOST, "--port", str(port)],
+        name=PREFECT,
+        command=uvicorn("flows.prefect_app", listening),
         environment={
             **prefect_environment(api_on(port)),
             **({"PREFECT_SERVER_API_AUTH_STRING": password} if password else {}),
@@ -260,7 +307,15 @@ def server_part(port: int, password: str = "") -> Supervised:
         },
         log=log_path("server"),
         health=f"{api_on(port)}/health",
+        listening=listening,
     )
+
+
+def uvicorn(app: str, listening: socket.socket, *options: str) -> list[str]:
+    """The command that serves the app that `create` of a module makes."""
+    made = [f"{app}:create", "--factory", "--app-dir", str(Path(__file__).parents[1])]
+    taken = ["--fd", str(listening.fileno()), "--log-level", "error"]
+    return [sys.executable, "-m", "uvicorn", *made, *taken, *options]
 
 
 def log_path(part: str) -> Path:

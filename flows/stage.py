@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 from uuid import UUID
 
 import psutil
@@ -285,6 +285,7 @@ def _run_tracked(stage: Callable[..., None], parameters: dict[str, Any]) -> None
     from prefect.exceptions import TerminationSignal
     from prefect.flow_engine import run_flow
 
+    keep_results_own()
     tracked = flow(name=stage.__name__, validate_parameters=False)(stage)
     parent = os.environ.get(PARENT_TASK_RUN)
     with get_client(sync_client=True) as client:
@@ -302,6 +303,26 @@ def _run_tracked(stage: Callable[..., None], parameters: dict[str, Any]) -> None
         if parent:
             _end_as_the_parent(run.id, UUID(parent))
         sys.exit(TERMINATED)
+
+
+def keep_results_own() -> None:
+    """Has Prefect refuse every result that this process has not made itself.
+
+    A state of the server's names how a result is read: from where, by which module, and whether it is unpickled.
+    """
+    from prefect import results
+    from prefect._internal.schemas import validators
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise ValueError("the Prefect server names a result that this process has not made; is the server your own?")
+
+    for owner, names in (
+        (results.ResultStore, ("_read", "_aread")),
+        (results, ("resolve_result_storage", "aresolve_result_storage")),
+        (validators, ("from_qualified_name",)),
+    ):
+        for name in names:
+            setattr(owner, name, refuse)
 
 
 def _end_as_the_parent(run: UUID, parent: UUID) -> None:

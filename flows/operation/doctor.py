@@ -32,7 +32,7 @@ from agent_r1.params.stages import EngineParams
 from agent_r1.tracking import registry
 from agent_r1.tracking.store import require_store, store_file
 from flows.dvc_files import ask_dvc, complaint
-from flows.operation.serving import ANSWER_S, require_free, require_server
+from flows.operation.serving import ANSWER_S, claim, require_server
 from flows.processes import HOST, ended_after, prefect_server, process_group
 
 CODE = Path(__file__).parents[2]
@@ -240,7 +240,7 @@ def ports() -> str:
     for variable, (default, page, expected) in pages.items():
         port, found = int(os.environ.get(variable, default)), b""
         try:
-            require_free(port, variable)
+            claim(port, variable).close()
         except ValueError as taken:
             with suppress(OSError, BadAnswerError):
                 found = Client(f"http://{HOST}:{port}", ANSWER_S, key="").ask("GET", page).body

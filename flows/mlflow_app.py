@@ -1,0 +1,116 @@
+"""MLflow's server as this project starts it: its app behind a password, a list of routes and one place for files.
+
+MLflow's own basic-auth brings a database of users and rights, and leaves the assistant, which runs shells, to all.
+"""
+
+from __future__ import annotations
+
+import binascii
+import gc
+import os
+import re
+from base64 import b64decode
+from pathlib import Path
+from secrets import compare_digest
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from agent_r1.http.client import LOOPBACK
+from flows.processes import IMPORTING, end_with_parent
+
+PASSWORD = "MLFLOW_TRACKING_PASSWORD"  # the variable in which MLflow's clients find it, and this server its own
+HOME = "_MLFLOW_SERVER_ARTIFACT_ROOT"  # where MLflow's server finds the folder, or address, of artifacts
+OPEN = ("/health", "/version")  # to everybody on this machine
+ROUTES = re.compile(
+    r"""
+    /|/health|/version|/static-files/.+|/graphql|/get-artifact|/model-versions/get-artifact|/v1/traces|
+    /(ajax-)?api/[23]\.0/mlflow/(
+        experiments/(create|delete|(set|delete)-experiment-tag|get|get-by-name|restore|search|search-datasets|update)|
+        runs/(create|delete|(set|delete)-tag|get|log-(batch|inputs|metric|model|parameter)|outputs|restore|search|update)|
+        artifacts/list|metrics/get-history|metrics/get-history-bulk(-interval)?|
+        registered-models/(alias|create|delete|(set|delete)-tag|get|get-latest-versions|rename|search|update)|
+        model-versions/(create|delete|(set|delete)-tag|get|get-download-uri|search|transition-stage|update)|
+        logged-models(/search|/[^/]+(/params|/tags(/[^/]+)?|/artifacts/(directories|files))?)?|
+        traces(/(batchGet|batchGetInfos|calculate-filter-correlation|delete-traces|get|link-(prompts|to-run)|metrics|search))?|
+        traces/[^/]+(/info|/tags|/assessments(/[^/]+)?)?|
+        get-trace-artifact|server-info|ui-telemetry
+    )
+    """,
+    re.VERBOSE,
+)
+
+
+def create() -> ASGIApp:
+    """Wraps MLflow's app, whose store, artifacts and password are in the environment."""
+    end_with_parent()
+    gc.set_threshold(*IMPORTING)
+    password = os.environ.pop(PASSWORD, "")
+    from mlflow.server.fastapi_app import app
+
+    keep_home(os.environ[HOME])
+    return TrustedHostMiddleware(guarded(app, password), allowed_hosts=LOOPBACK)
+
+
+def guarded(app: ASGIApp, password: str) -> ASGIApp:
+    """Lets only requests through that send the password, if there is one, and that are for a path of the list."""
+
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        await (_refusal(scope["path"], Headers(scope=scope), password) or app)(scope, receive, send)
+
+    return call
+
+
+def _refusal(path: str, headers: Headers, password: str) -> Response | None:
+    if path in OPEN:
+        return None
+    if password and not compare_digest(_sent(headers.get("authorization", "")), password.encode()):
+        asked = {"WWW-Authenticate": 'Basic realm="MLflow of agent_r1: any user, and the password of make serve"'}
+        return PlainTextResponse("MLflow asks for the password; `make serve` and `make ui` say it", 401, asked)
+    if headers.get("origin", f"http://{headers['host']}") != f"http://{headers['host']}":
+        return PlainTextResponse("pages of other origins get no answer", 403)
+    if not ROUTES.fullmatch(path):
+        return PlainTextResponse(f"this server does not offer {path}", 403)
+    return None
+
+
+def _sent(authorization: str) -> bytes:
+    """The password of `user:password`, as browsers and MLflow's clients send it, or a token."""
+    kind, _, sent = authorization.partition(" ")
+    try:
+        return b64decode(sent).rpartition(b":")[2] if kind.lower() == "basic" else sent.encode()
+    except binascii.Error:
+        return b""
+
+
+def keep_home(home: str) -> None:
+    """Has MLflow refuse, with 403, to read, write or note artifacts outside of this folder, or address."""
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import PERMISSION_DENIED
+    from mlflow.server import handlers
+    from mlflow.store.artifact.artifact_repository_registry import _artifact_repository_registry as registry
+    from mlflow.utils.file_utils import local_file_uri_to_path
+    from mlflow.utils.uri import is_local_uri
+
+    checked, chosen = handlers._validate_artifact_uri_scheme, registry.get_artifact_repository
+    folder = Path(local_file_uri_to_path(home)).resolve()
+
+    def require_own(uri: str) -> None:
+        local = is_local_uri(uri) and Path(local_file_uri_to_path(uri)).resolve()
+        if not (local.is_relative_to(folder) if local else f"{uri}/".startswith(f"{home}/")):
+            raise MlflowException(f"artifacts of this server are in {home}, and {uri} is not", PERMISSION_DENIED)
+
+    def note(uri: str, field: str) -> None:
+        checked(uri, field)
+        if field != "source" or "://" in uri:  # MLflow itself holds other sources against their run or model
+            require_own(uri)
+
+    def choose(artifact_uri: str, *given: Any, **named: Any) -> Any:
+        require_own(artifact_uri)
+        return chosen(artifact_uri, *given, **named)
+
+    handlers._validate_artifact_uri_scheme = note
+    registry.get_artifact_repository = choose  # type: ignore[method-assign]
