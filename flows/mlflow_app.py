@@ -12,7 +12,6 @@ import re
 from base64 import b64decode
 from pathlib import Path
 from secrets import compare_digest
-from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -37,7 +36,7 @@ ROUTES = re.compile(
         logged-models(/search|/[^/]+(/params|/tags(/[^/]+)?|/artifacts/(directories|files))?)?|
         traces(/(batchGet|batchGetInfos|calculate-filter-correlation|delete-traces|get|link-(prompts|to-run)|metrics|search))?|
         traces/[^/]+(/info|/tags|/assessments(/[^/]+)?)?|
-        get-trace-artifact|server-info|ui-telemetry
+        datasets/search|scorers/list|get-trace-artifact|server-info|ui-telemetry
     )
     """,
     re.VERBOSE,
@@ -52,16 +51,11 @@ def create() -> ASGIApp:
     from mlflow.server.fastapi_app import app
 
     keep_home(os.environ[HOME])
-    return TrustedHostMiddleware(guarded(app, password), allowed_hosts=LOOPBACK)
 
-
-def guarded(app: ASGIApp, password: str) -> ASGIApp:
-    """Lets only requests through that send the password, if there is one, and that are for a path of the list."""
-
-    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         await (_refusal(scope["path"], Headers(scope=scope), password) or app)(scope, receive, send)
 
-    return call
+    return TrustedHostMiddleware(guarded, allowed_hosts=LOOPBACK)
 
 
 def _refusal(path: str, headers: Headers, password: str) -> Response | None:
@@ -70,11 +64,9 @@ def _refusal(path: str, headers: Headers, password: str) -> Response | None:
     if password and not compare_digest(_sent(headers.get("authorization", "")), password.encode()):
         asked = {"WWW-Authenticate": 'Basic realm="MLflow of agent_r1: any user, and the password of make serve"'}
         return PlainTextResponse("MLflow asks for the password; `make serve` and `make ui` say it", 401, asked)
-    if headers.get("origin", f"http://{headers['host']}") != f"http://{headers['host']}":
+    if headers.get("origin") not in (None, f"http://{headers['host']}"):
         return PlainTextResponse("pages of other origins get no answer", 403)
-    if not ROUTES.fullmatch(path):
-        return PlainTextResponse(f"this server does not offer {path}", 403)
-    return None
+    return None if ROUTES.fullmatch(path) else PlainTextResponse(f"this server does not offer {path}", 403)
 
 
 def _sent(authorization: str) -> bytes:
@@ -98,19 +90,14 @@ def keep_home(home: str) -> None:
     checked, chosen = handlers._validate_artifact_uri_scheme, registry.get_artifact_repository
     folder = Path(local_file_uri_to_path(home)).resolve()
 
-    def require_own(uri: str) -> None:
+    def own(uri: str) -> str:
         local = is_local_uri(uri) and Path(local_file_uri_to_path(uri)).resolve()
         if not (local.is_relative_to(folder) if local else f"{uri}/".startswith(f"{home}/")):
             raise MlflowException(f"artifacts of this server are in {home}, and {uri} is not", PERMISSION_DENIED)
+        return uri
 
-    def note(uri: str, field: str) -> None:
-        checked(uri, field)
-        if field != "source" or "://" in uri:  # MLflow itself holds other sources against their run or model
-            require_own(uri)
-
-    def choose(artifact_uri: str, *given: Any, **named: Any) -> Any:
-        require_own(artifact_uri)
-        return chosen(artifact_uri, *given, **named)
-
-    handlers._validate_artifact_uri_scheme = note
-    registry.get_artifact_repository = choose  # type: ignore[method-assign]
+    # MLflow itself holds a source that is no address against its run or model.
+    handlers._validate_artifact_uri_scheme = lambda uri, field: checked(
+        uri if field == "source" and "://" not in uri else own(uri), field
+    )
+    registry.get_artifact_repository = lambda uri, *given: chosen(own(uri), *given)  # type: ignore[method-assign]

@@ -28,10 +28,8 @@ from agent_r1.harmless import without_password
 GRACE_S = 10.0
 WATCH_S = 0.5
 HOST = "127.0.0.1"
-PREFECT = "Prefect server"
 STARTUP_S = 120.0
 ANSWER_S = 5.0
-BACKLOG = 2048  # connections that wait for a server, as uvicorn has it
 HOME = Path(".tracking/prefect")  # keeps the history of pipelines that had no server of their own
 SERVED = HOME / "served"  # the address of the server that holds the lock beside it, and serves this clone
 PASSWORD = HOME / "password"  # of that server
@@ -51,12 +49,12 @@ def process_group(
     environment: Mapping[str, str],
     output: IO[str] | int = subprocess.PIPE,
     grace_s: float = GRACE_S,
-    handed_on: Sequence[int] = (),
+    fds: Sequence[int] = (),
 ) -> Iterator[subprocess.Popen[str]]:
     """Runs a command in its own process group, and ends the group with the block.
 
-    Output and errors go to `output`, and descriptors are `handed_on`. Processes that still run at the end have
-    `grace_s` to end themselves.
+    Output and errors go to `output`, and it inherits `fds`. Processes that still run at the end have `grace_s` to end
+    themselves.
     """
     process = subprocess.Popen(
         command,
@@ -65,7 +63,7 @@ def process_group(
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        pass_fds=handed_on,
+        pass_fds=fds,
     )
     try:
         yield process
@@ -153,11 +151,11 @@ def running(part: Supervised, grace_s: float = GRACE_S) -> Iterator[Running]:
 
     The group is its own: an interrupt from the terminal must not reach a server before a flow has reported it.
     """
-    handed_on = [part.listening.fileno()] if part.listening else []
+    fds = [part.listening.fileno()] if part.listening else []
     with (
         part.listening or nullcontext(),
         part.log.open("a") as log,
-        process_group(part.command, part.environment, log, grace_s, handed_on) as process,
+        process_group(part.command, part.environment, log, grace_s, fds) as process,
     ):
         if part.listening:
             threading.Thread(target=_refuse_after, args=(process, part.listening), daemon=True).start()
@@ -263,15 +261,11 @@ def listen(port: int = 0) -> socket.socket:
     From now on nobody else can listen there. Raises OSError if somebody does.
     """
     made = socket.socket()
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was used a minute ago is free
-        made.bind((HOST, port))
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)  # for as long as the socket is open, server or not
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # uvicorn takes what it is handed for a Unix socket
-        made.listen(BACKLOG)
-    except OSError:
-        made.close()
-        raise
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was used a minute ago is free
+    made.bind((HOST, port))
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)  # for nobody else, also when the server has ended
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # uvicorn takes what it is handed for a Unix socket
+    made.listen(2048)  # connections may wait, as many as uvicorn has it
     return made
 
 
@@ -293,7 +287,7 @@ def server_part(listening: socket.socket, password: str = "") -> Supervised:
     """
     port = listening.getsockname()[1]
     return Supervised(
-        name=PREFECT,
+        name="Prefect server",
         command=uvicorn("flows.prefect_app", listening),
         environment={
             **prefect_environment(api_on(port)),

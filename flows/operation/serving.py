@@ -21,7 +21,6 @@ from flows.processes import (
     HOST,
     OF_CLIENTS,
     PASSWORD,
-    PREFECT,
     STARTED_BY,
     Running,
     Supervised,
@@ -70,7 +69,8 @@ def serve(prefect_port: int, mlflow_port: int, *, with_password: bool = True) ->
         if code := subprocess.run(command, env=environment, check=False).returncode:
             sys.exit(code)  # its own lines say why
         page = without_password(environment["PREFECT_API_URL"]).removesuffix("/api")
-        _tell(password, parts)
+        if parts:
+            _tell(password)
         logger.info("start a training or a promotion: %s/deployments", page)
         logger.info("the runs and their results: %s/runs", page)
         logger.info("compare the runs in MLflow: %s", comparison(mlflow_port))
@@ -106,22 +106,19 @@ def show_mlflow(port: int, *, with_password: bool = True) -> None:
     if not found:
         raise ValueError(f"MLFLOW_TRACKING_URI names a server, which shows its runs itself: {address()}")
     with servers(found, GRACE_S) as begun:
-        _tell(password, found)
+        _tell(password)
         logger.info("the runs side by side: %s", comparison(port))
         logger.info("MLflow at %s; Ctrl-C ends it", address(port))
         raise OSError(first_to_end(begun)[1])
 
 
-def _tell(password: str, asking: Sequence[Supervised]) -> None:
-    """Says how to get into servers."""
-    for part in asking:
-        prefect = part.name == PREFECT
-        name, variable = ("Prefect", OF_CLIENTS) if prefect else ("MLflow, for any user,", OF_MLFLOW_CLIENTS)
-        if password:
-            logger.info("%s asks each browser once for the password %s, and commands for %s", name, password, variable)
-        else:
-            harm = "run commands as you" if prefect else "change your runs in MLflow"
-            logger.warning("without a password everybody who can log in to this machine can %s here", harm)
+def _tell(password: str) -> None:
+    """Says how to get into the servers."""
+    if password:
+        said = "browsers ask once for the password %s (MLflow: any user), commands look for it in %s and %s"
+        logger.info(said, password, OF_CLIENTS, OF_MLFLOW_CLIENTS)
+    else:
+        logger.warning("without a password everybody who can log in to this machine can run commands as you here")
 
 
 def _mlflow_servers(port: int, password: str) -> list[Supervised]:
@@ -138,8 +135,6 @@ def _mlflow_servers(port: int, password: str) -> list[Supervised]:
                 STARTED_BY: str(os.getpid()),
                 "_MLFLOW_SERVER_FILE_STORE": store_uri(),  # the names by which `mlflow server` tells its own app
                 OF_MLFLOW_FILES: client.get_experiment(experiment).artifact_location,
-                "_MLFLOW_SERVER_BOOT_ID": "agent_r1",  # makes no code of what was logged
-                "_MLFLOW_IN_JOB_EXECUTOR": "false",
                 "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
                 OF_MLFLOW_CLIENTS: password,
             },

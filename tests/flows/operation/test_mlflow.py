@@ -20,6 +20,7 @@ import pytest
 from mlflow import MlflowClient
 
 from agent_r1 import tracking
+from flows.mlflow_app import ROUTES
 from tests.answering import Heard, answering
 from tests.neighbours import by_neighbour
 
@@ -206,3 +207,31 @@ def test_nobody_gets_the_port_while_the_server_starts(project: Path, free_port: 
             return "taken"
 
         assert "in use" in by_neighbour(take)
+
+
+DECIDED = Path(__file__).with_name("mlflow_routes.txt")
+ROUTED = """
+import re
+from mlflow.server import app as pages
+from mlflow.server.fastapi_app import app
+
+routes = {(method, route.path) for route in app.routes for method in getattr(route, "methods", [])}
+routes |= {(method, rule.rule) for rule in pages.url_map.iter_rules() for method in rule.methods - {"HEAD", "OPTIONS"}}
+for method, path in sorted(routes):
+    print(method, re.sub(r"[<{](\\w+:)?(\\w+)(:path)?[>}]", r"<\\2>", path))
+"""
+
+
+def test_every_route_of_mlflow_is_offered_or_refused_by_decision(tmp_path: Path) -> None:
+    """A version of MLflow with another route needs a line in the file, and perhaps one in `ROUTES`."""
+    environment = {**os.environ, "_MLFLOW_SERVER_FILE_STORE": f"sqlite:///{tmp_path}/mlflow.db"}
+    told = subprocess.run([sys.executable, "-c", ROUTED], env=environment, capture_output=True, text=True, check=True)
+    found = told.stdout.splitlines()
+    decided = [f"{'offered' if ROUTES.fullmatch(line.split()[1]) else 'refused'} {line}" for line in found]
+    assert decided == DECIDED.read_text().splitlines()
+    assert not [
+        line
+        for line in found
+        if re.search("assistant|gateway|jobs|webhooks|upload|mlflow-artifacts", line)
+        and ROUTES.fullmatch(line.split()[1])
+    ]
