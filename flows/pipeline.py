@@ -190,12 +190,11 @@ def _stage_environment(exit_code: Path, *, alone: bool) -> dict[str, str]:
     context = TaskRunContext.get()
     if context is None:
         raise RuntimeError("a stage's command runs as a task, and there is none here")
-    password = PREFECT_API_AUTH_STRING.value()
     return {
         **(ALONE if alone else {}),
         **os.environ,
         "PREFECT_API_URL": PREFECT_API_URL.value(),
-        **({OF_CLIENTS: password.get_secret_value()} if password else {}),
+        **({OF_CLIENTS: password} if (password := PREFECT_API_AUTH_STRING.value()) else {}),
         PARENT_TASK_RUN: str(context.task_run.id),
         EXIT_CODE_FILE: str(exit_code),
         PIPELINE: str(os.getpid()),
