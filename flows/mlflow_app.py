@@ -10,8 +10,10 @@ import gc
 import os
 import re
 from base64 import b64decode
+from collections.abc import Callable
 from pathlib import Path
 from secrets import compare_digest
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -85,19 +87,19 @@ def keep_home(home: str) -> None:
     from mlflow.server import handlers
     from mlflow.store.artifact.artifact_repository_registry import _artifact_repository_registry as registry
     from mlflow.utils.file_utils import local_file_uri_to_path
-    from mlflow.utils.uri import is_local_uri
 
     checked, chosen = handlers._validate_artifact_uri_scheme, registry.get_artifact_repository
-    folder = Path(local_file_uri_to_path(home)).resolve()
+    path_of: Callable[[str], str] = local_file_uri_to_path
+    folder = Path(path_of(home)).resolve()
 
     def own(uri: str) -> str:
-        local = is_local_uri(uri) and Path(local_file_uri_to_path(uri)).resolve()
+        local = Path(path_of(uri)).resolve() if urlsplit(uri).scheme in ("", "file") else None
         if not (local.is_relative_to(folder) if local else f"{uri}/".startswith(f"{home}/")):
             raise MlflowException(f"artifacts of this server are in {home}, and {uri} is not", PERMISSION_DENIED)
         return uri
 
     # MLflow itself holds a source that is no address against its run or model.
-    handlers._validate_artifact_uri_scheme = lambda uri, field: checked(
-        uri if field == "source" and "://" not in uri else own(uri), field
+    handlers._validate_artifact_uri_scheme = lambda uri, field_name: checked(
+        uri if field_name == "source" and "://" not in uri else own(uri), field_name
     )
     registry.get_artifact_repository = lambda uri, *given: chosen(own(uri), *given)  # type: ignore[method-assign]

@@ -237,10 +237,7 @@ def own_server() -> str | None:
 
 @contextmanager
 def prefect_server() -> Iterator[str]:
-    """The API URL of the server that `PREFECT_API_URL` names, or of one that ends with the block.
-
-    The latter has a password of its own, which is in Prefect's settings while the block lasts.
-    """
+    """The API URL of the server that `PREFECT_API_URL` names, or of one with a password that ends with the block."""
     if server_answers():
         yield os.environ["PREFECT_API_URL"]
         return
@@ -256,10 +253,7 @@ def prefect_server() -> Iterator[str]:
 
 
 def listen(port: int = 0) -> socket.socket:
-    """A socket that listens on a port of this machine, any by default, for a server that is started next.
-
-    From now on nobody else can listen there. Raises OSError if somebody does.
-    """
+    """A socket for a server that is started next: nobody else can have its port of this machine any more."""
     made = socket.socket()
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was used a minute ago is free
     made.bind((HOST, port))
@@ -307,9 +301,8 @@ def server_part(listening: socket.socket, password: str = "") -> Supervised:
 
 def uvicorn(app: str, listening: socket.socket, *options: str) -> list[str]:
     """The command that serves the app that `create` of a module makes."""
-    made = [f"{app}:create", "--factory", "--app-dir", str(Path(__file__).parents[1])]
-    taken = ["--fd", str(listening.fileno()), "--log-level", "error"]
-    return [sys.executable, "-m", "uvicorn", *made, *taken, *options]
+    made = [f"{app}:create", "--factory", "--app-dir", str(Path(__file__).parents[1]), "--log-level", "error"]
+    return [sys.executable, "-m", "uvicorn", *made, "--fd", str(listening.fileno()), *options]
 
 
 def log_path(part: str) -> Path:

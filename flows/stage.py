@@ -316,13 +316,9 @@ def keep_results_own() -> None:
     def refuse(*_: object, **__: object) -> NoReturn:
         raise ValueError("the Prefect server names a result that this process has not made; is the server your own?")
 
-    for owner, names in (
-        (results.ResultStore, ("_read", "_aread")),
-        (results, ("resolve_result_storage", "aresolve_result_storage")),
-        (validators, ("from_qualified_name",)),
-    ):
-        for name in names:
-            setattr(owner, name, refuse)
+    results.ResultStore._read = results.ResultStore._aread = refuse  # type: ignore[method-assign]
+    results.resolve_result_storage = results.aresolve_result_storage = refuse
+    validators.from_qualified_name = refuse  # type: ignore[attr-defined]
 
 
 def _end_as_the_parent(run: UUID, parent: UUID) -> None:

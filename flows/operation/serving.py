@@ -15,8 +15,7 @@ from importlib.metadata import version
 
 from agent_r1.harmless import without_password
 from agent_r1.tracking.store import MLFLOW_UI, address, comparison, open_store, store_uri
-from flows.mlflow_app import HOME as OF_MLFLOW_FILES
-from flows.mlflow_app import PASSWORD as OF_MLFLOW_CLIENTS
+from flows import mlflow_app
 from flows.processes import (
     HOST,
     OF_CLIENTS,
@@ -116,7 +115,7 @@ def _tell(password: str) -> None:
     """Says how to get into the servers."""
     if password:
         said = "browsers ask once for the password %s (MLflow: any user), commands look for it in %s and %s"
-        logger.info(said, password, OF_CLIENTS, OF_MLFLOW_CLIENTS)
+        logger.info(said, password, OF_CLIENTS, mlflow_app.PASSWORD)
     else:
         logger.warning("without a password everybody who can log in to this machine can run commands as you here")
 
@@ -134,9 +133,9 @@ def _mlflow_servers(port: int, password: str) -> list[Supervised]:
                 **os.environ,
                 STARTED_BY: str(os.getpid()),
                 "_MLFLOW_SERVER_FILE_STORE": store_uri(),  # the names by which `mlflow server` tells its own app
-                OF_MLFLOW_FILES: client.get_experiment(experiment).artifact_location,
+                mlflow_app.HOME: client.get_experiment(experiment).artifact_location,
                 "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-                OF_MLFLOW_CLIENTS: password,
+                mlflow_app.PASSWORD: password,
             },
             log=log_path("mlflow"),
             health=f"http://{HOST}:{port}/health",
