@@ -257,7 +257,9 @@ def listen(port: int = 0) -> socket.socket:
     made = socket.socket()
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was used a minute ago is free
     made.bind((HOST, port))
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)  # for nobody else, also when the server has ended
+    made.setsockopt(
+        socket.SOL_SOCKET, socket.SO_REUSEADDR, 0
+    )  # so a port that was named stays taken when its server ends
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # uvicorn takes what it is handed for a Unix socket
     made.listen(2048)  # connections may wait, as many as uvicorn has it
     return made
