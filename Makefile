@@ -5,7 +5,7 @@ INSTALL ?=
 # Where `serve` and `ui` listen, on this machine alone.
 PREFECT_PORT ?= 4200
 MLFLOW_PORT ?= 5000
-# Whether `serve` has Prefect ask for a password; off opens it to everybody who can log in here.
+# Whether `serve` and `ui` ask for a password; off opens them to everybody who can log in here.
 AUTH ?= on
 # What `games` makes: names of overlays, each in a folder of its own, so that params.yaml stays as it is meanwhile.
 GAMES ?= bandit slippery_lake frozen_lake sokoban
@@ -98,7 +98,7 @@ lint: $(INSTALLED)  ## check style, format and types
 	mypy
 
 ui: $(INSTALLED)  ## show the runs in MLflow, at http://127.0.0.1:5000 or MLFLOW_PORT
-	agent-r1 serving --only-mlflow --mlflow-port $(MLFLOW_PORT)
+	agent-r1 serving --only-mlflow --mlflow-port $(MLFLOW_PORT) --auth $(AUTH)
 
 lock: $(INSTALLED)  ## write requirements/cpu.txt and build.txt anew from pyproject.toml
 	$(COMPILE) pyproject.toml --upgrade --extra cpu --extra dev --override requirements/overrides.txt \

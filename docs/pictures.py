@@ -29,10 +29,10 @@ def main(prefect: str, mlflow: str, viewer: Path) -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
         form = f"{prefect}/deployments/deployment/{deployment(prefect, 'training/training')}/run"
-        take(browser, form, "prefect_run.png", LAPTOP, headers=known())
+        take(browser, form, "prefect_run.png", LAPTOP)
         for flow, name in (("training", "prefect.png"), ("promote", "prefect_decision.png")):
             page = f"{prefect}/runs/flow-run/{latest_run(prefect, flow)}"
-            take(browser, page, name, LAPTOP, headers=known())
+            take(browser, page, name, LAPTOP)
         take(browser, comparison(mlflow, "TABLE"), "mlflow_runs.png", LAPTOP)
         take(browser, comparison(mlflow, "CHART"), "mlflow.png", LAPTOP)
         take(browser, three_compared(mlflow), "mlflow_compare.png", LAPTOP)
@@ -54,15 +54,15 @@ def browser_path() -> str:
 
 
 def known() -> dict[str, str]:
-    """The headers by which Prefect knows who asks."""
+    """The headers by which Prefect and MLflow know who asks."""
     told = base64.b64encode(PASSWORD.read_bytes()).decode() if PASSWORD.exists() else ""
     return {"Authorization": f"Basic {told}"} if told else {}
 
 
-def take(browser: Browser, url: str, name: str, size: tuple[int, int], headers: dict[str, str] | None = None) -> None:
+def take(browser: Browser, url: str, name: str, size: tuple[int, int]) -> None:
     """Writes what a window of that size shows once it is at rest."""
     window = {"width": size[0], "height": size[1]}
-    page = browser.new_page(viewport=window, device_scale_factor=1, extra_http_headers=headers)
+    page = browser.new_page(viewport=window, device_scale_factor=1, extra_http_headers=known())
     page.goto(url, wait_until="load")
     page.wait_for_timeout(6_000)  # both servers draw their charts some time after the last request
     for assistant in page.locator('[aria-label="Close"]:visible').all():
@@ -89,7 +89,7 @@ def latest_run(prefect: str, flow: str) -> str:
     client = "pictures"
     answer = httpx.get(f"{prefect}/api/csrf-token", params={"client": client}, headers=known(), timeout=30)
     token = {"Prefect-Csrf-Client": client, "Prefect-Csrf-Token": answer.json()["token"]}
-    runs = post(f"{prefect}/api/flow_runs/filter", asked, known() | token)
+    runs = post(f"{prefect}/api/flow_runs/filter", asked, token)
     if not runs:
         raise ValueError(f"no run of the flow {flow!r} has completed at {prefect}; trigger one first")
     return str(runs[0]["id"])
@@ -121,7 +121,7 @@ def experiment(mlflow: str) -> str:
 
 
 def post(url: str, content: dict[str, Any], headers: dict[str, str] | None = None) -> Any:
-    answer = httpx.post(url, json=content, headers=headers, timeout=30)
+    answer = httpx.post(url, json=content, headers=known() | (headers or {}), timeout=30)
     answer.raise_for_status()
     return answer.json()
 

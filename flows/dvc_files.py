@@ -19,8 +19,7 @@ import yaml
 
 from agent_r1.files import write_text
 from agent_r1.harmless import without_password
-from flows.processes import IMPORTING
-from flows.stage import KEPT, own_folder
+from flows.processes import IMPORTING, own_folder
 
 # DVC writes dvc.lock, .dvc files and its list of running stages in place, and an end or a full disk leaves them empty.
 # Here the new file takes the old one's place once it is on disk.
@@ -59,6 +58,7 @@ os._exit(code or 0)
 """
 DVC = (sys.executable, "-c", _COMMAND, "--wait-for-lock")
 SITE_CACHE = "DVC_SITE_CACHE_DIR"
+KEPT = Path(".dvc/tmp/kept")  # dvc.lock and those of sweeps, as the latest stage found them
 RUNNING = Path(".dvc/tmp/rwlock")  # the stages that run now, each with its process
 LISTING_BYTES = 2**26  # of a folder's listing at most, at 80 and more a file
 _MD5 = re.compile("[0-9a-f]{32}")
@@ -113,8 +113,14 @@ def ask_dvc(*arguments: str, timeout_s: float | None = None, **environment: str)
     return ask_dvc(*arguments, timeout_s=timeout_s, **environment)
 
 
+def keep_records() -> None:
+    """Copies dvc.lock, and those of sweeps, once DVC has read them: it may be ended while it writes the next ones."""
+    for record in (*Path().glob("dvc.lock"), *Path().glob("*/dvc.lock")):
+        write_text(KEPT / record, record.read_text())
+
+
 def put_back() -> None:
-    """Puts the copies of `run_stage` into the places of records that are cut off. Nobody else may hold DVC's lock.
+    """Puts the copies of `keep_records` into the places of records that are cut off. Nobody else may hold DVC's lock.
 
     Raises ValueError if there is no whole copy.
     """

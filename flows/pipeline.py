@@ -24,15 +24,23 @@ from prefect.exceptions import TerminationSignal
 from prefect.futures import PrefectConcurrentFuture
 from prefect.logging.handlers import APILogWorker
 from prefect.runtime import deployment
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 from prefect.states import Completed
 
 from agent_r1 import params
 from flows.dvc_files import DVC, collect_graph, dvc_environment
 from flows.graph import StageFailed, StageUnavailable, out_of_date, stages, waiting
 from flows.pool import Pool
-from flows.processes import PIPELINE, end_with_parent, ended_after, prefect_server, process_group, server_answers
-from flows.stage import ALONE, EXIT_CODE_FILE, PARENT_TASK_RUN, TERMINATED, UNAVAILABLE
+from flows.processes import (
+    OF_CLIENTS,
+    PIPELINE,
+    end_with_parent,
+    ended_after,
+    prefect_server,
+    process_group,
+    server_answers,
+)
+from flows.stage import ALONE, EXIT_CODE_FILE, PARENT_TASK_RUN, TERMINATED, UNAVAILABLE, keep_results_own
 from flows.terminal import SideBySide, speak
 
 CACHED = "Cached"  # the state of a stage that was up to date
@@ -40,6 +48,7 @@ PUSH = "Use `dvc push`"  # DVC's advice after every stage if there is a remote
 _LINE = re.compile(r"\d\d:\d\d:\d\d (?P<level>INFO|WARNING|ERROR) (?P<said>.*)")  # as `configure_logging` has it
 
 logger = logging.getLogger(__name__)
+keep_results_own()
 
 
 def run_command(stage: str, *arguments: str) -> None:
@@ -185,6 +194,7 @@ def _stage_environment(*, alone: bool) -> dict[str, str]:
         **(ALONE if alone else {}),
         **dvc_environment(),
         "PREFECT_API_URL": PREFECT_API_URL.value(),
+        **({OF_CLIENTS: password} if (password := PREFECT_API_AUTH_STRING.value()) else {}),
         PARENT_TASK_RUN: str(context.task_run.id),
         EXIT_CODE_FILE: f"{gettempdir()}/agent_r1_exit_code_{context.task_run.id}",
         PIPELINE: str(os.getpid()),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import pwd
+import secrets
 import signal
 import socket
 import stat
@@ -14,7 +16,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -36,6 +38,7 @@ SERVED_LOCK = HOME / ".served.lock"
 PASSWORD = HOME / "password"  # of that server
 STARTED_BY = "AGENT_R1_STARTED_BY"  # the variable in which a supervised process finds the one that started it
 PIPELINE = "AGENT_R1_PIPELINE"  # the variable in which a stage finds the process of the pipeline that it is part of
+LOCKS = "AGENT_R1_LOCKS"  # a folder in place of ~/.cache/agent_r1, for homes on shared disks without locks
 OF_CLIENTS = "PREFECT_API_AUTH_STRING"  # the variable in which Prefect's clients find a server's password
 # New objects before Python looks for garbage while a process starts. Imports make a million objects that stay; looking
 # at them again and again takes a sixth of a start.
@@ -50,13 +53,21 @@ def process_group(
     environment: Mapping[str, str],
     output: IO[str] | int = subprocess.PIPE,
     grace_s: float = GRACE_S,
+    fds: Sequence[int] = (),
 ) -> Iterator[subprocess.Popen[str]]:
     """Runs a command in its own process group, and ends the group with the block.
 
-    Output and errors go to `output`. Processes that still run at the end have `grace_s` to end themselves.
+    Output and errors go to `output`, and it inherits `fds`. Processes that still run at the end have `grace_s` to end
+    themselves.
     """
     process = subprocess.Popen(
-        command, env=environment, stdout=output, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        command,
+        env=environment,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        pass_fds=fds,
     )
     try:
         yield process
@@ -135,6 +146,7 @@ class Supervised:
     environment: Mapping[str, str]
     log: Path
     health: str = ""  # the URL at which a server answers once it is up
+    listening: socket.socket | None = None  # the socket of a server, whose command names its descriptor
 
 
 Running = tuple[Supervised, subprocess.Popen[str]]
@@ -146,14 +158,28 @@ def running(part: Supervised, grace_s: float = GRACE_S) -> Iterator[Running]:
 
     The group is its own: an interrupt from the terminal must not reach a server before a flow has reported it.
     """
+    fds = [part.listening.fileno()] if part.listening else []
     part.log.touch(0o600)
-    with part.log.open("a") as log, process_group(part.command, part.environment, log, grace_s) as process:
+    with (
+        part.listening or nullcontext(),
+        part.log.open("a") as log,
+        process_group(part.command, part.environment, log, grace_s, fds) as process,
+    ):
+        if part.listening:
+            threading.Thread(target=_refuse_after, args=(process, part.listening), daemon=True).start()
         try:
             yield part, process
         finally:
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(grace_s)
+
+
+def _refuse_after(process: subprocess.Popen[str], listening: socket.socket) -> None:
+    """Keeps the port of a server that has ended from everybody else, and refuses connections to it."""
+    process.wait()
+    with suppress(OSError):  # it is closed with the server's block
+        listening.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
@@ -220,25 +246,25 @@ def own_server() -> str | None:
 
 @contextmanager
 def prefect_server() -> Iterator[str]:
-    """The API URL of the server that `PREFECT_API_URL` names, or of one that ends with the block.
+    """The API URL of the server that `PREFECT_API_URL` names, or of one with a password that ends with the block.
 
     If that one ends earlier, so does this process, with exit code 75.
     """
     if server_answers():
         yield os.environ["PREFECT_API_URL"]
         return
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port = probe.getsockname()[1]
-    server = server_part(port)
+    from prefect.settings import PREFECT_API_AUTH_STRING, temporary_settings
+
+    password, listening = secrets.token_urlsafe(18), listen()
+    server, url = server_part(listening, password), api_on(listening.getsockname()[1])
     server.log.unlink(missing_ok=True)
-    with running(server) as begun:
+    with running(server) as begun, temporary_settings({PREFECT_API_AUTH_STRING: password}):
         await_health(begun[1], server)
-        logger.info("Prefect at http://%s:%d while the pipeline runs", HOST, port)
+        logger.info("Prefect at %s while the pipeline runs, password %s", url.removesuffix("/api"), password)
         over = threading.Event()
         threading.Thread(target=_give_up_without, args=(begun, over), daemon=True).start()
         try:
-            yield api_on(port)
+            yield url
         finally:
             over.set()
 
@@ -262,6 +288,17 @@ def _give_up_without(server: Running, over: threading.Event) -> None:
     os._exit(os.EX_TEMPFAIL)
 
 
+def listen(port: int = 0) -> socket.socket:
+    """A socket for a server that is started next: nobody else can have its port of this machine any more."""
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was used a minute ago is free
+    made.bind((HOST, port))
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)  # a port that was named stays taken after its server
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # uvicorn takes what it is handed for a Unix socket
+    made.listen(2048)  # connections may wait, as many as uvicorn has it
+    return made
+
+
 def api_on(port: int) -> str:
     """The API URL of a Prefect server on a port of this machine."""
     return f"http://{HOST}:{port}/api"
@@ -273,15 +310,15 @@ def prefect_environment(api_url: str) -> dict[str, str]:
     return {**os.environ, "PREFECT_HOME": home, "PREFECT_LOCAL_STORAGE_PATH": f"{home}/storage", **own}
 
 
-def server_part(port: int, password: str = "") -> Supervised:
+def server_part(listening: socket.socket, password: str = "") -> Supervised:
     """A Prefect server that this machine alone can reach, and that logs errors alone.
 
     It answers no page of another origin, and with a password only requests that send it.
     """
-    app = ["flows.prefect_app:create", "--factory", "--app-dir", str(Path(__file__).parents[1]), "--log-level", "error"]
+    port = listening.getsockname()[1]
     return Supervised(
         name="Prefect server",
-        command=[sys.executable, "-m", "uvicorn", *app, "--host", HOST, "--port", str(port)],
+        command=uvicorn("flows.prefect_app", listening),
         environment={
             **prefect_environment(api_on(port)),
             **({"PREFECT_SERVER_API_AUTH_STRING": password} if password else {}),
@@ -294,7 +331,28 @@ def server_part(port: int, password: str = "") -> Supervised:
         },
         log=log_path("server"),
         health=f"{api_on(port)}/health",
+        listening=listening,
     )
+
+
+def uvicorn(app: str, listening: socket.socket, *options: str) -> list[str]:
+    """The command that serves the app that `create` of a module makes."""
+    made = [f"{app}:create", "--factory", "--app-dir", str(Path(__file__).parents[1]), "--log-level", "error"]
+    return [sys.executable, "-m", "uvicorn", *made, "--fd", str(listening.fileno()), *options]
+
+
+def own_folder() -> Path:
+    """The folder of this user's locks, the same from a terminal, cron or a service.
+
+    Raises ValueError if another user may write there, or owns it.
+    """
+    home = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    folder = Path(os.environ.get(LOCKS) or home / ".cache" / "agent_r1")
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700, parents=True)
+    if not is_own(folder, stat.S_IFDIR, closed=0o022):
+        raise ValueError(f"{folder} is no folder that you alone may write to; `chmod 700` it, or set {LOCKS} to one")
+    return folder
 
 
 def log_path(part: str) -> Path:

@@ -8,7 +8,6 @@ import gc
 import logging
 import os
 import platform
-import pwd
 import signal
 import stat
 import sys
@@ -17,16 +16,25 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 from uuid import UUID
 
 import psutil
 
 from agent_r1 import params
-from agent_r1.files import closed_folder, is_own, locked_some, write_text
+from agent_r1.files import closed_folder, is_own, locked_some
 from agent_r1.params.places import NAMED_BY_DVC, RunId, project_root, tracking_folder
+from flows.dvc_files import keep_records
 from flows.made_of import Edited, require_unedited
-from flows.processes import IMPORTING, OF_CLIENTS, PASSWORD, end_with_parent, own_server, server_answers
+from flows.processes import (
+    IMPORTING,
+    OF_CLIENTS,
+    PASSWORD,
+    end_with_parent,
+    own_folder,
+    own_server,
+    server_answers,
+)
 from flows.terminal import HarmlessFormatter, configure_logging, show_traceback
 
 P = ParamSpec("P")
@@ -36,9 +44,7 @@ EXIT_CODE_FILE = "AGENT_R1_EXIT_CODE_FILE"  # set by a flow: where a stage that 
 PARENT_TASK_RUN = "AGENT_R1_PARENT_TASK_RUN"  # set by the pipeline: the task run that shows the stage as its subflow
 UNSAID = ("into", "out", "trajectories", "traces")  # parameters that say where and how much, left out of the name
 OF_DVC = "DVC_ROOT"  # set by DVC for its stages
-KEPT = Path(".dvc/tmp/kept")  # dvc.lock and those of sweeps, as the latest stage found them
 SHOW_TRACEBACK = "AGENT_R1_TRACEBACK"
-LOCKS = "AGENT_R1_LOCKS"  # a folder in place of ~/.cache/agent_r1, for homes on shared disks without locks
 INTERRUPTED = 128 + signal.SIGINT
 TERMINATED = 128 + signal.SIGTERM
 UNAVAILABLE = os.EX_TEMPFAIL  # 75
@@ -84,9 +90,8 @@ def run_stage(stage: Callable[..., None], **parameters: object) -> None:
     gc.set_threshold(*COLLECTING)
     if started_by_another():
         end_with_parent()
-    if OF_DVC in os.environ:  # DVC has just read its records, and may be ended while it writes the next ones
-        for record in (*Path().glob("dvc.lock"), *Path().glob("*/dvc.lock")):
-            write_text(KEPT / record, record.read_text())
+    if OF_DVC in os.environ:
+        keep_records()
     HarmlessFormatter.label = f"{shown_name(stage, parameters)}: "
     if server_answers():
         _run_tracked(recorded, parameters)
@@ -241,20 +246,6 @@ def accelerator(side_by_side: int, gpus: int = 1) -> Iterator[None]:
         yield
 
 
-def own_folder() -> Path:
-    """The folder of this user's locks, the same from a terminal, cron or a service.
-
-    Raises ValueError if another user may write there, or owns it.
-    """
-    home = Path(pwd.getpwuid(os.getuid()).pw_dir)
-    folder = Path(os.environ.get(LOCKS) or home / ".cache" / "agent_r1")
-    with suppress(FileExistsError):
-        folder.mkdir(mode=0o700, parents=True)
-    if not is_own(folder, stat.S_IFDIR, closed=0o022):
-        raise ValueError(f"{folder} is no folder that you alone may write to; `chmod 700` it, or set {LOCKS} to one")
-    return folder
-
-
 def task(function: Callable[P, R]) -> Callable[P, R]:
     """Makes each call of a function a Prefect task while a tracked flow runs; otherwise a plain call.
 
@@ -309,6 +300,7 @@ def _run_tracked(stage: Callable[..., None], parameters: dict[str, Any]) -> None
     from prefect.exceptions import TerminationSignal
     from prefect.flow_engine import run_flow
 
+    keep_results_own()
     tracked = flow(name=stage.__name__, validate_parameters=False)(stage)
     parent = os.environ.get(PARENT_TASK_RUN)
     with get_client(sync_client=True) as client:
@@ -326,6 +318,22 @@ def _run_tracked(stage: Callable[..., None], parameters: dict[str, Any]) -> None
         if parent:
             _end_as_the_parent(run.id, UUID(parent))
         sys.exit(TERMINATED)
+
+
+def keep_results_own() -> None:
+    """Has Prefect refuse every result that this process has not made itself.
+
+    A state of the server's names how a result is read: from where, by which module, and whether it is unpickled.
+    """
+    from prefect import results
+    from prefect._internal.schemas import validators
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise ValueError("the Prefect server names a result that this process has not made; is the server your own?")
+
+    results.ResultStore._read = results.ResultStore._aread = refuse  # type: ignore[method-assign]
+    results.resolve_result_storage = results.aresolve_result_storage = refuse
+    validators.from_qualified_name = refuse  # type: ignore[attr-defined]
 
 
 def _end_as_the_parent(run: UUID, parent: UUID) -> None:

@@ -42,7 +42,7 @@ def answering(answer: Callable[[Heard], Said | None]) -> Iterator[str]:
                     self.end_headers()
                     self.wfile.write(said[1])
 
-        do_POST = do_GET
+        do_POST = do_PATCH = do_GET
 
         def log_message(self, *_: object) -> None:
             pass

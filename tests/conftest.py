@@ -25,6 +25,7 @@ SLOW = {
     "grpo",
     "inside",
     "lay_dvc",
+    "mlflow_server",
     "mortal_server",
     "one_action_task",
     "ppo",

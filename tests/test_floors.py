@@ -58,6 +58,7 @@ BY_NAME = {"outside": {"agent_r1.envs.kinds", "agent_r1.tools.toolbox"}, "device
 PROCESSES = {
     "agent_r1.data.trial": {"agent_r1.data.sources"},
     "agent_r1.rollout.vllm_process": {"agent_r1.rollout.vllm_engine"},
+    "flows.mlflow_app": {"flows.operation.serving"},
     "flows.prefect_app": {"flows.operation.serving", "flows.processes"},
 }
 # Wings that are entered by one door, and which modules are doors.
@@ -73,7 +74,7 @@ DOORS = {
 # Where heavy libraries may be imported: modules, or packages with all below them.
 PLACES = {
     "vllm": ("agent_r1.rollout.vllm_process",),
-    "mlflow": ("agent_r1.tracking",),
+    "mlflow": ("agent_r1.tracking", "flows.mlflow_app"),
     "prefect": ("flows",),
     "dvc": (),
     "faiss": ("agent_r1.search.dense",),

@@ -22,13 +22,13 @@ def serving(
     prefect_port: Annotated[int, Option(help="Of the Prefect server, without PREFECT_API_URL.")] = 4200,
     mlflow_port: Annotated[int, Option()] = 5000,
     only_mlflow: Annotated[bool, Option("--only-mlflow", help="The MLflow UI alone.")] = False,
-    auth: Annotated[Literal["on", "off"], Option(help="Whether Prefect asks for a password.")] = "on",
+    auth: Annotated[Literal["on", "off"], Option(help="Whether Prefect and MLflow ask for a password.")] = "on",
 ) -> None:
     """Brings up Prefect, its worker and MLflow on this machine."""
     from flows.operation.serving import serve, show_mlflow
 
     if only_mlflow:
-        show_mlflow(mlflow_port)
+        show_mlflow(mlflow_port, with_password=auth == "on")
     else:
         serve(prefect_port, mlflow_port, with_password=auth == "on")
 

@@ -33,9 +33,8 @@ from agent_r1.params.stages import EngineParams
 from agent_r1.tracking import registry
 from agent_r1.tracking.store import require_store, store_file
 from flows.dvc_files import ask_dvc, complaint
-from flows.operation.serving import ANSWER_S, require_free, require_server
-from flows.processes import HOST, ended_after, prefect_server, process_group
-from flows.stage import own_folder
+from flows.operation.serving import ANSWER_S, claim, require_server
+from flows.processes import HOST, ended_after, own_folder, prefect_server, process_group
 
 CODE = Path(__file__).parents[2]
 INSTALL = "remove .venv, and `make` installs the pinned packages; on CUDA pip install -e .[gpu,dev]"
@@ -251,7 +250,7 @@ def ports() -> str:
     for variable, (default, page, expected) in pages.items():
         port, found = int(os.environ.get(variable, default)), b""
         try:
-            require_free(port, variable)
+            claim(port, variable).close()
         except ValueError as taken:
             with suppress(OSError, BadAnswerError):
                 found = Client(f"http://{HOST}:{port}", ANSWER_S, key="").ask("GET", page).body

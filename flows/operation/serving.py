@@ -14,21 +14,25 @@ from contextlib import nullcontext, suppress
 from importlib.metadata import version
 
 from agent_r1.harmless import without_password
-from agent_r1.tracking.store import MLFLOW_UI, address, comparison, open_store, store_file
+from agent_r1.tracking.store import MLFLOW_UI, address, comparison, open_store, store_uri
+from flows import mlflow_app
 from flows.processes import (
     HOST,
     OF_CLIENTS,
     PASSWORD,
+    STARTED_BY,
     Running,
     Supervised,
     api_on,
     first_to_end,
     known,
+    listen,
     log_path,
     prefect_environment,
     running,
     server_part,
     servers,
+    uvicorn,
 )
 from flows.stage import kept_password
 
@@ -43,7 +47,7 @@ logger = logging.getLogger(__name__)
 def serve(prefect_port: int, mlflow_port: int, *, with_password: bool = True) -> None:
     """Runs a Prefect server with the deployments, a worker and the MLflow UI, until interrupted or a part dies.
 
-    The server asks for the password of `own_password`, because every run that is created runs commands as this user.
+    Both servers ask for the password of `own_password`, because every run that is created runs commands as this user.
 
     With `PREFECT_API_URL` no server is started; with an `MLFLOW_TRACKING_URI` on HTTP no MLflow UI. A worker that dies
     after `STEADY_S` is started again; its runs are ended, and shown as crashed.
@@ -51,23 +55,21 @@ def serve(prefect_port: int, mlflow_port: int, *, with_password: bool = True) ->
     remote = os.environ.get("PREFECT_API_URL")
     logger.info("starting %sMLflow and a worker; a minute on a busy machine", "" if remote else "Prefect, ")
     environment, parts = prefect_environment(remote or api_on(prefect_port)), list[Supervised]()
+    password = own_password() if with_password else ""
     if remote:
         require_server(remote)
     else:
-        require_free(prefect_port, "PREFECT_PORT")
-        environment[OF_CLIENTS] = own_password() if with_password else ""
-        parts.append(server_part(prefect_port, environment[OF_CLIENTS]))
-    parts += _mlflow_servers(mlflow_port)
+        environment[OF_CLIENTS] = password
+        parts.append(server_part(claim(prefect_port, "PREFECT_PORT"), password))
+    parts += _mlflow_servers(mlflow_port, password)
     with nullcontext() if remote else known(api_on(prefect_port)), servers(parts, GRACE_S) as begun:
         logger.info("putting the deployments of prefect.yaml on the server")
         command = [sys.executable, "-m", "flows", "deploy", *([] if remote else ["--restarted"])]
         if code := subprocess.run(command, env=environment, check=False).returncode:
             sys.exit(code)  # its own lines say why
         page = without_password(environment["PREFECT_API_URL"]).removesuffix("/api")
-        if not remote and (password := environment[OF_CLIENTS]):
-            logger.info("Prefect asks each browser once for the password %s, and commands for %s", password, OF_CLIENTS)
-        elif not remote:
-            logger.warning("without a password everybody who can log in to this machine can run commands as you here")
+        if parts:
+            _tell(password)
         logger.info("start a training or a promotion: %s/deployments", page)
         logger.info("the runs and their results: %s/runs", page)
         logger.info("compare the runs in MLflow: %s", comparison(mlflow_port))
@@ -95,31 +97,49 @@ def own_password() -> str:
     return password
 
 
-def show_mlflow(port: int) -> None:
+def show_mlflow(port: int, *, with_password: bool = True) -> None:
     """Runs the MLflow UI alone, until interrupted."""
     logger.info("starting MLflow; half a minute on a busy machine")
-    found = _mlflow_servers(port)
+    password = own_password() if with_password else ""
+    found = _mlflow_servers(port, password)
     if not found:
         raise ValueError(f"MLFLOW_TRACKING_URI names a server, which shows its runs itself: {address()}")
     with servers(found, GRACE_S) as begun:
+        _tell(password)
         logger.info("the runs side by side: %s", comparison(port))
         logger.info("MLflow at %s; Ctrl-C ends it", address(port))
         raise OSError(first_to_end(begun)[1])
 
 
-def _mlflow_servers(port: int) -> list[Supervised]:
+def _tell(password: str) -> None:
+    """Says how to get into the servers."""
+    if password:
+        said = "browsers ask once for the password %s (MLflow: any user), commands look for it in %s and %s"
+        logger.info(said, password, OF_CLIENTS, mlflow_app.PASSWORD)
+    else:
+        logger.warning("without a password everybody who can log in to this machine can run commands as you here")
+
+
+def _mlflow_servers(port: int, password: str) -> list[Supervised]:
     if os.environ.get("MLFLOW_TRACKING_URI", "").startswith("http"):
         return []
-    require_free(port, "MLFLOW_PORT")
-    open_store()  # a UI and a training that create it at the same time can break each other
-    own = ["--host", HOST, "--port", str(port), "--workers", "1", "--backend-store-uri", f"sqlite:///{store_file()}"]
+    listening = claim(port, "MLFLOW_PORT")
+    client, experiment = open_store()  # a UI and a training that create it at the same time can break each other
     return [
         Supervised(
-            name="MLflow UI",  # which would write files from anybody into the clone, without the last option
-            command=[sys.executable, "-m", "mlflow", "ui", *own, "--no-serve-artifacts"],
-            environment={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+            name="MLflow UI",
+            command=uvicorn("flows.mlflow_app", listening, "--lifespan", "off", "--ws", "none"),
+            environment={
+                **os.environ,
+                STARTED_BY: str(os.getpid()),
+                "_MLFLOW_SERVER_FILE_STORE": store_uri(),  # the names by which `mlflow server` tells its own app
+                mlflow_app.HOME: client.get_experiment(experiment).artifact_location,
+                "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+                mlflow_app.PASSWORD: password,
+            },
             log=log_path("mlflow"),
             health=f"http://{HOST}:{port}/health",
+            listening=listening,
         )
     ]
 
@@ -136,16 +156,14 @@ def keep_working(worker: Supervised, begun: Sequence[Running]) -> None:
         logger.warning("%s; starting another, its runs are shown as crashed", said)
 
 
-def require_free(port: int, variable: str) -> None:
-    """Raises ValueError if no server can be started on a port."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was used a minute ago is free
-        try:
-            probe.bind((HOST, port))
-        except OSError as fault:
-            used = f"port {port} of {HOST} cannot be used ({fault.strerror})"
-            remedy = f"end the program that listens there, or choose another: make serve {variable}={port + 1}"
-            raise ValueError(f"{used}; {remedy}") from fault
+def claim(port: int, variable: str) -> socket.socket:
+    """The socket of a server on a port. Raises ValueError if none can be started there."""
+    try:
+        return listen(port)
+    except OSError as fault:
+        used = f"port {port} of {HOST} cannot be used ({fault.strerror})"
+        remedy = f"end the program that listens there, or choose another: make serve {variable}={port + 1}"
+        raise ValueError(f"{used}; {remedy}") from fault
 
 
 def require_server(api_url: str) -> None:

@@ -25,7 +25,7 @@ from agent_r1.params import load
 from agent_r1.params.places import RunId
 from flows.commands.execute import index, prepare
 from flows.overlay import OWN_DVC
-from flows.processes import api_on, await_health, server_part
+from flows.processes import api_on, await_health, listen, server_part
 from flows.train import train
 from flows.warm_start import warm_start
 
@@ -98,13 +98,13 @@ SMALL = {
 
 
 @pytest.fixture(scope="session")
-def prefect_api(build_once: BuildOnce, free_port: Callable[[], int]) -> Iterator[str]:
+def prefect_api(build_once: BuildOnce) -> Iterator[str]:
     """The API URL of a Prefect server that all processes of the suite share."""
 
     def build(folder: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
-            part = server_part(port := free_port())
+            part = server_part(listening := listen())
         with (folder / part.log).open("w") as log:
             server = subprocess.Popen(
                 part.command,
@@ -114,10 +114,12 @@ def prefect_api(build_once: BuildOnce, free_port: Callable[[], int]) -> Iterator
                 stderr=log,
                 text=True,
                 start_new_session=True,
+                pass_fds=[listening.fileno()],
             )
         (folder / "pid").write_text(str(server.pid))  # the session ends it
         await_health(server, part)
-        (folder / "url").write_text(api_on(port))
+        (folder / "url").write_text(api_on(listening.getsockname()[1]))
+        listening.close()
 
     url = (build_once("prefect", build) / "url").read_text()
     with temporary_settings({PREFECT_API_URL: url, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):

@@ -6,16 +6,23 @@ import asyncio
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
+import httpx
+import psutil
 import pytest
+from prefect.client.orchestration import get_client
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
@@ -26,13 +33,18 @@ from flows.processes import (
     SERVED,
     SERVED_LOCK,
     STARTED_BY,
+    Supervised,
+    await_health,
     ended_after,
     known,
+    listen,
     own_server,
+    prefect_server,
     process_group,
+    running,
 )
 from flows.stage import report_to_own_server
-from tests.neighbour import UID, holding, needs_root, open_folder
+from tests.neighbour import UID, by_neighbour, holding, needs_root, open_folder
 
 ROOT = Path(__file__).parents[2]
 
@@ -164,6 +176,51 @@ def test_an_automation_is_saved_while_the_server_reads_the_others(monkeypatch: p
     thread.start()
     thread.join(30)
     assert not thread.is_alive()
+
+
+def test_the_server_of_a_pipeline_answers_its_own_processes_alone(
+    tmp_path: Path, inside: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with inside(tmp_path), caplog.at_level("INFO"), prefect_server() as url:
+        password = PREFECT_API_AUTH_STRING.value()
+        assert f"password {password}" in caplog.text
+        assert by_neighbour(lambda: httpx.get(f"{url}/admin/version").status_code) == "401"
+        with temporary_settings({PREFECT_API_URL: url}), get_client(sync_client=True) as client:
+            assert client.api_version() == version("prefect")
+        lines = [" ".join(each.info["cmdline"] or []) for each in psutil.process_iter(["cmdline"])]
+        assert not any(password in line for line in lines)
+        assert password not in (HOME / "server.log").read_text()
+
+
+@pytest.mark.parametrize("ends_at_once", [True, False])
+def test_nobody_gets_the_port_of_a_server_before_it_answers_or_after_its_end(
+    tmp_path: Path, free_port: Callable[[], int], *, ends_at_once: bool
+) -> None:
+    port = free_port()
+    part = Supervised(
+        name="server",
+        command=[sys.executable, "-c", "pass" if ends_at_once else "import time; time.sleep(600)"],
+        environment=os.environ,
+        log=tmp_path / "log",
+        health=f"http://127.0.0.1:{port}",
+        listening=listen(port),
+    )
+
+    def take() -> None:
+        with socket.socket() as mine:
+            mine.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            mine.bind(("127.0.0.1", port))
+
+    with running(part) as (_, process):
+        assert "in use" in by_neighbour(take)
+        if ends_at_once:
+            with pytest.raises(OSError, match=r"did not come up, see .*log"):
+                await_health(process, part)
+            with suppress(ConnectionRefusedError):
+                while True:  # until it is known that the process has ended
+                    socket.create_connection(("127.0.0.1", port)).close()
+            assert "in use" in by_neighbour(take)
+    assert by_neighbour(take) == "None"
 
 
 def test_commands_find_the_server_that_serves_their_clone_and_no_other(

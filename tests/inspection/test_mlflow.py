@@ -1,4 +1,7 @@
-"""The page where MLflow shows it: in a frame of its own, from which its script may reach nothing else."""
+"""The page where MLflow shows it: in a frame of its own, from which its script may reach nothing else.
+
+And MLflow's other views, for a browser that knows the password and one that does not.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import pytest
 from mlflow import MlflowClient
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Error, expect
 
 from agent_r1 import tracking
 from agent_r1.inspection.stored import Shown, When
@@ -58,11 +62,15 @@ def mlflow_ui(project: Path, run_id: str, free_port: Callable[[], int]) -> Itera
         process.wait()
 
 
+def known(project: Path) -> Any:
+    return {"username": "anybody", "password": (project / ".tracking/prefect/password").read_text()}
+
+
 def test_mlflow_shows_the_page_among_the_artifacts(
     browser: Browser, mlflow_ui: str, project: Path, run_id: str
 ) -> None:
     experiment = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db").get_run(run_id).info.experiment_id
-    opened = browser.new_page(viewport={"width": 1440, "height": 900})
+    opened = browser.new_page(viewport={"width": 1440, "height": 900}, http_credentials=known(project))
     opened.goto(f"{mlflow_ui}/#/experiments/{experiment}/runs/{run_id}/artifacts/viewer.html")
     frame = opened.frame_locator("iframe")
     expect(frame.locator("html[data-ready=true]")).to_be_attached(timeout=PATIENCE_MS)
@@ -71,3 +79,50 @@ def test_mlflow_shows_the_page_among_the_artifacts(
     expect(frame.locator(".column > header b").last).to_have_text("after training")
     expect(frame.locator(".answer .token").first).to_be_visible()
     opened.close()
+
+
+@pytest.fixture
+def told(project: Path, run_id: str) -> Iterator[list[tuple[str, str]]]:
+    """Views of a store with a trace and a registered version, each with a text that it shows."""
+    store = f"sqlite:///{project}/.tracking/mlflow.db"
+    client = MlflowClient(store)
+    info = client.get_run(run_id).info
+    client.create_registered_model("agent_r1")
+    client.create_model_version("agent_r1", f"{info.artifact_uri}/checkpoint.json", run_id)
+    client.set_registered_model_alias("agent_r1", "champion", "1")
+    for step in range(3):
+        client.log_metric(run_id, "rollout/success", 0.625, step=step)
+    mlflow.set_tracking_uri(store)  # traces go there, whatever their client's
+    span = client.start_trace("asked", inputs={"question": "Who is it?"}, experiment_id=info.experiment_id)
+    client.end_trace(span.trace_id, outputs={"answer": "Tesk"})
+    mlflow.flush_trace_async_logging()
+    runs = f"experiments/{info.experiment_id}/runs"
+    yield [
+        (f"{runs}?viewStateShareKey=comparison", "1 matching run"),
+        (f"{runs}/{run_id}", "rollout/success"),
+        (f"{runs}/{run_id}/model-metrics", "ppo (rollout/success)"),
+        (f"experiments/{info.experiment_id}/traces", "Who is it?"),
+        (f"experiments/{info.experiment_id}/traces?selectedEvaluationId={span.trace_id}", "Tesk"),
+        ("models/agent_r1", "champion"),
+        ("models/agent_r1/versions/1", "Version 1"),
+    ]
+    mlflow.set_tracking_uri("")
+
+
+def test_every_view_opens_with_the_password_and_none_without(
+    browser: Browser, told: list[tuple[str, str]], mlflow_ui: str, project: Path
+) -> None:
+    stranger = browser.new_page()
+    with pytest.raises(Error, match="ERR_INVALID_AUTH_CREDENTIALS"):
+        stranger.goto(mlflow_ui)
+    stranger.close()
+    context = browser.new_context(viewport={"width": 1440, "height": 900}, http_credentials=known(project))
+    context.set_default_timeout(PATIENCE_MS)
+    for view, text in told:
+        opened = context.new_page()
+        opened.goto(f"{mlflow_ui}/#/{view}")
+        expect(opened.get_by_text(text).first).to_be_visible(timeout=PATIENCE_MS)
+        expect(opened.get_by_placeholder("Ask a question")).to_have_count(0)
+        opened.close()
+    assert context.cookies() == []
+    context.close()

@@ -30,7 +30,7 @@ from prefect.states import Cancelling
 
 from agent_r1.tracking import store
 from flows.operation.deploy import SILENCE_S
-from flows.operation.serving import own_password, require_free, require_server
+from flows.operation.serving import claim, own_password, require_server
 from flows.processes import api_on
 from tests.answering import answering
 
@@ -305,8 +305,8 @@ def test_a_port_in_use_is_named_with_the_remedy() -> None:
     with bound() as port:
         message = rf"port {port} of 127\.0\.0\.1 .*in use.*; end the program .* make serve MLFLOW_PORT={port + 1}"
         with pytest.raises(ValueError, match=message):
-            require_free(port, "MLFLOW_PORT")
-    require_free(port, "MLFLOW_PORT")
+            claim(port, "MLFLOW_PORT")
+    claim(port, "MLFLOW_PORT").close()
 
 
 @pytest.mark.parametrize(

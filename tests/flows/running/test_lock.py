@@ -18,7 +18,8 @@ import yaml
 from agent_r1.params.places import RunId
 from agent_r1.params.sections import override
 from flows.evaluate import EvaluationRequest, evaluate
-from flows.stage import accelerator, own_folder
+from flows.processes import own_folder
+from flows.stage import accelerator
 from flows.train import train
 from flows.warm_start import warm_start
 

@@ -1,0 +1,105 @@
+"""MLflow's server as this project starts it: its app behind a password, a list of routes and one place for files.
+
+MLflow's own basic-auth brings a database of users and rights, and leaves the assistant, which runs shells, to all.
+"""
+
+from __future__ import annotations
+
+import binascii
+import gc
+import os
+import re
+from base64 import b64decode
+from collections.abc import Callable
+from pathlib import Path
+from secrets import compare_digest
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from agent_r1.http.client import LOOPBACK
+from flows.processes import IMPORTING, end_with_parent
+
+PASSWORD = "MLFLOW_TRACKING_PASSWORD"  # the variable in which MLflow's clients find it, and this server its own
+HOME = "_MLFLOW_SERVER_ARTIFACT_ROOT"  # where MLflow's server finds the folder, or address, of artifacts
+OPEN = ("/health", "/version")  # to everybody on this machine
+ROUTES = re.compile(
+    r"""
+    /|/health|/version|/static-files/.+|/graphql|/get-artifact|/model-versions/get-artifact|/v1/traces|
+    /(ajax-)?api/[23]\.0/mlflow/(
+        experiments/(create|delete|(set|delete)-experiment-tag|get|get-by-name|restore|search|search-datasets|update)|
+        runs/(create|delete|(set|delete)-tag|get|log-(batch|inputs|metric|model|parameter)|outputs|restore|search|update)|
+        artifacts/list|metrics/get-history|metrics/get-history-bulk(-interval)?|
+        registered-models/(alias|create|delete|(set|delete)-tag|get|get-latest-versions|rename|search|update)|
+        model-versions/(create|delete|(set|delete)-tag|get|get-download-uri|search|transition-stage|update)|
+        logged-models(/search|/[^/]+(/params|/tags(/[^/]+)?|/artifacts/(directories|files))?)?|
+        traces(/(batchGet|batchGetInfos|calculate-filter-correlation|delete-traces|get|link-(prompts|to-run)|metrics|search))?|
+        traces/[^/]+(/info|/tags|/assessments(/[^/]+)?)?|
+        datasets/search|scorers/list|get-trace-artifact|server-info|ui-telemetry
+    )
+    """,
+    re.VERBOSE,
+)
+
+
+def create() -> ASGIApp:
+    """Wraps MLflow's app, whose store, artifacts and password are in the environment."""
+    end_with_parent()
+    gc.set_threshold(*IMPORTING)
+    password = os.environ.pop(PASSWORD, "")
+    from mlflow.server.fastapi_app import app
+
+    keep_home(os.environ[HOME])
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        await (_refusal(scope["path"], Headers(scope=scope), password) or app)(scope, receive, send)
+
+    return TrustedHostMiddleware(guarded, allowed_hosts=LOOPBACK)
+
+
+def _refusal(path: str, headers: Headers, password: str) -> Response | None:
+    if path in OPEN:
+        return None
+    if password and not compare_digest(_sent(headers.get("authorization", "")), password.encode()):
+        asked = {"WWW-Authenticate": 'Basic realm="MLflow of agent_r1: any user, and the password of make serve"'}
+        return PlainTextResponse("MLflow asks for the password; `make serve` and `make ui` say it", 401, asked)
+    if headers.get("origin") not in (None, f"http://{headers['host']}"):
+        return PlainTextResponse("pages of other origins get no answer", 403)
+    return None if ROUTES.fullmatch(path) else PlainTextResponse(f"this server does not offer {path}", 403)
+
+
+def _sent(authorization: str) -> bytes:
+    """The password of `user:password`, as browsers and MLflow's clients send it, or a token."""
+    kind, _, sent = authorization.partition(" ")
+    try:
+        return b64decode(sent).rpartition(b":")[2] if kind.lower() == "basic" else sent.encode()
+    except binascii.Error:
+        return b""
+
+
+def keep_home(home: str) -> None:
+    """Has MLflow refuse, with 403, to read, write or note artifacts outside of this folder, or address."""
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import PERMISSION_DENIED
+    from mlflow.server import handlers
+    from mlflow.store.artifact.artifact_repository_registry import _artifact_repository_registry as registry
+    from mlflow.utils.file_utils import local_file_uri_to_path
+
+    checked, chosen = handlers._validate_artifact_uri_scheme, registry.get_artifact_repository
+    path_of: Callable[[str], str] = local_file_uri_to_path
+    folder = Path(path_of(home)).resolve()
+
+    def own(uri: str) -> str:
+        local = Path(path_of(uri)).resolve() if urlsplit(uri).scheme in ("", "file") else None
+        if not (local.is_relative_to(folder) if local else f"{uri}/".startswith(f"{home}/")):
+            raise MlflowException(f"artifacts of this server are in {home}, and {uri} is not", PERMISSION_DENIED)
+        return uri
+
+    # MLflow itself holds a source that is no address against its run or model.
+    handlers._validate_artifact_uri_scheme = lambda uri, field_name: checked(
+        uri if field_name == "source" and "://" not in uri else own(uri), field_name
+    )
+    registry.get_artifact_repository = lambda uri, *given: chosen(own(uri), *given)  # type: ignore[method-assign]
