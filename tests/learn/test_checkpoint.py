@@ -339,7 +339,7 @@ def test_without_all_of_its_hashes_a_checkpoint_is_damaged_unless_its_record_is_
     kept = sums.read_text().splitlines(keepends=True)[:lines]
     sums.unlink() if lines is None else sums.write_text("".join(kept))
     if before_sums:
-        (folder / "progress.json").write_text('{"iterations": 1, "policy_version": 1, "fingerprint": "0a1b2c3d"}')
+        (folder / "progress.json").write_text('{"iterations": 1, "policy_version": 0, "fingerprint": "0a1b2c3d"}')
     readers = (
         checkpoint.peek,
         checkpoint.progress,

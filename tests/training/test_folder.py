@@ -28,7 +28,7 @@ from agent_r1.params.train import CheckpointParams, KeepParams
 from agent_r1.tables import replacing
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.identity import Identity, read_start
-from benchmarks.kills import Killer, moments
+from benchmarks.injected import Killer, moments
 
 SETTINGS = load(Path(__file__).parents[2] / "params.yaml")
 IDENTITY = Identity(parameters={"train.credit.lam": 0.99}, inputs={"questions": "a" * 64}, code={"losses.py": "old"})
@@ -584,7 +584,7 @@ def train(path: Path, every: int) -> None:
 
 @pytest.mark.parametrize("every", [1, 3])
 def test_a_run_killed_where_it_writes_renames_or_removes_ends_with_the_same_files(tmp_path: Path, every: int) -> None:
-    """A part of the kills of `python -m benchmarks.kills --injected`."""
+    """In the middle of all times that it comes there; `python -m benchmarks.injected` kills more, and real stages."""
 
     def killed(killer: Killer) -> bool:
         if not (child := os.fork()):
@@ -599,7 +599,8 @@ def test_a_run_killed_where_it_writes_renames_or_removes_ends_with_the_same_file
     assert not killed(Killer(tmp_path))
     expected, seen = contents(tmp_path / "ppo"), json.loads((tmp_path / "seen.json").read_text())
     assert len(seen) > 20
-    for moment in moments(seen)[every::8]:
+    middle = [each for each in moments(seen) if each.time == seen[each.place] // 2 and not each.after]
+    for moment in middle:
         shutil.rmtree(tmp_path / "ppo")
         assert killed(Killer(tmp_path, moment)), moment
         train(tmp_path / "ppo", every)
