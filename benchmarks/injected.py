@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
 import psutil
@@ -114,7 +115,8 @@ class Killer:
 
 def place_of(event: str) -> str:
     """The event, and the lines of the project's or DVC's code that led to it; "" if none did."""
-    frame, found = sys._getframe(2), list[str]()
+    frame: FrameType | None = sys._getframe(2)
+    found = list[str]()
     while frame and len(found) < CALLERS:
         path = Path(frame.f_code.co_filename)
         if HOMES & set(path.parts):
@@ -142,10 +144,10 @@ def _stage_here(folder: Path, words: Sequence[str], killer: Killer, record: Path
     from flows.__main__ import main as command
     from flows.dvc_files import DVC
 
-    def leave(code: int) -> NoReturn:
+    def leave(status: int) -> NoReturn:
         if record:
             record.write_text(json.dumps([killer.seen, [*sys.modules]]))
-        ends(code)
+        ends(status)
 
     ends, os._exit = os._exit, leave
     os.chdir(folder)
