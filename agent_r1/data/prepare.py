@@ -6,7 +6,6 @@ import hashlib
 import heapq
 import logging
 import random
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from agent_r1.data import worlds
 from agent_r1.data.formats import FORMATS
 from agent_r1.data.questions import generate_atlas
 from agent_r1.data.sources import LONGEST_ROW, ROWS, Row, count, data_files, open_text, pieces, progress, read, suffix
+from agent_r1.files import remove_folder
 from agent_r1.params.prepare import BUILT_IN, SPLITS, FilesParams, PrepareParams
 from agent_r1.records import Passage, Question
 from agent_r1.seeds import derive
@@ -37,14 +37,17 @@ def prepare(params: PrepareParams, directory: Path) -> None:
     """Writes questions.parquet and passages.parquet to `directory`.
 
     On an error the earlier files stay whole, and nothing else is left behind. Raises FileNotFoundError if a data
-    set is missing, and ValueError if one is malformed or cannot be generated.
+    set is missing, and ValueError if one is malformed or cannot be generated. One process at a time may prepare.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".prepare.", dir=directory) as unfinished:
-        staging = Path(unfinished)
+    staging = directory / ".unfinished"
+    remove_folder(staging)  # of a process that was killed
+    try:
         write(params, staging)
         for name in (QUESTIONS, PASSAGES):
             (staging / name).replace(directory / name)
+    finally:
+        remove_folder(staging)
 
 
 def write(params: PrepareParams, directory: Path) -> None:

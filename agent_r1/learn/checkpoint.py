@@ -110,18 +110,19 @@ def set_aside_policy(policy: Path, record: Progress, aside: Path) -> None:
         seal(fresh, record)
 
 
-def amend(folder: Path, record: Progress, policy_of: Path | None = None) -> None:
+def amend(folder: Path, record: Progress, policy_of: Path | None = None, *, learner: bool = True) -> None:
     """Gives the checkpoint another record, and the policy of the checkpoint `policy_of` if one is named.
 
-    Raises ValueError if that policy is damaged. Other files keep their stored hashes and are not read.
+    Leaves `learner/` out where that is False. Raises ValueError if the other policy is damaged. Other files keep their
+    stored hashes and are not read.
     """
     if policy_of:
         require_whole(policy_of, POLICY)
     known = {name: digest for name, digest in _sums(folder) if name != PROGRESS}
+    left_out = [PROGRESS, SUMS, *([POLICY] if policy_of else []), *([] if learner else [LEARNER])]
     with replaced_folder(folder) as fresh:
-        shutil.copytree(folder, fresh, copy_function=os.link, ignore=shutil.ignore_patterns(PROGRESS, SUMS))
+        shutil.copytree(folder, fresh, copy_function=os.link, ignore=shutil.ignore_patterns(*left_out))
         if policy_of:
-            shutil.rmtree(fresh / POLICY)
             shutil.copytree(policy_of / POLICY, fresh / POLICY, copy_function=os.link)
             known |= {name: digest for name, digest in _sums(policy_of) if name != PROGRESS}
         seal(fresh, record, known)
@@ -152,7 +153,7 @@ def peek(folder: Path) -> Progress | None:
     Raises ValueError if its file is not as it was written.
     """
     record = folder / PROGRESS
-    if not record.exists():
+    if not record.exists() and not (folder / SUMS).exists():
         return None
     require_whole(folder, PROGRESS)
     try:
@@ -197,11 +198,19 @@ def require_whole(folder: Path, part: str = "") -> None:
     remedy = f"bring the checkpoint back (`dvc checkout --force {folder}`, a backup), or train it again with --fresh"
     if listed:
         raise ValueError(f"{changed} is missing or not as it was written, by {SUMS}; {remedy}")
+    if not _is_of_before_sums(folder):
+        raise ValueError(f"{folder} has no complete {SUMS}, the hashes of its files; {remedy}")
     write = f"cd {shlex.quote(str(folder))} && find * -type f ! -name {SUMS} -exec sha256sum {{}} + > {SUMS}"
     raise ValueError(
-        f"{folder} has no complete {SUMS}, the hashes of its files; {remedy}; where an older version of the project "
-        f"made it, which wrote no hashes, write them: `{write}`"
+        f"{folder} has no {SUMS}, the hashes of its files, which the older version of the project that made it did not "
+        f"write; write them: `{write}`"
     )
+
+
+def _is_of_before_sums(folder: Path) -> bool:
+    """Whether a checkpoint's record is of a version of the project that wrote no hashes, and not which code trained."""
+    record = folder / PROGRESS
+    return not (folder / SUMS).exists() and record.exists() and b'"code"' not in record.read_bytes()
 
 
 def _sums(folder: Path) -> list[tuple[str, str]]:

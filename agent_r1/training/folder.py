@@ -216,6 +216,8 @@ class RunFolder(Checkpoints):
                 complete = self.is_complete
                 if not self.identity.take_up(self.path, aside, fresh=fresh, replace=replace, complete=complete):
                     self.progress, self.saved = Progress(iterations=0, policy_version=0), None
+            if checkpoint.progress(self.best):
+                checkpoint.require_whole(self.best)  # now, and not when days of training are over
             if self.saved and self.is_complete:
                 checkpoint.require_whole(self.checkpoint, checkpoint.POLICY)  # nothing loads it any more
             if self.path.exists():
@@ -241,12 +243,12 @@ class RunFolder(Checkpoints):
         """
         remove_folder(self.good)
         remove_folder(self.journal(0).parent)
-        if not self.config.keep.learner:
-            remove_folder(self.checkpoint / checkpoint.LEARNER)
-        if best := checkpoint.progress(self.best):
+        best, keeps = checkpoint.progress(self.best), self.config.keep.learner
+        if best:
             self.progress = self.saved = replace(self.progress, policy_version=best.policy_version)
-            checkpoint.amend(self.checkpoint, self.progress, policy_of=self.best)
-            remove_folder(self.best)
+        if best or (not keeps and (self.checkpoint / checkpoint.LEARNER).exists()):
+            checkpoint.amend(self.checkpoint, self.progress, policy_of=self.best if best else None, learner=keeps)
+        remove_folder(self.best)
         for iteration in range(self.finished - 1):
             if iteration % self.config.keep.every:
                 self._remove_rows(iteration)

@@ -92,7 +92,7 @@ class Unfinished:
                 return 0
             checkpoint.require_whole(self.folder)
         except ValueError as fault:
-            raise ValueError(f"{self.folder} cannot be gone on from, remove it to begin anew: {fault}") from fault
+            raise ValueError(f"{str(fault).partition('; ')[0]}; remove {self.folder} to begin anew") from fault
         logger.info("%s: going on after %d steps", self.folder, found.iterations)
         return found.iterations
 

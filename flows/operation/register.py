@@ -17,7 +17,7 @@ import shutil
 from pathlib import Path
 
 from agent_r1 import params, tracking
-from agent_r1.files import sha256, write_text
+from agent_r1.files import remove_folder, sha256, write_text
 from agent_r1.learn import checkpoint
 from agent_r1.params import Params
 from agent_r1.params.places import RunId, policy_in, registered_policy, registered_training
@@ -113,12 +113,12 @@ def keep(folder: Path, dvc_file: Path) -> str:
     content = dvc_file.with_suffix("")
     if is_linked(dvc_file) and sha256(content) == sha256(folder):
         return kept(dvc_file)
-    shutil.rmtree(content, ignore_errors=True)
+    remove_folder(content)
     try:
         shutil.copytree(folder, content, copy_function=link)
         failed = run_dvc("add", str(content))
     finally:
-        shutil.rmtree(content, ignore_errors=True)
+        remove_folder(content)
     if failed:
         raise OSError(f"DVC could not keep {folder} ({failed}); mend that and register again")
     link_to_cache(dvc_file)

@@ -8,6 +8,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from agent_r1.params.train import CheckpointParams, KeepParams
 from agent_r1.tables import replacing
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.identity import Identity, read_start
+from benchmarks.injected import Killer, moments
 
 SETTINGS = load(Path(__file__).parents[2] / "params.yaml")
 IDENTITY = Identity(parameters={"train.credit.lam": 0.99}, inputs={"questions": "a" * 64}, code={"losses.py": "old"})
@@ -452,6 +455,7 @@ def test_a_tidy_run_keeps_rows_of_the_first_the_last_and_every_so_many_iteration
         for kind in ("trajectories", "proof", "credit"):
             assert sorted(int(path.stem) for path in (folder.path / kind).iterdir()) == kept
         assert sorted(path.name for path in folder.checkpoint.iterdir()) == ["SHA256SUMS", "policy", "progress.json"]
+        subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=folder.checkpoint, check=True)
 
 
 def test_a_run_is_complete_after_its_last_iteration_or_where_it_was_stopped(tmp_path: Path, learner: Learner) -> None:
@@ -539,6 +543,8 @@ def test_what_is_left_of_a_best_policy_takes_no_place(kept_best: Path, lost: str
     for each in kept_best.glob(f"best/{lost}"):
         shutil.rmtree(each) if each.is_dir() else each.unlink()
     before = contents(kept_best / "checkpoint" / "policy")
+    with pytest.raises(ValueError, match=f"{kept_best}/best.* bring the checkpoint back .*--fresh"):
+        taken_up(kept_best, iterations=BEST_OF + 1)  # long before its end
     for _ in range(2):
         with pytest.raises(ValueError, match=f"{kept_best}/best.* bring the checkpoint back .*--fresh"):
             end(kept_best)
@@ -553,3 +559,74 @@ def test_a_finished_run_without_its_policy_is_not_called_finished(kept_best: Pat
         with pytest.raises(ValueError, match=f"{kept_best}/checkpoint.* bring the checkpoint back .*--fresh"):
             end(kept_best)
     assert not taken_up(kept_best, iterations=BEST_OF, fresh=True).resumed
+
+
+class Weights:
+    """Stands for a learner whose policy is the number of its version."""
+
+    policy_version = 0
+
+    def save_policy(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        for name in ("config.json", "model.safetensors"):
+            (folder / name).write_text(f"{name} {self.policy_version}")
+
+    save_state = save_policy
+
+    def restore(self, policy: Path, learner: Path) -> None:
+        self.policy_version = int((policy / "model.safetensors").read_text().split()[1])
+        assert contents(policy) == contents(learner)
+
+
+def train(path: Path, every: int) -> None:
+    """A run of four iterations whose second policy is the best, or which goes back once."""
+    learner: Any = Weights()
+    with run_folder(path, iterations=4, learner=False, every=2).opened(path.parent / "aside") as folder:
+        if folder.resumed and not folder.is_complete:
+            checkpoint.load(folder.checkpoint, learner)
+        elif not folder.resumed and every == 1:
+            folder.save(learner, finished=0)
+        while not folder.is_complete:
+            iteration = folder.finished
+            folder.policy(learner)  # for the sampler
+            learner.policy_version += 1
+            touch_rows(folder, iteration)
+            folder.record(iteration, {"reward/total": 0.5})
+            if every == 1 and iteration == 2 and not folder.rollbacks:
+                folder.go_back(learner)
+                continue
+            if every == 1 and iteration < 2:
+                folder.set_aside()
+            if (iteration + 1) % every == 0 or iteration == 3:
+                folder.save(learner, finished=iteration + 1)
+            else:
+                folder.finish(learner, finished=iteration + 1)
+            if every > 1 and iteration < 2:
+                folder.set_best_aside(learner)
+        folder.tidy()
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_run_killed_where_it_writes_renames_or_removes_ends_with_the_same_files(tmp_path: Path, every: int) -> None:
+    """In the middle of all times that it comes there; `python -m benchmarks.injected` kills more, and real stages."""
+
+    def killed(killer: Killer) -> bool:
+        if not (child := os.fork()):
+            try:
+                sys.addaudithook(killer)
+                train(tmp_path / "ppo", every)
+                (tmp_path / "seen.json").write_text(json.dumps(killer.seen))
+            finally:
+                os._exit(0)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+    assert not killed(Killer(tmp_path))
+    expected, seen = contents(tmp_path / "ppo"), json.loads((tmp_path / "seen.json").read_text())
+    assert len(seen) > 20
+    middle = [each for each in moments(seen) if each.time == seen[each.place] // 2 and not each.after]
+    for moment in middle:
+        shutil.rmtree(tmp_path / "ppo")
+        assert killed(Killer(tmp_path, moment)), moment
+        train(tmp_path / "ppo", every)
+        assert contents(tmp_path / "ppo") == expected, moment
+    assert not (tmp_path / "aside").exists()
