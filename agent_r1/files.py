@@ -154,7 +154,7 @@ def _hold_one(paths: Sequence[Path], holds: ExitStack, when_held: Callable[[], N
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):
-            path.chmod(0o600)  # whoever may read a lock file can hold it
+            path.chmod(0o600)  # a reader of a lock file can hold it
     locks, reminder = {path: FileLock(path, mode=0o600) for path in paths}, time.monotonic()
     while True:
         for path, lock in locks.items():

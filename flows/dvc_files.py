@@ -130,7 +130,7 @@ def put_back() -> None:
         elif _is_whole(KEPT / path):
             write_text(path, (KEPT / path).read_text())
         else:
-            remedy = f"`git checkout {path}`, or where git has none remove it: what is done is taken over"
+            remedy = f"`git checkout {path}`, or where git has none remove it: finished work is taken over"
             raise ValueError(f"{path} is cut off, and no whole copy was kept; {remedy}")
 
 

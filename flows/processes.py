@@ -276,7 +276,7 @@ def _give_up_without(server: Running, over: threading.Event) -> None:
     said = first_to_end([server])[1]
     if over.is_set():
         return
-    logger.error("%s; what it served ends with it, and goes on when it is started again", said)
+    logger.error("%s, and with it all that it served; the same command goes on", said)
     logging.disable()  # Prefect's complaints of the same, and those of stages
     children = psutil.Process().children(recursive=True)
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -294,7 +294,7 @@ def listen(port: int = 0) -> socket.socket:
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was used a minute ago is free
     made.bind((HOST, port))
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)  # a port that was named stays taken after its server
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # uvicorn takes what it is handed for a Unix socket
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # uvicorn takes it for a Unix socket
     made.listen(2048)  # connections may wait, as many as uvicorn has it
     return made
 

@@ -27,7 +27,7 @@ from agent_r1.devices.sharing import Group, Ranks
 from agent_r1.facts import differences, some
 
 KEY = "AGENT_R1_RANKS_KEY"  # the secret that all ranks of a start are given
-_LEAST_KEY = 32  # characters: what the key signs can be read, and tried out, by others
+_LEAST_KEY = 32  # characters: others can read signed entries, and try keys out
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", KEY)  # of the fields of `Place`
 _LOOK_S = 0.1  # between two looks whether all have arrived
 GATHERING_S = 600.0  # that ranks wait for each other at the start, for one whose machine is late
@@ -83,9 +83,9 @@ class Place:
 
 
 class SealedStore(Store):
-    """A store of the ranks in which every entry is signed: others may reach it, and what they write is refused.
+    """A store of the ranks in which every entry is signed: others may reach it, and their entries are refused.
 
-    The key of the signatures is made of the secret and of what each rank drew for this start, so an entry of another
+    The key of the signatures is made of the secret and of numbers that the ranks drew for this start: an entry of another
     start is refused too.
     """
 

@@ -44,7 +44,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 _KIND = "\0"  # the key of a message that names the type of an object for which JSON has no form
-# Verb by its name. Followers run these alone, whatever a message asks for.
+# Verb by its name. Followers run no others.
 _VERBS: dict[str, Callable[..., Any]] = {}
 
 

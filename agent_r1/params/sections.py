@@ -78,7 +78,7 @@ CONSTANTS: dict[str, Any] = {
     "train.rollout.top_p": 1.0,
 }
 
-# Keys that earlier versions did not have -> the value that does what those did. Stored runs lack them; * is any name.
+# Keys that stored runs of earlier versions lack -> the value under which today's code does as theirs; * is any name.
 NEUTRAL: dict[str, Any] = {
     "env.gymnasium.*.success": None,
     "model.packing": False,
@@ -127,7 +127,7 @@ def of_today(stored: Mapping[str, Any], today: Iterable[str]) -> dict[str, Any]:
 
 
 def bring_up(content: Any) -> Iterator[str]:
-    """Changes the content of an earlier version's parameter file to say today what it said then; names each change."""
+    """Changes the content of an earlier version's parameter file to mean the same today; names each change."""
     for name, value in {**CONSTANTS, **NEUTRAL}.items():
         *parents, key = name.split(".")
         section = content

@@ -16,8 +16,8 @@ from agent_r1.rollout.vllm_engine import claim_scratch
 from benchmarks.hostile.kind import Kind, Refused, require
 from benchmarks.hostile.mutations import odd_text
 from flows.dvc_files import SITE_CACHE, dvc_environment
-from flows.processes import PASSWORD
-from flows.stage import LOCKS, kept_password
+from flows.processes import LOCKS, PASSWORD
+from flows.stage import kept_password
 
 _MODES = (0o600, 0o644, 0o666, 0o700, 0o755, 0o777)
 

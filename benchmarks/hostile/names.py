@@ -20,7 +20,7 @@ from agent_r1.params.places import Folder, RunId, registered_policy
 from agent_r1.params.prepare import DatasetName
 from agent_r1.params.sections import validated
 from agent_r1.params.stages import ServerParams
-from agent_r1.tracking import registry
+from agent_r1.tracking import registry, store
 from agent_r1.tracking.registry import Descriptor
 from benchmarks.hostile.kind import Defect, Kind, Refused, require
 from benchmarks.hostile.mutations import LONG, PASSWORD, PATHS, TEXTS, as_bytes, as_json, mutated, odd_text
@@ -58,15 +58,15 @@ class Tags(Kind):
         warned: list[logging.LogRecord] = []
         handler = logging.Handler()
         handler.emit = warned.append  # type: ignore[method-assign]
-        registry.logger.addHandler(handler)
+        store.logger.addHandler(handler)
         disabled, logging.root.manager.disable = logging.root.manager.disable, 0
-        registry.logger.propagate = False
-        registry._warn.cache_clear()
+        store.logger.propagate = False
+        store.warn_once.cache_clear()
         try:
             found = registry._read(4, made)
         finally:
-            registry.logger.removeHandler(handler)
-            registry.logger.propagate, logging.root.manager.disable = True, disabled
+            store.logger.removeHandler(handler)
+            store.logger.propagate, logging.root.manager.disable = True, disabled
         if found is None:
             raise Refused("".join(record.getMessage() for record in warned))
         for path in (found.policy, found.dvc_file, found.label):

@@ -288,7 +288,7 @@ run_stage(stay)
         (
             "uvicorn",
             75,
-            "the Prefect server ended with code -9, see .tracking/prefect/server.log; what it served ends with it",
+            "the Prefect server ended with code -9, see .tracking/prefect/server.log, and with it all that it served",
         ),
     ],
 )

@@ -186,6 +186,9 @@ COMMANDS = {
     "agent-r1 train {}": HERE,
     "agent-r1 worker": "flows/operation/test_worker.py",
     "agent-r1 worker --pool {}": "flows/operation/test_worker.py",
+    "chmod 700": BY_HAND,
+    "chmod u+w {}": BY_HAND,
+    "chown -R {} {}": BY_HAND,
     "dvc checkout --force": HERE,
     "dvc checkout --force {}": HERE,
     "dvc config --local core.no_scm true": "flows/operation/test_doctor.py",
@@ -201,11 +204,14 @@ COMMANDS = {
     "dvc repro prepare": HERE,
     "dvc repro warm_start": HERE,
     "git checkout {}": BY_HAND,
+    "kill {}": BY_HAND,
     "make": BY_HAND,
     "make repro": BY_HAND,
     "make serve": BY_HAND,
     "make ui": BY_HAND,
+    "mkdir {} && mv {}* {}": "tracking/test_store.py",
     "mlflow db upgrade sqlite:///{}": "flows/operation/test_doctor.py",
+    "mv {} {}.aside": "test_files.py",
     "pip install -e .": BY_HAND,
     "python -c 'import {}'": BY_HAND,
     "python {}": BY_HAND,
@@ -226,7 +232,9 @@ def named_in_messages() -> set[str]:
                 text = node.value
             else:
                 continue
-            found |= {each for each in re.findall(r"`([^`\n]+)`", text) if each.split()[0] in programs}
+            found |= {
+                each for each in re.findall(r"`([^`\n]+)`", text) if each.split()[0] in programs and each != "dvc"
+            }
     return found
 
 
