@@ -85,7 +85,7 @@ class Place:
 class SealedStore(Store):
     """A store of the ranks in which every entry is signed: others may reach it, and their entries are refused.
 
-    The key of the signatures is made of the secret and of numbers that the ranks drew for this start: an entry of another
+    The signatures' key is made of the secret and of numbers that the ranks drew for this start: an entry of another
     start is refused too.
     """
 

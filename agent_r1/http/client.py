@@ -112,7 +112,7 @@ class Client:
     async def answer(
         self, method: str, path: str, content: str | None = None, most_bytes: int = MAX_ANSWER_BYTES
     ) -> Answer:
-        """As `ask`. The limit of time holds for all of an attempt, however slowly headers and body drip."""
+        """Asks, as `ask` does. The limit of time holds for all of an attempt, however slowly headers and body drip."""
         with self._named():
             async with asyncio.timeout(self._timeout_s), aclosing(self._pieces(method, path, content)) as pieces:
                 body = bytearray()
