@@ -7,6 +7,7 @@ import enum
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -135,7 +136,7 @@ def _whole(path: Path) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as fault:
         raise ValueError(
-            f"{path} is damaged ({fault}); bring it back (`dvc checkout --force {path}`), or rerun its stage"
+            f"{path} is damaged ({fault}); bring it back (`dvc checkout --force {quote(str(path))}`) or rerun its stage"
         ) from fault
 
 

@@ -195,12 +195,13 @@ def require_whole(folder: Path, part: str = "") -> None:
     if sums != _sums(folder):  # a training has just written a newer checkpoint
         require_whole(folder, part)
         return
-    remedy = f"bring the checkpoint back (`dvc checkout --force {folder}`, a backup), or train it again with --fresh"
+    named = shlex.quote(str(folder))
+    remedy = f"bring the checkpoint back (`dvc checkout --force {named}`, a backup), or train it again with --fresh"
     if listed:
         raise ValueError(f"{changed} is missing or not as it was written, by {SUMS}; {remedy}")
     if not _is_of_before_sums(folder):
         raise ValueError(f"{folder} has no complete {SUMS}, the hashes of its files; {remedy}")
-    write = f"cd {shlex.quote(str(folder))} && find * -type f ! -name {SUMS} -exec sha256sum {{}} + > {SUMS}"
+    write = f"cd {named} && find * -type f ! -name {SUMS} -exec sha256sum {{}} + > {SUMS}"
     raise ValueError(
         f"{folder} has no {SUMS}, the hashes of its files, which the older version of the project that made it did not "
         f"write; write them: `{write}`"

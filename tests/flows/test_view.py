@@ -154,7 +154,7 @@ def test_other_weights_than_those_of_the_run_are_refused(
 
 def test_questions_that_are_no_longer_prepared_are_refused(project: Path, inside: Inside) -> None:
     write_rows(project / QUESTIONS, [], Question)
-    with inside(project), pytest.raises(ValueError, match="is not among the prepared ones; prepare the data"):
+    with inside(project), pytest.raises(ValueError, match="is not among the prepared ones; set prepare: as it was"):
         view(RunId("ppo"), trajectories=6)
 
 

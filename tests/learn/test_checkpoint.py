@@ -4,6 +4,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import pytest
@@ -353,7 +354,8 @@ def test_without_all_of_its_hashes_a_checkpoint_is_damaged_unless_its_record_is_
     said = str(refusal.value)
     assert said.startswith(str(folder))
     if not before_sums or lines is not None:
-        assert said.endswith("bring the checkpoint back (`dvc checkout`, a backup), or train it again with --fresh")
+        checkout = f"dvc checkout --force {quote(str(folder))}"
+        assert said.endswith(f"bring the checkpoint back (`{checkout}`, a backup), or train it again with --fresh")
         return
     assert "which the older version of the project that made it did not write" in said
     subprocess.run(str(refusal.value).split("`")[-2], shell=True, check=True)
