@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from mlflow.tracking._tracking_service import utils
 from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
 from agent_r1.params import load
@@ -190,6 +191,7 @@ def inside(lay_store: Callable[[Path], None]) -> Inside:
     @contextmanager
     def enter(folder: Path) -> Iterator[None]:
         lay_store(folder)
+        utils._artifact_repos_cache.clear()  # MLflow knows where a run's files are by its id, and copies share that
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
             patch.setattr(tempfile, "tempdir", str(folder))
