@@ -27,6 +27,7 @@ _WHOLE = """
 import os
 from contextlib import contextmanager
 from dvc.fs import LocalFileSystem
+from dvc.stage.cache import StageCache
 from dvc.utils.serialize import _common
 
 @contextmanager
@@ -42,6 +43,8 @@ def open_whole(path, mode="r", encoding=None, **_):
     return (replacing if mode in ("w", "w+") else open)(path, mode, encoding=encoding)
 
 LocalFileSystem.open, _common.open = staticmethod(open_whole), open_whole
+load = StageCache._load_cache  # a kill leaves a folder of the run cache without an entry
+StageCache._load_cache = lambda cache, key, entry: entry and load(cache, key, entry)
 """
 # DVC's command line without two costs that exceed many a command: a search for garbage among its own imports, and the
 # release of all of them at its end. A SIGTERM that its group gets ends its stage, and DVC then or after its writing.

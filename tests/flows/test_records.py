@@ -76,6 +76,17 @@ def test_no_end_of_dvc_cuts_a_record_off(project: Path, end: str, record: str) -
     assert not [*project.glob("*.tmp"), *project.glob(".dvc/tmp/*.tmp")]
 
 
+def test_a_run_cache_that_a_kill_left_without_its_entry_stops_nothing(project: Path) -> None:
+    stage = {"cmd": "cp params.yaml made", "deps": ["params.yaml"], "outs": ["made"]}
+    (project / "dvc.yaml").write_text(yaml.safe_dump({"stages": {"prepare": stage}}))
+    subprocess.run([*DVC, "repro", "--quiet"], check=True)
+    [entry] = project.glob(".dvc/cache/runs/*/*/*")
+    for path in (entry, project / "dvc.lock", project / "made"):
+        path.unlink()
+    subprocess.run([*DVC, "repro", "--quiet"], check=True)
+    assert out_of_date() == set()
+
+
 STAGE = """
 from pathlib import Path
 from flows.stage import run_stage

@@ -91,9 +91,16 @@ def project(
     shutil.copy(ROOT / "pyproject.toml", folder)  # tells Prefect whose lines it is to keep
     shutil.copytree(ROOT / "flows", folder / "flows", ignore=shutil.ignore_patterns("__pycache__"))
     write_text(folder / "flows/__main__.py", STAGES)
-    for empty in ("__init__", "utils/__init__", "utils/serialize/__init__", "utils/serialize/_common"):
+    for empty in (
+        "__init__",
+        "utils/__init__",
+        "utils/serialize/__init__",
+        "utils/serialize/_common",
+        "stage/__init__",
+    ):
         write_text(folder / f"dvc/{empty}.py", "")
     write_text(folder / "dvc/fs.py", "class LocalFileSystem: ...")
+    write_text(folder / "dvc/stage/cache.py", "class StageCache: _load_cache = None")
     write_text(folder / "ablations/graph.yaml", "")
     write_text(folder / "dvc/cli.py", DVC)
     with inside(folder):
