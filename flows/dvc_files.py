@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from agent_r1.files import write_text
+from agent_r1.files import closed_folder, write_text
 from agent_r1.harmless import without_password
 from flows.processes import IMPORTING, own_folder
 
@@ -87,11 +87,8 @@ logger = logging.getLogger(__name__)
 
 
 def dvc_environment() -> dict[str, str]:
-    """The environment for DVC. Its own folder for pickles is one that all users may write to; this one is closed."""
-    folder = own_folder() / "dvc"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    folder.chmod(0o700)  # folders in it DVC opens to all
-    return {SITE_CACHE: str(folder), **os.environ}
+    """The environment for DVC, with a closed folder for its pickles. By itself it takes one that all may write to."""
+    return {SITE_CACHE: str(closed_folder(own_folder() / "dvc")), **os.environ}
 
 
 def ask_dvc(*arguments: str, timeout_s: float | None = None, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -53,11 +53,10 @@ class Unfinished:
     identity: Identity
 
     def take_up(self, model: nn.Module, optimizer: Optimizer, ranks: Ranks, last: int) -> int:
-        """Loads the last state, and returns the steps after which it was written; 0 without one.
+        """Loads the latest state, and returns the steps after which it was written; 0 without one.
 
-        Under changed code a state of less than the `last` step is gone on from, and the whole training made anew.
-
-        Raises ValueError if it is not as it was written.
+        Under changed code a state of the `last` step is moved aside, and an earlier one is gone on from. Raises
+        ValueError if it is not as it was written.
         """
         [steps] = ranks.gather([self._found(last)] if ranks.leads else [])
         if steps:

@@ -23,6 +23,7 @@ from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[a
 from agent_r1.devices import meeting
 from agent_r1.devices.meeting import KEY, Place, SealedStore, beating, joined, meet, require_alike, signs_of, watching
 from agent_r1.devices.sharing import Ranks
+from tests.neighbour import become_neighbour
 
 SECRET = "a" * 32
 GIVEN = {
@@ -34,7 +35,6 @@ GIVEN = {
     KEY: SECRET,
 }
 PATIENCE_S = 60.0
-NOBODY = 65534  # the account of a neighbour
 
 
 @pytest.fixture
@@ -158,8 +158,7 @@ def test_ranks_of_one_machine_meet_where_no_other_user_can_come() -> None:
     leader = os.getpid()
 
     def look() -> str:
-        os.setgroups([])
-        os.setuid(NOBODY)
+        become_neighbour()
         with pytest.raises(PermissionError):
             Path(first.address.replace("self", str(leader))).read_bytes()
         return "shut out"
@@ -187,8 +186,7 @@ def test_a_stranger_in_a_launchers_store_runs_nothing(free_port: Callable[[], in
 
     def answer() -> str:
         if not os.getuid():
-            os.setgroups([])
-            os.setuid(NOBODY)
+            become_neighbour()
         store = TCPStore("127.0.0.1", port, 2, False)
         store.set("drawn/1", "")
         dist.init_process_group("gloo", store=PrefixStore("group", store), rank=1, world_size=2)

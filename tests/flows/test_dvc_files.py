@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from flows.dvc_files import ask_dvc, in_dvc
-
-NOBODY = 65534
+from tests.neighbour import become_neighbour
 
 
 @pytest.fixture
@@ -34,8 +33,7 @@ def reachable() -> Iterator[Path]:
 
 def put_another_in_its_place(folder: Path) -> None:
     """Exits with 0 if that is possible. A cache of DVC's with pickles of somebody's would be next."""
-    os.setgid(NOBODY)
-    os.setuid(NOBODY)
+    become_neighbour()
     try:
         folder.rename(folder.with_name("moved"))
         folder.mkdir()
