@@ -37,6 +37,7 @@ SERVED = HOME / "served"  # the address of the server that holds this lock, and 
 SERVED_LOCK = HOME / ".served.lock"
 PASSWORD = HOME / "password"  # of that server
 STARTED_BY = "AGENT_R1_STARTED_BY"  # the variable in which a supervised process finds the one that started it
+SHELLS = {"sh", "dash", "bash", "zsh", "fish", "ksh"}
 PIPELINE = "AGENT_R1_PIPELINE"  # the variable in which a stage finds the process of the pipeline that it is part of
 LOCKS = "AGENT_R1_LOCKS"  # a folder in place of ~/.cache/agent_r1, for homes on shared disks without locks
 OF_CLIENTS = "PREFECT_API_AUTH_STRING"  # the variable in which Prefect's clients find a server's password
@@ -110,20 +111,29 @@ def end_with_parent(started_by: int | None = None) -> None:
     """From now on ends this process once its parent is gone, by a SIGTERM, and `GRACE_S` later for good.
 
     Prefect would try for minutes to tell of the end to a server that has gone too. A parent that is known by its id or
-    from the environment may have gone before the call. A stage that DVC started for a pipeline ends with the pipeline
-    too, which DVC itself would not do.
+    from the environment may have gone before the call. A stage that DVC started ends with DVC, though a shell such as
+    dash stays between them, and with the pipeline for which DVC runs.
     """
     parent = started_by or int(os.environ.pop(STARTED_BY, os.getppid()))
-    pipeline = int(os.environ.get(PIPELINE, parent))
+    above = int(os.environ.get(PIPELINE) or _past_a_shell(parent))
 
     def watch() -> None:
-        while os.getppid() == parent and psutil.pid_exists(pipeline):
+        while os.getppid() == parent and psutil.pid_exists(above):
             time.sleep(WATCH_S)
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(GRACE_S)
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
+
+
+def _past_a_shell(parent: int) -> int:
+    """The parent of a shell that runs one command, as dash does for DVC; else `parent`."""
+    with suppress(psutil.Error):
+        shell = psutil.Process(parent)
+        if shell.name() in SHELLS and "-c" in shell.cmdline():
+            return int(shell.ppid())
+    return parent
 
 
 def _send(process: subprocess.Popen[str], number: signal.Signals, grace_s: float) -> None:

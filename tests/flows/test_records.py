@@ -134,7 +134,11 @@ run_stage(stay)
 """
 
 
-def test_a_stage_ends_with_a_bare_dvc_that_is_killed(project: Path) -> None:
+@pytest.mark.parametrize("shell", ["sh", "bash"])  # dash stays between DVC and the stage, bash becomes the stage
+def test_a_stage_ends_with_a_bare_dvc_that_is_killed(
+    project: Path, monkeypatch: pytest.MonkeyPatch, shell: str
+) -> None:
+    monkeypatch.setenv("SHELL", f"/bin/{shell}")
     (project / "stay.py").write_text(STAGE_THAT_STAYS)
     (project / "dvc.yaml").write_text(f"stages: {{train: {{cmd: {sys.executable} stay.py}}}}")
     subprocess.run(["mkfifo", "began"], check=True)
