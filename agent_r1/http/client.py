@@ -48,14 +48,14 @@ class RefusalError(Exception):
         self.answer = answer
 
 
-class _Fault(BaseModel):
+class Fault(BaseModel):
     message: str
 
 
 class _Error(BaseModel):
     """An error in OpenAI's form."""
 
-    error: _Fault
+    error: Fault
 
 
 class Answer(NamedTuple):

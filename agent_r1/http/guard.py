@@ -26,7 +26,7 @@ class Guard:
     """
 
     def __init__(self, app: ASGIApp, variable: str) -> None:
-        self._variable, self._key = variable, read_key(variable)
+        self._key = read_key(variable)
         self._app = app if self._key else by_name(app, LOOPBACK)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -41,7 +41,7 @@ class Guard:
         given = headers.get("authorization", "").encode()
         if compare_digest(given, f"Bearer {self._key}".encode()):
             return None
-        return refusal(401, f"not the key in {self._variable} of this server", "invalid_api_key")
+        return refusal(401, "the key is missing or not this server's; send it as a bearer token", "invalid_api_key")
 
 
 def by_name(app: ASGIApp, names: Sequence[str]) -> ASGIApp:
@@ -66,10 +66,10 @@ class Bounded(H11Protocol):
         super().connection_lost(exc)
 
 
-def refusal(status: int, message: str, code: str) -> JSONResponse:
-    """A refusal in OpenAI's form, like those of vLLM's server."""
+def refusal(status: int, message: str, code: str, param: str | None = None) -> JSONResponse:
+    """A refusal in OpenAI's form, like those of vLLM's server; `param` is the field of the request that is wrong."""
     kind = "invalid_request_error" if status < 500 else "server_error"
-    return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": code}}, status)
+    return JSONResponse({"error": {"message": message, "type": kind, "param": param, "code": code}}, status)
 
 
 async def read_body(request: Request, most: int, remedy: str) -> bytes:

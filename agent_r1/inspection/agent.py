@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import sys
 from collections.abc import AsyncGenerator, Iterator
+from dataclasses import replace
 from itertools import count
 
+from agent_r1.envs.base import split_action
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import asked_attempt
 from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import Params
+from agent_r1.records import Outcome
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episode import StepView
 from agent_r1.rollout.episodes import at_once, attend, follow
-from agent_r1.rollout.sampling import Actor, Beneath, Sampler
+from agent_r1.rollout.sampling import Action, Actor, Beneath, Request, Sampler
 from agent_r1.search.index import open_index
 
 
@@ -31,10 +36,26 @@ class Agent:
         attempt = asked_attempt(text, self.shared, sample=sample)
         return follow(self._sampler, self._chat, attempt, self.shared, seed=seed)
 
-    def attend(self, text: str, *, seed: int) -> AsyncGenerator[StepView]:
-        """The steps of an episode in the loop of `shared`, where other episodes run at the same time."""
-        attempt, episode = asked_attempt(text, self.shared), next(self._episodes)
-        return attend(self._act, self._chat, attempt, self.shared, seed=seed, episode=episode)
+    async def attend(self, text: str, *, seed: int, most: int | None = None) -> AsyncGenerator[StepView]:
+        """The steps of an episode in the loop of `shared`, where other episodes run at the same time.
+
+        The policy samples `most` tokens at most. An episode that is cut there ends with the answer as far as it goes.
+        """
+        attempt, episode, left = asked_attempt(text, self.shared), next(self._episodes), most or sys.maxsize
+
+        async def act(request: Request) -> Action:
+            return await self._act(replace(request, max_tokens=min(request.max_tokens, left)))
+
+        running = attend(act, self._chat, attempt, self.shared, seed=seed, episode=episode)
+        async with contextlib.aclosing(running) as steps:
+            async for view in steps:
+                left -= view.step.action_stop - view.step.action_start
+                if left < 1 and view.outcome not in (Outcome.ANSWERED, Outcome.ABORTED):
+                    begun = next((piece.inside for piece in split_action(view.action) if piece.kind == "answer"), "")
+                    begun = re.sub(r"</?\w*\Z", "", begun).strip()  # the tag that closes it may be cut too
+                    yield replace(view, outcome=Outcome.TOKEN_LIMIT, observations=(), answer=begun)
+                    return
+                yield view
 
 
 @contextlib.contextmanager

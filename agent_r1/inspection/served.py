@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -22,7 +23,7 @@ from uvicorn import Server
 from agent_r1.http.endpoint import ENDPOINT_KEY
 from agent_r1.http.guard import Bounded, Guard, configured, read_body, refusal
 from agent_r1.inspection.agent import Agent
-from agent_r1.inspection.wire import Asked, Cards, Completion
+from agent_r1.inspection.wire import Asked, Card, Completion, Limits, Refused
 from agent_r1.records import Outcome
 from agent_r1.rollout.episode import PromptTooLong, StepView
 from agent_r1.rollout.sampling import EngineError, EngineUnavailable
@@ -41,33 +42,31 @@ class Lasting(Bounded):
     seconds = 600.0
 
 
-class Refused(Exception):
-    """A request that is refused with an error."""
-
-    def __init__(self, status: int, message: str, code: str) -> None:
-        super().__init__(message)
-        self.response = refusal(status, message, code)
-
-
 class Service:
     """The routes of one agent, whose model name is `name`."""
 
-    def __init__(self, agent: Agent, name: str, temperature: float) -> None:
-        self._agent, self._name, self._temperature, self._running = agent, name, temperature, 0
+    def __init__(self, agent: Agent, name: str, temperature: float, *, lenient: bool = False) -> None:
+        self._agent, self._name, self._temperature, self._lenient, self._running = agent, name, temperature, lenient, 0
+        self._card = Card(id=name, agent_r1=Limits.of(agent.shared.limits)).model_dump(by_alias=True)
         self.broken: EngineError | None = None  # the fault that ended the engine for good
         self.when_broken: Callable[[], None] = lambda: None
 
     def app(self) -> ASGIApp:
-        """GET /v1/models and POST /v1/chat/completions, behind the Guard."""
+        """GET /v1/models, GET /v1/models/NAME and POST /v1/chat/completions, behind the Guard."""
         routes = [
             Route("/v1/models", self.models, methods=["GET"]),
+            Route("/v1/models/{name:path}", self.model, methods=["GET"]),
             Route("/v1/chat/completions", self.complete, methods=["POST"]),
         ]
         handlers = {HTTPException: _refused, Refused: _refused}
         return Guard(Starlette(routes=routes, exception_handlers=handlers), ENDPOINT_KEY)
 
     async def models(self, _: Request) -> Response:
-        return JSONResponse(Cards.of(self._name, self._agent.shared.limits).model_dump(by_alias=True))
+        return JSONResponse({"object": "list", "data": [self._card]})
+
+    async def model(self, request: Request) -> Response:
+        self._require_own(request.path_params["name"])
+        return JSONResponse(self._card)
 
     async def complete(self, request: Request) -> Response:
         asked = await self._read(request)
@@ -75,7 +74,7 @@ class Service:
         views = await _unless_left(request, _taken(steps, 1 if asked.stream else math.inf))
         if not views:
             return Response(status_code=GONE)
-        completion = Completion(self._name)
+        completion = Completion(asked)
         if not asked.stream:
             return JSONResponse(completion.whole(views))
         with_usage = asked.stream_options is not None and asked.stream_options.include_usage
@@ -86,45 +85,48 @@ class Service:
         """Reads a request to this agent, or raises Refused."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip()
         if kind != "application/json":
-            raise Refused(415, f"send application/json, and not {kind[:80]!r}", "unsupported_media_type")
+            raise Refused(f"send application/json, not {kind[:80]!r}", None, 415, "unsupported_media_type")
         body = await read_body(request, MAX_BODY_BYTES, "ask a shorter question")
-        try:
-            asked = Asked.read(body)
-            if asked.model != self._name:
-                message = f"there is no model {asked.model[:80]!r} here, only {self._name!r}"
-                raise Refused(404, message, "model_not_found")
-            asked.require_askable(self._temperature)
-        except ValueError as fault:
-            raise Refused(400, str(fault), "invalid_value") from None
+        asked = Asked.read(body)
+        self._require_own(asked.model)
+        asked.require_askable(self._temperature, lenient=self._lenient)
         return asked
+
+    def _require_own(self, name: str) -> None:
+        if name != self._name:
+            message = f"there is no model {name[:80]!r} here, only {self._name!r}"
+            raise Refused(message, "model", 404, "model_not_found")
 
     async def _episode(self, asked: Asked) -> AsyncGenerator[StepView]:
         """The steps of an episode to its end. Raises Refused if it cannot start or is cut short."""
         if self._running >= MAX_EPISODES:
-            raise Refused(429, f"{MAX_EPISODES} questions are being answered; come again", "rate_limit_exceeded")
+            raise Refused(f"{MAX_EPISODES} questions are being answered; come again", None, 429, "rate_limit_exceeded")
         self._running += 1
+        most = min(filter(None, (asked.max_tokens, asked.max_completion_tokens)), default=None)
         try:
-            async with aclosing(self._agent.attend(asked.question, seed=asked.seed or 0)) as steps:
+            async with aclosing(self._agent.attend(asked.question, seed=asked.seed or 0, most=most)) as steps:
                 async for view in steps:
                     if view.outcome is Outcome.ABORTED:
-                        raise Refused(503, f"the episode was cut short: {view.fault}", "aborted")
-                    yield view
+                        logger.error("an episode was cut short: %s", view.fault)
+                        raise Refused("a server that the agent's tools ask is down; come again", None, 503, "aborted")
+                    yield replace(view, answer=asked.before_stop(view.answer))
         except PromptTooLong as fault:
-            raise Refused(400, str(fault), "context_length_exceeded") from None
+            message = f"the question has {fault.tokens} tokens with the agent's prompt, and the limit is {fault.most}"
+            raise Refused(f"{message}; ask a shorter one", "messages", 400, "context_length_exceeded") from None
         except EngineError as fault:
             logger.error("an answer failed: %s", fault)
             if not isinstance(fault, EngineUnavailable):
                 self.broken = fault
                 self.when_broken()
-            raise Refused(503, "the engine failed; the server's log says how", "engine_failed") from None
+            raise Refused("the agent failed to answer; come again", None, 503, "engine_failed") from None
         finally:
             self._running -= 1
 
 
-def serve(agent: Agent, name: str, *, host: str, port: int, temperature: float) -> None:
+def serve(agent: Agent, name: str, *, host: str, port: int, temperature: float, lenient: bool = False) -> None:
     """Answers until the process is told to end. Raises EngineError if the engine fails for good."""
     agent.shared.tools(0)  # a faulty tool is reported before the server starts
-    service = Service(agent, name, temperature)
+    service = Service(agent, name, temperature, lenient=lenient)
     server = Server(configured(service.app(), host, port, Lasting))
     service.when_broken = partial(setattr, server, "should_exit", True)
     logger.info("%s answers at http://%s:%d/v1", name, host, port)
@@ -171,7 +173,7 @@ async def _events(
                 views.append(view)
                 yield _event(completion.step(view))
         except Refused as refused:
-            yield f"data: {bytes(refused.response.body).decode()}\n\n"
+            yield f"data: {bytes(_refused(None, refused).body).decode()}\n\n"
             return
     if with_usage:
         yield _event(completion.used(views))
@@ -182,11 +184,12 @@ def _event(content: dict[str, Any]) -> str:
     return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
 
 
-def _refused(_: Request, refused: Exception) -> Response:
+def _refused(_: Request | None, refused: Exception) -> Response:
     """The answer to a refused request."""
     match refused:
-        case Refused(response=response):
-            return response
+        case Refused(param=param, status=status, code=code):
+            return refusal(status, str(refused), code, param)
         case HTTPException(status_code=status, detail=detail):
-            return refusal(status, detail, "invalid_request")
+            ask = "; ask GET /v1/models or POST /v1/chat/completions" if status in (404, 405) else ""
+            return refusal(status, detail + ask, "invalid_request")
     raise refused

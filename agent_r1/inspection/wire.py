@@ -1,7 +1,7 @@
 """Requests to a served agent and its answers: OpenAI's chat completions, with the agent's steps added.
 
-An agent was trained on single questions, with a system message and tools of its own. So a request holds one user
-message, and every field that could change how the agent acts is refused, not ignored.
+An agent was trained on single questions, with a system message and tools of its own. So a request holds one question.
+Fields that frameworks always send are taken with values that change nothing; others are refused, not ignored.
 """
 
 from __future__ import annotations
@@ -15,12 +15,28 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from agent_r1.envs.base import parse_action
+from agent_r1.http.client import Fault
 from agent_r1.params.env import EnvParams
 from agent_r1.records import Outcome
 from agent_r1.rollout.episode import StepView
 
-FIELDS = "model, messages, stream, stream_options, temperature, seed, n and user"
 _STEP = TypeAdapter(StepView)
+
+
+# Fields that frameworks send whether they are used or not: the values, beside null, that change nothing.
+_NEUTRAL: dict[str, list[Any]] = {
+    "n": [1], "top_p": [1], "presence_penalty": [0], "frequency_penalty": [0], "logit_bias": [{}], "logprobs": [False],
+    "top_logprobs": [0], "response_format": [{"type": "text"}], "modalities": [["text"]], "store": [False],
+    "tools": [[]], "tool_choice": ["none", "auto"], "functions": [[]], "function_call": ["none", "auto"],
+}  # fmt: skip
+
+
+class Refused(ValueError):
+    """A request that is refused with an error, because of its field `param` if it is one field."""
+
+    def __init__(self, message: str, param: str | None = None, status: int = 400, code: str = "invalid_value") -> None:
+        super().__init__(message)
+        self.param, self.status, self.code = param, status, code
 
 
 class TextPart(BaseModel):
@@ -51,48 +67,70 @@ class StreamOptions(BaseModel):
 class Asked(BaseModel):
     """POST /v1/chat/completions"""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="allow")
 
     model: str
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=1024)]
-    stream: bool = False
+    stream: bool | None = False
     stream_options: StreamOptions | None = None
     temperature: float | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
-    n: Literal[1] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    stop: Annotated[list[str], Field(max_length=4)] | str | None = None
+    parallel_tool_calls: bool | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
     user: str | None = None
 
     @classmethod
     def read(cls, body: bytes) -> Asked:
-        """Parses a request. Raises ValueError that names the field that is wrong, unknown or not the client's."""
+        """Parses a request. Raises Refused that names the field that is wrong, or would change the answer."""
         try:
-            return cls.model_validate_json(body)
+            asked = cls.model_validate_json(body)
         except ValidationError as fault:
             problem = fault.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, problem["loc"]))
-        if problem["type"] == "extra_forbidden":
-            reason = f"because the agent acts as it was trained; {FIELDS} are"
-            raise ValueError(f"{where[:80]} is not the request's to say, {reason}")
-        raise ValueError(f"{where}: {problem['msg']}" if where else problem["msg"])
+            where = ".".join(map(str, problem["loc"]))[:80]
+            said = f"{where}: {problem['msg']}" if where else problem["msg"]
+            raise Refused(said, where.partition(".")[0] or None) from None
+        for name, given in (asked.model_extra or {}).items():
+            neutral = [None, *_NEUTRAL.get(name, ())]
+            if (given, isinstance(given, bool)) not in [(each, isinstance(each, bool)) for each in neutral]:
+                taken = " or ".join(map(json.dumps, neutral))
+                raise Refused(f"{name[:80]}: this agent takes {taken} alone; leave it out", name[:80])
+        return asked
+
+    @property
+    def system(self) -> str:
+        """The text of the messages before the question."""
+        return "\n\n".join(message.text for message in self.messages[:-1] if message.text.strip())
 
     @property
     def question(self) -> str:
-        return self.messages[0].text
+        """The question, below the system message."""
+        return "\n\n".join(filter(None, (self.system, self.messages[-1].text)))
 
-    def require_askable(self, temperature: float) -> None:
-        """Raises ValueError if an agent at this temperature cannot answer the request."""
-        roles = [message.role for message in self.messages]
-        if roles != ["user"]:
-            raise ValueError(
-                "the agent was trained to answer one question, with a system message of its own, and was sent "
-                f"{len(roles)} messages ({', '.join(roles[:8])[:80]}); send one of role user that says all that matters"
+    def before_stop(self, answer: str) -> str:
+        """An answer up to the first stop sequence."""
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return min((answer.partition(each)[0] for each in stops if each), key=len, default=answer)
+
+    def require_askable(self, temperature: float, *, lenient: bool = False) -> None:
+        """Raises Refused if an agent at this temperature, `lenient` towards system messages or not, cannot answer."""
+        *before, last = [message.role for message in self.messages]
+        if last != "user" or not {"system", "developer"}.issuperset(before):
+            sent = f"{len(self.messages)} messages ({', '.join([*before, last][:8])[:80]})"
+            raise Refused(
+                f"this agent answers one question, in one message of role user, and was sent {sent}", "messages"
             )
+        if self.system and not lenient:
+            remedy = "put its words into the user's message"
+            raise Refused(f"this agent has a system message of its own and takes no other; {remedy}", "messages")
+        if not self.messages[-1].text.strip():
+            raise Refused("the question is empty; send one", "messages")
         if self.temperature not in (None, temperature):
-            raise ValueError(
-                f"the agent is served at temperature {temperature:g}, and asked for {self.temperature:g}; leave it out"
-            )
-        if not self.question.strip():
-            raise ValueError("the question is empty; send one")
+            served = f"this agent is served at temperature {temperature:g}, and asked for {self.temperature:g}"
+            raise Refused(f"{served}; leave it out", "temperature")
 
 
 class Limits(BaseModel):
@@ -120,16 +158,7 @@ class Card(BaseModel):
 class Cards(BaseModel):
     """The answer to GET /v1/models."""
 
-    object: str = "list"
     data: Annotated[list[Card], Field(min_length=1, max_length=1)]
-
-    @classmethod
-    def of(cls, name: str, env: EnvParams) -> Cards:
-        return cls(data=[Card(id=name, agent_r1=Limits.of(env))])
-
-
-class Fault(BaseModel):
-    message: str
 
 
 class Event(BaseModel):
@@ -152,8 +181,10 @@ class Event(BaseModel):
 class Completion:
     """The answers to one request, as JSON."""
 
-    def __init__(self, model: str) -> None:
-        self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+    def __init__(self, asked: Asked) -> None:
+        self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": asked.model}
+        if asked.system:
+            self._head["system_fingerprint"] = "system message put before the question"
 
     def whole(self, views: Sequence[StepView]) -> dict[str, Any]:
         """A whole episode."""
@@ -185,7 +216,7 @@ class Completion:
 
 def told(view: StepView) -> str:
     """The text of a step on the way to the answer: thought, calls and replies."""
-    if view.outcome is Outcome.ANSWERED:
+    if view.outcome is Outcome.ANSWERED or view.answer:
         return f"{parse_action(view.action).thought}\n"
     return "\n".join([view.action, *view.observations, ""])
 

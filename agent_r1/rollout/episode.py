@@ -129,6 +129,13 @@ PLAY = Play()
 class PromptTooLong(ValueError):
     """A question leaves no room for an action in its context."""
 
+    def __init__(self, question: str, tokens: int, most: int) -> None:
+        super().__init__(
+            f"the prompt of question {question!r} has {tokens} tokens and max_tokens is {most}: no room for an action; "
+            "raise env.max_tokens or show fewer passages"
+        )
+        self.tokens, self.most = tokens, most
+
 
 class Episode:
     """The state of one running episode."""
@@ -157,10 +164,7 @@ class Episode:
         self._dialogue = Dialogue(self._chat, self._env.system, self._env.user, self._env.tools)
         self._append(self._dialogue.opening)
         if self._room() < 1:
-            raise PromptTooLong(
-                f"the prompt of question {self._attempt.question_id!r} has {len(self._ids)} tokens and max_tokens is "
-                f"{self._limits.max_tokens}: no room for an action; raise env.max_tokens or show fewer passages"
-            )
+            raise PromptTooLong(self._attempt.question_id, len(self._ids), self._limits.max_tokens)
 
     async def close(self) -> None:
         await self._env.close()

@@ -42,6 +42,7 @@ def serve_agent(
     temperature: Temperature = 0.0,
     host: Annotated[str, Option(help="Another than this machine's own needs AGENT_R1_ENDPOINT_KEY.")] = HOST,
     port: int = 8710,
+    lenient: Annotated[bool, Option("--lenient", help="Puts clients' system messages before the question.")] = False,
 ) -> None:
     """Serves an agent with its tools, for OpenAI's clients.
 
@@ -58,7 +59,7 @@ def serve_agent(
     if warning := open_to_all(ENDPOINT_KEY, host, "ask it, and have it use its tools as you"):
         logger.warning(warning)
     with opened(settings, policy, temperature) as agent:
-        serve(agent, policy.name, host=host, port=port, temperature=temperature)
+        serve(agent, policy.name, host=host, port=port, temperature=temperature, lenient=lenient)
 
 
 @app.command("serve_search", rich_help_panel=PANEL)

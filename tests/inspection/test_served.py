@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -40,6 +41,23 @@ def asked(content: Any) -> dict[str, Any]:
 
 
 ASKED = {"model": "ppo", **asked("Who?")}
+SYSTEM = {"role": "system", "content": "Be brief."}
+NEUTRAL = {
+    "top_p": 1.0, "n": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "stop": None, "user": "me",
+    "seed": 3, "metadata": {"a": "b"}, "response_format": {"type": "text"}, "tools": [], "tool_choice": "auto",
+    "parallel_tool_calls": True, "store": False, "logprobs": False, "service_tier": "auto", "max_tokens": None,
+    "reasoning_effort": None, "functions": None,
+}  # fmt: skip
+FRAMEWORKS = {  # beside model and messages, what each sends at its defaults
+    "openai 3.57": {},
+    "openai 3.57, with its defaults spelled out": NEUTRAL,
+    "LiteLLM 1.110": {},
+    "LiteLLM 1.110, a stream": {"stream": True, "stream_options": {"include_usage": True}},
+    "LangChain 1.7, ChatOpenAI": {"stream": False},
+    "LangChain 1.7, ChatOpenAI, a stream": {"stream": True},
+    "LangChain 1.7, ChatOpenAI, max_tokens": {"stream": False, "max_completion_tokens": 300},
+    "lm-eval 0.4.13, local-chat-completions": {"max_tokens": 256, "temperature": 0.0, "stop": ["\n\n"], "seed": 1234},
+}
 Bits = tuple[tuple[int, ...], tuple[int, ...]]
 
 
@@ -87,9 +105,9 @@ class Policy:
 
 
 @contextmanager
-def serving(agent: Agent, port: int) -> Iterator[str]:
+def serving(agent: Agent, port: int, *, lenient: bool = False) -> Iterator[str]:
     """The address of an agent's server in a thread of this process."""
-    server = Server(configured(Service(agent, "ppo", 0.0).app(), "127.0.0.1", port, Lasting))
+    server = Server(configured(Service(agent, "ppo", 0.0, lenient=lenient).app(), "127.0.0.1", port, Lasting))
     agent.shared.tools(0)
     thread = threading.Thread(target=agent.shared.run, args=(server.serve(),))
     thread.start()
@@ -159,7 +177,8 @@ def test_many_who_ask_at_once_get_what_one_alone_gets_token_for_token(
 
 
 def test_an_answer_as_openais_client_reads_it(url: str) -> None:
-    assert [model.id for model in client(url).models.list().data] == ["ppo"]
+    [model] = client(url).models.list().data
+    assert (model.id, model) == ("ppo", client(url).models.retrieve("ppo"))
     found = ask(url)
     [choice] = found.choices
     assert (choice.finish_reason, choice.message.role) == ("stop", "assistant")
@@ -170,6 +189,55 @@ def test_an_answer_as_openais_client_reads_it(url: str) -> None:
     assert found.usage.prompt_tokens + found.usage.completion_tokens == found.usage.total_tokens
     steps = found.model_extra["agent_r1"]["steps"]  # type: ignore[index]
     assert (len(steps), steps[0]["action"]) == (2, CALL)
+
+
+@pytest.mark.parametrize("body", FRAMEWORKS.values(), ids=FRAMEWORKS)
+def test_frameworks_are_answered_at_their_defaults(url: str, body: dict[str, Any]) -> None:
+    found = httpx.post(f"{url}/chat/completions", json=ASKED | body, timeout=PATIENCE_S)
+    assert re.search('"finish_reason": ?"stop"', found.text), found.text
+
+
+def test_a_limit_of_tokens_cuts_the_answer(url: str, chat: Chat) -> None:
+    """The first action fits, and three tokens of the second: the tag and two of the answer's letters."""
+    whole, first = ask(url), len(chat.encode_action(CALL))
+    found = ask(url, max_tokens=first + 3)
+    assert (found.choices[0].finish_reason, found.usage.completion_tokens) == ("length", first + 3)
+    assert found.choices[0].message.content == whole.choices[0].message.content[:2]
+    assert found.choices[0].message.reasoning_content == whole.choices[0].message.reasoning_content
+    *_, last, used = ask(url, max_completion_tokens=first + 3, stream=True, stream_options={"include_usage": True})
+    assert (last.choices[0].finish_reason, last.choices[0].delta.content) == (
+        "length",
+        whole.choices[0].message.content[:2],
+    )
+    assert used.usage == found.usage
+    for most in (1, first):
+        cut = ask(url, max_tokens=most)
+        assert (cut.choices[0].message.content, cut.usage.completion_tokens, len(cut.agent_r1["steps"])) == (
+            "",
+            most,
+            1,
+        )
+    assert ask(url, max_tokens=whole.usage.completion_tokens).choices[0].finish_reason == "stop"
+
+
+def test_a_stop_sequence_cuts_the_answer(url: str) -> None:
+    whole = ask(url).choices[0].message.content
+    assert ask(url, stop=["never", whole[5:7]]).choices[0].message.content == whole.partition(whole[5:7])[0]
+    assert ask(url, stop=whole[3:]).choices[0].message.content == whole.partition(whole[3:])[0]
+
+
+def test_a_system_message_stands_before_the_question_of_a_lenient_agent_and_its_answer_says_so(
+    agent: Agent, policy: Policy, chat: Chat, free_port: Callable[[], int]
+) -> None:
+    with serving(agent, free_port(), lenient=True) as url:
+        complete = client(url).chat.completions.create
+        found = complete(model="ppo", messages=[SYSTEM, *ASKED["messages"]])
+        streamed = [*complete(model="ppo", messages=[SYSTEM, *ASKED["messages"]], stream=True)]
+        assert "system_fingerprint" not in ask(url).model_fields_set
+    read = {chat.decode(context).count("Be brief.\n\nWho?") for context, _ in policy.sampled}
+    assert read == {0, 1}
+    said = "system message put before the question"
+    assert {each.system_fingerprint for each in (found, *streamed)} == {said}
 
 
 def test_steps_come_as_they_are_taken(url: str, policy: Policy) -> None:
@@ -200,34 +268,54 @@ def test_who_leaves_ends_the_episode(url: str, policy: Policy, stream: bool) -> 
     ("changes", "status", "message"),
     [
         ({"model": "ppp"}, 404, "there is no model 'ppp' here, only 'ppo'"),
-        ({"max_tokens": 9}, 400, "max_tokens is not the request's to say, because the agent acts as it was trained"),
-        ({"tools": []}, 400, "tools is not the request's to say"),
-        ({"temperature": 0.7}, 400, "the agent is served at temperature 0, and asked for 0.7; leave it out"),
-        ({"n": 2}, 400, "n: Input should be 1"),
+        ({"max_tokens": 0}, 400, "max_tokens: Input should be greater than or equal to 1"),
+        ({"tools": [CALL]}, 400, "tools: this agent takes null or [] alone; leave it out"),
+        ({"temperature": 0.7}, 400, "this agent is served at temperature 0, and asked for 0.7; leave it out"),
+        ({"n": 2}, 400, "n: this agent takes null or 1 alone; leave it out"),
+        ({"top_p": True}, 400, "top_p: this agent takes null or 1 alone"),
+        ({"tool_choice": "required"}, 400, 'tool_choice: this agent takes null or "none" or "auto" alone'),
+        ({"response_format": {"type": "json_object"}}, 400, 'takes null or {"type": "text"} alone'),
+        ({"reasoning_effort": "low"}, 400, "reasoning_effort: this agent takes null alone; leave it out"),
+        ({"stop": [*"abcde"]}, 400, "List should have at most 4 items"),
+        ({"metadata": "me"}, 400, "metadata: Input should be an object"),
         ({"seed": -1}, 400, "seed: Input should be greater than or equal to 0"),
         ({"messages": []}, 400, "messages: List should have at least 1 item"),
+        ({"messages": [SYSTEM, *ASKED["messages"]]}, 400, "a system message of its own and takes no other; put its"),
         (
-            {"messages": [{"role": "system", "content": "Be brief."}, *ASKED["messages"]]},
+            {"messages": [*ASKED["messages"]] * 2},
             400,
-            "the agent was trained to answer one question, with a system message of its own, and was sent 2 messages "
-            "(system, user); send one of role user",
+            "in one message of role user, and was sent 2 messages (user, user)",
         ),
         (asked(" "), 400, "the question is empty"),
         (asked([{"type": "image_url"}]), 400, "messages.0.content"),
-        (asked("word " * 1000), 400, "tokens and max_tokens is 400: no room"),
-        (asked("w" * MAX_BODY_BYTES), 413, "262144 bytes at most"),
+        (asked("word " * 1000), 400, "tokens with the agent's prompt, and the limit is 400; ask a shorter one"),
     ],
 )
-def test_what_the_protocol_of_training_cannot_say_is_refused(
+def test_a_request_that_would_change_the_answer_is_refused_by_its_field(
     url: str, changes: dict[str, Any], status: int, message: str
 ) -> None:
     for stream in (False, True):
         found = httpx.post(f"{url}/chat/completions", json=ASKED | changes | {"stream": stream}, timeout=PATIENCE_S)
-        assert (found.status_code, message in found.json()["error"]["message"]) == (status, True), found.text
+        error = found.json()["error"]
+        assert (found.status_code, message in error["message"]) == (status, True), found.text
+        assert error["param"] == next(iter(changes))
+
+
+def test_a_request_that_is_too_large_is_refused(url: str) -> None:
+    found = httpx.post(f"{url}/chat/completions", json=ASKED | asked("w" * MAX_BODY_BYTES), timeout=PATIENCE_S)
+    assert (found.status_code, "262144 bytes at most" in found.text) == (413, True)
+
+
+def test_an_address_that_is_not_there_names_those_that_are(url: str, openai: ModuleType) -> None:
+    with pytest.raises(openai.NotFoundError, match="there is no model 'org/gpt' here, only 'ppo'"):
+        client(url).models.retrieve("org/gpt")
+    for path, status in (("completions", 404), ("chat/completions", 405)):
+        found = httpx.get(f"{url}/{path}")
+        assert (found.status_code, "ask GET /v1/models or POST /v1/chat/comp" in found.text) == (status, True)
 
 
 def test_a_question_longer_than_the_context_has_openais_code(url: str, openai: ModuleType) -> None:
-    with pytest.raises(openai.BadRequestError, match=r"has \d+ tokens and max_tokens is 400") as refused:
+    with pytest.raises(openai.BadRequestError, match=r"has \d+ tokens with .* is 400") as refused:
         ask(url, "word " * 1000)
     assert refused.value.code == "context_length_exceeded"
 
@@ -252,7 +340,7 @@ def test_with_a_key_only_those_who_have_it_are_answered(
 ) -> None:
     monkeypatch.setenv(ENDPOINT_KEY, "s3cret")
     with serving(agent, free_port()) as url:
-        with pytest.raises(openai.AuthenticationError, match=f"not the key in {ENDPOINT_KEY}"):
+        with pytest.raises(openai.AuthenticationError, match="not this server's; send it"):
             client(url).models.list()
         assert client(url).with_options(api_key="s3cret").models.list().data
 
@@ -261,10 +349,10 @@ def test_what_the_world_and_the_engine_do_wrong_is_said(
     chat: Chat, policy: Policy, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch, openai: ModuleType
 ) -> None:
     with Shared(LIMITS, Film(0)) as shared, serving(Agent(policy, chat, shared), free_port()) as url:  # type: ignore[arg-type]
-        with pytest.raises(openai.InternalServerError, match="cut short: the index is down"):
+        with pytest.raises(openai.InternalServerError, match="agent's tools ask is down; come again"):
             ask(url)
         policy._answer = broken  # type: ignore[method-assign]
-        with pytest.raises(openai.InternalServerError, match="the engine failed; the server's log"):
+        with pytest.raises(openai.InternalServerError, match="the agent failed to answer; come again"):
             ask(url, stream=True)
         monkeypatch.setattr(app, "MAX_EPISODES", 0)
         with pytest.raises(openai.RateLimitError, match="come again"):
@@ -303,5 +391,5 @@ def test_a_fault_in_the_middle_of_a_stream_is_told(
     with Shared(LIMITS, Film(1)) as shared, serving(Agent(policy, chat, shared), free_port()) as url:  # type: ignore[arg-type]
         stream = ask(url, stream=True)
         assert next(stream).model_extra["agent_r1"]["observations"]
-        with pytest.raises(openai.APIError, match="cut short: the index is down"):
+        with pytest.raises(openai.APIError, match="agent's tools ask is down; come again"):
             next(stream)
