@@ -53,7 +53,8 @@ class Agent:
                 if left < 1 and view.outcome not in (Outcome.ANSWERED, Outcome.ABORTED):
                     begun = next((piece.inside for piece in split_action(view.action) if piece.kind == "answer"), "")
                     begun = re.sub(r"</?\w*\Z", "", begun).strip()  # the tag that closes it may be cut too
-                    yield replace(view, outcome=Outcome.TOKEN_LIMIT, observations=(), answer=begun)
+                    ending, stop = Outcome.TOKEN_LIMIT, view.step.action_stop
+                    yield replace(view, outcome=ending, observations=(), answer=begun, tokens=stop)
                     return
                 yield view
 

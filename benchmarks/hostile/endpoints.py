@@ -82,7 +82,8 @@ class AgentRequests(Kind):
 
     def make(self, rng: Random) -> bytes:
         message = {"role": "user", "content": rng.choice(("Who?", [{"type": "text", "text": "Who?"}]))}
-        honest = {"model": "ppo", "messages": [message], "stream": True, "seed": 3, "temperature": 0}
+        fields = {"stream": True, "seed": 3, "temperature": 0, "max_tokens": 9, "stop": ["."], "top_p": 1, "tools": []}
+        honest = {"model": "ppo", "messages": [{"role": "system", "content": ""}, message], **fields}
         made = odd_value(rng) if rng.random() < 0.1 else mutated(honest, rng, rng.choice((0, 1, 2)))
         return as_bytes(as_json(made, rng), rng)
 

@@ -167,7 +167,7 @@ def test_a_served_agent_answers_as_chat_does(
 
         assert chatted(endpoint=url) == chatted(endpoint=url, model="warm_start") == chatted()
         for arguments, message in (
-            ({"question": "word " * 500}, "status 400: the prompt of question 'word word"),
+            ({"question": "word " * 500}, "tokens with the agent's prompt, and the limit is 448; ask a shorter one"),
             ({"model": "ppo", "question": "Who?"}, "is called 'warm_start', not 'ppo'"),
         ):
             assert message in ended(capsys, endpoint=url, **arguments)

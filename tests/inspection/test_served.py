@@ -212,6 +212,7 @@ def test_a_limit_of_tokens_cuts_the_answer(url: str, chat: Chat) -> None:
     assert used.usage == found.usage
     for most in (1, first):
         cut = ask(url, max_tokens=most)
+        assert cut.usage.prompt_tokens == whole.agent_r1["steps"][0]["step"]["action_start"]
         assert (cut.choices[0].message.content, cut.usage.completion_tokens, len(cut.agent_r1["steps"])) == (
             "",
             most,
