@@ -124,8 +124,7 @@ class Asked(BaseModel):
                 f"this agent answers one question, in one message of role user, and was sent {sent}", "messages"
             )
         if self.system and not lenient:
-            remedy = "put its words into the user's message"
-            raise Refused(f"this agent has a system message of its own and takes no other; {remedy}", "messages")
+            raise Refused("this agent has its own system message; put this one into the user's message", "messages")
         if not self.messages[-1].text.strip():
             raise Refused("the question is empty; send one", "messages")
         if self.temperature not in (None, temperature):
