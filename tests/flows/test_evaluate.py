@@ -24,13 +24,14 @@ from agent_r1.params.stages import Protocol
 from agent_r1.records import CallStatus, Outcome, Prediction, Question, Source, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.tables import read_rows
+from agent_r1.training.assembly import Assembly
 from flows.commands.look import chat
 from flows.evaluate import EvaluationRequest, evaluate
 from flows.operation.export import NOT_SCORED, export, model_card
 from flows.operation.register import register
 from flows.policies import policy_of, version_of
 from flows.report import report
-from flows.train import inputs_of, train
+from flows.train import train
 from tests.fixtures import PLACES, Inside, WriteParams
 
 NAMES = ["ppo", "base_tool_call", "naive_rag"]
@@ -150,7 +151,7 @@ def test_an_edited_tool_of_ones_own_is_another_run_and_is_not_measured_alike(
             chat = Chat(load_tokenizer(settings.places.warm_start))
             asked = read_rows(PLACES.questions, Question)[:1]
             with open_exam(protocol, asked, chat, settings) as exam:
-                of_a_training = inputs_of(settings, settings.run(RunId("ppo")), asked, exam.shared)
+                of_a_training = Assembly(settings, RunId("ppo"), settings.places.warm_start).inputs(exam.shared)
                 return exam.conditions(), of_a_training
 
         file.write_text('def double(number: int) -> str:\n    """Doubles."""\n    return str(2 * number)\n')
@@ -188,7 +189,7 @@ def test_a_run_with_an_env_of_its_own_is_trained_measured_and_asked_in_it(
         for model in ({"run": "own"}, {"model": version.reference}):
             asked = []
             monkeypatch.setattr("agent_r1.inspection.conversation.chat", lambda *_: None)
-            opened = "agent_r1.inspection.agent.open_agent"
+            opened = "agent_r1.training.agent.open_agent"
             monkeypatch.setattr(opened, lambda own, *_, asked=asked, **__: asked.append(own.env))
             chat(**model)
             assert asked == [load().of(RunId("own")).env]

@@ -257,7 +257,7 @@ def test_changed_parameters_make_another_run(
     """Which is refused, and goes on with `fresh`."""
     before = contents(finished / PPO)
     write_params(finished, changes)
-    with pytest.raises(ValueError, match=f"{PPO} is another run's: {difference}; .* or start over with --fresh, "):
+    with pytest.raises(ValueError, match=f"{PPO} is another run's: {difference}; .* or start over with --fresh "):
         train(RunId("ppo"))
     assert contents(finished / PPO) == before
     with pytest.raises(Asked, match="0"):
