@@ -27,10 +27,7 @@ def load(where: str, named: str) -> Callable[..., Any]:
 
 
 def source_hash(where: str, named: str) -> str:
-    """The sha256 of the source of a function or class, "built in" without one; raises as `load`.
-
-    It is that of the module's file, or of the definition alone in a notebook, whose cells are no file.
-    """
+    """The sha256 of a function's or class's file, or in a notebook of its source, else "built in"; raises as `load`."""
     found = load(where, named)
     if file := vars(_module(where, named.partition(":")[0])).get("__file__"):
         return sha256(Path(file))

@@ -34,13 +34,6 @@ BESIDE = {"base_tool_call": ", before reinforcement learning", "random": ", chan
 OWN = "this policy"
 NOT_SCORED = "It has no evaluation in the project that it comes from."
 IN_TAGS = r"<tool_response>\n{answer}\n</tool_response>"
-FACTS = {
-    "registered as": "reference",
-    "commit of the code": "git_commit",
-    "sha256 of the questions": "questions",
-    "sha256 of the passages": "passages",
-    "fingerprint of the configuration": "config",
-}
 LIBRARIES = ("torch", "transformers")
 
 logger = logging.getLogger(__name__)
@@ -118,7 +111,11 @@ def made_of(settings: Params, policy: Policy) -> dict[str, str]:
         "training": policy.run.label if policy.run else "",
         "updates": str(policy.updates),
         "sha256 of the weights' folder": model_hash(policy.path),
-        **{name: found.get(fact, "") for name, fact in FACTS.items()},
+        "registered as": found.get("reference", ""),
+        "commit of the code": found.get("git_commit", ""),
+        "sha256 of the questions": found.get("questions", ""),
+        "sha256 of the passages": found.get("passages", ""),
+        "fingerprint of the configuration": found.get("config", ""),
         "libraries": ", ".join(f"{name} {version(name)}" for name in LIBRARIES),
     }
 

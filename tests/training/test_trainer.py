@@ -10,6 +10,7 @@ import pytest
 
 from agent_r1.credit.own import Episode
 from agent_r1.files import model_hash
+from agent_r1.rollout.sampling import Beneath
 from agent_r1.training import trainer as module
 from agent_r1.training.trainer import Trainer
 
@@ -62,7 +63,9 @@ def test_a_stopped_cell_goes_on_with_the_same_bits(
 ) -> None:
     passages = [{"title": "Veld", "text": "Tesk is a city in Veld."}]
     whole = made(tmp_path / "whole", tiny_model, passages=passages)
+    before = whole.ask(QUESTIONS[0]["question"])
     history = whole.train()
+    assert before[-1].outcome is not None
     stopped, first = made(tmp_path / "stopped", tiny_model, passages=passages), [True]
 
     def stop_once(training: Any) -> None:
@@ -83,3 +86,21 @@ def test_a_stopped_cell_goes_on_with_the_same_bits(
         made(tmp_path / "whole", tiny_model).train()
     assert len(made(tmp_path / "whole", tiny_model).train(fresh=True)) == 2
     assert [each.name[:5] for each in (tmp_path / "aside").iterdir()] == ["whole"]
+
+
+def test_adapters_answer_beside_the_model_that_they_were_trained_on(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Merged weights would be rounded on a GPU."""
+    opened, open_agent = list[Any](), module.open_agent
+
+    def noted(*given: Any, beneath: Beneath | None, **others: Any) -> Any:
+        opened.append(beneath)
+        return open_agent(*given, beneath=beneath, **others)
+
+    monkeypatch.setattr(module, "open_agent", noted)
+    adapters = {"model": {"threads": 1, "lora": {"rank": 2}}}
+    trainer = made(tmp_path / "run", tiny_model, changes=SMALL | adapters)
+    assert len(trainer.train()) == 2
+    assert trainer.ask("Which number follows 3?")[-1].outcome is not None
+    assert opened == [Beneath(str(tiny_model), 2)]
