@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -24,9 +27,22 @@ def load(where: str, named: str) -> Callable[..., Any]:
 
 
 def source_hash(where: str, named: str) -> str:
-    """The sha256 of the source file of a function or class, "built in" without one; raises as `load`."""
-    file = _module(where, named.partition(":")[0]).__file__
-    return sha256(Path(file)) if file else "built in"
+    """The sha256 of a function's or class's file, or in a notebook of its source, else "built in"; raises as `load`."""
+    found = load(where, named)
+    if file := vars(_module(where, named.partition(":")[0])).get("__file__"):
+        return sha256(Path(file))
+    try:
+        return hashlib.sha256(inspect.getsource(found).encode()).hexdigest()
+    except (OSError, TypeError):
+        return "built in"
+
+
+def reference(function: Callable[..., Any]) -> tuple[str, str]:
+    """Module and name by which `load` finds a function; a ValueError says that it has none."""
+    if not inspect.isfunction(function) or vars(sys.modules[function.__module__]).get(function.__name__) != function:
+        remedy = "define it with def, in a cell of a notebook or at the top level of a module"
+        raise ValueError(f"{function!r} cannot be found by a name; {remedy}")
+    return function.__module__, function.__name__
 
 
 def _module(where: str, name: str) -> ModuleType:

@@ -27,7 +27,7 @@ from agent_r1.params import Params, load
 from agent_r1.params.credit import CreditParams
 from agent_r1.params.places import RunId
 from agent_r1.params.sections import override, validated
-from agent_r1.records import CallStatus, Outcome, Passage, Question
+from agent_r1.records import CallStatus, Outcome, Passage
 from agent_r1.search.index import build
 from agent_r1.tables import write_rows
 from agent_r1.tools.toolbox import Toolbox
@@ -39,7 +39,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture(scope="module")
 def page() -> dict[str, Any]:
     """The names that the page's blocks define, run one after the other."""
-    text = (ROOT / "docs/extending.md").read_text()
+    text = (ROOT / "docs/extending.md").read_text().partition("## In a notebook")[0]
     code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
     names: dict[str, Any] = {"__name__": "extending"}
     exec(compile(code, "docs/extending.md", "exec"), names)
@@ -208,19 +208,16 @@ def test_the_estimator(page: dict[str, Any]) -> None:
     assert estimator.__name__ not in ESTIMATORS, "the page shows how to add one that is not there"
 
 
-def test_the_loop(page: dict[str, Any], tiny_model: Path, bm25_index: Callable[..., Any], tmp_path: Path) -> None:
-    small = {
-        "engine": {"kind": "transformers"},
-        "env": {"max_steps": 1, "max_tokens": 256, "max_action_tokens": 4},
-        "runs": {"grpo": {"iterations": 2, "rollout": {"questions": 2, "samples": 2}}},
-    }
-    settings = changed(small)
-    about: dict[str, Any] = {"dataset": "mine", "split": "train", "answers": ["Tesk"], "gold_titles": []}
-    questions = [
-        Question(question_id=text, text=text, strata={"hops": "1", "kind": "lookup"}, **about)
-        for text in ("Where?", "Who?")
-    ]
-    index = bm25_index([Passage(passage_id="p", title="Veld", text="Tesk is a city.")])
-    found = page["train"](settings, questions, index, tiny_model, tmp_path / "run")
-    assert [row["iteration"] for row in found] == [0, 1]
-    assert page["train"](settings, questions, index, tiny_model, tmp_path / "run") == found
+def test_a_notebook_trains_and_asks(tiny_model: Path, tmp_path: Path) -> None:
+    """The page's cell as it stands, where an event loop runs and code has no file, as in a kernel."""
+    section = (ROOT / "docs/extending.md").read_text().partition("## In a notebook")[2]
+    [cell, *_] = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    (tmp_path / "Qwen").mkdir()
+    (tmp_path / "Qwen/Qwen2.5-0.5B-Instruct").symlink_to(tiny_model)
+    again = "years = trainer.train()\nprint(history.equals(years), len(years), years['reward/brevity'].min() > 0)\n"
+    asked = "print(trainer.policy == os.path.abspath('years/checkpoint/policy'), steps[-1].outcome is not None)\n"
+    kernel = (
+        f"import asyncio, os\nasync def run():\n    exec({cell + again + asked!r}, globals())\nasyncio.run(run())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", kernel], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "True 2 True\nTrue True\n"), done.stderr

@@ -33,24 +33,25 @@ QUESTIONS, PASSAGES = "questions.parquet", "passages.parquet"
 TEXT = ".txt"
 
 
-def prepare(params: PrepareParams, directory: Path) -> None:
+def prepare(params: PrepareParams, directory: Path, *, searched: bool = True) -> None:
     """Writes questions.parquet and passages.parquet to `directory`.
 
-    On an error the earlier files stay whole, and nothing else is left behind. Raises FileNotFoundError if a data
-    set is missing, and ValueError if one is malformed or cannot be generated. One process at a time may prepare.
+    On an error the earlier files stay whole, and nothing else is left behind. Raises FileNotFoundError if a data set is
+    missing, and ValueError if one is malformed, cannot be generated, or has no passages where they are `searched`. One
+    process at a time may prepare.
     """
     directory.mkdir(parents=True, exist_ok=True)
     staging = directory / ".unfinished"
     remove_folder(staging)  # of a process that was killed
     try:
-        write(params, staging)
+        write(params, staging, searched)
         for name in (QUESTIONS, PASSAGES):
             (staging / name).replace(directory / name)
     finally:
         remove_folder(staging)
 
 
-def write(params: PrepareParams, directory: Path) -> None:
+def write(params: PrepareParams, directory: Path, searched: bool = True) -> None:
     """Writes questions.parquet and passages.parquet, holding a few dozen bytes of every row in memory.
 
     Questions stand split by split, the data sets evenly mixed in each. Passages come from
@@ -74,7 +75,7 @@ def write(params: PrepareParams, directory: Path) -> None:
                 add_passage(passage)
     with open_rows(passages) as file:
         found = file.metadata.num_rows
-    if not found and params.asks:
+    if searched and not found and params.asks:
         raise ValueError("there are no passages to search; check the corpus files under prepare.files")
     _warn_of_missing_gold(questions, passages)
     logger.info("prepared questions %s", {"/".join(key): count for key, count in counts.items()})

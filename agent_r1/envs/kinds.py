@@ -16,6 +16,7 @@ from agent_r1.envs.tool_env import with_tools
 from agent_r1.params.env import EnvParams
 from agent_r1.params.sections import nearest
 from agent_r1.records import QA, Question
+from agent_r1.tools.toolbox import require_own
 
 
 class Kind(NamedTuple):
@@ -60,9 +61,10 @@ KINDS: dict[str, Kind] = {
 def require_playable(questions: Sequence[Question], limits: EnvParams) -> None:
     """Refuses questions that no episode could be made of, before a model is loaded.
 
-    Raises ValueError for an unknown environment, or one that cannot be made of a question's setup, and WorldFault for
-    one that does not answer.
+    Raises ValueError for an unknown environment, one that cannot be made of a question's setup, and own tools that are
+    not there, and WorldFault for an environment that does not answer.
     """
+    require_own(limits)
     for env in dict.fromkeys(question.env for question in questions):
         its = [question for question in questions if question.env == env]
         if env not in KINDS:

@@ -24,10 +24,10 @@ from agent_r1.evaluation.transcript import shown_arguments
 from agent_r1.faults import WorldFault
 from agent_r1.harmless import harmless
 from agent_r1.http.endpoint import Endpoint
-from agent_r1.inspection.agent import Agent
 from agent_r1.inspection.wire import Cards, Event, Limits
 from agent_r1.records import CallStatus, Outcome, StopReason
 from agent_r1.rollout.episode import StepView
+from agent_r1.training.agent import Agent
 
 LABEL = 8  # columns
 CALL, ANSWER, THOUGHT, QUIET, FAULT = "bold cyan", "bold green", "dim italic", "dim", "yellow"

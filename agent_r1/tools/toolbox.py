@@ -190,7 +190,8 @@ def own_sources(params: EnvParams) -> dict[str, str]:
     """The sha256 of the source file of each tool and class of the user's own; raises as `own_code.load`."""
     tools, boxes = params.tools.functions.items(), params.toolbox.items()
     return {
-        f"tool {name}": own_code.source_hash(f"env.tools.functions.{name}", function.module) for name, function in tools
+        f"tool {name}": own_code.source_hash(f"env.tools.functions.{name}", f"{function.module}:{name}")
+        for name, function in tools
     } | {f"toolbox {name}": own_code.source_hash(f"env.toolbox.{name}", box.class_) for name, box in boxes}
 
 

@@ -75,7 +75,8 @@ class Identity:
         """
         reason, changed = self._compare(folder)
         if reason and not (fresh or replace):
-            remedy = f"go back to that, or start over with --fresh, which moves the folder to {aside}"
+            anew = "start over with --fresh (in Python fresh=True)"
+            remedy = f"go back to that, or {anew}, which moves the folder to {aside}"
             raise ValueError(f"{reason}; {remedy}")
         if changed and complete:
             reason = f"{folder} was trained by other code: {some(changed)}"

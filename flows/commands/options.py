@@ -15,7 +15,7 @@ from agent_r1.params.places import RunId
 from flows.stage import prepare_process
 
 if TYPE_CHECKING:
-    from agent_r1.inspection.agent import Agent
+    from agent_r1.training.agent import Agent
     from flows.policies import Policy
 
 app = typer.Typer(
@@ -57,8 +57,8 @@ def opened(settings: Params, policy: Policy, temperature: float) -> AbstractCont
 
     It holds no lock: a conversation or a server may last, and trainings would wait for it.
     """
-    from agent_r1.inspection.agent import open_agent
     from agent_r1.tools.toolbox import require_own
+    from agent_r1.training.agent import open_agent
 
     trained, beneath = policy.as_trained(settings), policy.beneath(settings)
     require_own(trained.env)

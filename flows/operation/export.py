@@ -5,48 +5,35 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
+from string import Template
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from agent_r1 import tracking
+from agent_r1.envs.kinds import attempts_at, openings
+from agent_r1.envs.shared import Shared
 from agent_r1.evaluation.comparison import latest_folder, read_scores
 from agent_r1.evaluation.scores import BASELINES, SUCCESS, in_words
 from agent_r1.files import model_hash, replaced_folder
 from agent_r1.harmless import in_markdown
 from agent_r1.learn import checkpoint
+from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import Params
 from agent_r1.records import Question, words_of
+from agent_r1.rollout.chat import Chat
+from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
+from agent_r1.training.identity import read_start
 from flows.policies import Policy
 
-CARD = """\
-# {title}
-
-An agent that acts with tools, trained by end-to-end reinforcement learning with agent_r1{base}.
-
-## Test questions of {dataset}
-
-Greedy, with 95 % bootstrap intervals over questions.
-
-{scored}
-
-## What it is made of
-
-{made}
-
-## Asking it
-
-It calls tools and reads what they answer, in the words that it was trained with: in a clone of the project
-
-```
-agent-r1 chat --model FOLDER         # at a terminal
-agent-r1 serve_agent --model FOLDER  # behind OpenAI's chat completions, tools included
-```
-"""
-BESIDE = {"base_tool_call": "before reinforcement learning", "random": "chance", "oracle": "a solver"}
+CARD = Template(Path(__file__).with_name("card.md").read_text())
+BESIDE = {"base_tool_call": ", before reinforcement learning", "random": ", chance", "oracle": ", a solver"}
 OWN = "this policy"
 NOT_SCORED = "It has no evaluation in the project that it comes from."
+IN_TAGS = r"<tool_response>\n{answer}\n</tool_response>"
 LIBRARIES = ("torch", "transformers")
 
 logger = logging.getLogger(__name__)
@@ -64,15 +51,17 @@ def export(settings: Params, policy: Policy, target: Path, license_name: str) ->
         raise ValueError(f"{target} is there already; name another folder, nothing is replaced")
     if checkpoint.is_adapters_alone(folder):
         raise ValueError(f"{folder} holds adapters alone; train the run to its end, which merges them")
-    card = model_card(settings, policy, license_name)
+    told = prompt_of(settings, policy)
+    card = model_card(settings, policy, license_name, told)
     with replaced_folder(target) as fresh:
         shutil.copytree(folder, fresh)
         card.save(fresh / "README.md")
+        (fresh / "prompt.json").write_text(told[0])
     logger.info("%s holds %s, with its card in README.md", target, policy.title)
 
 
-def model_card(settings: Params, policy: Policy, license_name: str) -> ModelCard:
-    """The model card of a policy: its scores beside those of the baselines, and its origin."""
+def model_card(settings: Params, policy: Policy, license_name: str, told: tuple[str, str]) -> ModelCard:
+    """The model card of a policy: its scores beside those of the baselines, its origin, and how to ask it."""
     base, dataset, found = settings.model.path, settings.prepare.dataset, scores_of(settings, policy)
     word = words_of(read_rows(settings.places.questions, Question)).right if found else ""
     measure = word.replace(" ", "_")
@@ -85,12 +74,14 @@ def model_card(settings: Params, policy: Policy, license_name: str) -> ModelCard
         model_name=policy.name,
         eval_results=[EvalResult("text-generation", dataset, dataset, measure, found[OWN][SUCCESS])] if found else None,
     )
-    text = CARD.format(
-        title=policy.title,
-        base=f", from {base}" if base else ", from a small model that was made for it",
+    text = CARD.substitute(
+        title=in_markdown(policy.title),
+        base=f", from {in_markdown(base)}" if base else ", from a small model that was made for it",
         scored="\n".join(f"- {name}: {in_words(scores, word)}" for name, scores in found.items()) or NOT_SCORED,
         dataset=dataset,
-        made="\n".join(f"- {name}: {in_markdown(value)}" for name, value in made_of(policy).items() if value),
+        made="\n".join(f"- {name}: {in_markdown(value)}" for name, value in made_of(settings, policy).items() if value),
+        prompt=told[0],
+        reply=told[1],
     )
     return ModelCard(f"---\n{about.to_yaml()}\n---\n\n{text}")
 
@@ -100,26 +91,53 @@ def scores_of(settings: Params, policy: Policy) -> dict[str, dict[str, float]]:
     places, own = settings.places, _evaluation_of(settings, policy)
     if own is None:
         return {}
-    folders = {OWN: own} | {f"`{name}`, {BESIDE.get(name, name)}": places.evaluation(name) for name in BASELINES}
+    folders = {OWN: own} | {f"`{name}`{BESIDE.get(name, '')}": places.evaluation(name) for name in BASELINES}
     asked, questions = _asked(own), read_rows(places.questions, Question)
     alike = {name: folder for name, folder in folders.items() if _asked(folder) == asked}
     return {name: read_scores(folder, questions, settings.evaluate) for name, folder in alike.items()}
 
 
-def made_of(policy: Policy) -> dict[str, str]:
+def made_of(settings: Params, policy: Policy) -> dict[str, str]:
     """The origin of a policy, by name; "" for unknown facts."""
-    made = policy.version.descriptor if policy.version else None
+    found = dict[str, str]()
+    if policy.version:
+        found = asdict(policy.version.descriptor) | {"reference": policy.version.reference}
+    elif policy.run:
+        folder = settings.places.training(policy.run)
+        started, tracked = read_start(folder), tracking.run_of(folder)
+        found = tracked.tags() if tracked else {}
+        found |= started.inputs | {"config": started.fingerprint} if started else {}
     return {
         "training": policy.run.label if policy.run else "",
         "updates": str(policy.updates),
         "sha256 of the weights' folder": model_hash(policy.path),
-        "registered as": policy.version.reference if policy.version else "",
-        "commit of the code": made.git_commit if made else "",
-        "sha256 of the questions": made.questions if made else "",
-        "sha256 of the passages": made.passages if made else "",
-        "fingerprint of the configuration": made.config if made else "",
+        "registered as": found.get("reference", ""),
+        "commit of the code": found.get("git_commit", ""),
+        "sha256 of the questions": found.get("questions", ""),
+        "sha256 of the passages": found.get("passages", ""),
+        "fingerprint of the configuration": found.get("config", ""),
         "libraries": ", ".join(f"{name} {version(name)}" for name in LIBRARIES),
     }
+
+
+def prompt_of(settings: Params, policy: Policy) -> tuple[str, str]:
+    """An episode's opening, as JSON that ends no code block, and a tool's message, as Python.
+
+    Both are in messages that the policy's chat template knows. The opening is that of the first data set.
+    """
+    env, places = policy.as_trained(settings).env, settings.places
+    questions, dialect = read_rows(places.questions, Question)[:1], Chat(load_tokenizer(policy.path)).template.dialect
+    with Shared(env, open_index(settings.search, places.passages, places.index)) as shared:
+        [opened] = openings(attempts_at(questions, shared), questions, shared)
+    messages, tools = dialect.put([("system", opened.system), ("user", "")], opened.tools)
+    told = {
+        "messages": [{"role": role, "content": content} for role, content in messages],
+        "tools": list(tools) or None,
+        "max_steps": env.max_steps,
+        "max_action_tokens": env.max_action_tokens,
+    }
+    reply = '"tool", "content": answer' if dialect.observations else f'"user", "content": f"{IN_TAGS}"'
+    return json.dumps(told, indent=2).replace("`", "\\u0060"), f'{{"role": {reply}}}'
 
 
 def _evaluation_of(settings: Params, policy: Policy) -> Path | None:

@@ -24,7 +24,6 @@ from typer.main import get_command
 
 from agent_r1 import params
 from agent_r1.envs.shared import Shared
-from agent_r1.inspection.agent import Agent
 from agent_r1.inspection.conversation import Screen, converse, here
 from agent_r1.params import SHIPPED, load
 from agent_r1.params.places import RunId
@@ -33,6 +32,7 @@ from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler
 from agent_r1.search.base import Search
 from agent_r1.tables import read_rows
+from agent_r1.training.agent import Agent
 from flows.commands import app
 from flows.commands.look import chat
 from flows.operation.register import register

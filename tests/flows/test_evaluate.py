@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,9 @@ from huggingface_hub import ModelCard
 from mlflow import MlflowClient
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from agent_r1 import tracking
 from agent_r1.answers import exact_match
+from agent_r1.envs.tool_env import SYSTEM
 from agent_r1.evaluation.protocols import open_exam
 from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import Params, load
@@ -24,15 +30,19 @@ from agent_r1.params.stages import Protocol
 from agent_r1.records import CallStatus, Outcome, Prediction, Question, Source, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.tables import read_rows
+from agent_r1.training.assembly import Assembly
+from agent_r1.training.identity import read_start
 from flows.commands.look import chat
+from flows.commands.options import opened
 from flows.evaluate import EvaluationRequest, evaluate
-from flows.operation.export import NOT_SCORED, export, model_card
+from flows.operation.export import NOT_SCORED, export, model_card, prompt_of
 from flows.operation.register import register
 from flows.policies import policy_of, version_of
 from flows.report import report
-from flows.train import inputs_of, train
+from flows.train import train
 from tests.fixtures import PLACES, Inside, WriteParams
 
+COMMIT = "a1" * 20
 NAMES = ["ppo", "base_tool_call", "naive_rag"]
 ASKED = 12
 pytestmark = pytest.mark.walk
@@ -68,14 +78,19 @@ def test_a_policy_leaves_the_project_whole_with_a_card(
     with inside(evaluated):
         settings = load()
         policy = policy_of(settings, RunId("ppo"))
+        tracked = tracking.run_of(PLACES.training(RunId("ppo")))
+        assert tracked is not None
+        tracked.tag("git_commit", COMMIT)  # the project of the tests is in no repository
         export(settings, policy, tmp_path / "agent", "mit")
+        tracked.tag("git_commit", "")
         with pytest.raises(ValueError, match="agent is there already; name another folder, nothing is replaced"):
             export(settings, policy, tmp_path / "agent", "mit")
         bare = policy_of(settings, str(PLACES.warm_start))
         shutil.copytree(PLACES.warm_start, tmp_path / "unscored")
         (tmp_path / "unscored/other").write_text("makes other weights of it")
-        unscored = model_card(settings, policy_of(settings, str(tmp_path / "unscored")), "other")
-        assert "base_tool_call" in str(model_card(settings, bare, "other")), (
+        told = prompt_of(settings, bare)
+        unscored = model_card(settings, policy_of(settings, str(tmp_path / "unscored")), "other", told)
+        assert "base_tool_call" in str(model_card(settings, bare, "other", told)), (
             "the warm start was evaluated as a baseline"
         )
         with pytest.raises(ValueError, match="owner/name is on the hub already"):
@@ -93,6 +108,53 @@ def test_a_policy_leaves_the_project_whole_with_a_card(
     assert "- `base_tool_call`, before reinforcement learning: exact match " in card.text
     assert f"- sha256 of the weights' folder: {content(evaluated, 'ppo', 'hashes.json')['policy']}" in card.text
     assert (unscored.data.eval_results, NOT_SCORED in unscored.text) == (None, True)
+    started = read_start(ppo)
+    assert started is not None
+    assert f"- commit of the code: {COMMIT}\n" in card.text
+    assert f"- sha256 of the passages: {started.inputs['passages']}" in card.text
+    assert f"- fingerprint of the configuration: {started.fingerprint}" in card.text
+    assert "- `naive_rag`: exact match " in card.text
+
+
+QUESTION = "Where was the director of the film born?"  # of the card's snippet
+
+
+def test_a_card_says_how_to_ask_the_policy_without_the_project(evaluated: Path, inside: Inside, tmp_path: Path) -> None:
+    """Its snippet runs where the project cannot be imported, and acts as the project's own agent does."""
+    with inside(evaluated):
+        settings = load()
+        policy = policy_of(settings, RunId("ppo"))
+        export(settings, policy, tmp_path / "agent", "mit")
+        with opened(settings, policy, 0.0) as agent:
+            first = next(agent.ask(QUESTION, seed=0)).action
+    card = (tmp_path / "agent/README.md").read_text()
+    [shown], [code] = (re.findall(rf"```{each}\n(.*?)```", card, re.DOTALL) for each in ("json", "python"))
+    assert json.loads(shown) == json.loads((tmp_path / "agent/prompt.json").read_text())
+    assert json.loads(shown)["messages"][0] == {"role": "system", "content": SYSTEM}
+    assert [each["function"]["name"] for each in json.loads(shown)["tools"]] == ["search"]
+    alone = f"import sys\nsys.modules |= dict.fromkeys(('agent_r1', 'flows'))\n{code}"
+    done = subprocess.run([sys.executable, "-c", alone], cwd=tmp_path / "agent", capture_output=True, text=True)
+    assert (done.returncode, done.stdout.startswith(f"{first}\n")) == (0, True), (first, done)
+
+
+def test_nothing_breaks_out_of_a_card(evaluated: Path, inside: Inside) -> None:
+    hostile = "\n```\n---\nlicense: none\n---\n<script>[x](y)\x1b\u202e"
+    with inside(evaluated):
+        settings = load()
+        env = settings.env.model_copy(update={"instructions": hostile})
+        bare = dataclasses.replace(policy_of(settings, ""), title=hostile)
+        told = prompt_of(settings.model_copy(update={"env": env}), bare)
+        model = settings.model.model_copy(update={"path": hostile})
+        card = model_card(settings.model_copy(update={"model": model}), bare, "mit", told)
+    assert json.loads(told[0])["messages"][0]["content"].endswith(hostile)
+    assert (card.data.license, card.data.base_model) == ("mit", hostile)
+    assert [line for line in str(card).splitlines() if line.startswith(("```", "---"))] == [
+        *["---"] * 2,
+        *["```json", "```"],
+        *["```python", "```"],
+        *["```"] * 2,
+    ]
+    assert not re.search("[\x1b\u202e]|(?<!\\\\)<script", card.text.partition("```json")[0])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -150,7 +212,7 @@ def test_an_edited_tool_of_ones_own_is_another_run_and_is_not_measured_alike(
             chat = Chat(load_tokenizer(settings.places.warm_start))
             asked = read_rows(PLACES.questions, Question)[:1]
             with open_exam(protocol, asked, chat, settings) as exam:
-                of_a_training = inputs_of(settings, settings.run(RunId("ppo")), asked, exam.shared)
+                of_a_training = Assembly(settings, RunId("ppo"), settings.places.warm_start).inputs(exam.shared)
                 return exam.conditions(), of_a_training
 
         file.write_text('def double(number: int) -> str:\n    """Doubles."""\n    return str(2 * number)\n')
@@ -188,7 +250,7 @@ def test_a_run_with_an_env_of_its_own_is_trained_measured_and_asked_in_it(
         for model in ({"run": "own"}, {"model": version.reference}):
             asked = []
             monkeypatch.setattr("agent_r1.inspection.conversation.chat", lambda *_: None)
-            opened = "agent_r1.inspection.agent.open_agent"
+            opened = "agent_r1.training.agent.open_agent"
             monkeypatch.setattr(opened, lambda own, *_, asked=asked, **__: asked.append(own.env))
             chat(**model)
             assert asked == [load().of(RunId("own")).env]

@@ -1,4 +1,4 @@
-"""DVC's experiments as docs/tracking.md has them, with a name and beside files that are staged, and its plots."""
+"""DVC's experiments and plots as docs/tracking.md has them, and results of any revision as docs/evaluating.md has."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import vl_convert
+
+from agent_r1.records import Prediction, Source, Trajectory
+from agent_r1.tables import write_rows
+from tests.trajectories import from_parts
 
 ROOT = Path(__file__).parents[2]
 GRAPH = """
@@ -76,3 +81,26 @@ def test_a_page_of_plots_overlays_two_revisions_without_a_network(repository: Pa
     for label in ("ppo", "grpo", "workspace", "HEAD", "iteration"):
         assert f">{label}</text>" in svg
     assert svg.count('aria-roledescription="line mark"') == 4
+
+
+def test_results_of_any_revision_are_data_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/evaluating.md's code as it stands, after two commits whose policies answer differently."""
+    evaluation, training = tmp_path / "outputs/evaluate/ppo/predictions.parquet", tmp_path / "outputs/train/ppo"
+    counts = dict.fromkeys(("steps", "tool_calls", "tokens_read", "tokens_sampled"), 1)
+    shell(tmp_path, "git init -q && git config user.name a && git config user.email a@localhost && dvc init -q")
+    for version, right in enumerate([{"a"}, {"a", "b"}]):
+        about = {"run": "ppo", "seed": 0, "policy_version": version, "answer": "Tesk", "facts": {}, **counts}
+        rows = [Prediction(question_id=each, success=float(each in right), **about) for each in "abc"]
+        write_rows(evaluation, rows, Prediction)
+        sampled = from_parts([(Source.PROMPT, [1]), (Source.ACTION, [2])], policy_version=version)
+        write_rows(training / "trajectories/000.parquet", [sampled], Trajectory)
+        shell(tmp_path, f"dvc add -q {evaluation} {training} && git add . && git commit -qm version{version}")
+    shutil.rmtree(tmp_path / "outputs")
+    section = (ROOT / "docs/evaluating.md").read_text().partition("### Reading results of any revision")[2]
+    [code, *_] = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(compile(code, "docs/evaluating.md", "exec"), names)
+    assert names["changed"]["question_id"].tolist() == ["b"]
+    assert names["trajectories"]["policy_version"].tolist() == [1]
+    assert names["rows"]("outputs/train/ppo/trajectories/000.parquet", "HEAD~1")["policy_version"].tolist() == [0]

@@ -12,21 +12,25 @@ from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from mlflow import MlflowClient
 from transformers import AutoModelForCausalLM
 
-from agent_r1.params.places import RunId
+from agent_r1.files import model_hash
+from agent_r1.params.places import RunId, policy_in
 from agent_r1.records import CallStatus, Credit, Source, Trajectory
 from agent_r1.tables import read_rows
 from agent_r1.training import collection
 from agent_r1.training.identity import Identity, read_start
 from agent_r1.training.loop import Training
+from agent_r1.training.trainer import Trainer
 from flows import ranks
 from flows import train as train_module
 from flows.train import train
 from tests.fixtures import PLACES, Inside, WriteParams
+from tests.flows.conftest import SMALL
 
 PPO, GRPO = (PLACES.training(RunId(name)) for name in ("ppo", "grpo"))
 CLOSE = 1e-4  # nats, in float32
@@ -257,7 +261,7 @@ def test_changed_parameters_make_another_run(
     """Which is refused, and goes on with `fresh`."""
     before = contents(finished / PPO)
     write_params(finished, changes)
-    with pytest.raises(ValueError, match=f"{PPO} is another run's: {difference}; .* or start over with --fresh, "):
+    with pytest.raises(ValueError, match=f"{PPO} is another run's: {difference}; .* or start over with --fresh "):
         train(RunId("ppo"))
     assert contents(finished / PPO) == before
     with pytest.raises(Asked, match="0"):
@@ -377,3 +381,25 @@ def test_a_stage_started_outside_the_project_says_so(
     assert process.returncode == 1
     assert f"{tmp_path}/params.yaml does not exist; run from the project's root" in errors
     assert "Traceback" not in errors
+
+
+def test_a_notebook_trains_the_same_digits(grpo: Path, small_project: Path, tmp_path: Path) -> None:
+    """With the run's parameters on the same rows."""
+    questions = pd.read_parquet(small_project / PLACES.questions).query("split == 'train'")
+    passages = pd.read_parquet(small_project / PLACES.passages).rename(columns={"passage_id": "id"})
+    renamed = questions.rename(columns={"question_id": "id", "text": "question"})
+    trainer = Trainer(
+        model=str(small_project / PLACES.warm_start),
+        questions=renamed[["id", "question", "answers", "gold_titles"]],
+        passages=passages,
+        folder=tmp_path / "grpo",
+        changes={
+            **{name: SMALL[name] for name in ("model", "engine", "env")},
+            "train": {"update": {"minibatches": 2}, "keep": {"learner": True}} | SMALL["runs"]["grpo"],
+        },
+    )
+    history = trainer.train()
+    for found, expected in zip(history.to_dict("records"), metrics(grpo), strict=True):
+        timed = [name for name in expected if name.endswith("_s") or "waiting_share" in name]
+        assert {**found, **dict.fromkeys(timed)} == {**expected, **dict.fromkeys(timed)}
+    assert model_hash(trainer.policy) == model_hash(str(policy_in(grpo)))

@@ -136,7 +136,8 @@ def test_another_run_is_refused_with_the_difference_in_words(path: Path, iterati
         taken_up(path, OTHER_RUN, iterations)
     assert str(refusal.value) == (
         f"{path} is another run's: train.credit.lam 0.99 -> 0.95, questions aaaaaaaaaaaa... -> bbbbbbbbbbbb...; "
-        f"go back to that, or start over with --fresh, which moves the folder to {path.parent / 'aside'}"
+        "go back to that, or start over with --fresh (in Python fresh=True), "
+        f"which moves the folder to {path.parent / 'aside'}"
     )
     assert contents(path) == before
 
@@ -190,7 +191,7 @@ def test_a_folder_of_an_older_version_of_the_project_is_refused_whole(path: Path
     written.write_text(json.dumps(record))
     written.with_name("SHA256SUMS").write_text(f"{sha256(written)}  progress.json\n")
     (path / "start.json").unlink()
-    message = r"is of an older version of the project, .*; go back to that, or start over with --fresh, which"
+    message = r"is of an older version of the project, .*; go back to that, or start over with --fresh .*, which"
     assert_refused_whole(path, message)
 
 

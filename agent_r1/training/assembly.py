@@ -1,0 +1,81 @@
+"""A training put together from its parts: checked before it starts, told from others by its inputs, and finished."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from transformers import AutoConfig
+
+from agent_r1.credit import own as own_rewards
+from agent_r1.envs.kinds import attempts_at, openings, require_playable
+from agent_r1.envs.shared import Shared
+from agent_r1.files import load_pretrained, model_hash, sha256
+from agent_r1.learn import adapter, checkpoint, memory
+from agent_r1.learn.model import load_tokenizer
+from agent_r1.params import Params
+from agent_r1.params.places import RunId
+from agent_r1.pretrained import compute_dtype, default_device
+from agent_r1.records import Question
+from agent_r1.rollout.chat import Chat
+from agent_r1.search.index import open_index
+from agent_r1.tables import read_rows
+from agent_r1.training.folder import RunFolder
+from agent_r1.training.identity import Identity
+from agent_r1.training.loop import Training
+from agent_r1.training.questions import require_gold_titles
+
+
+class Assembly:
+    """The parts of a run that starts from a model, from the places of the run's settings."""
+
+    def __init__(self, settings: Params, run: RunId, model: str | Path) -> None:
+        """Raises ValueError for questions without a weighted reward's facts, and own code that is not there.
+
+        It also raises as `require_playable`. Nothing is waited for yet.
+        """
+        self.settings, self.run, self.model = settings, run, model
+        self.config, self._places = settings.run(run), settings.places
+        self._questions = read_rows(self._places.questions, Question)
+        require_gold_titles(self._questions, self.config.credit)
+        require_playable(self._questions, settings.env)
+        own_rewards.load(self.config.credit.rewards)
+
+    @contextmanager
+    def taken_up(
+        self, folder: Path, aside: Path, *, code: Mapping[str, str] = {}, fresh: bool = False, replace: bool = False
+    ) -> Iterator[tuple[RunFolder, Callable[..., Training]]]:
+        """Takes the run's folder up; gives it, and a function that loads the model, for the `ranks` of a stage.
+
+        Raises as `memory.check`, `open_index` and `RunFolder.opened`.
+        """
+        # before the folder is taken up: a run that cannot start replaces nothing
+        memory.check(load_pretrained(AutoConfig, self.model), self.settings, [self.run])
+        adapter.warn_of_rounding(self.settings)
+        index = open_index(self.settings.search, self._places.passages, self._places.index)
+        with Shared(self.settings.env, index) as shared:
+            identity = Identity.of(self.settings, self.config, self.inputs(shared), code)
+            with RunFolder(folder, identity, self.config).opened(aside, fresh=fresh, replace=replace) as run:
+                opening = partial(Training, self.settings, questions=self._questions, shared=shared, model=self.model)
+                yield run, partial(opening, folder=run)
+
+    def inputs(self, shared: Shared) -> dict[str, str]:
+        """Hashes of all inputs of the run."""
+        opened = openings(attempts_at(self._questions, shared), self._questions, shared)
+        return {
+            "questions": sha256(self._places.questions),
+            "passages": sha256(self._places.passages),
+            "index": shared.index.index_hash,
+            "warm_start": model_hash(str(self.model)),
+            "prompt": Chat(load_tokenizer(self.model)).prompts_hash(opened),
+            **own_rewards.sources(self.config.credit.rewards),
+            **shared.sources(),
+        }
+
+    def finish(self, folder: RunFolder) -> None:
+        """Leaves the folder of a complete run with its policy, adapters merged, and no file that nothing reads."""
+        folder.tidy()
+        dtype = compute_dtype(self.settings.model.dtype, default_device())
+        checkpoint.complete(folder.checkpoint, lambda policy: adapter.merge(policy, self.model, dtype))
