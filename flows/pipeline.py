@@ -6,25 +6,36 @@ import logging
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from graphlib import TopologicalSorter
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any, cast
+from uuid import UUID
 
+from httpx import HTTPError
 from prefect import Task, flow, task
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import TaskRunContext
 from prefect.events.worker import EventsWorker
-from prefect.exceptions import TerminationSignal
+from prefect.exceptions import PrefectException, TerminationSignal
 from prefect.futures import PrefectConcurrentFuture
 from prefect.logging.handlers import APILogWorker
 from prefect.runtime import deployment
-from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+from prefect.settings import (
+    PREFECT_API_AUTH_STRING,
+    PREFECT_API_REQUEST_TIMEOUT,
+    PREFECT_API_URL,
+    PREFECT_CLIENT_MAX_RETRIES,
+    temporary_settings,
+)
 from prefect.states import Completed
 
 from agent_r1 import params
@@ -46,6 +57,8 @@ from flows.terminal import SideBySide, speak
 CACHED = "Cached"  # the state of a stage that was up to date
 PUSH = "Use `dvc push`"  # DVC's advice after every stage if there is a remote
 _LINE = re.compile(r"\d\d:\d\d:\d\d (?P<level>INFO|WARNING|ERROR) (?P<said>.*)")  # as `configure_logging` has it
+_COUNTED = re.compile(r"(?P<name>[^:]+): iteration .*; (?P<done>\d+) of (?P<of>\d+) done.*")
+NEWS_S = 5.0  # between two writings of a stage's progress
 
 logger = logging.getLogger(__name__)
 keep_results_own()
@@ -160,9 +173,11 @@ def _follow(stage: str, command: Sequence[str], beside: SideBySide, *, alone: bo
         beside.line(stage) as show,
         ended_after(process, timeout_s, beside.over) as late,
     ):
+        progress = Progress()
         for line in filter(str.strip, process.stdout or ()):
             if not line.startswith(PUSH):
-                show(_passed_on(line.rstrip()))
+                show(said := _passed_on(line.rstrip()))
+                progress.tell(said)
         code = process.wait()
     if exit_code.exists():
         code = int(exit_code.read_text())
@@ -175,6 +190,34 @@ def _follow(stage: str, command: Sequence[str], beside: SideBySide, *, alone: bo
     if code:
         fault = StageUnavailable if code == UNAVAILABLE else StageFailed
         raise fault(f"stage {stage} failed with exit code {code}; its own lines above say why")
+
+
+@dataclass
+class Progress:
+    """Finished iterations of a stage, as an artifact on the page of the flow that started it."""
+
+    told_s: float = 0.0
+    artifact: UUID | None = None
+
+    def tell(self, said: str) -> None:
+        """Writes the iterations that a line of the stage counts, at most every few seconds and to no dead server."""
+        found, now_s = _COUNTED.fullmatch(said), time.monotonic()
+        if not found or (found["done"] != found["of"] and now_s < self.told_s + NEWS_S):
+            return
+        share, about = 100 * int(found["done"]) / int(found["of"]), f"{found['done']} of {found['of']} iterations"
+        at_once = temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: NEWS_S})
+        with suppress(HTTPError, PrefectException), at_once:
+            if self.artifact:
+                update_progress_artifact(self.artifact, share, about)
+            else:
+                made = create_progress_artifact(share, artifact_key("progress", found["name"]), about)
+                self.artifact = cast("UUID", made)
+        self.told_s = time.monotonic()
+
+
+def artifact_key(kind: str, name: str) -> str:
+    """The key of an artifact: Prefect takes lower case letters, digits and dashes."""
+    return re.sub("[^a-z0-9]+", "-", f"{kind}-{name}".lower())
 
 
 def _passed_on(line: str) -> str:

@@ -181,6 +181,7 @@ class EvaluateParams(Section):
 class PromoteParams(Section):
     margin: Annotated[float, Field(ge=0, lt=1)]
     level: Annotated[float, Field(ge=0.5, lt=1)]
+    yes_within_h: Annotated[float, Field(ge=0, le=8760)] = 0.0  # 0: nobody is asked
 
 
 Stage = Literal["prepare", "index", "warm_start", "train", "register", "evaluate", "baseline", "report", "view"]

@@ -8,12 +8,13 @@ import sys
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas import filters
 from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.objects import StateType
-from prefect.events.actions import ChangeFlowRunState
+from prefect.events.actions import ChangeFlowRunState, ResumeFlowRun
 from prefect.events.schemas.automations import Automation, AutomationCore, EventTrigger, Posture
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.settings import PREFECT_API_URL
@@ -67,7 +68,7 @@ def deploy(*, restarted: bool = False) -> None:
     require_server(url)
     with get_client(sync_client=True) as client:
         ensure_pool(client, POOL, CONCURRENCY_LIMIT)
-        ensure_crash_detection(client)
+        ensure_automation(client, CRASH_DETECTION)
         client.upsert_global_concurrency_limit_by_name(PROMOTION, 1)
         if restarted:
             _close_left_behind(client)
@@ -75,8 +76,11 @@ def deploy(*, restarted: bool = False) -> None:
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if result.returncode:
         raise ValueError(f"prefect deploy refused prefect.yaml:\n{result.stdout}")
+    settings = params.load()
     with get_client(sync_client=True) as client:
-        _offer_choices(client, params.load())
+        _offer_choices(client, settings)
+        if hours := settings.promote.yes_within_h:
+            ensure_automation(client, no_answer(client.read_deployment_by_name("promote/promote").id, hours))
     logger.info("work pool %s and the deployments of prefect.yaml are on %s", POOL, without_password(url))
 
 
@@ -125,21 +129,33 @@ def ensure_pool(client: SyncPrefectClient, pool: str, limit: int | None) -> None
             client.update_work_pool(pool, WorkPoolUpdate(base_job_template=template))
 
 
-def ensure_crash_detection(client: SyncPrefectClient) -> None:
-    """Puts crash detection on the server. An equal one stays, since a new one would not know the runs it watches.
+def ensure_automation(client: SyncPrefectClient, wanted: AutomationCore) -> None:
+    """Puts an automation on the server. An equal one stays, since a new one would not know the runs it watches.
 
     If several workers put it there at the same time, all of them keep the same one.
     """
-    found = client.read_automations_by_name(CRASH_DETECTION.name)
-    if not any(map(_is_current, found)):
-        client.create_automation(CRASH_DETECTION)
-        found = client.read_automations_by_name(CRASH_DETECTION.name)  # others may have made some since
-    kept = min(each.id for each in found if _is_current(each))
+    found = client.read_automations_by_name(wanted.name)
+    if not any(_equals(each, wanted) for each in found):
+        client.create_automation(wanted)
+        found = client.read_automations_by_name(wanted.name)  # others may have made some since
+    kept = min(each.id for each in found if _equals(each, wanted))
     for each in found:
         if each.id != kept:
             with suppress(ObjectNotFound):
                 client.delete_automation(each.id)
 
 
-def _is_current(found: Automation) -> bool:
-    return AutomationCore.model_validate(found.model_dump(exclude={"id"})) == CRASH_DETECTION
+def _equals(found: Automation, wanted: AutomationCore) -> bool:
+    return AutomationCore.model_validate(found.model_dump(exclude={"id"})) == wanted
+
+
+def no_answer(promotion: UUID, hours: float) -> AutomationCore:
+    """Resumes a promotion that nobody answered, by the id of its deployment; its form then stands at no."""
+    waiting = {
+        "match_related": {"prefect.resource.id": f"prefect.deployment.{promotion}"},
+        "after": {"prefect.flow-run.Suspended"},
+        "expect": {"prefect.flow-run.Resuming"},
+        "within": timedelta(seconds=max(10, hours * 3600)),  # the server takes no less
+    }
+    trigger = EventTrigger.model_validate(CRASH_DETECTION.trigger.model_dump() | waiting)
+    return AutomationCore(name="agent_r1: no answer is a no", trigger=trigger, actions=[ResumeFlowRun()])

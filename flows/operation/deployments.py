@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
 from prefect import flow
@@ -15,9 +15,11 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact, cr
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import State, StateType
+from prefect.deployments import run_deployment
 from prefect.events import emit_event
 from prefect.runtime import deployment, flow_run
-from prefect.states import Cancelled, Completed
+from prefect.states import Cancelled, Completed, Failed
+from pydantic import WithJsonSchema
 
 from agent_r1 import params, tracking
 from agent_r1.evaluation.comparison import interval_of, markdown_table, mean_cell, read_scores
@@ -28,12 +30,13 @@ from agent_r1.harmless import in_markdown
 from agent_r1.params import Params, variant_of
 from agent_r1.params.places import Places, RunId
 from agent_r1.params.sections import Natural, nearest
+from agent_r1.params.train import TrainParams
 from agent_r1.records import Question, words_of
 from agent_r1.tables import read_rows
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import MODEL, THE_CHAMPION, Version
-from flows.operation.promote import artifact_key, measure, previous, promote, read, run_page
-from flows.pipeline import expendable, reproduce, run_command
+from flows.operation.promote import measure, previous, promote, read, run_page
+from flows.pipeline import artifact_key, expendable, reproduce, run_command
 from flows.policies import in_training, version_of
 from flows.terminal import speak
 
@@ -42,7 +45,23 @@ REGISTERED = "agent_r1.policy.registered"  # the event that prefect.yaml waits f
 COLUMNS = ("iteration", "rollout/success", "reward/total", "rollout/valid_call_share", "rollout/tool_calls")
 SHOWN = 20  # changed questions that a message names
 
+
 logger = logging.getLogger(__name__)
+
+
+TRAIN = "https://train"  # no address: the parts of its JSON schema refer to each other by it
+
+
+def _known(part: dict[str, Any]) -> dict[str, Any]:
+    """A part of the schema of `train` for overrides: nothing is required, and neither seed nor code is known."""
+    return {name: value for name, value in part.items() if name not in ("default", "required", "seed", "function")}
+
+
+_SCHEMA = TrainParams.model_json_schema(ref_template=TRAIN + "#/$defs/{model}")
+_OVERRIDES = {"$id": TRAIN, **json.loads(json.dumps(_SCHEMA), object_hook=_known)}
+# Prefect's page shows an editor for conditions. For properties it shows 70 fields, and sends false for every box.
+_CHECKED = {"if": {"type": "object"}, "then": _OVERRIDES, "else": {"type": "null"}}
+Overrides = Annotated[dict[str, Any] | None, WithJsonSchema(_CHECKED)]
 
 
 def _label() -> str:
@@ -52,7 +71,7 @@ def _label() -> str:
 
 
 @flow(name="training", flow_run_name=_label)
-def training(run: str, seed: Natural | None = None, overrides: dict[str, Any] | None = None) -> State[None]:
+def training(run: str, seed: Natural | None = None, overrides: Overrides = None) -> State[None]:
     """Trains one run of params.yaml, or goes on with an interrupted attempt, and registers the policy.
 
     Brings data, index and warm start up to date first, as `dvc repro` would. Makes the run's page at the end; if that
@@ -65,9 +84,12 @@ def training(run: str, seed: Natural | None = None, overrides: dict[str, Any] | 
     """
     speak()
     settings, meant = params.load(), RunId(run, seed)
-    settings.run(meant)
+    try:
+        settings.run(meant)
+        meant = meant if overrides is None else settings.varied(meant, overrides)
+    except ValueError as fault:  # beyond the form's schema: values that do not go together, or change nothing
+        return Failed(name="Invalid", message=str(fault))
     if overrides is not None:
-        meant = settings.varied(meant, overrides)
         write_text(settings.places.variant(meant), json.dumps(overrides))
     for stage in STARTS_FROM:
         reproduce(stage)
@@ -134,7 +156,7 @@ def evaluation(models: list[str] | None = None, dataset: str | None = None) -> S
     if beyond:
         raise Drifted("\n".join(beyond))
     challengers = [version for version in versions if not version.is_champion]
-    decided = [*_decide(challengers)]
+    decided = [*_decide(challengers, asking=bool(settings.promote.yes_within_h))]
     _show_pages([version for version in challengers if in_training(version)])
     return Completed(message="; ".join([*said, *decided]))
 
@@ -212,7 +234,7 @@ def _drifted(version: Version, folder: Path, settings: Params) -> Drift | None:
     return found
 
 
-def _decide(challengers: Sequence[Version]) -> Iterator[str]:
+def _decide(challengers: Sequence[Version], *, asking: bool) -> Iterator[str]:
     """Has the gate compare each challenger with the current champion; gives its verdicts in words."""
     if challengers and registry.champion() is None:
         crown = f"`agent-r1 promote {challengers[0].reference} --first`"
@@ -221,6 +243,11 @@ def _decide(challengers: Sequence[Version]) -> Iterator[str]:
         yield unmatched
         return
     for challenger in challengers:
+        if asking:  # in a run of its own, since Prefect suspends no part of another
+            asked = {"challenger": challenger.reference}
+            run_deployment("promote/promote", parameters=asked, timeout=0, as_subflow=False)
+            yield f"{challenger.name} is decided in a run of its own"
+            continue
         state = promote(challenger.reference, return_state=True)
         state.result()  # raises the fault of a failed flow
         yield f"{challenger.name} {state.message}"

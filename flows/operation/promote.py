@@ -10,18 +10,20 @@ import dataclasses
 import json
 import logging
 import os
-import re
 import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 from prefect.client.schemas.objects import State
 from prefect.concurrency.sync import concurrency
+from prefect.flow_runs import suspend_flow_run
+from prefect.input import RunInput
 from prefect.states import Completed
 from rich.markdown import Markdown
 
@@ -40,7 +42,7 @@ from agent_r1.params import Params
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import THE_CHAMPION, Version
 from agent_r1.tracking.store import address, locked
-from flows.pipeline import run_command
+from flows.pipeline import artifact_key, run_command
 from flows.policies import version_of
 from flows.processes import process_group, server_answers
 from flows.terminal import output, speak
@@ -94,15 +96,42 @@ def promote(challenger: str) -> State[None]:
         challenger: `models:/agent_r1/3`, or the label of a training such as `ppo-seed3`.
     """
     speak()
-    decision = gate(challenger, lambda arguments: run_command("evaluate", *arguments))
+    settings = params.load()
+    page = run_page(version_of(challenger, settings).descriptor.mlflow_run_id)
+    asked = partial(ask, page=page, hours=hours) if (hours := settings.promote.yes_within_h) else None
+    decision = gate(challenger, lambda arguments: run_command("evaluate", *arguments), objection=asked)
     if decision is None:
         return Completed(message=f"{challenger} is the champion already")
     table, said = decision_table(decision), verdict(decision)
-    page = run_page(version_of(challenger, params.load()).descriptor.mlflow_run_id)
     text = f"{table}\n[The training of {decision.challenger} in MLflow]({page})\n"
     create_markdown_artifact(text, key=artifact_key("decision", decision.challenger), description=harmless(said))
     logger.info("%s", table.splitlines()[0])
     return Completed(name="Promoted" if decision.promoted else "Refused", message=said)
+
+
+class Answer(RunInput):
+    """The form on the page of a promotion that waits for a person."""
+
+    promote: bool = False
+
+
+def ask(decision: Decision, page: str, hours: float) -> str:
+    """Asks a person whether a better challenger becomes the champion; the reason if it does not, "" if it does.
+
+    Suspends the run, so that nothing is held meanwhile. With the answer its flow begins anew, and so compares with the
+    champion of that time. An answer is about one pair: another champion is asked about again.
+    """
+    success = f"{decision.challenger_success:.3f} against {decision.champion_success:.3f}"
+    about = f"Is {decision.challenger} to take the place of {decision.champion}? Success {success}, {decision.reason}."
+    answer = suspend_flow_run(
+        wait_for_input=Answer.with_initial_data(f"{about} [Its training]({page}). No answer in {hours:g} h is a no."),
+        timeout=int((hours + 1) * 3600),  # where the automation of `agent-r1 deploy` does not end it
+        key=artifact_key(decision.challenger, f"against-{decision.champion}"),
+    )
+    if answer.promote:
+        return ""
+    told = "a person said no" if answer.model_fields_set else f"nobody said yes within {hours:g} h"
+    return f"{decision.reason}, but {told}"
 
 
 def run_page(run_id: str) -> str:
@@ -110,17 +139,14 @@ def run_page(run_id: str) -> str:
     return f"{address()}/#/runs/{run_id}"
 
 
-def artifact_key(kind: str, name: str) -> str:
-    """The key of an artifact: Prefect takes lower case letters, digits and dashes."""
-    return re.sub("[^a-z0-9]+", "-", f"{kind}-{name}".lower())
-
-
-def gate(challenger: str, evaluate: Evaluate, *, anyway: bool = False) -> Decision | None:
+def gate(
+    challenger: str, evaluate: Evaluate, *, anyway: bool = False, objection: Callable[[Decision], str] | None = None
+) -> Decision | None:
     """Decides about a challenger, acts on the decision, and logs it to the MLflow run of its training.
 
     Compares the latest evaluations of both on all data sets. An evaluation that is missing, was cut short by the world,
     or was not measured alike is made first. One that is cut short again is refused, unless `anyway` is set. Returns
-    None if the challenger is the champion already.
+    None if the challenger is the champion already. A better one is refused too if there is an `objection` to it.
     """
     settings = params.load()
     version = version_of(challenger, settings)
@@ -130,6 +156,8 @@ def gate(challenger: str, evaluate: Evaluate, *, anyway: bool = False) -> Decisi
         return None
     ours, theirs = _measured_alike(version, champion, settings, evaluate)
     decision = decide(ours, theirs, settings.promote, settings.evaluate, anyway=anyway)
+    if decision.promoted and objection and (reason := objection(decision)):
+        decision = dataclasses.replace(decision, promoted=False, reason=reason)
     if decision.promoted:
         _promote(version, expected=champion)
     run = tracking.resume(version.descriptor.mlflow_run_id)

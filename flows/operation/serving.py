@@ -114,7 +114,7 @@ def show_mlflow(port: int, *, with_password: bool = True) -> None:
 def _tell(password: str) -> None:
     """Says how to get into the servers."""
     if password:
-        said = "browsers ask once for the password %s (MLflow: any user), commands look for it in %s and %s"
+        said = "browsers ask for the password %s: Prefect takes it alone, MLflow with any user; commands read %s and %s"
         logger.info(said, password, OF_CLIENTS, mlflow_app.PASSWORD)
     else:
         logger.warning("without a password everybody who can log in to this machine can run commands as you here")

@@ -20,7 +20,7 @@ from agent_r1.harmless import without_password
 from agent_r1.params.places import SWEEP
 from flows.dvc_files import collect_graph, require_dvc
 from flows.graph import StageUnavailable, bring, described, require_alike, stages
-from flows.operation.deploy import ensure_crash_detection, ensure_pool
+from flows.operation.deploy import CRASH_DETECTION, ensure_automation, ensure_pool
 from flows.operation.serving import POOL, keep_working, require_server, worker_part
 from flows.pipeline import reproduce
 from flows.pool import ERRAND, UNAVAILABLE, Pool, require_shared
@@ -93,7 +93,7 @@ def work(pool: str, limit: int) -> None:
 def offer(client: SyncPrefectClient, pool: str) -> None:
     """Deploys the errand for a pool; the server refuses other parameters."""
     ensure_pool(client, pool, None)
-    ensure_crash_detection(client)
+    ensure_automation(client, CRASH_DETECTION)
     client.create_deployment(
         flow_id=client.create_flow(errand),
         name=pool,

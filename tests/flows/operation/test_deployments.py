@@ -8,40 +8,52 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 import yaml
 from httpx import HTTPStatusError
 from mlflow import MlflowClient
+from prefect import flow
+from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey, FlowRunFilter, FlowRunFilterDeploymentId
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.flows import load_flow_from_entrypoint
-from prefect.settings import Settings
-from prefect.states import Running
+from prefect.settings import PREFECT_API_URL, Settings, temporary_settings
+from prefect.states import Failed, Running
 from rich.console import Console
 
 from agent_r1.files import sha256
 from agent_r1.learn import checkpoint
 from agent_r1.params import load, variant_of
 from agent_r1.params.places import RunId
+from agent_r1.tracking import registry
+from agent_r1.tracking.registry import Version
 from flows.operation.deploy import CRASH_DETECTION, SILENCE_S, deploy
-from flows.operation.deployments import REGISTERED, expired, scores
+from flows.operation.deployments import REGISTERED, _decide, expired, scores, training
 from flows.operation.doctor import prefect
 from flows.operation.lineage import lineage
 from flows.operation.promote import PROMOTION
 from flows.operation.serving import POOL, require_server
+from flows.pipeline import Progress
+from tests.answering import Heard, answering
+from tests.flows.conftest import PATIENCE_S
 
+Inside = Callable[[Path], AbstractContextManager[None]]
 ROOT = Path(__file__).parents[3]
 CONTENT = yaml.safe_load((ROOT / "prefect.yaml").read_text())
 DEPLOYMENTS: dict[str, dict[str, Any]] = {each["name"]: each for each in CONTENT["deployments"]}
@@ -59,6 +71,16 @@ training('ppo', 7, {further})
 FURTHER = {"credit": {"lam": 0.5}}
 LABEL = RunId("ppo", 7, variant=variant_of(FURTHER)).label  # ppo-0a1b2c3d-seed7
 ITERATIONS = 2
+SCRIPTS, SECRET = Path(sys.executable).parent, "s3cret"
+REFUSED: dict[str, dict[str, Any]] = {  # the field that the server names -> parameters of a training
+    "run": {"run": "pppo"},
+    "seed": {"seed": -1},
+    "overrides": {"overrides": "iterations"},
+    "overrides.credit": {"overrides": {"credit": {"lamm": 0.5}}},
+    "overrides.credit.lam": {"overrides": {"credit": {"lam": 2}}},
+    "overrides.credit.rewards.own": {"overrides": {"credit": {"rewards": {"own": {"function": "os:system"}}}}},
+    "overrides.update.loss": {"overrides": {"update": {"loss": "ppo"}}},
+}
 
 
 def parameters(deployment: dict[str, Any]) -> set[str]:
@@ -70,11 +92,11 @@ def parameters(deployment: dict[str, Any]) -> set[str]:
 @pytest.mark.parametrize("name", DEPLOYMENTS)
 def test_a_deployment_is_a_flow_with_its_parameters(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(ROOT)
-    flow = load_flow_from_entrypoint(DEPLOYMENTS[name]["entrypoint"], use_placeholder_flow=False)
-    taken = flow.parameters.properties
+    loaded = load_flow_from_entrypoint(DEPLOYMENTS[name]["entrypoint"], use_placeholder_flow=False)
+    taken = loaded.parameters.properties
     assert parameters(DEPLOYMENTS[name]) <= set(taken)
     if {"schedules", "triggers"} & set(DEPLOYMENTS[name]):  # nobody is there to be asked
-        assert set(flow.parameters.required) <= parameters(DEPLOYMENTS[name])
+        assert set(loaded.parameters.required) <= parameters(DEPLOYMENTS[name])
 
 
 def test_deployments_run_in_the_pool_on_schedules_and_events_that_are_sent() -> None:
@@ -128,12 +150,11 @@ def test_deploying_again_after_a_restart_closes_what_was_left_and_changes_nothin
     pool = client.read_work_pool(POOL)
     assert (pool.type, pool.concurrency_limit) == ("process", 1)
     assert client.read_global_concurrency_limit_by_name(PROMOTION).limit == 1
-    training = client.read_deployment_by_name("training/training")
-    run = client.create_flow_run_from_deployment(training.id, parameters={"run": "grpo", "seed": 3})
-    for refused in ({"run": "pppo"}, {"run": "ppo", "seed": -1}, {"run": "ppo", "overrides": "iterations"}):
-        field = [*refused][-1]
+    deployed = client.read_deployment_by_name("training/training")
+    run = client.create_flow_run_from_deployment(deployed.id, parameters={"run": "grpo", "seed": 3})
+    for field, refused in REFUSED.items():
         with pytest.raises(HTTPStatusError) as answer:
-            client.create_flow_run_from_deployment(training.id, parameters=refused)
+            client.create_flow_run_from_deployment(deployed.id, parameters={"run": "ppo"} | refused)
         assert answer.value.response.status_code == 409
         assert f"Validation failed for field '{field}'" in answer.value.response.json()["detail"]
     nightly = client.read_deployment_by_name("evaluation/nightly")
@@ -145,6 +166,53 @@ def test_deploying_again_after_a_restart_closes_what_was_left_and_changes_nothin
     deploy(restarted=True)
     assert on_the_server(client) == (names, detectors)  # anew it would forget which runs it waits for
     assert client.read_flow_run(run.id).state_name == "Crashed"
+
+
+def test_the_page_on_notifications_has_an_automation_made_that_keeps_the_address_secret(
+    client: SyncPrefectClient, prefect_api: str, tmp_path: Path
+) -> None:
+    """With a webhook of one's own in place of Slack's."""
+    [commands] = re.findall(r"```\n(.*?)```", (ROOT / "docs/notifications.md").read_text(), re.DOTALL)
+    heard = SimpleQueue[Heard]()
+
+    def typed(text: str) -> str:
+        environment = {**os.environ, "PREFECT_API_URL": prefect_api, "PATH": f"{SCRIPTS}:{os.environ['PATH']}"}
+        done = subprocess.run(["bash", "-e", "-c", text], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    with answering(lambda told: (heard.put(told), (200, b""))[1]) as url:
+        address: dict[str, Any] = {"url": f"{url}/{{{{where}}}}", "secrets": {"where": SECRET}}
+        said = {"text": "{{subject}}; {{body}}"}
+        CustomWebhookNotificationBlock(name="team", json_data=said, **address).save("team", _sync=True)
+        shown = typed(commands.replace("slack-webhook", "custom-webhook"))
+        shown += typed("prefect block inspect custom-webhook/team; prefect automation inspect 'tell the team'")
+        training = client.read_deployment_by_name("training/training")
+        run = client.create_flow_run_from_deployment(training.id, parameters={"run": "ppo"}, name="ppo")
+        client.set_flow_run_state(run.id, Failed(name="Invalid", message="overrides of ppo"), force=True)
+        told = heard.get(timeout=PATIENCE_S)
+    assert "Created automation 'tell the team'" in shown
+    assert SECRET not in shown + (tmp_path / "notify.yaml").read_text()
+    assert told.path == f"/{SECRET}"
+    assert re.fullmatch(rf"ppo: Invalid; overrides of ppo http://\S+{run.id}", told.body["text"])
+
+
+def test_a_promotion_that_may_ask_is_a_run_of_its_own(
+    client: SyncPrefectClient,
+    tmp_path: Path,
+    write_params: Callable[..., None],
+    inside: Inside,
+    register_descriptor: Callable[..., Version],
+) -> None:
+    write_params(tmp_path, {})
+    with inside(tmp_path):
+        registry.promote(register_descriptor("a" * 64), expected=None)
+        challenger = register_descriptor("b" * 64)
+        assert [*_decide([challenger], asking=True)] == ["agent_r1-v2 is decided in a run of its own"]
+    promotion = client.read_deployment_by_name("promote/promote")
+    ours = FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=[promotion.id]))
+    [run] = client.read_flow_runs(flow_run_filter=ours)
+    assert (run.parameters, run.parent_task_run_id) == ({"challenger": "models:/agent_r1/2"}, None)
 
 
 def test_of_the_nights_that_waited_for_the_worker_one_runs_and_none_of_a_paused_schedule(
@@ -204,6 +272,48 @@ def project(
     return folder
 
 
+@pytest.mark.parametrize(
+    ("run", "overrides", "message"),
+    [
+        (
+            "grpo",
+            {"credit": {"filter": {"share": 0.5}}},
+            "share: 0.5 has no effect with kind: none",
+        ),  # as `refilled` has
+        ("ppo", {"iterations": 3}, "overrides of ppo: iterations is 3 already, which would change nothing"),
+        ("ppo", {}, "overrides of ppo change nothing"),
+    ],
+)
+def test_overrides_that_do_not_go_with_the_run_end_it_before_its_first_stage(
+    prefect_api: str, small_project: Path, inside: Inside, run: str, overrides: dict[str, Any], message: str
+) -> None:
+    with inside(small_project):
+        state = training(run, overrides=overrides, return_state=True)
+    assert (state.type, state.name) == (StateType.FAILED, "Invalid")
+    assert message in str(state.message)
+
+
+def test_the_iterations_of_a_training_are_shown_now_and_then_and_no_dead_server_is_waited_for(
+    prefect_api: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flows.pipeline.NEWS_S", 0.5)
+    seen = []
+
+    @flow
+    def followed(port: int) -> None:
+        progress = Progress()
+        for done in (4, 5, 12):  # it goes on after three; the second comes too soon
+            progress.tell(f"train again: iteration {done - 1}: exact match 0.5; {done} of 12 done, about 2 s left")
+            seen.append(float(artifacts("progress-train-again")["progress-train-again"]))
+        with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{port}/api"}):
+            Progress().tell("train untold: iteration 0: exact match 0.5; 1 of 12 done")
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes requests and never answers
+        followed(silent.getsockname()[1])
+    assert [round(share) for share in seen] == [33, 33, 100]
+    assert artifacts("progress-train-untold") == {}
+
+
 def artifacts(prefix: str) -> dict[str, str]:
     with get_client(sync_client=True) as client:
         found = client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(like_=f"{prefix}%")))
@@ -222,7 +332,7 @@ def test_the_table_has_a_row_per_finished_iteration(tmp_path: Path) -> None:
 
 
 def test_a_training_shows_its_scores_and_its_model_leads_to_its_trajectories(
-    prefect_api: str, project: Path, start: Any, inside: Callable[[Path], AbstractContextManager[None]]
+    prefect_api: str, project: Path, start: Any, inside: Inside
 ) -> None:
     folder = project / load(project / "params.yaml").places.training(RunId.parse(LABEL))
     command = TRAIN.format(folder=str(project), further=FURTHER)
@@ -232,6 +342,7 @@ def test_a_training_shows_its_scores_and_its_model_leads_to_its_trajectories(
     assert finished.iterations == ITERATIONS
     rows = json.loads(artifacts("scores-ppo-")[f"scores-{LABEL}"])
     assert [row["iteration"] for row in rows] == list(range(ITERATIONS))
+    assert float(artifacts("progress-train-ppo-")[f"progress-train-{LABEL.replace('-seed', '-')}"]) == 100
     run_id = (folder / "mlflow_run_id").read_text()
     assert f"/#/runs/{run_id}" in artifacts("mlflow-ppo-")[f"mlflow-{LABEL}"]
     shown = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db").get_run(run_id)

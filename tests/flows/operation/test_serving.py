@@ -14,8 +14,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,18 +25,25 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from playwright.sync_api import Page, sync_playwright
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling
 
-from agent_r1.tracking import store
-from flows.operation.deploy import SILENCE_S
+from agent_r1.tracking import registry, store
+from agent_r1.tracking.registry import Version
+from flows.operation.deploy import SILENCE_S, ensure_automation, no_answer
+from flows.operation.promote import PROMOTION
 from flows.operation.serving import claim, own_password, require_server
 from flows.processes import api_on
 from tests.answering import answering
+from tests.flows.operation.evaluations import write_evaluation
+from tests.inspection.conftest import CHROMIUM
 
+Inside = Callable[[Path], AbstractContextManager[None]]
 ROOT = Path(__file__).parents[3]
+RIGHT = (60, 62, 75, 95)  # questions that versions 1 to 4 answer right
 PATIENCE_S = 400.0
 
 TRAIN = """
@@ -103,11 +112,20 @@ class Served:
     client: SyncPrefectClient
     mlflow: str
 
-    def trigger(self, *, job_variables: dict[str, Any] | None = None, **parameters: Any) -> FlowRun:
-        training = self.client.read_deployment_by_name("training/training")
-        return self.client.create_flow_run_from_deployment(
-            training.id, parameters=parameters, job_variables=job_variables
-        )
+    def trigger(
+        self, deployment: str = "training", *, job_variables: dict[str, Any] | None = None, **parameters: Any
+    ) -> FlowRun:
+        found = self.client.read_deployment_by_name(f"{deployment}/{deployment}")
+        return self.client.create_flow_run_from_deployment(found.id, parameters=parameters, job_variables=job_variables)
+
+    def ends(self, run: FlowRun) -> str:
+        """The message of a run, once it is in its last state."""
+        state = wait_for(lambda: (now := self.client.read_flow_run(run.id).state) and now.is_final() and now)
+        return str(state)
+
+    @property
+    def page(self) -> str:
+        return str(PREFECT_API_URL.value()).removesuffix("/api")
 
     @property
     def password(self) -> str:
@@ -131,6 +149,42 @@ class Served:
         return working_in(self.folder)
 
 
+def at_a_browser(look: Callable[[Page], str]) -> str:
+    """Text that a new browser finds. It has a thread of its own, because its driver keeps an event loop running."""
+    found = next(filter(None, map(shutil.which, CHROMIUM)), None)
+    if found is None:
+        pytest.skip(f"no browser: none of {', '.join(CHROMIUM)} is on the PATH (apt-get install chromium)")
+
+    def started() -> str:
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
+            page = browser.new_page(viewport={"width": 1280, "height": 800})
+            page.set_default_timeout(PATIENCE_S * 1000)
+            return look(page)
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(started).result()
+
+
+def enter(page: Page, password: str) -> None:
+    page.locator("input[type=password]").fill(password)
+    page.keyboard.press("Enter")
+    page.locator("input[type=password]").wait_for(state="hidden")
+
+
+def answered(page: Page, address: str, password: str, run: FlowRun) -> str:
+    """Says yes on the page of a promotion that waits; gives the question."""
+    page.goto(address)
+    enter(page, password)
+    page.goto(f"{address}/runs/flow-run/{run.id}")
+    page.get_by_role("button", name="Resume").first.click()
+    asked = page.get_by_text("to take the place of").inner_text()
+    page.locator(".p-modal [role=switch]").first.click(force=True)
+    page.get_by_role("button", name="Submit").click()
+    page.locator(".p-modal").wait_for(state="hidden")
+    return asked
+
+
 def working_in(folder: Path) -> dict[int, str]:
     there = [each for each in psutil.process_iter(["cwd", "cmdline"]) if each.info["cwd"] == str(folder)]
     return {each.pid: " ".join(each.info["cmdline"]) for each in there if each.info["cmdline"]}
@@ -138,7 +192,11 @@ def working_in(folder: Path) -> dict[int, str]:
 
 @pytest.fixture(scope="module")
 def project(
-    tmp_path_factory: pytest.TempPathFactory, write_params: Callable[..., None], lay_dvc: Callable[..., None]
+    tmp_path_factory: pytest.TempPathFactory,
+    write_params: Callable[..., None],
+    lay_dvc: Callable[..., None],
+    inside: Inside,
+    register_descriptor: Callable[..., Version],
 ) -> Path:
     folder = tmp_path_factory.mktemp("served")
     shutil.copytree(ROOT / "flows", folder / "flows", ignore=shutil.ignore_patterns("__pycache__"))
@@ -148,9 +206,14 @@ def project(
         (folder / "flows" / f"{name}.py").write_text(source)
     with (folder / "flows" / "operation" / "deployments.py").open("a") as deployments:
         deployments.write(EVALUATION)  # in place of the flow of that name
-    write_params(folder, {})
+    write_params(folder, {"promote": {"yes_within_h": 24}})
     (folder / "dvc.yaml").write_text(DONE)
     lay_dvc(folder)
+    with inside(folder):
+        for letter, right in zip("abcd", RIGHT, strict=True):
+            version = register_descriptor(letter * 64, f"run_{letter}")
+            write_evaluation(Path(f"outputs/history/{version.name}/20200101T000000.000000Z"), version, right)
+        registry.promote(registry.find("models:/agent_r1/1"), expected=None)
     return folder
 
 
@@ -227,12 +290,57 @@ def test_a_run_with_a_command_of_its_own_runs_the_flow_and_an_unknown_name_is_to
     """In a work pool that an earlier version of the project left, too."""
     mark = served.folder / "ran"
     chosen = {"command": f"touch {mark}", "env": {"PATH": ""}, "working_dir": "/"}
-    run = served.trigger(run="ppo", overrides={"iteration": 5}, job_variables=chosen)
-    wait_for(lambda: served.state(run) == "Failed")
-    state = served.client.read_flow_run(run.id).state
-    assert state is not None
-    assert "overrides of ppo: unknown key 'iteration'; did you mean 'iterations'?" in str(state.message)
+    run = served.trigger(run="ppo", overrides={"iterations": 3}, job_variables=chosen)
+    assert "overrides of ppo: iterations is 3 already" in served.ends(run)
+    assert served.state(run) == "Invalid"
     assert not mark.exists()
+
+
+def test_a_promotion_waits_for_a_yes_and_holds_nothing_and_asks_anew_about_another_champion(
+    served: Served, inside: Inside
+) -> None:
+    run = served.trigger("promote", challenger="models:/agent_r1/3")
+    wait_for(lambda: served.state(run) == "Suspended")
+    wait_for(lambda: not any("prefect.engine" in line for line in served.processes().values()))
+    assert served.client.read_global_concurrency_limit_by_name(PROMOTION).active_slots == 0
+    equal = served.trigger("promote", challenger="models:/agent_r1/2")  # in the one place of the pool
+    assert "refused" in served.ends(equal)
+    with inside(served.folder):
+        registry.promote(registry.find("models:/agent_r1/2"), expected=registry.champion())
+    served.client.resume_flow_run(run.id, run_input={"promote": True})
+    wait_for(lambda: served.state(run) == "Suspended")
+    with inside(served.folder):
+        assert registry.find(registry.THE_CHAMPION).number == 2
+    asked = at_a_browser(partial(answered, address=served.page, password=served.password, run=run))
+    assert "Is agent_r1-v3 to take the place of agent_r1-v2? Success 0.750 against 0.620, the lower bound +0" in asked
+    assert "promoted: +0.130" in served.ends(run)
+    with inside(served.folder):
+        assert registry.find(registry.THE_CHAMPION).number == 3
+
+
+def test_no_answer_is_a_no(served: Served, inside: Inside) -> None:
+    promotion = served.client.read_deployment_by_name("promote/promote")
+    ensure_automation(served.client, no_answer(promotion.id, hours=0))
+    run = served.trigger("promote", challenger="models:/agent_r1/4")
+    assert "but nobody said yes within 24 h" in served.ends(run)
+    assert served.state(run) == "Refused"
+    with inside(served.folder):
+        assert registry.find(registry.THE_CHAMPION).number == 3
+
+
+def test_a_new_browser_takes_the_password_alone_and_says_what_is_wrong_with_overrides(served: Served) -> None:
+    training = served.client.read_deployment_by_name("training/training")
+    form = f"{served.page}/deployments/deployment/{training.id}/run"
+
+    def look(page: Page) -> str:
+        page.goto(form)
+        enter(page, served.password)
+        page.goto(form)
+        page.locator("textarea").last.fill('{"iteration": 5}')
+        page.get_by_role("button", name="Submit").click()
+        return page.get_by_text("Error creating flow run").first.inner_text()
+
+    assert "'overrides'. Failure reason: Additional properties are not allowed ('iteration' was" in at_a_browser(look)
 
 
 def test_nobody_leaves_files_through_mlflow(served: Served) -> None:
