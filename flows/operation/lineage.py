@@ -46,11 +46,12 @@ def lineage(subject: str, console: Console) -> None:
     if subject.startswith(SCHEME):
         console.print(_origins(registry.find(subject)))
         return
-    known = registry.versions()
+    places = params.load().places
+    known = registry.versions(places.model)
     if models := [each for each in known if subject == each.descriptor.label]:
         console.print(*map(_origins, models), sep="")
         return
-    name, hashes = data_of(subject, known, params.load().places)
+    name, hashes = data_of(subject, known, places)
     trained = [each for each in known if hashes <= _hashes_of(each.descriptor)]
     tree = Tree(escape(name))
     _grow(tree, "hashes", ((each, "") for each in sorted(hashes)))

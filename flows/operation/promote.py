@@ -38,7 +38,7 @@ from agent_r1.evaluation.verdicts import Decision, decide, decision_table, verdi
 from agent_r1.harmless import harmless
 from agent_r1.params import Params
 from agent_r1.tracking import registry
-from agent_r1.tracking.registry import THE_CHAMPION, Version
+from agent_r1.tracking.registry import Version, the_champion
 from agent_r1.tracking.store import address, locked
 from flows.pipeline import run_command
 from flows.policies import version_of
@@ -124,7 +124,7 @@ def gate(challenger: str, evaluate: Evaluate, *, anyway: bool = False) -> Decisi
     """
     settings = params.load()
     version = version_of(challenger, settings)
-    champion = registry.find(THE_CHAMPION)
+    champion = registry.find(the_champion(version.model))
     if version.number == champion.number:
         logger.info("%s is the champion already", version.reference)
         return None
@@ -145,7 +145,8 @@ def gate(challenger: str, evaluate: Evaluate, *, anyway: bool = False) -> Decisi
 
 def crown(first: str) -> Version:
     """Makes a version the first champion, without a comparison."""
-    version, champion = version_of(first, params.load()), registry.champion()
+    version = version_of(first, params.load())
+    champion = registry.champion(version.model)
     if champion is not None:
         raise ValueError(f"{champion.reference} is the champion; leave out --first to have {version.reference} decided")
     return _promote(version, expected=None)
