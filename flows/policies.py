@@ -204,8 +204,7 @@ def _registered(reference: str, settings: Params) -> Version:
     """The version that a reference means; a ValueError refuses one of another scale, whose questions are others."""
     version = registry.find(reference)
     if version.model not in (MODEL, settings.places.model):
-        of, here = version.model.removeprefix(f"{MODEL}-"), settings.places.scale or "none"
-        raise ValueError(f"{reference} is of the scale {of}, and {PARAMS} is of {here}; ask where places.scale is {of}")
+        raise ValueError(f"{reference} is of another scale than {PARAMS}; ask in its folder, or under its overlay")
     return version
 
 

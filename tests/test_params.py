@@ -452,6 +452,7 @@ ACCEPTED = """
     train.update.ratio: sequence_token
     train.update.ratio: sequence_token, train.credit.estimator: step_gae
     train.update.critic.warmup: {iterations: 2, explained_variance: 0, limit: 0}, train.iterations: 3
+    /runs: {grpo: {credit: {estimator: grpo}, rollout: {samples: 4}}, ppo: {}}, train.iterations: 3, repro_runs: [grpo]
     +GROUP, train.update.critic.warmup.limit: 20, train.credit.estimator: grpo
     train.update.learning_rate_warmup: 3
     +GROUP, train.update.learning_rate_warmup: 2, train.credit.estimator: grpo

@@ -90,14 +90,11 @@ Folder = Annotated[str, AfterValidator(_relative)]
 
 
 class Places(Section):
-    """`places`: the two folders that hold all artifacts, and the path of each, relative to the project's root.
-
-    Projects that share MLflow's store are told apart there by their scale.
-    """
+    """`places`: the two folders that hold all artifacts, and the path of each, relative to the project's root."""
 
     data: Folder
     outputs: Folder
-    scale: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{0,64}$")] = ""
+    scale: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{0,64}$")] = ""  # of names in MLflow
 
     def named(self, name: str) -> str:
         """A name as MLflow has it, in which other scales have the same one: `ppo-sokoban`."""

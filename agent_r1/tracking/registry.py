@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 CHAMPION = "champion"
 SCHEME = "models:/"  # of a reference, in MLflow's own syntax
+THE_CHAMPION = f"{SCHEME}{MODEL}@{CHAMPION}"
+REFERENCE = re.compile(rf"{SCHEME}(?P<model>{MODEL}(-[\w.-]{{1,64}})?)(@(?P<alias>[\w-]+)|/(?P<number>\d+))", re.ASCII)
 DESCRIPTOR = "descriptor.json"
-NAMED = rf"{SCHEME}(?P<model>{MODEL}(-[\w.-]{{1,64}})?)(?:@(?P<alias>[\w-]+)|/(?P<number>\d+))"
-REFERENCE = re.compile(NAMED, re.ASCII)
 ABOUT = "The policies of finished trainings, a version each. A version has no weights but says where they are."
 
 _LOCK = "registry.lock"
@@ -107,11 +107,6 @@ class Outpaced(ValueError):
     """The champion is no longer the one that was compared with."""
 
 
-def the_champion(model: str = MODEL) -> str:
-    """The reference that means a model's champion."""
-    return f"{SCHEME}{model}@{CHAMPION}"
-
-
 def register(descriptor: Descriptor, model: str = MODEL) -> Version:
     """The version of the descriptor's policy: a new one, or the one that has the same policy hash.
 
@@ -143,11 +138,9 @@ def versions(model: str = MODEL) -> list[Version]:
     registered = client.search_model_versions(f"name = '{model}'")
     described = {int(each.version): each.tags for each in registered if "policy_hash" in each.tags}
     return [
-        Version(
-            number=number, descriptor=made, aliases=tuple(alias for alias, of in aliases if of == number), model=model
-        )
-        for number in sorted(described)
-        if (made := _read(number, described[number], model))
+        Version(number=each, descriptor=made, aliases=tuple(alias for alias, of in aliases if of == each), model=model)
+        for each in sorted(described)
+        if (made := _read(each, described[each], model))
     ]
 
 
@@ -168,7 +161,7 @@ def find(reference: str) -> Version:
     """
     parts = REFERENCE.fullmatch(reference)
     if parts is None:
-        known = f"{the_champion()} and {SCHEME}{MODEL}/NUMBER, at a scale {MODEL}-SCALE"
+        known = f"{THE_CHAMPION} and {SCHEME}{MODEL}/NUMBER, at a scale {MODEL}-SCALE"
         raise ValueError(f"{reference!r} is no reference to a model of this project; they are {known}")
     registered = versions(parts["model"])
     if not registered:

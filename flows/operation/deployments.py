@@ -31,7 +31,7 @@ from agent_r1.params.sections import Natural, nearest
 from agent_r1.records import Question, words_of
 from agent_r1.tables import read_rows
 from agent_r1.tracking import registry
-from agent_r1.tracking.registry import MODEL, Version, the_champion
+from agent_r1.tracking.registry import CHAMPION, MODEL, SCHEME, Version
 from flows.operation.promote import artifact_key, measure, previous, promote, read, run_page
 from flows.pipeline import expendable, reproduce, run_command
 from flows.policies import in_training, version_of
@@ -128,7 +128,7 @@ def evaluation(models: list[str] | None = None, dataset: str | None = None) -> S
     prepared = settings.prepare.datasets
     if dataset is not None and dataset not in prepared:
         raise ValueError(f"no data set is prepared called {dataset!r}{nearest(dataset, prepared)}")
-    versions = [version_of(model, settings) for model in models or [the_champion(settings.places.model)]]
+    versions = [version_of(model, settings) for model in models or [f"{SCHEME}{settings.places.model}@{CHAMPION}"]]
     said, drifts = zip(*(_evaluated(version, dataset, settings) for version in versions), strict=True)
     beyond = [explain(found, SHOWN) for found in drifts if found and found.beyond]
     if beyond:

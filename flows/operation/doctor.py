@@ -90,7 +90,7 @@ def parameters() -> str:
     from agent_r1.tools.toolbox import require_own
 
     settings = params.load()
-    for run in map(RunId, {*settings.repro_runs, *settings.ablations.runs}):
+    for run in map(RunId, [*settings.repro_runs, *settings.ablations.runs]):
         require_own(settings.of(run).env)
         own.load(settings.run(run, is_trained=False).credit.rewards)
     return f"params.yaml is valid, {len(settings.runs)} runs"

@@ -46,12 +46,11 @@ def lineage(subject: str, console: Console) -> None:
     if subject.startswith(SCHEME):
         console.print(_origins(registry.find(subject)))
         return
-    places = params.load().places
-    known = registry.versions(places.model)
+    known = registry.versions(params.load().places.model)
     if models := [each for each in known if subject == each.descriptor.label]:
         console.print(*map(_origins, models), sep="")
         return
-    name, hashes = data_of(subject, known, places)
+    name, hashes = data_of(subject, known, params.load().places)
     trained = [each for each in known if hashes <= _hashes_of(each.descriptor)]
     tree = Tree(escape(name))
     _grow(tree, "hashes", ((each, "") for each in sorted(hashes)))

@@ -38,7 +38,7 @@ from agent_r1.evaluation.verdicts import Decision, decide, decision_table, verdi
 from agent_r1.harmless import harmless
 from agent_r1.params import Params
 from agent_r1.tracking import registry
-from agent_r1.tracking.registry import Version, the_champion
+from agent_r1.tracking.registry import CHAMPION, SCHEME, Version
 from agent_r1.tracking.store import address, locked
 from flows.pipeline import run_command
 from flows.policies import version_of
@@ -124,7 +124,7 @@ def gate(challenger: str, evaluate: Evaluate, *, anyway: bool = False) -> Decisi
     """
     settings = params.load()
     version = version_of(challenger, settings)
-    champion = registry.find(the_champion(version.model))
+    champion = registry.find(f"{SCHEME}{version.model}@{CHAMPION}")
     if version.number == champion.number:
         logger.info("%s is the champion already", version.reference)
         return None

@@ -224,7 +224,7 @@ def graphs(project: Path, lay_dvc: Callable[..., None]) -> Path:
     (project / "dvc.yaml").write_text(STAGES)
     (project / "ablations/graph.yaml").write_text(SWEEP)
     (project / "my_worlds").mkdir()
-    for module in ("my_tools.py", "my_worlds/__init__.py"):
+    for module in ("my_tools.py", "my_worlds/__init__.py", "agent_r1/__init__.py", "flows/__init__.py"):
         (project / module).write_text("own")
     lay_dvc(project)
     return project
