@@ -26,12 +26,12 @@ from agent_r1.evaluation.verdicts import Drift, drift, explain
 from agent_r1.files import read_metrics, write_text
 from agent_r1.harmless import in_markdown
 from agent_r1.params import Params, variant_of
-from agent_r1.params.places import Places, RunId
+from agent_r1.params.places import MODEL, Places, RunId
 from agent_r1.params.sections import Natural, nearest
 from agent_r1.records import Question, words_of
 from agent_r1.tables import read_rows
 from agent_r1.tracking import registry
-from agent_r1.tracking.registry import CHAMPION, MODEL, SCHEME, Version
+from agent_r1.tracking.registry import CHAMPION, SCHEME, Version
 from flows.operation.promote import artifact_key, measure, previous, promote, read, run_page
 from flows.pipeline import expendable, reproduce, run_command
 from flows.policies import in_training, version_of
