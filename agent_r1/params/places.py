@@ -98,7 +98,7 @@ class Places(Section):
 
     def named(self, name: str) -> str:
         """A name as MLflow has it, in which other scales have the same one: `ppo-sokoban`."""
-        return f"{name}-{self.scale}" if self.scale else name
+        return f"{name}-{self.scale}" if self.scale and f"-{self.scale}" not in name else name
 
     @property
     def model(self) -> str:
