@@ -206,7 +206,7 @@ def _run_of_its_own(settings: Params, subject: Subject, asked: EvaluationRequest
     """A new run, which only holds the scores."""
     version = subject.policy.version
     tags = tracking.provenance(asked.dataset or settings.prepare.dataset, subject.sweep)
-    tags |= {VERSION_TAG: str(version.number)} if version else {}
+    tags |= {VERSION_TAG: version.tag} if version else {}
     tags[KIND_TAG] = "baseline" if subject.label in BASELINES else "evaluation"
     shown = subject.shown(settings) | {"protocol": subject.protocol}
     about, recurring = f"{subject.policy.title} under {subject.protocol}", asked.into is not None

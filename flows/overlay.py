@@ -2,7 +2,7 @@
 
 DVC reads fixed files, so the composition takes the place of params.yaml, and the base waits in overlays/base.yaml. With
 `--into` the composition goes into a folder instead, and this project does not change. An overlay holds differences:
-mappings are merged key by key, everything else is replaced.
+mappings are merged key by key, everything else is replaced. `places: own` are folders and names of the overlay's own.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from agent_r1.facts import differences
 from agent_r1.files import write_text
 from agent_r1.params import Params
 from agent_r1.params.places import PARAMS, tracking_folder
-from agent_r1.params.sections import flatten, nearest, override, validated
+from agent_r1.params.sections import bring_up, flatten, nearest, override, validated
 
 FOLDER = Path("overlays")
 BASE = FOLDER / "base.yaml"
 HEADER = re.compile(rf"# Composed of {BASE} and {FOLDER}/(?P<name>[\w.-]+)\.yaml \((?P<digest>\w+)\).*\n")
-# Links of a project in a folder to this one: code, graphs, data as it was released, and MLflow's store.
-SHARED = {path: path for path in ("agent_r1", "flows", "dvc.yaml", ".dvcignore", "data/raw", ".tracking")}
-SHARED["ablations/dvc.yaml"] = "ablations/graph.yaml"
+# Links of a project in a folder to this one: the graph, data as it was released, and MLflow's store.
+SHARED = ("dvc.yaml", ".dvcignore", "data/raw", ".tracking")
 # Without git, DVC neither looks into the folder from outside nor minds that git ignores it.
 OWN_DVC = "[core]\n    no_scm = true\n    analytics = false\n    check_update = false\n"
 
@@ -52,15 +51,17 @@ def switch(name: str) -> None:
 def lay_out(name: str, folder: Path) -> None:
     """Makes a folder a project of its own at another scale, or brings it up to date.
 
-    Its params.yaml is composed, without the overlay's places. DVC's record and cache are its own; all of SHARED are
-    links. Raises ValueError as `switch` does, and for a file in the way of a link.
+    Its params.yaml is composed, and has a scale for names in MLflow. DVC's record and cache are its own; SHARED and all
+    modules, the user's too, are links. Raises ValueError as `switch` does, and for a file in the way of a link.
     """
     composed = compose(_base(), name, own_folder=True)
     if (path := folder / PARAMS).exists() and not _is_as_composed(path.read_bytes().decode()):
         raise ValueError(f"{path} was edited; edit {FOLDER}/{name}.yaml instead, and remove {path}")
     tracking_folder().mkdir(exist_ok=True)
-    for link, shared in SHARED.items():
-        _link(folder / link, Path(shared))
+    modules = [*Path().glob("*.py"), *(file.parent for file in Path().glob("*/__init__.py"))]
+    for shared in (*modules, *map(Path, SHARED)):
+        _link(folder / shared, shared)
+    _link(folder / "ablations/dvc.yaml", Path("ablations/graph.yaml"))
     if not (config := folder / ".dvc/config").exists():
         write_text(config, OWN_DVC)
     write_text(path, composed)
@@ -78,7 +79,7 @@ def _link(link: Path, target: Path) -> None:
 def compose(base: str, name: str, *, own_folder: bool = False) -> str:
     """The text of params.yaml under an overlay, with the comments of the base.
 
-    With `own_folder` the places are the base's, and the header names no way back.
+    In a folder of its own its name is that of the scale, and the header names no way back.
     """
     path = FOLDER / f"{name}.yaml"
     known = {each.stem for each in FOLDER.glob("*.yaml")} - {"base"}
@@ -91,9 +92,11 @@ def compose(base: str, name: str, *, own_folder: bool = False) -> str:
     changes = round_trip.load(path)
     if not isinstance(changes, dict):
         raise ValueError(f"{path}: expected a mapping of what differs, found {type(changes).__name__}")
-    if own_folder:
-        changes.pop("places", None)
-    round_trip.dump(override(round_trip.load(base), changes), text)
+    if own := changes.get("places") == "own":
+        changes["places"] = {} if own_folder else {each: f"scales/{name}/{each}" for each in ("data", "outputs")}
+    whole = override(round_trip.load(base), {"places": {"scale": name} if own or own_folder else {}})
+    tuple(bring_up(whole))
+    round_trip.dump(override(whole, changes), text)
     body = text.getvalue()
     validated(Params, yaml.safe_load(body), str(path))
     hint = f"edit {path}, not this" if own_folder else "`agent-r1 overlay base` goes back"

@@ -12,7 +12,7 @@ from agent_r1.files import model_hash, sha256, write_text
 from agent_r1.http.endpoint import Endpoint
 from agent_r1.learn import checkpoint
 from agent_r1.params import Params
-from agent_r1.params.places import RunId, adapter_in, policy_in
+from agent_r1.params.places import MODEL, PARAMS, RunId, adapter_in, policy_in
 from agent_r1.params.sections import nearest
 from agent_r1.rollout.sampling import Beneath
 from agent_r1.tracking import registry
@@ -111,7 +111,7 @@ def policy_of(settings: Params, word: RunId | str) -> Policy:
     if not word:
         return _warm_start(settings)
     if word.startswith(SCHEME):
-        return _of_version(registry.find(word))
+        return _of_version(_registered(word, settings))
     if (folder := Path(word).expanduser()).is_dir():
         return _of_folder(word, folder)
     if "/" not in word and word.partition("-")[0] in settings.runs:
@@ -182,8 +182,8 @@ def version_of(word: str, settings: Params) -> Version:
     A label means the policy in the training's folder, or the latest version of that label if the folder is gone.
     """
     if word.startswith(SCHEME):
-        return registry.find(word)
-    run, known = RunId.parse(word), registry.versions()
+        return _registered(word, settings)
+    run, known = RunId.parse(word), registry.versions(settings.places.model)
     policy = policy_in(settings.places.training(run))
     if policy.is_dir():
         content = sha256(policy)
@@ -198,6 +198,14 @@ def version_of(word: str, settings: Params) -> Version:
     if not found:
         raise ValueError(missing)
     return found[-1]
+
+
+def _registered(reference: str, settings: Params) -> Version:
+    """The version that a reference means; a ValueError refuses one of another scale, whose questions are others."""
+    version = registry.find(reference)
+    if version.model not in (MODEL, settings.places.model):
+        raise ValueError(f"{reference} is of another scale than {PARAMS}; ask in its folder, or under its overlay")
+    return version
 
 
 def folder_of(version: Version) -> Path:

@@ -35,6 +35,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 # Keys that params.yaml may leave out. DVC sees no default: a changed one would leave the outputs of stages as they are.
 DEFAULTS = {
+    "places.scale": "",
     "search.cache_entries": 10_000,
     "search.hybrid.rrf_constant": 60,
     "search.remote.backoff_s": 0.5,
@@ -349,7 +350,7 @@ REFUSED = {
         update.critic.warmup: {iterations: 1, explained_variance: 0.2, limit: 20} | for 20 iterations, which are all 20,
         +GROUP, credit.estimator: grpo, update.ratio: sequence_token | gives the gradient of ... estimator grpo
         +GROUP, credit.estimator: rloo, update.ratio: sequence_token | gives the gradient of ... estimator rloo
-        iterations: 4 | train: update.critic.warmup may train the critic alone for 4 iterations, which are all 4, and
+        iterations: 4 | runs.ppo: update.critic.warmup may train the critic alone for 4 iterations, which are all 4, and
         iterations: 3, update.critic.warmup: {iterations: 5, explained_variance: 0, limit: 0} | 5 iterations, ... all 3,
         rollout.questions: 1 | train: 1 trajectories per iteration ... do not fill update.minibatches 2; lower it or
         rollout: {questions: 1, samples: 3, ahead: 0} | train: 3 trajectories ... fill update.critic.minibatches 4
@@ -451,6 +452,7 @@ ACCEPTED = """
     train.update.ratio: sequence_token
     train.update.ratio: sequence_token, train.credit.estimator: step_gae
     train.update.critic.warmup: {iterations: 2, explained_variance: 0, limit: 0}, train.iterations: 3
+    /runs: {grpo: {credit: {estimator: grpo}, rollout: {samples: 4}}, ppo: {}}, train.iterations: 3, repro_runs: [grpo]
     +GROUP, train.update.critic.warmup.limit: 20, train.credit.estimator: grpo
     train.update.learning_rate_warmup: 3
     +GROUP, train.update.learning_rate_warmup: 2, train.credit.estimator: grpo

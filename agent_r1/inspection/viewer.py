@@ -251,7 +251,7 @@ def show(settings: Params, run: RunId, file: Path | None, *, trajectories: int, 
 
     questions = {row.question_id: row for row in read_rows(places.questions, Question)}
     selection = Selection(stored, questions, config.credit, settings.env.max_tokens, config.seed)
-    version = registry.of_policy(sha256(stored.policy_folder))
+    version = registry.of_policy(sha256(stored.policy_folder), places.model)
     after = (latest_folder(version, places) if version else None) or places.evaluation(run.label, run.sweep)
     groups = selection.groups(trajectories, places.evaluation(BASE_TOOL_CALL), after)
     weights = config.credit.rewards.weights

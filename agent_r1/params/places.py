@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from agent_r1.params.sections import Section
 
 PARAMS = "params.yaml"  # marks the project's root
+MODEL = "agent_r1"  # the registered model of a project without a scale
 MODELS = Path("models")  # DVC's files of registered policies
 NAMED_BY_DVC = "DVC_EXP_NAME"  # `dvc exp run --name NAME` says it to its stages
 SWEEP = "ablations"  # the section that lists runs and seeds, and the name of its outputs
@@ -93,6 +94,16 @@ class Places(Section):
 
     data: Folder
     outputs: Folder
+    scale: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{0,64}$")] = ""  # of names in MLflow
+
+    def named(self, name: str) -> str:
+        """A name as MLflow has it, in which other scales have the same one: `ppo-sokoban`."""
+        return f"{name}-{self.scale}" if self.scale and f"-{self.scale}" not in name else name
+
+    @property
+    def model(self) -> str:
+        """The registered model whose versions are this project's policies."""
+        return self.named(MODEL)
 
     @property
     def prepared(self) -> Path:

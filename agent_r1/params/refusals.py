@@ -284,9 +284,6 @@ def warmups(p: TrainParams) -> Refusals:
     if learns and 0 < rise <= critic.iterations:
         why = f"after the {critic.iterations} iterations of update.critic.warmup; raise it above them, or set it to 0"
         yield f"update.learning_rate_warmup {rise} is over before the policy is first trained, {why}"
-    if learns and critic.longest >= p.iterations:
-        why = f"the critic alone for {critic.longest} iterations, which are all {p.iterations}, and the policy never"
-        yield f"update.critic.warmup may train {why}; shorten it or raise iterations"
 
 
 def ablations(p: AblationsParams) -> Refusals:
@@ -345,7 +342,7 @@ def whole(p: Params) -> Refusals:
             yield f"runs: {name!r} is to be a folder and a DVC stage; use letters, digits and _ only"
         if name in get_args(stages.Baseline):
             yield f"runs: {name!r} is the name of a baseline; name the run differently"
-        p.run(RunId(name))
+        p.run(RunId(name), is_trained=name in p.repro_runs)
     for where, names in (("repro_runs", p.repro_runs), ("ablations.runs", p.ablations.runs)):
         for name in [name for name in names if name not in p.runs]:
             yield f"{where} names {name!r}, which runs: does not define{nearest(name, p.runs)}"
@@ -355,6 +352,10 @@ def whole(p: Params) -> Refusals:
 
 def run(p: OneRun) -> Refusals:
     settings, credit, engine = p.settings, p.train.credit, p.settings.engine
+    alone, done = p.train.update.critic.warmup.longest, p.train.iterations
+    if p.is_trained and credit.needs_critic and alone >= done:
+        why = f"the critic alone for {alone} iterations, which are all {done}, and the policy never"
+        yield f"update.critic.warmup may train {why}; shorten it or raise iterations"
     tokens, asks, plays = settings.env.max_tokens, settings.prepare.asks, settings.prepare.plays
     if credit.overlong_buffer >= tokens:
         given = f"credit.overlong_buffer {credit.overlong_buffer} leaves nothing of env.max_tokens {tokens}"

@@ -88,13 +88,13 @@ class Params(Section):
         """The GPUs of a machine that a training holds, 0 for all; its learner and its sampler share them."""
         return self.engine.gpus and max(self.engine.gpus, self.learner.processes)
 
-    def run(self, run: RunId) -> TrainParams:
+    def run(self, run: RunId, *, is_trained: bool = True) -> TrainParams:
         """The `train` section with the overrides of one run, and then with those of its variant, seed and sweep.
 
         A ValueError names a run, variant or sweep that there is not, or an override that is unknown, refused or without
-        effect.
+        effect. A run that nothing trains may be too short for its critic's warm-up.
         """
-        return self._resolved(run, self._further(run))
+        return self._resolved(run, self._further(run), is_trained)
 
     def varied(self, run: RunId, further: dict[str, Any]) -> RunId:
         """A variant of a run, with further overrides of `train`; it is found once they are in its file.
@@ -130,7 +130,7 @@ class Params(Section):
             raise ValueError(f"{file} was changed: it holds other overrides than its name stands for; bring it back")
         return further
 
-    def _resolved(self, run: RunId, further: dict[str, Any]) -> TrainParams:
+    def _resolved(self, run: RunId, further: dict[str, Any], is_trained: bool = True) -> TrainParams:
         if run.sweep not in ("", SWEEP):
             raise ValueError(f"there is no sweep {run.sweep!r}; the one that params.yaml defines is {SWEEP!r}")
         overrides = override(self._overrides(run.run), further)
@@ -143,7 +143,7 @@ class Params(Section):
         where = f"{run.sweep}: runs.{run.name}" if run.sweep else f"runs.{run.name}"
         resolved = validated(TrainParams, merged, where)
         resolved.require_read(overrides, where)
-        return validated(OneRun, {"settings": self.of(run), "train": resolved}, where).train
+        return validated(OneRun, {"settings": self.of(run), "train": resolved, "is_trained": is_trained}, where).train
 
     def of(self, run: RunId) -> Self:
         """All of it as it holds for one run, whose overrides may change `env` too.
@@ -165,3 +165,4 @@ class OneRun(Section):
 
     settings: SkipValidation[Params]
     train: SkipValidation[TrainParams]
+    is_trained: bool  # or only defined

@@ -189,7 +189,10 @@ def _meta(params: SearchParams, size: int, passages_hash: str, *, encoder: str =
 def _read_meta(folder: Path) -> Meta:
     if not (folder / META).exists():
         raise FileNotFoundError(f"there is no index at {folder}; {_REMEDY}")
-    return Meta.model_validate_json((folder / META).read_text())
+    try:
+        return Meta.model_validate_json((folder / META).read_text())
+    except ValueError as fault:
+        raise ValueError(f"{folder / META} is damaged, or of another version of the project; {_REMEDY}") from fault
 
 
 def _build_local(params: SearchParams, passages: Path, folder: Path, vectors: Path) -> Meta:

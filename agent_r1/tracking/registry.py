@@ -1,4 +1,4 @@
-"""MLflow's model registry: one registered model, one version for every policy that a training finished with.
+"""MLflow's model registry: a registered model per scale, one version for every policy that a training finished with.
 
 A version holds no weights, only the fields of `Descriptor`: as the artifact `descriptor.json` of the training's MLflow
 run, which is the version's source, and as the version's tags, which are read back. Others may write tags, and tags
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from agent_r1.params.places import SWEEP, Folder, RunId, policy_in, registered_policy
+from agent_r1.params.places import MODEL, SWEEP, Folder, RunId, policy_in, registered_policy
 from agent_r1.params.sections import Natural
 from agent_r1.tracking.runs import VERSION_TAG
 from agent_r1.tracking.store import NOTE, locked, open_store, warn_once
@@ -28,12 +28,11 @@ from agent_r1.tracking.store import NOTE, locked, open_store, warn_once
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-MODEL = "agent_r1"
 CHAMPION = "champion"
 SCHEME = "models:/"  # of a reference, in MLflow's own syntax
 THE_CHAMPION = f"{SCHEME}{MODEL}@{CHAMPION}"
+REFERENCE = re.compile(rf"{SCHEME}(?P<model>{MODEL}(-[\w.-]{{1,64}})?)(@(?P<alias>[\w-]+)|/(?P<number>\d+))", re.ASCII)
 DESCRIPTOR = "descriptor.json"
-REFERENCE = re.compile(rf"{SCHEME}{MODEL}(?:@(?P<alias>[\w-]+)|/(?P<number>\d+))", re.ASCII)
 ABOUT = "The policies of finished trainings, a version each. A version has no weights but says where they are."
 
 _LOCK = "registry.lock"
@@ -82,16 +81,22 @@ class Version:
     number: int
     descriptor: Descriptor
     aliases: tuple[str, ...] = ()
+    model: str = MODEL
 
     @property
     def reference(self) -> str:
         """The reference that names it for good: `models:/agent_r1/3`."""
-        return f"{SCHEME}{MODEL}/{self.number}"
+        return f"{SCHEME}{self.model}/{self.number}"
 
     @property
     def name(self) -> str:
         """The name of its evaluations: `agent_r1-v3`."""
-        return f"{MODEL}-v{self.number}"
+        return f"{self.model}-v{self.number}"
+
+    @property
+    def tag(self) -> str:
+        """The tag of its training's run: `3`, and `agent_r1-sokoban/3` at a scale."""
+        return str(self.number) if self.model == MODEL else f"{self.model}/{self.number}"
 
     @property
     def is_champion(self) -> bool:
@@ -102,7 +107,7 @@ class Outpaced(ValueError):
     """The champion is no longer the one that was compared with."""
 
 
-def register(descriptor: Descriptor) -> Version:
+def register(descriptor: Descriptor, model: str = MODEL) -> Version:
     """The version of the descriptor's policy: a new one, or the one that has the same policy hash.
 
     An earlier version keeps its origin and learns its whereabouts: the MLflow run, the folder and DVC's copy. To repeat
@@ -111,42 +116,42 @@ def register(descriptor: Descriptor) -> Version:
     """
     client, _ = open_store()
     with locked(_LOCK):
-        found = of_policy(descriptor.policy_hash)
+        found = of_policy(descriptor.policy_hash, model)
         merged = _moved(found.descriptor, descriptor) if found else descriptor
         run_id = merged.mlflow_run_id
         client.log_text(run_id, json.dumps(dataclasses.asdict(merged), indent=2) + "\n", DESCRIPTOR)
         if found is None:
-            version = Version(number=_create(client, merged), descriptor=merged)
+            version = Version(number=_create(client, merged, model), descriptor=merged, model=model)
         else:
             version = dataclasses.replace(found, descriptor=merged)
             for name, value in sorted(_tags(merged).items() - _tags(found.descriptor).items()):
-                client.set_model_version_tag(MODEL, str(found.number), name, value)
-        client.set_tag(run_id, VERSION_TAG, str(version.number))
+                client.set_model_version_tag(model, str(found.number), name, value)
+        client.set_tag(run_id, VERSION_TAG, version.tag)
         return version
 
 
-def versions() -> list[Version]:
+def versions(model: str = MODEL) -> list[Version]:
     """All versions that trainings registered, in the order of their numbers; one with bad tags is warned of."""
     client, _ = open_store()
-    models = client.search_registered_models(f"name = '{MODEL}'")  # one, or none yet
-    aliases = [(alias, int(number)) for model in models for alias, number in sorted(model.aliases.items())]
-    registered = client.search_model_versions(f"name = '{MODEL}'")
+    models = client.search_registered_models(f"name = '{model}'")  # one, or none yet
+    aliases = [(alias, int(number)) for found in models for alias, number in sorted(found.aliases.items())]
+    registered = client.search_model_versions(f"name = '{model}'")
     described = {int(each.version): each.tags for each in registered if "policy_hash" in each.tags}
     return [
-        Version(number=number, descriptor=descriptor, aliases=tuple(alias for alias, of in aliases if of == number))
-        for number in sorted(described)
-        if (descriptor := _read(number, described[number]))
+        Version(number=each, descriptor=made, aliases=tuple(alias for alias, of in aliases if of == each), model=model)
+        for each in sorted(described)
+        if (made := _read(each, described[each], model))
     ]
 
 
-def of_policy(policy_hash: str) -> Version | None:
+def of_policy(policy_hash: str, model: str = MODEL) -> Version | None:
     """The version with this policy."""
-    return next((version for version in versions() if version.descriptor.policy_hash == policy_hash), None)
+    return next((version for version in versions(model) if version.descriptor.policy_hash == policy_hash), None)
 
 
-def champion() -> Version | None:
+def champion(model: str = MODEL) -> Version | None:
     """The version that the alias `champion` points at."""
-    return next((version for version in versions() if version.is_champion), None)
+    return next((version for version in versions(model) if version.is_champion), None)
 
 
 def find(reference: str) -> Version:
@@ -156,9 +161,9 @@ def find(reference: str) -> Version:
     """
     parts = REFERENCE.fullmatch(reference)
     if parts is None:
-        known = f"{THE_CHAMPION} and {SCHEME}{MODEL}/NUMBER"
+        known = f"{THE_CHAMPION} and {SCHEME}{MODEL}/NUMBER, at a scale {MODEL}-SCALE"
         raise ValueError(f"{reference!r} is no reference to a model of this project; they are {known}")
-    registered = versions()
+    registered = versions(parts["model"])
     if not registered:
         raise ValueError(f"{reference}: the registry is empty; a training that finishes registers its policy")
     for version in registered:
@@ -174,17 +179,18 @@ def promote(version: Version, *, expected: Version | None) -> Version:
     """
     client, _ = open_store()
     with locked(_LOCK):
-        seen, current = (f"version {each.number}" if each else "no version" for each in (expected, champion()))
+        now = champion(version.model)
+        seen, current = (f"version {each.number}" if each else "no version" for each in (expected, now))
         if current != seen:
             raise Outpaced(
                 f"version {version.number} was to take the place of {seen}, and the champion is {current} by now; "
                 "promote it again, against that one"
             )
-        client.set_registered_model_alias(MODEL, CHAMPION, str(version.number))
+        client.set_registered_model_alias(version.model, CHAMPION, str(version.number))
         return find(version.reference)
 
 
-def _read(number: int, tags: dict[str, str]) -> Descriptor | None:
+def _read(number: int, tags: dict[str, str], model: str = MODEL) -> Descriptor | None:
     """The descriptor of a version; None, and a warning, if its tags are wrong. Other tags do not matter."""
     try:
         return TypeAdapter(Descriptor).validate_python(tags)
@@ -194,7 +200,7 @@ def _read(number: int, tags: dict[str, str]) -> Descriptor | None:
         if problem["loc"]:
             got = "" if problem["type"] == "missing" else f"; got {problem['input']!r}"
             wrong = f"{problem['loc'][0]}: {wrong}{got}"
-        warn_once(f"{SCHEME}{MODEL}/{number} is skipped: {wrong}; correct its tags in MLflow, or delete the version")
+        warn_once(f"{SCHEME}{model}/{number} is skipped: {wrong}; correct its tags in MLflow, or delete the version")
         return None
 
 
@@ -215,18 +221,18 @@ def _moved(known: Descriptor, given: Descriptor) -> Descriptor:
     return dataclasses.replace(known, **{name: present[name] for name in ("mlflow_run_id", "policy", *copies)})
 
 
-def _create(client: MlflowClient, descriptor: Descriptor) -> int:
+def _create(client: MlflowClient, descriptor: Descriptor, model: str) -> int:
     """A new version with its tags, in one transaction."""
     from mlflow.exceptions import MlflowException
 
     try:
-        client.create_registered_model(MODEL, description=ABOUT)
+        client.create_registered_model(model, description=ABOUT)
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
     run = client.get_run(descriptor.mlflow_run_id)
     source, about = f"{run.info.artifact_uri}/{DESCRIPTOR}", run.data.tags.get(NOTE)
-    created = client.create_model_version(MODEL, source, run.info.run_id, tags=_tags(descriptor), description=about)
+    created = client.create_model_version(model, source, run.info.run_id, tags=_tags(descriptor), description=about)
     return int(created.version)
 
 

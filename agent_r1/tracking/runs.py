@@ -16,7 +16,7 @@ import yaml
 
 from agent_r1.harmless import without_password
 from agent_r1.params import Params, fingerprint
-from agent_r1.params.places import NAMED_BY_DVC, RunId, project_root
+from agent_r1.params.places import MODEL, NAMED_BY_DVC, RunId, project_root
 from agent_r1.params.sections import flatten
 from agent_r1.params.train import TrainParams
 from agent_r1.tracking.store import INTERVAL, NOTE, lay_view, open_store
@@ -76,7 +76,7 @@ def run_params(variant: str, params: Params, train: TrainParams) -> dict[str, An
     on = [name for name, value in switches.items() if value]
     shown: dict[str, Any] = {"seed": True, "checkpoint": True, "keep": True, "credit": SHOWN}
     return {
-        "variant": variant,
+        "variant": params.places.named(variant),
         "algorithm": train.credit.estimator,
         "loss_mask": train.credit.loss_mask,
         "advantage_mask": "+".join(on) if 0 < len(on) < len(switches) else bool(on),
@@ -103,6 +103,7 @@ def untrained_params(variant: str, params: Params, model: str | None = None) -> 
         shown = {"model": {"path": model, "dtype": params.model.dtype}, "env": shown["env"]}
     columns = dict.fromkeys(("algorithm", "loss_mask", "advantage_mask"), "none")
     seed = params.warm_start.seed if model is None else params.evaluate.seed
+    variant = params.places.named(variant)
     return {"variant": variant, **columns, "seed": seed, "engine": params.engine.kind, **flatten(shown)}
 
 
@@ -159,7 +160,8 @@ class Run:
         self.tag(INTERVAL, f"[{scores['success/low']:.2f}, {scores['success/high']:.2f}]")  # narrow, for the table
         self.tag(NOTE, note := f"success {mean} [{low}, {high}]{OF}{tags.get(NOTE, '').rpartition(OF)[2]}")
         if VERSION_TAG in tags and tags.get(KIND_TAG) == "training":
-            self._client.update_model_version("agent_r1", tags[VERSION_TAG], note)
+            model, _, number = tags[VERSION_TAG].rpartition("/")
+            self._client.update_model_version(model or MODEL, number, note)
 
     def uses(self, files: Mapping[str, tuple[Path, str]], context: str) -> None:
         """Names the data sets that the run reads, each with its file and the sha256 of that."""

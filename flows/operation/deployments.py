@@ -28,13 +28,13 @@ from agent_r1.evaluation.verdicts import Drift, drift, explain
 from agent_r1.files import read_metrics, write_text
 from agent_r1.harmless import in_markdown
 from agent_r1.params import Params, variant_of
-from agent_r1.params.places import Places, RunId
+from agent_r1.params.places import MODEL, Places, RunId
 from agent_r1.params.sections import Natural, nearest
 from agent_r1.params.train import TrainParams
 from agent_r1.records import Question, words_of
 from agent_r1.tables import read_rows
 from agent_r1.tracking import registry
-from agent_r1.tracking.registry import MODEL, THE_CHAMPION, Version
+from agent_r1.tracking.registry import CHAMPION, SCHEME, Version
 from flows.operation.promote import measure, previous, promote, read, run_page
 from flows.pipeline import artifact_key, expendable, reproduce, run_command
 from flows.policies import in_training, version_of
@@ -150,7 +150,7 @@ def evaluation(models: list[str] | None = None, dataset: str | None = None) -> S
     prepared = settings.prepare.datasets
     if dataset is not None and dataset not in prepared:
         raise ValueError(f"no data set is prepared called {dataset!r}{nearest(dataset, prepared)}")
-    versions = [version_of(model, settings) for model in models or [THE_CHAMPION]]
+    versions = [version_of(model, settings) for model in models or [f"{SCHEME}{settings.places.model}@{CHAMPION}"]]
     said, drifts = zip(*(_evaluated(version, dataset, settings) for version in versions), strict=True)
     beyond = [explain(found, SHOWN) for found in drifts if found and found.beyond]
     if beyond:
@@ -236,7 +236,7 @@ def _drifted(version: Version, folder: Path, settings: Params) -> Drift | None:
 
 def _decide(challengers: Sequence[Version], *, asking: bool) -> Iterator[str]:
     """Has the gate compare each challenger with the current champion; gives its verdicts in words."""
-    if challengers and registry.champion() is None:
+    if challengers and registry.champion(challengers[0].model) is None:
         crown = f"`agent-r1 promote {challengers[0].reference} --first`"
         unmatched = f"there is no champion to compare with; the first becomes one only by {crown}"
         logger.warning("%s", unmatched)

@@ -85,8 +85,15 @@ def compare_versions(asked: Sequence[str], pins: Sequence[str], there: Mapping[s
 
 
 def parameters() -> str:
-    """Reads params.yaml as every stage does."""
-    return f"params.yaml is valid, {len(params.load().runs)} runs"
+    """Reads params.yaml as every stage does, and imports the user's own code that the runs to train name."""
+    from agent_r1.credit import own
+    from agent_r1.tools.toolbox import require_own
+
+    settings = params.load()
+    for run in map(RunId, [*settings.repro_runs, *settings.ablations.runs]):
+        require_own(settings.of(run).env)
+        own.load(settings.run(run, is_trained=False).credit.rewards)
+    return f"params.yaml is valid, {len(settings.runs)} runs"
 
 
 def room() -> str:
@@ -222,10 +229,11 @@ def store() -> str:
 
 def registered() -> str:
     """Looks for registered policies whose version the MLflow store lacks."""
-    folders = {sweep: params.load().places.version(RunId("any", sweep=sweep)).parent for sweep in ("", SWEEP)}
+    places = params.load().places
+    folders = {sweep: places.version(RunId("any", sweep=sweep)).parent for sweep in ("", SWEEP)}
     files = {file: RunId.parse(file.stem, each) for each in folders for file in sorted(folders[each].glob("*.json"))}
     is_there = store_file().exists() or os.environ.get("MLFLOW_TRACKING_URI")
-    known = {each.descriptor.policy_hash for each in registry.versions()} if files and is_there else set()
+    known = {each.descriptor.policy_hash for each in registry.versions(places.model)} if files and is_there else set()
     lost = [file for file in files if json.loads(file.read_text())["policy"] not in known]
     if lost:
         again = " && ".join(f"agent-r1 register {' '.join(files[file].words)}" for file in lost)

@@ -46,7 +46,7 @@ def lineage(subject: str, console: Console) -> None:
     if subject.startswith(SCHEME):
         console.print(_origins(registry.find(subject)))
         return
-    known = registry.versions()
+    known = registry.versions(params.load().places.model)
     if models := [each for each in known if subject == each.descriptor.label]:
         console.print(*map(_origins, models), sep="")
         return

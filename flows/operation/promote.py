@@ -40,7 +40,7 @@ from agent_r1.evaluation.verdicts import Decision, decide, decision_table, verdi
 from agent_r1.harmless import harmless
 from agent_r1.params import Params
 from agent_r1.tracking import registry
-from agent_r1.tracking.registry import THE_CHAMPION, Version
+from agent_r1.tracking.registry import CHAMPION, SCHEME, Version
 from agent_r1.tracking.store import address, locked
 from flows.pipeline import artifact_key, run_command
 from flows.policies import version_of
@@ -150,7 +150,7 @@ def gate(
     """
     settings = params.load()
     version = version_of(challenger, settings)
-    champion = registry.find(THE_CHAMPION)
+    champion = registry.find(f"{SCHEME}{version.model}@{CHAMPION}")
     if version.number == champion.number:
         logger.info("%s is the champion already", version.reference)
         return None
@@ -173,7 +173,8 @@ def gate(
 
 def crown(first: str) -> Version:
     """Makes a version the first champion, without a comparison."""
-    version, champion = version_of(first, params.load()), registry.champion()
+    version = version_of(first, params.load())
+    champion = registry.champion(version.model)
     if champion is not None:
         raise ValueError(f"{champion.reference} is the champion; leave out --first to have {version.reference} decided")
     return _promote(version, expected=None)

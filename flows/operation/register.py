@@ -39,7 +39,7 @@ def register(run: RunId) -> None:
     run has, so that another store can be given the same version.
     """
     settings = params.load()
-    version = registry.register(_describe(settings, run))
+    version = registry.register(_describe(settings, run), settings.places.model)
     made = version.descriptor
     logger.info("%s is %s", made.policy, version.reference)
     named = {"version": version.reference, "policy": made.policy_hash} | {name: getattr(made, name) for name in ORIGIN}
@@ -61,7 +61,7 @@ def _describe(settings: Params, run: RunId) -> Descriptor:
         raise ValueError(f"the adapters in {policy} are not merged yet; start the training again, which does it")
     checkpoint.require_whole(policy.parent, checkpoint.POLICY)
     policy_hash = sha256(policy)
-    known = registry.of_policy(policy_hash)
+    known = registry.of_policy(policy_hash, settings.places.model)
     tracked, origin = _tracked(settings, run, policy_hash, known)
     dvc_file = registered_policy(known.descriptor.label if known else run.label, policy_hash)
     dvc_hash = keep(policy, dvc_file)

@@ -190,9 +190,20 @@ def test_what_it_may_not_give_is_refused_with_its_trajectory(function: str, answ
 def test_a_module_that_is_not_there_or_does_not_load_is_refused(module: SimpleNamespace) -> None:
     with pytest.raises(ValueError, match=r"credit\.rewards\.own: module 'no\.where' cannot be imported \(ModuleNotF"):
         load(credit("words", module="no.where").rewards)
-    module.file.write_text("1 +")
-    with pytest.raises(ValueError, match=r"module 'users_rewards' cannot be imported \(SyntaxError"):
-        load(credit("words").rewards)
+    for text, fault in (("1 +", "SyntaxError"), ("1 / 0", "ZeroDivisionError"), ("exit(3)", "SystemExit: 3")):
+        module.file.write_text(text)
+        with pytest.raises(ValueError, match=rf"module 'users_rewards' cannot be imported \({fault}"):
+            load(credit("words").rewards)
+
+
+@pytest.mark.parametrize("name", ["flows", "agent_r1.answers", "itertools"])
+def test_a_module_that_another_hides_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / f"{name.replace('.', '/')}.py"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("def words(episode): ...")
+    with pytest.raises(ValueError, match=rf"module '{name}' is .*, which hides {file.relative_to(tmp_path)}; rename"):
+        load(credit("words", module=name).rewards)
 
 
 def test_the_source_is_told_by_its_bytes(module: SimpleNamespace) -> None:

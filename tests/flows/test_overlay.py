@@ -56,8 +56,11 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(ROOT / "overlays", tmp_path / "overlays", ignore=shutil.ignore_patterns("base.yaml"))
     overlays = {
         "small": "places: {data: small/data, outputs: small/out}\ntrain:\n  iterations: 7  # few\n",
+        "own": "places: own\n",
         "wrong": "train: {update: {clip_hihg: 0.3}}\n",
         "list": "- train\n",
+        "mine": "places: mine\n",
+        "a b": "places: own\n",
     }
     for name, text in overlays.items():
         (tmp_path / f"overlays/{name}.yaml").write_text(text)
@@ -98,7 +101,7 @@ def test_an_overlay_is_laid_over_the_base_and_taken_off_byte_for_byte(project: P
     assert load().train == base.train.model_copy(update={"iterations": 7})
     assert files(project)["overlays/base.yaml"] == before["params.yaml"]
     original = before["params.yaml"].decode().splitlines()
-    assert [line for line in original if "#" in line and line not in lines] == original[-2:]  # of places: realigned
+    assert [line for line in original if "#" in line and line not in lines] == original[-3:-1]  # of places: realigned
     switch("small")
     assert (project / "params.yaml").read_text() == text
     switch("qwen2.5-3b")
@@ -144,6 +147,8 @@ def test_at_full_scale_lambda_is_1_but_where_the_advantage_mask_is_compared(proj
         ("../params", r"there is no overlay '\.\./params'"),
         ("wrong", r"overlays/wrong\.yaml: unknown key 'train\.update\.clip_hihg'; did you mean 'clip_high'\?"),
         ("list", r"overlays/list\.yaml: expected a mapping of what differs, found "),
+        ("mine", r"overlays/mine\.yaml: places: Input should be a valid dictionary .*; got 'mine'"),
+        ("a b", r"overlays/a b\.yaml: places\.scale: String should match pattern .*; got 'a b'"),
     ],
 )
 def test_what_is_no_overlay_is_refused_and_nothing_is_written(project: Path, name: str, message: str) -> None:
@@ -153,6 +158,28 @@ def test_what_is_no_overlay_is_refused_and_nothing_is_written(project: Path, nam
         with pytest.raises(ValueError, match=message):
             switch(name)
         assert files(project) == before
+
+
+def test_an_overlay_has_places_of_its_own_if_it_says_so_and_the_ones_that_it_names(project: Path) -> None:
+    (project / "data/raw").mkdir(parents=True)
+    for name, here, beside in (
+        ("own", ["scales/own/data", "scales/own/outputs", "own"], ["data", "outputs", "own"]),
+        ("small", ["small/data", "small/out", ""], ["small/data", "small/out", "small"]),
+    ):
+        lay_out(name, Path("games") / name)
+        switch(name)
+        found = [load(file).places for file in (project / "params.yaml", project / f"games/{name}/params.yaml")]
+        assert [list(each.model_dump().values()) for each in found] == [here, beside]
+
+
+def test_a_base_of_an_earlier_version_is_taken(project: Path) -> None:
+    own = (project / "params.yaml").read_text()
+    earlier = "".join(line for line in own.splitlines(keepends=True) if "checkpoint_every" not in line)
+    (project / "params.yaml").write_text(earlier)
+    switch("own")
+    assert load().warm_start.checkpoint_every == 0
+    switch("base")
+    assert (project / "params.yaml").read_text() == earlier
 
 
 @pytest.mark.parametrize("to", ["base", "small", "qwen2.5-3b"])
@@ -196,6 +223,9 @@ def graphs(project: Path, lay_dvc: Callable[..., None]) -> Path:
     (project / ".dvcignore").write_text("__pycache__/\n")
     (project / "dvc.yaml").write_text(STAGES)
     (project / "ablations/graph.yaml").write_text(SWEEP)
+    (project / "my_worlds").mkdir()
+    for module in ("my_tools.py", "my_worlds/__init__.py", "agent_r1/__init__.py", "flows/__init__.py"):
+        (project / module).write_text("own")
     lay_dvc(project)
     return project
 
@@ -204,12 +234,13 @@ def test_a_scale_in_a_folder_is_made_beside_the_project_and_goes_on_where_it_sto
     before, folder = files(graphs), graphs / "games/small"
     lay_out("small", Path("games/small"))
     dvc("--cd", str(folder), "repro", "--quiet", "ablations/dvc.yaml:train@starpo")
-    assert (folder / "data/rows").exists(), "the main graph's stages come first, in the places of the base"
-    made = (folder / "outputs/starpo").stat().st_mtime_ns
+    assert (folder / "small/data/rows").exists(), "the main graph's stages come first"
+    made = (folder / "small/out/starpo").stat().st_mtime_ns
     lay_out("small", Path("games/small"))
     dvc("--cd", str(folder), "repro", "--quiet", "ablations/dvc.yaml")
-    assert (folder / "outputs/starpo").stat().st_mtime_ns == made
-    assert (folder / "outputs/grpo").exists()
+    assert (folder / "small/out/starpo").stat().st_mtime_ns == made
+    assert (folder / "small/out/grpo").exists()
+    assert {(folder / module).read_text() for module in ("my_tools.py", "my_worlds/__init__.py")} == {"own"}
     assert load(folder / "params.yaml").train.iterations == 7
     assert {path: text for path, text in files(graphs).items() if not path.startswith("games/")} == before
     assert "games/" not in dvc("stage", "list", "--all", "--name-only"), "what a bare command of DVC's looks at"

@@ -114,6 +114,7 @@ STATES: list[tuple[str, Callable[[Path], None], Path, Callable[[], object]]] = [
     ("dvc checkout --force {}", damage, POLICY / "model.safetensors", lambda: policy_of(load(), RunId("ppo"))),
     ("dvc repro prepare", remove, PLACES.passages, lambda: list(read_batches(PLACES.passages))),
     ("dvc repro index", remove, PLACES.index, configured_index),
+    ("dvc repro index", damage, PLACES.index / "meta.json", configured_index),
     ("dvc repro index", other_settings, Path("params.yaml"), configured_index),
     ("dvc repro warm_start", remove, PLACES.warm_start, lambda: policy_of(load(), "")),
 ]

@@ -214,6 +214,23 @@ registry.promote(version, expected=champion)
     assert all("Outpaced: " in said for number, said in errors.items() if number not in winners)
 
 
+def test_a_scale_has_versions_and_a_champion_of_its_own(describe: Describe, client: MlflowClient) -> None:
+    plain = registry.register(describe(A))
+    first, second = (registry.register(describe(policy), "agent_r1-qwen2.5") for policy in (A, B))
+    assert (first.number, second.reference, second.name) == (1, "models:/agent_r1-qwen2.5/2", "agent_r1-qwen2.5-v2")
+    assert registry.versions() == [plain]
+    assert registry.versions("agent_r1-qwen2.5") == [first, second]
+    registry.promote(second, expected=None)
+    assert registry.champion() is None
+    assert registry.find("models:/agent_r1-qwen2.5@champion").number == 2
+    run = tracking.resume(second.descriptor.mlflow_run_id)
+    assert run
+    run.tag("kind", "training")
+    run.final({"success": 0.5, "success/low": 0.4, "success/high": 0.6})
+    said = [client.get_model_version(each.model, str(each.number)).description for each in (plain, first, second)]
+    assert [(text or "").partition(" of")[0] for text in said] == ["", "", "success 0.500 [0.400, 0.600]"]
+
+
 def refused(reference: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         registry.find(reference)

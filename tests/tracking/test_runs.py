@@ -308,6 +308,10 @@ def test_run_params_name_the_ablation() -> None:
     assert expected.items() <= columns.items()
     assert not any(name.startswith(("credit.estimator", "credit.loss_mask")) for name in shown["ppo"]), "said twice"
     assert shown["grpo"]["variant"] == "grpo"
+    beside = params.model_copy(update={"places": params.places.model_copy(update={"scale": "lake"})})
+    assert tracking.run_params("grpo", beside, params.run(RunId("grpo")))["variant"] == "grpo-lake"
+    assert tracking.untrained_params("random", beside)["variant"] == "random-lake"
+    assert tracking.untrained_params("agent_r1-lake-v1", beside)["variant"] == "agent_r1-lake-v1", "said once"
     assert shown["grpo"]["rollout.samples"] == 8
     assert shown["ppo"]["env.top_k"] == params.env.top_k
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from rich.console import Console
 
 from flows.dvc_files import complaint
@@ -125,6 +126,13 @@ def test_versions(there: dict[str, str], status: str, message: str) -> None:
 def test_what_is_installed_and_what_params_say(project: Path) -> None:
     assert found("versions").status != FAILED
     assert found("parameters").status == OK
+    content = yaml.safe_load((project / "params.yaml").read_text())
+    content["train"]["credit"]["rewards"]["own"] = {"function": "no_rewards:own", "weight": 0.1}
+    (project / "params.yaml").write_text(yaml.safe_dump(content))
+    assert found("parameters").message.startswith("credit.rewards.own: module 'no_rewards' cannot be imported (ModuleN")
+    content["env"]["tools"]["functions"] = {"own": {"module": "no_tools"}}
+    (project / "params.yaml").write_text(yaml.safe_dump(content))
+    assert "functions.own: module 'no_tools' cannot be imported" in found("parameters").message
     (project / "params.yaml").write_text("train: {iterations: none}\n")
     assert "params.yaml" in found("parameters").message
 

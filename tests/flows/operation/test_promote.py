@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from agent_r1.params import load
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Outpaced, Version
 from flows.operation.promote import PROMOTION, crown, gate, measure, previous, promote_here
+from flows.policies import policy_of, version_of
 from tests.flows.operation.evaluations import ASKED, write_evaluation
 
 Inside = Callable[[Path], AbstractContextManager[None]]
@@ -86,6 +88,27 @@ def test_the_better_one_takes_the_place_and_its_run_says_why(
     assert (stored["promoted"], stored["challenger_success"], stored["champion_success"]) == (True, 0.75, 0.6)
     assert stored["difference"]["mean"] == pytest.approx(0.15)
     assert "| right in agent_r1-v2 alone | 15 |" in mlflow.artifacts.load_text(f"{folder}/decision.md")
+
+
+def test_a_scale_decides_about_its_own_and_about_what_was_registered_before_it_had_a_name(
+    challenger: Version, project: Path, write_params: WriteParams
+) -> None:
+    write_params(project, {"places": {"scale": "lake"}})
+    own = [registry.register(replace(challenger.descriptor, policy_hash=each * 64), "agent_r1-lake") for each in "cd"]
+    crown(own[0].reference)
+    for better in (own[1], challenger):
+        decision = gate(better.reference, Evaluations({1: EQUAL, 2: BETTER}))
+        assert decision
+        assert decision.promoted
+        found = registry.champion(better.model)
+        assert found
+        assert found.reference == better.reference
+    write_params(project, {})
+    for asks in (version_of, lambda reference, settings: policy_of(settings, reference)):
+        with pytest.raises(
+            ValueError, match=r"agent_r1-lake/2 is of another scale than params\.yaml; ask in its folder"
+        ):
+            asks(own[1].reference, load())
 
 
 def test_an_equal_one_is_refused_with_the_numbers_and_that_is_no_error(
