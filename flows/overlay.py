@@ -78,7 +78,8 @@ def _link(link: Path, target: Path) -> None:
 def compose(base: str, name: str, *, own_folder: bool = False) -> str:
     """The text of params.yaml under an overlay, with the comments of the base.
 
-    With `own_folder` the places are the base's, and the header names no way back.
+    Unless the overlay sets `places.raw`, that follows its data sets. With `own_folder` the places are the base's, and
+    the header names no way back.
     """
     path = FOLDER / f"{name}.yaml"
     known = {each.stem for each in FOLDER.glob("*.yaml")} - {"base"}
@@ -93,9 +94,14 @@ def compose(base: str, name: str, *, own_folder: bool = False) -> str:
         raise ValueError(f"{path}: expected a mapping of what differs, found {type(changes).__name__}")
     if own_folder:
         changes.pop("places", None)
-    round_trip.dump(override(round_trip.load(base), changes), text)
+    composed = override(round_trip.load(base), changes)
+    round_trip.dump(composed, text)
+    settings = validated(Params, yaml.safe_load(text.getvalue()), str(path))
+    if "raw" not in changes.get("places", {}):
+        composed["places"]["raw"] = settings.read_of_raw
+        text.seek(text.truncate(0))
+        round_trip.dump(composed, text)
     body = text.getvalue()
-    validated(Params, yaml.safe_load(body), str(path))
     hint = f"edit {path}, not this" if own_folder else "`agent-r1 overlay base` goes back"
     return f"# Composed of {BASE} and {path} ({_digest(body)}); {hint}.\n{body}"
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from agent_r1.params.sections import Section
 
 PARAMS = "params.yaml"  # marks the project's root
 MODELS = Path("models")  # DVC's files of registered policies
 NAMED_BY_DVC = "DVC_EXP_NAME"  # `dvc exp run --name NAME` says it to its stages
+RAW = Path("data/raw")  # the files of real data sets
 SWEEP = "ablations"  # the section that lists runs and seeds, and the name of its outputs
 _VARIANT = re.compile("[0-9a-f]{8}")
 _LABEL = re.compile(r"(?P<run>\w{1,200})(-(?P<variant>[0-9a-f]{8}))?(-seed(?P<seed>\d{1,19}))?", re.ASCII)
@@ -89,10 +90,14 @@ Folder = Annotated[str, AfterValidator(_relative)]
 
 
 class Places(Section):
-    """`places`: the two folders that hold all artifacts, and the path of each, relative to the project's root."""
+    """`places`: the two folders that hold all artifacts, and the path of each, relative to the project's root.
+
+    DVC has no list of names in its graphs, so the stages that read files of RAW depend on one path, `raw`.
+    """
 
     data: Folder
     outputs: Folder
+    raw: Annotated[str, Field(min_length=1)] = f"{RAW}/README.md"
 
     @property
     def prepared(self) -> Path:
@@ -144,6 +149,10 @@ class Places(Section):
     def evaluation(self, label: str, sweep: str = "") -> Path:
         """The folder of an evaluation, by the label of a training, a baseline or any other policy."""
         return self._of(sweep) / "evaluate" / label
+
+    def compared(self, sweep: str = "") -> Path:
+        """The folder with a file of hashes for every evaluation in a report."""
+        return self._of(sweep) / "compared"
 
     def report(self, sweep: str = "") -> Path:
         """The folder of a report: of the main graph's runs, or of a sweep's."""

@@ -86,7 +86,9 @@ def compare_versions(asked: Sequence[str], pins: Sequence[str], there: Mapping[s
 
 def parameters() -> str:
     """Reads params.yaml as every stage does."""
-    return f"params.yaml is valid, {len(params.load().runs)} runs"
+    settings = params.load()
+    settings.require_watched()
+    return f"params.yaml is valid, {len(settings.runs)} runs"
 
 
 def room() -> str:
