@@ -146,6 +146,15 @@ def _is_whole(record: Path) -> bool:
     return False
 
 
+def restorable(output: Path) -> bool:
+    """Whether DVC's cache holds an output of a stage as it was recorded, so that `dvc checkout` brings it back."""
+    records = [
+        yaml.safe_load(each.read_text()) for each in (Path("dvc.lock"), *Path().glob("*/dvc.lock")) if _is_whole(each)
+    ]
+    outs = [out for record in records for stage in record["stages"].values() for out in stage.get("outs", ())]
+    return any(_object(_cache(), out["md5"]).exists() for out in outs if out["path"] == str(output))
+
+
 def in_dvc(statements: str, *arguments: str, said: str = "") -> subprocess.CompletedProcess[str]:
     """Runs statements in a process of DVC's, where `repo` is this clone's; `said` is its standard input."""
     script = _WHOLE + _IN_DVC.format(indent(statements, " " * 8).strip())

@@ -17,7 +17,7 @@ from agent_r1.params.sections import nearest
 from agent_r1.rollout.sampling import Beneath
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import SCHEME, Descriptor, Version
-from flows.dvc_files import kept, require_listing, run_dvc
+from flows.dvc_files import kept, require_listing, restorable, run_dvc
 
 logger = logging.getLogger(__name__)
 
@@ -134,8 +134,9 @@ def _of_run(settings: Params, run: RunId) -> Policy:
     seed, folder = settings.run(run).seed, policy_in(settings.places.training(run))
     progress = checkpoint.peek(folder.parent)
     if progress is None:
-        command = f"agent-r1 train {' '.join(run.words)}"
-        raise FileNotFoundError(f"there is no checkpoint at {folder.parent}; train it first (`{command}`)")
+        training, command = settings.places.training(run), f"agent-r1 train {' '.join(run.words)}"
+        earlier = f", or bring the earlier one back (`dvc checkout --force {training}`)" if restorable(training) else ""
+        raise FileNotFoundError(f"there is no checkpoint at {folder.parent}; train it first (`{command}`){earlier}")
     checkpoint.require_whole(folder.parent, checkpoint.POLICY)
     title, updates = f"{run.label} after {progress.iterations} iterations", progress.policy_version
     return Policy(name=run.label, title=title, path=str(folder), seed=seed, updates=updates, run=run)
@@ -144,7 +145,8 @@ def _of_run(settings: Params, run: RunId) -> Policy:
 def _warm_start(settings: Params) -> Policy:
     folder = settings.places.warm_start
     if not folder.is_dir():
-        remedy = "make it (`dvc repro warm_start`), or name another model"
+        back = f"bring it back (`dvc checkout {folder}`)" if restorable(folder) else "make it (`dvc repro warm_start`)"
+        remedy = f"{back}, or name another model"
         raise FileNotFoundError(f"there is no model at {folder}; {remedy}")
     return Policy(name=folder.name, title="the warm start", path=str(folder), seed=settings.warm_start.seed)
 

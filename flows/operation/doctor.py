@@ -28,7 +28,7 @@ from agent_r1 import params
 from agent_r1.files import is_own, load_pretrained
 from agent_r1.harmless import harmless_lines, without_password
 from agent_r1.http.client import BadAnswerError, Client
-from agent_r1.params.places import SWEEP, RunId, tracking_folder
+from agent_r1.params.places import SWEEP, RunId, project_root, tracking_folder
 from agent_r1.params.stages import EngineParams
 from agent_r1.tracking import registry
 from agent_r1.tracking.store import require_store, store_file
@@ -60,6 +60,14 @@ class Finding(NamedTuple):
     status: str  # OK, WARNING or FAILED
     message: str
     remedy: str = ""
+
+
+def code() -> str:
+    """Compares the code that runs with the project's own: a copied clone's scripts name the place that it came from."""
+    if (own := project_root() / "agent_r1").is_dir() and not own.samefile(CODE / "agent_r1"):
+        here = Path(sys.prefix).name  # of the environment
+        raise ValueError(f"this is the code of {CODE}, and not of {own.parent}; `make doctor` there repairs its {here}")
+    return f"of {CODE}"
 
 
 def versions() -> str:
@@ -295,7 +303,7 @@ def found_by(check: Callable[[], str]) -> Finding:
         return Finding(status, f"{kind}{wrong}", remedy or "mend the cause that the message names")
 
 
-_IN_ORDER = (versions, parameters, room, ranks, engine, ports, prefect, store, dvc, dvc_cache, registered, aside)
+_IN_ORDER = (code, versions, parameters, room, ranks, engine, ports, prefect, store, dvc, dvc_cache, registered, aside)
 CHECKS = {check.__name__: check for check in _IN_ORDER}
 
 
