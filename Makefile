@@ -119,6 +119,7 @@ endif
 
 $(INSTALLED): requirements/cpu.txt requirements/torch.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed: make PYTHON=...")'
+	$(if $(MOVED_FROM),@echo "$(VENV) is a copy of the one in $(MOVED_FROM); installing it for this folder")
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 ifeq ($(INSTALL),)
 	$(LOCKED) -r requirements/build.txt

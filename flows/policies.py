@@ -6,9 +6,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
-from agent_r1.files import model_hash, sha256, write_text
+from agent_r1.files import model_hash, sha256
 from agent_r1.http.endpoint import Endpoint
 from agent_r1.learn import checkpoint
 from agent_r1.params import Params
@@ -17,7 +15,7 @@ from agent_r1.params.sections import nearest
 from agent_r1.rollout.sampling import Beneath
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import SCHEME, Descriptor, Version
-from flows.dvc_files import kept, require_listing, restorable, run_dvc
+from flows.dvc_files import require_listing, restorable, run_dvc, write_dvc_file
 
 logger = logging.getLogger(__name__)
 
@@ -240,9 +238,7 @@ def _bring_back(descriptor: Descriptor) -> str:
     if not Path(".dvc").is_dir():
         return "this project is no DVC repository"
     file, lacking = Path(descriptor.dvc_file), require_listing(descriptor.dvc_hash)
-    if kept(file) != descriptor.dvc_hash:
-        out = {"md5": descriptor.dvc_hash, "hash": "md5", "path": file.stem}
-        write_text(file, yaml.safe_dump({"outs": [out]}, sort_keys=False))
+    write_dvc_file(file, descriptor.dvc_hash)
     if failed := lacking or (run_dvc("checkout", "--force", str(file)) and run_dvc("pull", "--force", str(file))):
         return f"DVC has no copy ({failed})"
     return "" if _holds(file.with_suffix(""), descriptor) else "DVC's copy is another one"

@@ -40,6 +40,7 @@ from agent_r1.params import Params
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import THE_CHAMPION, Version
 from agent_r1.tracking.store import address, locked
+from flows.operation import artifact
 from flows.pipeline import run_command
 from flows.policies import version_of
 from flows.processes import process_group, server_answers
@@ -154,7 +155,9 @@ def crown(first: str) -> Version:
 def _promote(version: Version, *, expected: Version | None) -> Version:
     """Moves the alias; one process at a time of all that use the Prefect server of `PREFECT_API_URL`."""
     with concurrency(PROMOTION) if server_answers() else nullcontext():
-        return registry.promote(version, expected=expected)
+        promoted = registry.promote(version, expected=expected)
+    artifact.name(promoted)
+    return promoted
 
 
 def _measured_alike(
@@ -187,10 +190,16 @@ def _run_evaluate(arguments: Sequence[str]) -> None:
             raise ValueError(f"`python {' '.join(command)}` failed with exit code {code}; see its lines above")
 
 
-def promote_here(challenger: str, *, first: bool = False, anyway: bool = False) -> None:
-    """Decides at a terminal, and prints."""
+def promote_here(challenger: str, *, first: bool = False, anyway: bool = False, tag: bool = False) -> None:
+    """Decides at a terminal, and prints; a champion may be tagged, or else the command is printed that does it."""
     console = output()
     if first:
         console.print(f"{crown(challenger).reference} is the champion")
     elif decision := gate(challenger, _run_evaluate, anyway=anyway):
         console.print(Markdown(decision_table(decision)))
+    champion = registry.find(THE_CHAMPION)
+    if champion.number == version_of(challenger, params.load()).number and (command := artifact.tagging(champion)):
+        if tag:
+            artifact.run(command)
+        said = "tagged; `git push --follow-tags` shares it" if tag else "--tag makes it an artifact of DVC's, by"
+        console.print(f"{said}:\n{command}", soft_wrap=True, markup=False)
