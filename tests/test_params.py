@@ -829,7 +829,8 @@ def test_the_path_that_holds_all_that_is_read_in_data_raw_by_hand(
     content: dict[str, Any], datasets: list[str], files: dict[str, str], conversations: str, read: str
 ) -> None:
     own = {"format": "hotpotqa", **{split: {"file": file} for split, file in files.items()}}
-    changes = {"prepare.datasets": datasets, "prepare.files.own": own, "warm_start.conversations": conversations}
+    changes = {"prepare.datasets": datasets, "warm_start.conversations": conversations}
+    changes |= {"prepare.files.own": own} if files else {}
     params = check(content, changes)
     assert params.read_of_raw == read
     if read == params.places.raw:
