@@ -284,10 +284,3 @@ def kept(dvc_file: Path) -> str:
         return ""
     [out] = yaml.safe_load(dvc_file.read_text())["outs"]
     return str(out["md5"])
-
-
-def write_dvc_file(dvc_file: Path, md5: str) -> None:
-    """Has a .dvc file name the folder beside it, without its suffix, by DVC's hash."""
-    if kept(dvc_file) != md5:
-        out = {"md5": md5, "hash": "md5", "path": dvc_file.stem}
-        write_text(dvc_file, yaml.safe_dump({"outs": [out]}, sort_keys=False))

@@ -150,8 +150,10 @@ def evaluate(asked: EvaluationRequest) -> None:
     if not asked.into and subject.label in settings.reported(subject.sweep):
         read = [folder / name for name in ("predictions.parquet", "trajectories.parquet", "hashes.json")]
         read += [subject.training / METRICS] if subject.training else []
-        compared = settings.places.compared(subject.sweep) / f"{subject.label}.json"
-        write_text(compared, json.dumps({str(path): sha256(path) for path in read}, indent=2) + "\n")
+        write_text(
+            folder.parents[1] / f"compared/{subject.label}.json",
+            json.dumps({str(path): sha256(path) for path in read}, indent=2) + "\n",
+        )
 
 
 def _ask(settings: Params, subject: Subject, folder: Path, asked: EvaluationRequest) -> tracking.Run:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import re
 from pathlib import Path
@@ -78,8 +79,8 @@ def _link(link: Path, target: Path) -> None:
 def compose(base: str, name: str, *, own_folder: bool = False) -> str:
     """The text of params.yaml under an overlay, with the comments of the base.
 
-    Unless the overlay sets `places.raw`, that follows its data sets. With `own_folder` the places are the base's, and
-    the header names no way back.
+    `places.raw` follows its data sets. With `own_folder` the other places are the base's, and the header names no way
+    back.
     """
     path = FOLDER / f"{name}.yaml"
     known = {each.stem for each in FOLDER.glob("*.yaml")} - {"base"}
@@ -94,14 +95,9 @@ def compose(base: str, name: str, *, own_folder: bool = False) -> str:
         raise ValueError(f"{path}: expected a mapping of what differs, found {type(changes).__name__}")
     if own_folder:
         changes.pop("places", None)
-    composed = override(round_trip.load(base), changes)
-    round_trip.dump(composed, text)
+    round_trip.dump(override(round_trip.load(base), changes), text)
     settings = validated(Params, yaml.safe_load(text.getvalue()), str(path))
-    if "raw" not in changes.get("places", {}):
-        composed["places"]["raw"] = settings.read_of_raw
-        text.seek(text.truncate(0))
-        round_trip.dump(composed, text)
-    body = text.getvalue()
+    body = re.sub(r"(?<=\n  raw: )\S+", lambda _: json.dumps(settings.read_of_raw), text.getvalue())
     hint = f"edit {path}, not this" if own_folder else "`agent-r1 overlay base` goes back"
     return f"# Composed of {BASE} and {path} ({_digest(body)}); {hint}.\n{body}"
 

@@ -6,7 +6,9 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_r1.files import model_hash, sha256
+import yaml
+
+from agent_r1.files import model_hash, sha256, write_text
 from agent_r1.http.endpoint import Endpoint
 from agent_r1.learn import checkpoint
 from agent_r1.params import Params
@@ -15,7 +17,7 @@ from agent_r1.params.sections import nearest
 from agent_r1.rollout.sampling import Beneath
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import SCHEME, Descriptor, Version
-from flows.dvc_files import require_listing, restorable, run_dvc, write_dvc_file
+from flows.dvc_files import kept, require_listing, restorable, run_dvc
 
 logger = logging.getLogger(__name__)
 
@@ -211,9 +213,10 @@ def folder_of(version: Version) -> Path:
     reason = "it was registered outside a DVC project, so there is no copy of it"
     if found.dvc_hash:
         copy = Path(found.dvc_file).with_suffix("")
-        reason = "" if _holds(copy, found) else _bring_back(found)
-        if not reason:
+        reason = "" if _holds(copy, found) else bring_back(Path(found.dvc_file), found.dvc_hash)
+        if not reason and _holds(copy, found):
             return copy
+        reason = reason or "DVC's copy is another one"
     raise ValueError(
         f"the policy of {version.reference} ({found.label}) has gone: {found.policy} holds another one or none, and "
         f"{reason}; train it again as of commit {found.git_commit or 'unknown'}, or `dvc pull {found.dvc_file}` where "
@@ -230,15 +233,16 @@ def _holds(folder: Path, descriptor: Descriptor) -> bool:
     return folder.is_dir() and sha256(folder) == descriptor.policy_hash
 
 
-def _bring_back(descriptor: Descriptor) -> str:
-    """Has DVC restore its copy from the cache or a remote; returns "", or why it cannot.
+def bring_back(file: Path, md5: str) -> str:
+    """Has a .dvc file name a folder, and DVC restore it from its cache or a remote; returns "", or why it cannot.
 
-    Raises ValueError if the listing that DVC would follow leads out of the copy's folder.
+    Raises ValueError if the listing that DVC would follow leads out of that folder.
     """
     if not Path(".dvc").is_dir():
         return "this project is no DVC repository"
-    file, lacking = Path(descriptor.dvc_file), require_listing(descriptor.dvc_hash)
-    write_dvc_file(file, descriptor.dvc_hash)
-    if failed := lacking or (run_dvc("checkout", "--force", str(file)) and run_dvc("pull", "--force", str(file))):
-        return f"DVC has no copy ({failed})"
-    return "" if _holds(file.with_suffix(""), descriptor) else "DVC's copy is another one"
+    lacking = require_listing(md5)
+    if kept(file) != md5:
+        out = {"md5": md5, "hash": "md5", "path": file.stem}
+        write_text(file, yaml.safe_dump({"outs": [out]}, sort_keys=False))
+    failed = lacking or (run_dvc("checkout", "--force", str(file)) and run_dvc("pull", "--force", str(file)))
+    return f"DVC has no copy ({failed})" if failed else ""

@@ -150,10 +150,6 @@ class Places(Section):
         """The folder of an evaluation, by the label of a training, a baseline or any other policy."""
         return self._of(sweep) / "evaluate" / label
 
-    def compared(self, sweep: str = "") -> Path:
-        """The folder with a file of hashes for every evaluation in a report."""
-        return self._of(sweep) / "compared"
-
     def report(self, sweep: str = "") -> Path:
         """The folder of a report: of the main graph's runs, or of a sweep's."""
         return self._of(sweep) / "report"

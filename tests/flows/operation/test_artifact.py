@@ -80,7 +80,7 @@ def test_a_promoted_policy_is_brought_without_mlflow_from_a_clone_with_a_remote(
     (project / "notes.md").write_text("somebody's own")
     git("add", "notes.md")
     promote_here(first.reference, first=True)
-    [command] = re.findall(r"^git add .*", capsys.readouterr().out, re.MULTILINE)
+    [command] = re.findall(r"^\(git add .*", capsys.readouterr().out, re.MULTILINE)
     assert "up to date" in dvc("status", "models/champion.dvc"), "the policy is beside its file"
     subprocess.run(command, shell=True, check=True, capture_output=True)
     assert git("tag", "--list").split() == ["agent_r1#champion#1", "agent_r1@v1.0.0"]
