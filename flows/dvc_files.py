@@ -148,11 +148,10 @@ def _is_whole(record: Path) -> bool:
 
 def restorable(output: Path) -> bool:
     """Whether DVC's cache holds an output of a stage as it was recorded, so that `dvc checkout` brings it back."""
-    records = [
-        yaml.safe_load(each.read_text()) for each in (Path("dvc.lock"), *Path().glob("*/dvc.lock")) if _is_whole(each)
-    ]
-    outs = [out for record in records for stage in record["stages"].values() for out in stage.get("outs", ())]
-    return any(_object(_cache(), out["md5"]).exists() for out in outs if out["path"] == str(output))
+    whole = filter(_is_whole, (Path("dvc.lock"), *Path().glob("*/dvc.lock")))
+    stages = [stage for each in whole for stage in yaml.safe_load(each.read_text())["stages"].values()]
+    outs = [out for stage in stages for out in stage.get("outs", ()) if out["path"] == str(output)]
+    return any(_object(_cache(), out["md5"]).exists() for out in outs)
 
 
 def in_dvc(statements: str, *arguments: str, said: str = "") -> subprocess.CompletedProcess[str]:

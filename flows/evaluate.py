@@ -150,10 +150,8 @@ def evaluate(asked: EvaluationRequest) -> None:
     if not asked.into and subject.label in settings.reported(subject.sweep):
         read = [folder / name for name in ("predictions.parquet", "trajectories.parquet", "hashes.json")]
         read += [subject.training / METRICS] if subject.training else []
-        write_text(
-            folder.parents[1] / f"compared/{subject.label}.json",
-            json.dumps({str(path): sha256(path) for path in read}, indent=2) + "\n",
-        )
+        hashes = json.dumps({str(path): sha256(path) for path in read}, indent=2)
+        write_text(folder.parents[1] / f"compared/{subject.label}.json", f"{hashes}\n")
 
 
 def _ask(settings: Params, subject: Subject, folder: Path, asked: EvaluationRequest) -> tracking.Run:

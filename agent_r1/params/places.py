@@ -15,7 +15,7 @@ from agent_r1.params.sections import Section
 PARAMS = "params.yaml"  # marks the project's root
 MODELS = Path("models")  # DVC's files of registered policies
 NAMED_BY_DVC = "DVC_EXP_NAME"  # `dvc exp run --name NAME` says it to its stages
-RAW = Path("data/raw")  # the files of real data sets
+RAW, UNREAD = Path("data/raw"), "data/raw/README.md"  # the files of real data sets, and one that no stage reads
 SWEEP = "ablations"  # the section that lists runs and seeds, and the name of its outputs
 _VARIANT = re.compile("[0-9a-f]{8}")
 _LABEL = re.compile(r"(?P<run>\w{1,200})(-(?P<variant>[0-9a-f]{8}))?(-seed(?P<seed>\d{1,19}))?", re.ASCII)
@@ -90,14 +90,11 @@ Folder = Annotated[str, AfterValidator(_relative)]
 
 
 class Places(Section):
-    """`places`: the two folders that hold all artifacts, and the path of each, relative to the project's root.
-
-    DVC has no list of names in its graphs, so the stages that read files of RAW depend on one path, `raw`.
-    """
+    """`places`: the two folders that hold all artifacts, and the path of each, relative to the project's root."""
 
     data: Folder
     outputs: Folder
-    raw: Annotated[str, Field(min_length=1)] = f"{RAW}/README.md"
+    raw: Annotated[str, Field(min_length=1)] = UNREAD  # a dependency: DVC's graphs take no list
 
     @property
     def prepared(self) -> Path:

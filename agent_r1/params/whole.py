@@ -13,7 +13,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, Field, SkipValidation
 
 from agent_r1.params.env import EnvParams
-from agent_r1.params.places import RAW, SWEEP, Places, RunId
+from agent_r1.params.places import RAW, SWEEP, UNREAD, Places, RunId
 from agent_r1.params.prepare import PrepareParams
 from agent_r1.params.sections import Natural, Section, flatten, nearest, override, validated
 from agent_r1.params.stages import (
@@ -93,22 +93,19 @@ class Params(Section):
 
     @property
     def read_of_raw(self) -> str:
-        """The file in RAW that the data sets and the warm start read, or the deepest folder that holds all of them.
-
-        If they read none, it is `places.raw` as it is shipped.
-        """
+        """The file in RAW that prepare and warm start read, or the folder that holds all; UNREAD for none."""
         files = [self.prepare.files[name] for name in self.prepare.datasets if name in self.prepare.files]
-        named = [split.file for each in files for split in each.splits.values()]
+        splits = [(split.file, each.format) for each in files for split in each.splits.values()]
+        named = [
+            file.parent if form == "2wikimultihopqa" else file for file, form in splits
+        ]  # it has a file of aliases
         named += [Path(self.warm_start.conversations), *(each.corpus for each in files if each.corpus)]
-        named += [
-            split.file.parent for each in files if each.format == "2wikimultihopqa" for split in each.splits.values()
-        ]
         inside = [re.sub(r"/[^/]*[*?\[].*", "", str(path)) for path in named if path.is_relative_to(RAW)]
-        return os.path.commonpath(inside) if inside else str(Places.model_fields["raw"].default)
+        return os.path.commonpath(inside) if inside else UNREAD
 
     def require_watched(self) -> None:
         """Raises ValueError if DVC would not notice an edit of a file that is read."""
-        if (read := self.read_of_raw) != self.places.raw and not Path(read).is_relative_to(self.places.raw):
+        if (read := self.read_of_raw) != UNREAD and not Path(read).is_relative_to(self.places.raw):
             unnoticed = f"places.raw is {self.places.raw}, so that DVC would not notice an edit of {read}"
             raise ValueError(f"{unnoticed}; set `raw: {read}` under places")
 

@@ -65,8 +65,8 @@ class Finding(NamedTuple):
 def code() -> str:
     """Compares the code that runs with the project's own: a copied clone's scripts name the place that it came from."""
     if (own := project_root() / "agent_r1").is_dir() and not own.samefile(CODE / "agent_r1"):
-        here = Path(sys.prefix).name  # of the environment
-        raise ValueError(f"this is the code of {CODE}, and not of {own.parent}; `make doctor` there repairs its {here}")
+        remedy = "run `make doctor` here, which installs .venv for this folder"
+        raise ValueError(f"this is the code of {CODE}, and not of {own.parent}; {remedy}")
     return f"of {CODE}"
 
 

@@ -175,9 +175,7 @@ def _tagging(champion: Version) -> str:
         return ""
     if (tagged := git("show", f"{tag}:{ARTIFACT}")) and md5 not in tagged:
         raise ValueError(f"the tag {tag} is of another policy, from another store; `git tag --delete {tag}` makes room")
-    commit = (
-        f"git add {ARTIFACT} && git diff --quiet HEAD -- {ARTIFACT} || git commit -qm {champion.name} -- {ARTIFACT}"
-    )
+    commit = f"git add {ARTIFACT} && git diff --quiet HEAD {ARTIFACT} || git commit -qm {champion.name} -- {ARTIFACT}"
     tags = [*([] if tagged else [tag]), f"{stage}{len(git('tag', '--list', f'{stage}*').split()) + 1}"]
     return " && ".join([f"({commit})", *(f"git tag -am {champion.name} '{each}'" for each in tags)])
 
