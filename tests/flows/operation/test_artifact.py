@@ -91,8 +91,8 @@ def test_a_promoted_policy_is_brought_without_mlflow_from_a_clone_with_a_remote(
     git("push", "--quiet", "--follow-tags", "origin", "HEAD")
 
     def brought(*asked: str) -> str:
-        dvc("artifacts", "get", str(project.parent / "shared.git"), "agent_r1", "--out", "brought", "--force", *asked)
-        return (project / "brought/model.safetensors").read_text()
+        dvc("artifacts", "get", str(project.parent / "shared.git"), "agent_r1", "--out", asked[-1], *asked)
+        return Path(asked[-1], "model.safetensors").read_text()
 
     dvc("push", "--quiet", *map(str, Path("models").glob("ppo-*.dvc")))
     shutil.rmtree(".tracking")
