@@ -97,8 +97,8 @@ def compose(base: str, name: str, *, own_folder: bool = False) -> str:
         changes.pop("places", None)
     round_trip.dump(override(round_trip.load(base), changes), text)
     settings = validated(Params, yaml.safe_load(text.getvalue()), str(path))
-    known, read = re.compile(r'(?<=\n  raw: )("[^"\n]*"|\S+)'), settings.read_of_raw
-    body = known.sub(lambda found: found[0] if found[0] == read else json.dumps(read), text.getvalue())
+    pattern, read = re.compile(r'(?<=\n  raw: )("[^"\n]*"|\S+)'), settings.read_of_raw
+    body = pattern.sub(lambda found: found[0] if found[0] == read else json.dumps(read), text.getvalue())
     hint = f"edit {path}, not this" if own_folder else "`agent-r1 overlay base` goes back"
     return f"# Composed of {BASE} and {path} ({_digest(body)}); {hint}.\n{body}"
 
