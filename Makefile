@@ -110,8 +110,16 @@ clean:  ## remove what the stages and checks wrote, registered policies too; kee
 	rm -rf scales games data/prepared data/index data/.index.* .dvc/cache .dvc/tmp dvc_plots build *.egg-info models/*/
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
+# Where the environment was installed, if not here. The scripts in the environment of a copied clone run the original's code.
+MOVED_FROM := $(shell test -L $(VENV) || sed -n 's|^VIRTUAL_ENV=[^/]*\(/.*\)/$(VENV)\b.*|\1|p' $(VENV)/bin/activate 2>/dev/null \
+	| grep -vxF '$(CURDIR)')
+ifneq ($(MOVED_FROM),)
+.PHONY: $(INSTALLED)
+endif
+
 $(INSTALLED): requirements/cpu.txt requirements/torch.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed: make PYTHON=...")'
+	$(if $(MOVED_FROM),@echo "$(VENV) is a copy of the one in $(MOVED_FROM); installing it for this folder")
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 ifeq ($(INSTALL),)
 	$(LOCKED) -r requirements/build.txt
@@ -121,5 +129,6 @@ ifeq ($(INSTALL),)
 else
 	$(PIP) $(INSTALL)
 endif
+	$(if $(MOVED_FROM),grep -lIrF '$(MOVED_FROM)/$(VENV)' $(VENV)/bin | xargs sed -i 's|$(MOVED_FROM)/$(VENV)|$(CURDIR)/$(VENV)|g')
 	@python -c 'import vl_convert; print(vl_convert.javascript_bundle())' > $(VENV)/vega.js  # for .dvc/plots.html
 	touch $@

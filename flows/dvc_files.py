@@ -146,6 +146,14 @@ def _is_whole(record: Path) -> bool:
     return False
 
 
+def restorable(output: Path) -> bool:
+    """Whether DVC's cache holds an output of a stage as it was recorded, so that `dvc checkout` brings it back."""
+    whole = filter(_is_whole, (Path("dvc.lock"), *Path().glob("*/dvc.lock")))
+    stages = [stage for each in whole for stage in yaml.safe_load(each.read_text())["stages"].values()]
+    outs = [out for stage in stages for out in stage.get("outs", ()) if out["path"] == str(output)]
+    return any(_object(_cache(), out["md5"]).exists() for out in outs)
+
+
 def in_dvc(statements: str, *arguments: str, said: str = "") -> subprocess.CompletedProcess[str]:
     """Runs statements in a process of DVC's, where `repo` is this clone's; `said` is its standard input."""
     script = _WHOLE + _IN_DVC.format(indent(statements, " " * 8).strip())

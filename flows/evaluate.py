@@ -30,7 +30,7 @@ from agent_r1.evaluation.scores import (
     score,
 )
 from agent_r1.evaluation.transcript import plain_text, readable
-from agent_r1.files import write_text
+from agent_r1.files import METRICS, sha256, write_text
 from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import Params
 from agent_r1.params.places import RunId
@@ -137,7 +137,8 @@ def _require_known(complaint: str, name: str | None, valid: Sequence[str]) -> No
 def evaluate(asked: EvaluationRequest) -> None:
     """Puts the test questions to a policy, greedily, and grades its answers.
 
-    Writes predictions.parquet, trajectories.parquet, scores.json and hashes.json to a folder under outputs/evaluate.
+    Writes predictions.parquet, trajectories.parquet, scores.json and hashes.json to a folder under outputs/evaluate. An
+    agent of the report gets a file of hashes in outputs/compared too, so that the report depends on no other agents.
     The scores and some readable episodes go to MLflow: to the run of the training if a trained run is evaluated as it
     was trained, else to a run of their own.
     """
@@ -146,6 +147,11 @@ def evaluate(asked: EvaluationRequest) -> None:
     folder = asked.into or settings.places.evaluation(subject.label, subject.sweep)
     tracked = _ask(subject.under(settings), subject, folder, asked)
     write_text(folder / "mlflow_run_id", tracked.run_id)
+    if not asked.into and subject.label in settings.reported(subject.sweep):
+        read = [folder / name for name in ("predictions.parquet", "trajectories.parquet", "hashes.json")]
+        read += [subject.training / METRICS] if subject.training else []
+        hashes = json.dumps({str(path): sha256(path) for path in read}, indent=2)
+        write_text(folder.parents[1] / f"compared/{subject.label}.json", f"{hashes}\n")
 
 
 def _ask(settings: Params, subject: Subject, folder: Path, asked: EvaluationRequest) -> tracking.Run:

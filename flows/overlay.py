@@ -20,7 +20,7 @@ from ruamel.yaml import YAML
 from agent_r1.facts import differences
 from agent_r1.files import write_text
 from agent_r1.params import Params
-from agent_r1.params.places import PARAMS, tracking_folder
+from agent_r1.params.places import PARAMS, UNREAD, tracking_folder
 from agent_r1.params.sections import bring_up, flatten, nearest, override, validated
 
 FOLDER = Path("overlays")
@@ -79,7 +79,8 @@ def _link(link: Path, target: Path) -> None:
 def compose(base: str, name: str, *, own_folder: bool = False) -> str:
     """The text of params.yaml under an overlay, with the comments of the base.
 
-    In a folder of its own its name is that of the scale, and the header names no way back.
+    In a folder of its own its name is that of the scale, and the header names no way back. `places.raw` follows its
+    data sets.
     """
     path = FOLDER / f"{name}.yaml"
     known = {each.stem for each in FOLDER.glob("*.yaml")} - {"base"}
@@ -96,9 +97,13 @@ def compose(base: str, name: str, *, own_folder: bool = False) -> str:
         changes["places"] = {} if own_folder else {each: f"scales/{name}/{each}" for each in ("data", "outputs")}
     whole = override(round_trip.load(base), {"places": {"scale": name} if own or own_folder else {}})
     tuple(bring_up(whole))
-    round_trip.dump(override(whole, changes), text)
+    whole = override(whole, changes)
+    round_trip.dump(whole, text)
+    read = validated(Params, yaml.safe_load(text.getvalue()), str(path)).read_of_raw
+    if read != whole["places"].get("raw", UNREAD):
+        whole["places"]["raw"] = read
+        round_trip.dump(whole, text := io.StringIO())
     body = text.getvalue()
-    validated(Params, yaml.safe_load(body), str(path))
     hint = f"edit {path}, not this" if own_folder else "`agent-r1 overlay base` goes back"
     return f"# Composed of {BASE} and {path} ({_digest(body)}); {hint}.\n{body}"
 

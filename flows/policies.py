@@ -17,7 +17,7 @@ from agent_r1.params.sections import nearest
 from agent_r1.rollout.sampling import Beneath
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import SCHEME, Descriptor, Version
-from flows.dvc_files import kept, require_listing, run_dvc
+from flows.dvc_files import kept, require_listing, restorable, run_dvc
 
 logger = logging.getLogger(__name__)
 
@@ -134,8 +134,9 @@ def _of_run(settings: Params, run: RunId) -> Policy:
     seed, folder = settings.run(run).seed, policy_in(settings.places.training(run))
     progress = checkpoint.peek(folder.parent)
     if progress is None:
-        command = f"agent-r1 train {' '.join(run.words)}"
-        raise FileNotFoundError(f"there is no checkpoint at {folder.parent}; train it first (`{command}`)")
+        training, command = settings.places.training(run), f"agent-r1 train {' '.join(run.words)}"
+        earlier = f", or bring the earlier one back (`dvc checkout --force {training}`)" if restorable(training) else ""
+        raise FileNotFoundError(f"there is no checkpoint at {folder.parent}; train it first (`{command}`){earlier}")
     checkpoint.require_whole(folder.parent, checkpoint.POLICY)
     title, updates = f"{run.label} after {progress.iterations} iterations", progress.policy_version
     return Policy(name=run.label, title=title, path=str(folder), seed=seed, updates=updates, run=run)
@@ -144,7 +145,8 @@ def _of_run(settings: Params, run: RunId) -> Policy:
 def _warm_start(settings: Params) -> Policy:
     folder = settings.places.warm_start
     if not folder.is_dir():
-        remedy = "make it (`dvc repro warm_start`), or name another model"
+        back = f"bring it back (`dvc checkout {folder}`)" if restorable(folder) else "make it (`dvc repro warm_start`)"
+        remedy = f"{back}, or name another model"
         raise FileNotFoundError(f"there is no model at {folder}; {remedy}")
     return Policy(name=folder.name, title="the warm start", path=str(folder), seed=settings.warm_start.seed)
 
@@ -219,9 +221,10 @@ def folder_of(version: Version) -> Path:
     reason = "it was registered outside a DVC project, so there is no copy of it"
     if found.dvc_hash:
         copy = Path(found.dvc_file).with_suffix("")
-        reason = "" if _holds(copy, found) else _bring_back(found)
-        if not reason:
+        reason = "" if _holds(copy, found) else bring_back(Path(found.dvc_file), found.dvc_hash)
+        if not reason and _holds(copy, found):
             return copy
+        reason = reason or "DVC's copy is another one"
     raise ValueError(
         f"the policy of {version.reference} ({found.label}) has gone: {found.policy} holds another one or none, and "
         f"{reason}; train it again as of commit {found.git_commit or 'unknown'}, or `dvc pull {found.dvc_file}` where "
@@ -238,17 +241,16 @@ def _holds(folder: Path, descriptor: Descriptor) -> bool:
     return folder.is_dir() and sha256(folder) == descriptor.policy_hash
 
 
-def _bring_back(descriptor: Descriptor) -> str:
-    """Has DVC restore its copy from the cache or a remote; returns "", or why it cannot.
+def bring_back(file: Path, md5: str) -> str:
+    """Has a .dvc file name a folder, and DVC restore it from its cache or a remote; returns "", or why it cannot.
 
-    Raises ValueError if the listing that DVC would follow leads out of the copy's folder.
+    Raises ValueError if the listing that DVC would follow leads out of that folder.
     """
     if not Path(".dvc").is_dir():
         return "this project is no DVC repository"
-    file, lacking = Path(descriptor.dvc_file), require_listing(descriptor.dvc_hash)
-    if kept(file) != descriptor.dvc_hash:
-        out = {"md5": descriptor.dvc_hash, "hash": "md5", "path": file.stem}
+    lacking = require_listing(md5)
+    if kept(file) != md5:
+        out = {"md5": md5, "hash": "md5", "path": file.stem}
         write_text(file, yaml.safe_dump({"outs": [out]}, sort_keys=False))
-    if failed := lacking or (run_dvc("checkout", "--force", str(file)) and run_dvc("pull", "--force", str(file))):
-        return f"DVC has no copy ({failed})"
-    return "" if _holds(file.with_suffix(""), descriptor) else "DVC's copy is another one"
+    failed = lacking or (run_dvc("checkout", "--force", str(file)) and run_dvc("pull", "--force", str(file)))
+    return f"DVC has no copy ({failed})" if failed else ""

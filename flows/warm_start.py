@@ -42,6 +42,7 @@ def warm_start() -> None:
     the training, and one that was killed goes on where it was.
     """
     settings = params.load()
+    settings.require_watched()
     trains = _trains(settings)
     if trains:
         # before anything is waited for

@@ -76,6 +76,32 @@ def test_make_installs_once_in_a_folder_with_a_space(tmp_path: Path) -> None:
     assert planned() == "agent-r1 serving --prefect-port 4200 --mlflow-port 5000 --auth on\n"
 
 
+def test_make_installs_an_environment_anew_that_was_copied_with_its_clone(tmp_path: Path) -> None:
+    original, copied = tmp_path / "original", tmp_path / "copied"
+    (original / "requirements").mkdir(parents=True)
+    for file in ("Makefile", "pyproject.toml", *(f"requirements/{name}" for name in LOCKS)):
+        shutil.copy(ROOT / file, original / file)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(original / ".venv")], check=True)
+    script = f"#!{original}/.venv/bin/python\n"
+    (original / ".venv/bin/agent-r1").write_text(script)
+    (original / ".venv/.installed").touch()
+    shutil.copytree(original, copied, symlinks=True)
+
+    def planned(folder: Path) -> str:
+        command = ["make", "--dry-run", "--no-print-directory", "doctor"]
+        return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
+
+    assert planned(original) == "agent-r1 doctor\n"
+    plan = planned(copied)
+    assert "pip install --no-deps --no-build-isolation -e ." in plan
+    assert f"a copy of the one in {original}; installing it for this folder" in plan
+    [repair] = [line for line in plan.splitlines() if "sed -i" in line]
+    subprocess.run(repair, shell=True, cwd=copied, check=True)
+    assert (copied / ".venv/bin/agent-r1").read_text() == script.replace(str(original), str(copied))
+    assert (original / ".venv/bin/agent-r1").read_text() == script
+    assert planned(copied) == "agent-r1 doctor\n"
+
+
 @pytest.fixture
 def empty_index(tmp_path: Path) -> Iterator[str]:
     """The address of an index of wheels without a wheel; beside it, under `torch/`, one that has torch's."""

@@ -812,3 +812,33 @@ def test_a_run_takes_functions_and_servers_from_itself_with_null(content: dict[s
         {},
         {},
     )
+
+
+@pytest.mark.parametrize(
+    ("datasets", "files", "conversations", "read"),
+    [
+        (["atlas"], {}, "", "data/raw/README.md"),
+        (["atlas"], {}, "data/raw/teacher.jsonl", "data/raw/teacher.jsonl"),
+        (["own"], {"train": "data/raw/own/train.jsonl"}, "", "data/raw/own/train.jsonl"),
+        (["own"], {"train": "data/raw/own/a.jsonl", "test": "data/raw/own/b.jsonl"}, "", "data/raw/own"),
+        (["own"], {"train": "data/raw/own/train-*.parquet", "test": "/mnt/b.jsonl"}, "", "data/raw/own"),
+        (["own", "atlas"], {"train": "data/raw/own/a.jsonl"}, "data/raw/teacher.jsonl", "data/raw"),
+        (["own"], {"train": "elsewhere/train.jsonl"}, "", "data/raw/README.md"),
+        (["2wikimultihopqa"], {}, "", "data/raw/2wikimultihopqa"),  # id_aliases.json, beside the splits
+    ],
+)
+def test_the_path_that_holds_all_that_is_read_in_data_raw_by_hand(
+    content: dict[str, Any], datasets: list[str], files: dict[str, str], conversations: str, read: str
+) -> None:
+    own = {"format": "hotpotqa", **{split: {"file": file} for split, file in files.items()}}
+    changes = {"prepare.datasets": datasets, "warm_start.conversations": conversations}
+    changes |= {"prepare.files.own": own} if files else {}
+    params = check(content, changes)
+    assert params.read_of_raw == read
+    if read == params.places.raw:
+        params.require_watched()
+        return
+    with pytest.raises(ValueError, match=f"would not notice an edit of {read}; set `raw: {read}` under places"):
+        params.require_watched()
+    for raw in (read, "data/raw"):
+        check(content, {**changes, "places.raw": raw}).require_watched()

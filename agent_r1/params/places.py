@@ -16,6 +16,7 @@ PARAMS = "params.yaml"  # marks the project's root
 MODEL = "agent_r1"  # the registered model of a project without a scale
 MODELS = Path("models")  # DVC's files of registered policies
 NAMED_BY_DVC = "DVC_EXP_NAME"  # `dvc exp run --name NAME` says it to its stages
+RAW, UNREAD = Path("data/raw"), "data/raw/README.md"  # the files of real data sets, and one that no stage reads
 SWEEP = "ablations"  # the section that lists runs and seeds, and the name of its outputs
 _VARIANT = re.compile("[0-9a-f]{8}")
 _LABEL = re.compile(r"(?P<run>\w{1,200})(-(?P<variant>[0-9a-f]{8}))?(-seed(?P<seed>\d{1,19}))?", re.ASCII)
@@ -94,6 +95,7 @@ class Places(Section):
 
     data: Folder
     outputs: Folder
+    raw: Annotated[str, Field(min_length=1)] = UNREAD  # a dependency: DVC's graphs take no list
     scale: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{0,64}$")] = ""  # of names in MLflow
 
     def named(self, name: str) -> str:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, Field, SkipValidation
 
 from agent_r1.params.env import EnvParams
-from agent_r1.params.places import SWEEP, Places, RunId
+from agent_r1.params.places import RAW, SWEEP, UNREAD, Places, RunId
 from agent_r1.params.prepare import PrepareParams
 from agent_r1.params.sections import Natural, Section, flatten, nearest, override, validated
 from agent_r1.params.stages import (
@@ -87,6 +90,31 @@ class Params(Section):
     def gpus(self) -> int:
         """The GPUs of a machine that a training holds, 0 for all; its learner and its sampler share them."""
         return self.engine.gpus and max(self.engine.gpus, self.learner.processes)
+
+    @property
+    def read_of_raw(self) -> str:
+        """The file in RAW that prepare and warm start read, or the folder that holds all; UNREAD for none."""
+        files = [self.prepare.files[name] for name in self.prepare.datasets if name in self.prepare.files]
+        splits = [(split.file, each.format) for each in files for split in each.splits.values()]
+        named = [
+            file.parent if form == "2wikimultihopqa" else file for file, form in splits
+        ]  # it has a file of aliases
+        named += [Path(self.warm_start.conversations), *(each.corpus for each in files if each.corpus)]
+        inside = [re.sub(r"/[^/]*[*?\[].*", "", str(path)) for path in named if path.is_relative_to(RAW)]
+        return os.path.commonpath(inside) if inside else UNREAD
+
+    def require_watched(self) -> None:
+        """Raises ValueError if DVC would not notice an edit of a file that is read."""
+        if (read := self.read_of_raw) != UNREAD and not Path(read).is_relative_to(self.places.raw):
+            unnoticed = f"places.raw is {self.places.raw}, so that DVC would not notice an edit of {read}"
+            raise ValueError(f"{unnoticed}; set `raw: {read}` under places")
+
+    def reported(self, sweep: str = "") -> list[str]:
+        """The labels of the agents in a report: of the main graph's, or of a sweep's."""
+        swept = self.ablations
+        if not sweep:
+            return [*self.repro_runs, *self.repro_baselines]
+        return [RunId(run, seed).label for run in swept.runs for seed in swept.seeds_of(run)] + [*swept.baselines]
 
     def run(self, run: RunId, *, is_trained: bool = True) -> TrainParams:
         """The `train` section with the overrides of one run, and then with those of its variant, seed and sweep.

@@ -25,6 +25,7 @@ def prepare() -> None:
     from agent_r1.data.prepare import prepare as write
 
     settings = params.load()
+    settings.require_watched()
     write(settings.prepare, settings.places.prepared)
 
 

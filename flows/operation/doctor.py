@@ -28,7 +28,7 @@ from agent_r1 import params
 from agent_r1.files import is_own, load_pretrained
 from agent_r1.harmless import harmless_lines, without_password
 from agent_r1.http.client import BadAnswerError, Client
-from agent_r1.params.places import SWEEP, RunId, tracking_folder
+from agent_r1.params.places import SWEEP, RunId, project_root, tracking_folder
 from agent_r1.params.stages import EngineParams
 from agent_r1.tracking import registry
 from agent_r1.tracking.store import require_store, store_file
@@ -62,6 +62,14 @@ class Finding(NamedTuple):
     remedy: str = ""
 
 
+def code() -> str:
+    """Compares the code that runs with the project's own: a copied clone's scripts name the place that it came from."""
+    if (own := project_root() / "agent_r1").is_dir() and not own.samefile(CODE / "agent_r1"):
+        remedy = "run `make doctor` here, which installs .venv for this folder"
+        raise ValueError(f"this is the code of {CODE}, and not of {own.parent}; {remedy}")
+    return f"of {CODE}"
+
+
 def versions() -> str:
     """Compares the installed packages with pyproject.toml and with the tested pins."""
     project = tomllib.loads((CODE / "pyproject.toml").read_text())["project"]
@@ -90,6 +98,7 @@ def parameters() -> str:
     from agent_r1.tools.toolbox import require_own
 
     settings = params.load()
+    settings.require_watched()
     for run in map(RunId, [*settings.repro_runs, *settings.ablations.runs]):
         require_own(settings.of(run).env)
         own.load(settings.run(run, is_trained=False).credit.rewards)
@@ -301,7 +310,7 @@ def found_by(check: Callable[[], str]) -> Finding:
         return Finding(status, f"{kind}{wrong}", remedy or "mend the cause that the message names")
 
 
-_IN_ORDER = (versions, parameters, room, ranks, engine, ports, prefect, store, dvc, dvc_cache, registered, aside)
+_IN_ORDER = (code, versions, parameters, room, ranks, engine, ports, prefect, store, dvc, dvc_cache, registered, aside)
 CHECKS = {check.__name__: check for check in _IN_ORDER}
 
 

@@ -15,9 +15,10 @@ import pytest
 import yaml
 
 from agent_r1.params import load
-from flows.dvc_files import ask_dvc, collect_graph
-from flows.graph import stages
+from flows.dvc_files import ask_dvc, collect_graph, require_dvc, run_dvc
+from flows.graph import out_of_date, stages
 from flows.operation.deployments import STARTS_FROM
+from tests.flows.conftest import LayDvc, WriteParams
 
 ROOT = Path(__file__).parents[2]
 
@@ -221,3 +222,53 @@ def test_a_training_starts_from_all_that_its_stage_depends_on(monkeypatch: pytes
     assert needed == set(STARTS_FROM)
     monkeypatch.chdir(ROOT)
     assert tuple(stage for stage in stages("dvc.yaml") if stage in STARTS_FROM) == STARTS_FROM
+
+
+def write_without_code(folder: Path) -> None:
+    """The project's graph with its parameters, data and outputs, and commands that copy what they depend on."""
+    graph = yaml.safe_load((ROOT / "dvc.yaml").read_text())
+    for stage in (each.get("do", each) for each in graph["stages"].values()):
+        read = stage["deps"] = [path for path in stage["deps"] if not path.startswith(("agent_r1", "flows"))]
+        outs = [
+            next(iter(out)) if isinstance(out, dict) else out for out in (*stage["outs"], *stage.get("metrics", []))
+        ]
+        made = [f"mkdir -p $(dirname {out}) && cat $(find {' '.join(read)} -type f) > {out}" for out in outs]
+        stage["cmd"] = " && ".join(["test ! -e ended", *made])
+    (folder / "dvc.yaml").write_text(yaml.safe_dump(graph | {"plots": []}))
+    (folder / "data/raw/own").mkdir(parents=True)
+    for file in ("README.md", "own/train.jsonl", "own/test.jsonl"):
+        (folder / "data/raw" / file).write_text(f"{file}\n")
+
+
+def test_a_stage_is_out_of_date_by_what_it_reads_and_ended_leaves_what_it_was_to_replace(
+    tmp_path: Path, write_params: WriteParams, lay_dvc: LayDvc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_without_code(tmp_path)
+    few = {"repro_runs": ["ppo"], "repro_baselines": ["closed_book"]}
+    write_params(tmp_path, few)
+    lay_dvc(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    require_dvc("repro", "--quiet")
+    for file in ("mine.jsonl", "yours.jsonl", "own/train.jsonl"):
+        (tmp_path / "data/raw" / file).write_text("a file of somebody's own\n")
+    for outside in ("train/grpo", "evaluate/grpo", "evaluate/models"):  # as deployments of Prefect write them
+        (tmp_path / "outputs" / outside).parent.mkdir(exist_ok=True)
+        (tmp_path / "outputs" / outside).write_text("of no stage")
+    assert out_of_date() == set()
+
+    files = {split: {"file": f"data/raw/own/{split}.jsonl"} for split in ("train", "test")}
+    own = {"datasets": ["own"], "files": {"own": {"format": "hotpotqa", **files}}}
+    write_params(tmp_path, few | {"prepare": own, "places": {"raw": "data/raw/own"}})
+    kept = [Path("data/prepared/questions.parquet"), Path("data/index"), Path("outputs/warm_start")]
+    before = [path.read_bytes() for path in kept]
+    Path("ended").touch()
+    for stage in ("prepare", "index", "warm_start"):
+        assert run_dvc("repro", "--force", "--single-item", stage), "the stage is ended"
+    assert [path.read_bytes() for path in kept] == before
+    assert out_of_date() >= {"prepare", "warm_start"}, "and what is there is not taken for new"
+    Path("ended").unlink()
+    require_dvc("repro", "--quiet")
+    Path("data/raw/mine.jsonl").write_text("edited\n")
+    assert out_of_date() == set()
+    Path("data/raw/own/test.jsonl").write_text("edited\n")
+    assert out_of_date() == {"prepare", "warm_start"}

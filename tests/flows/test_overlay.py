@@ -9,11 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from agent_r1.params import load
 from agent_r1.params.places import RunId, tracking_folder
 from flows.dvc_files import DVC
-from flows.overlay import lay_out, switch
+from flows.overlay import compose, lay_out, switch
 
 ROOT = Path(__file__).parents[2]
 STAGES = """
@@ -110,6 +111,20 @@ def test_an_overlay_is_laid_over_the_base_and_taken_off_byte_for_byte(project: P
     for _ in range(2):
         switch("base")
         assert files(project) == before
+
+
+@pytest.mark.parametrize("own_folder", [False, True])
+def test_an_overlay_has_dvc_watch_the_files_that_it_names(project: Path, own_folder: bool) -> None:
+    own = "prepare: {datasets: [own], files: {own: {format: hotpotqa, test: {file: data/raw/own/test.jsonl}}}}\n"
+    (project / "overlays/own.yaml").write_text(own)
+
+    def watched(name: str) -> str:
+        return str(
+            yaml.safe_load(compose((project / "params.yaml").read_text(), name, own_folder=own_folder))["places"]["raw"]
+        )
+
+    assert [watched("small"), watched("own")] == ["data/raw/README.md", "data/raw/own/test.jsonl"]
+    assert watched("qwen2.5-3b") == "data/raw"
 
 
 def test_the_overlay_at_full_scale_holds_the_published_settings(project: Path) -> None:

@@ -109,6 +109,18 @@ def other_settings(params: Path) -> None:
     params.write_text(re.sub(r"k1: [\d.]+", "k1: 2.5", params.read_text()))
 
 
+def forgotten(path: Path) -> None:
+    remove(path)
+    remove(Path("dvc.lock"))
+
+
+def begun_anew(training: Path) -> None:
+    """As a training of other parameters leaves the folder, ended before its first checkpoint."""
+    remove(training)
+    training.mkdir()
+    (training / "start.json").write_text("{}")
+
+
 STATES: list[tuple[str, Callable[[Path], None], Path, Callable[[], object]]] = [
     ("dvc checkout --force {}", damage, PLACES.questions, lambda: read_rows(PLACES.questions, Question)),
     ("dvc checkout --force {}", damage, POLICY / "model.safetensors", lambda: policy_of(load(), RunId("ppo"))),
@@ -116,7 +128,9 @@ STATES: list[tuple[str, Callable[[Path], None], Path, Callable[[], object]]] = [
     ("dvc repro index", remove, PLACES.index, configured_index),
     ("dvc repro index", damage, PLACES.index / "meta.json", configured_index),
     ("dvc repro index", other_settings, Path("params.yaml"), configured_index),
-    ("dvc repro warm_start", remove, PLACES.warm_start, lambda: policy_of(load(), "")),
+    ("dvc checkout {}", remove, PLACES.warm_start, lambda: policy_of(load(), "")),
+    ("dvc repro warm_start", forgotten, PLACES.warm_start, lambda: policy_of(load(), "")),
+    ("dvc checkout --force {}", begun_anew, PLACES.training(RunId("ppo")), lambda: policy_of(load(), RunId("ppo"))),
 ]
 
 
@@ -130,7 +144,7 @@ def test_a_named_command_mends_what_was_refused(
     change(path)
     with pytest.raises((ValueError, OSError)) as refused:
         asks()
-    [named, *_] = re.findall("`([^`]+)`", str(refused.value))
+    named = next(each for each in re.findall("`([^`]+)`", str(refused.value)) if each.startswith("dvc"))
     assert re.fullmatch(re.escape(command).replace(r"\{\}", r"\S+"), named)
     typed(named)
     asks()
@@ -190,8 +204,10 @@ COMMANDS = {
     "chmod 700": BY_HAND,
     "chmod u+w {}": BY_HAND,
     "chown -R {} {}": BY_HAND,
+    "dvc artifacts get": "flows/operation/test_artifact.py",
     "dvc checkout --force": HERE,
     "dvc checkout --force {}": HERE,
+    "dvc checkout {}": HERE,
     "dvc config --local core.no_scm true": "flows/operation/test_doctor.py",
     "dvc gc --workspace": "flows/operation/test_register.py",
     "dvc pull": "flows/operation/test_remotes.py",
@@ -205,8 +221,11 @@ COMMANDS = {
     "dvc repro prepare": HERE,
     "dvc repro warm_start": HERE,
     "git checkout {}": BY_HAND,
+    "git push --follow-tags": "flows/operation/test_artifact.py",
+    "git tag --delete {}": BY_HAND,
     "kill {}": BY_HAND,
     "make": BY_HAND,
+    "make doctor": "test_packaging.py",
     "make repro": BY_HAND,
     "make serve": BY_HAND,
     "make ui": BY_HAND,

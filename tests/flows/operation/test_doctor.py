@@ -350,3 +350,14 @@ def test_the_complaint_is_the_error_without_its_frame() -> None:
     framed = "WARNING: old\nERROR: unexpected error - no bucket\n\nHaving any troubles? Hit us up at https://dvc.org"
     assert failed(framed) == "unexpected error - no bucket"
     assert failed("") == "exit code 3"
+
+
+def test_the_code_of_another_clone_is_noticed_and_that_of_an_overlays_folder_is_the_projects(project: Path) -> None:
+    assert found("code") == Finding(OK, f"of {ROOT}"), "a project without code of its own"
+    (project / "agent_r1").symlink_to(ROOT / "agent_r1")
+    assert found("code").status == OK
+    (project / "agent_r1").unlink()
+    (project / "agent_r1").mkdir()
+    said = found("code")
+    assert (said.status, said.message) == (FAILED, f"this is the code of {ROOT}, and not of {project}")
+    assert "`make doctor`" in said.remedy
