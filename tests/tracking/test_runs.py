@@ -182,7 +182,7 @@ def test_a_row_of_the_first_table_says_what_the_run_is(project: Path, monkeypatc
     assert list(found.data.metrics)[:2] == ["rollout/success", "reward/total"]  # what MLflow compares at first
     assert {
         "mlflow.source.name": "agent-r1 train --run ppo_no_masks",
-        "mlflow.note.content": "success 0.500 [0.125, 0.750] of the test questions: credit.loss_mask False",
+        "mlflow.note.content": "Success 0.500 [0.12, 0.75] on the test questions. credit.loss_mask False",
         "interval": "[0.12, 0.75]",
         "kind": "training",
     }.items() <= found.data.tags.items()
