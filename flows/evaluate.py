@@ -180,7 +180,7 @@ def _ask(settings: Params, subject: Subject, folder: Path, asked: EvaluationRequ
     by_id = {question.question_id: question for question in questions}
     sample = trajectories[:: -(-len(trajectories) // TRACED)]
     episodes = [tracking.Rewarded("test", by_id[each.question_id], each) for each in sample]
-    tracking.log_traces(tracked.run_id, episodes, tokenizer.decode)
+    tracking.log_traces(tracked.run_id, episodes, lambda token_ids: str(tokenizer.decode(list(token_ids))))
     return tracked
 
 

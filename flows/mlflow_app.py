@@ -97,7 +97,7 @@ def greet(first: str) -> None:
     """Has MLflow's page open this view where its address names none, with what a new browser has to know."""
     from mlflow.server import app as pages
 
-    page = Path(pages.static_folder, "index.html").read_text()
+    page = Path(str(pages.static_folder), "index.html").read_text()
     opening = OPENING % (json.dumps(first), json.dumps(SEEN))
     pages.view_functions["serve"] = lambda: page.replace("<head>", f"<head>{opening}", 1)
 

@@ -25,7 +25,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 from agent_r1.params.places import SWEEP, Folder, RunId, policy_in, registered_policy
 from agent_r1.params.sections import Natural
 from agent_r1.tracking.runs import VERSION_TAG
-from agent_r1.tracking.store import FINAL, INTERVAL, MODEL, NOTE, SCORE, locked, open_store, warn_once
+from agent_r1.tracking.store import FINAL, INTERVAL, NOTE, SCORE, locked, open_store, warn_once
+from agent_r1.tracking.store import MODEL as MODEL
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -126,7 +127,7 @@ def register(descriptor: Descriptor) -> Version:
                 for name, value in sorted(_tags(version.descriptor).items() - _tags(found.descriptor).items()):
                     client.set_model_version_tag(MODEL, stored.version, name, value)
             elif version != found:
-                _describe(client, DESCRIBED.sub(r"\1", stored.source), version.descriptor)
+                _describe(client, DESCRIBED.sub(r"\1", stored.source or ""), version.descriptor)
         client.set_tag(version.descriptor.mlflow_run_id, VERSION_TAG, str(version.number))
         return version
 
@@ -194,8 +195,8 @@ def _read(client: MlflowClient, experiment: str, version: ModelVersion) -> Descr
     try:
         if _HASH in version.tags:
             return TypeAdapter(Descriptor).validate_python(version.tags)
-        if DESCRIBED.fullmatch(version.source):
-            return TypeAdapter(Descriptor).validate_json(_stored(client, experiment, version.source))
+        if DESCRIBED.fullmatch(source := version.source or ""):
+            return TypeAdapter(Descriptor).validate_json(_stored(client, experiment, source))
         return None
     except ValidationError as error:
         problem = error.errors()[0]

@@ -204,10 +204,11 @@ class Run:
     def _links(self, scores: Mapping[str, float]) -> dict[str, dict[str, str]]:
         """The model and the data set of each score by which MLflow ranks the policies of trainings and baselines."""
         run = self._client.get_run(self.run_id)
-        read = [each.dataset for each in run.inputs.dataset_inputs if each.dataset.name.endswith(" questions")]
+        inputs = run.inputs.dataset_inputs if run.inputs else []
+        read = [each.dataset for each in inputs if each.dataset.name.endswith(" questions")]
         if not read or run.data.tags.get(KIND_TAG) not in ("training", "baseline"):
             return {}
-        made = [each.model_id for each in run.outputs.model_outputs] or [_model_of(self._client, run)]
+        made = _models_of(run) or [_new_model(self._client, run)]
         parts = {name: name.partition("/dataset_")[2] for name in scores}
         sets = {name: f"{part} questions" if part else read[0].name for name, part in parts.items()}
         of = {"model_id": made[0], "dataset_digest": read[0].digest}
@@ -245,9 +246,9 @@ def start(
     if not recurring:
         identity = fingerprint(name, {key: str(value) for key, value in params.items()}, dict(tags))
         for earlier in client.search_runs([experiment], f"tags.{IDENTITY_TAG} = '{identity}'"):
+            for model in _models_of(client.get_run(earlier.info.run_id)):
+                client.delete_logged_model(model)
             client.delete_run(earlier.info.run_id)
-            for model in earlier.outputs.model_outputs:
-                client.delete_logged_model(model.model_id)
         tags = {**tags, IDENTITY_TAG: identity}
     since = _now_ms() if began_s is None else round(began_s * 1000)
     created = client.create_run(experiment, since, {**tags, **_shown(tags, about)}, run_name=name)
@@ -297,7 +298,11 @@ def _shown(tags: Mapping[str, str], about: str) -> dict[str, str]:
     return {name: value for name, value in shown.items() if value}
 
 
-def _model_of(client: MlflowClient, run: MlflowRun) -> str:
+def _models_of(run: MlflowRun) -> list[str]:
+    return [each.model_id for each in run.outputs.model_outputs] if run.outputs else []
+
+
+def _new_model(client: MlflowClient, run: MlflowRun) -> str:
     """The id of a new model of MLflow's that stands for the policy of a run; its weights stay where they are."""
     from mlflow.entities import LoggedModelOutput
 

@@ -34,7 +34,7 @@ class Rewarded:
     when: str  # such as "training"
     question: Question
     trajectory: Trajectory
-    totals: NDArray[np.float64] | None = None  # [K] the step's reward, weighted
+    totals: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # [K] the step's reward, weighted; or [0]
     parts: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)  # name -> [K], unweighted
 
     @property
@@ -85,7 +85,7 @@ def _assess(trace_id: str, episode: Rewarded) -> None:
     source = AssessmentSource(source_type="CODE", source_id="agent_r1")
     mlflow.log_expectation(trace_id=trace_id, name="gold answers", value=episode.question.answers, source=source)
     given = {name: float(part.sum()) for name, part in episode.parts.items()}
-    if episode.totals is not None:
+    if episode.totals.size:
         given = {"return": float(episode.totals.sum()), **given}
     for name, value in {"right": episode.right, **given}.items():
         mlflow.log_feedback(trace_id=trace_id, name=name, value=value, source=source)
@@ -121,7 +121,8 @@ class _Trace:
             start_time_ns=self._now_ns,
             run_id=run_id,
         )
-        with InMemoryTraceManager.get_instance().get_trace(root.trace_id) as trace:  # else the list shows JSON
+        traces = InMemoryTraceManager.get_instance()  # type: ignore[no-untyped-call]
+        with traces.get_trace(root.trace_id) as trace:  # else the list shows JSON
             trace.info.request_preview = question.text or question.question_id
             trace.info.response_preview = trajectory.answer or f"({trajectory.outcome})"
         read = 0
@@ -152,7 +153,7 @@ class _Trace:
                     "total_tokens": step.action_stop - read.start,
                 },
                 "stop_reason": step.stop_reason,
-                **({} if episode.totals is None else {"reward": float(episode.totals[number])}),
+                **({"reward": float(episode.totals[number])} if episode.totals.size else {}),
                 "rewards": {name: float(part[number]) for name, part in episode.parts.items() if part[number]},
             },
             start_time_ns=begins_ns,
