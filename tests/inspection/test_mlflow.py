@@ -158,13 +158,13 @@ def test_a_first_visitor_sees_runs_charts_models_versions_and_traces(
     expect(opened.get_by_text("6 matching runs")).to_be_visible(timeout=PATIENCE_MS)
     expect(opened.get_by_text("Group: ppo")).to_have_count(1)
     expect(opened.get_by_text("Welcome to MLflow Assistant")).to_have_count(0)
-    opened.get_by_role("radio").nth(1).click()
-    chart = opened.locator("[data-testid='experiment-view-compare-runs-card']").first
+    opened.locator("label:has(input[value=CHART])").click()
+    chart = opened.locator(".js-plotly-plot").first
     expect(chart).to_be_visible(timeout=PATIENCE_MS)
     shown = chart.bounding_box()
     assert shown
-    assert shown["width"] > 300
-    assert shown["height"] > 250
+    assert shown["width"] > 250
+    assert shown["height"] > 150
     opened.get_by_role("link", name="Models", exact=True).click()
     expect(opened.get_by_role("link", name="ppo-seed4").first).to_be_visible(timeout=PATIENCE_MS)
     opened.get_by_role("link", name="Traces", exact=True).click()
