@@ -10,7 +10,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ from flows.terminal import counted
 
 LABEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 OF_A_SEED = re.compile(r"-seed\d+$")
+TRACED = 10  # episodes of an evaluation, at most
 TEXT_LEVEL = "endpoint: text, not token-exact"  # the engine in an evaluation of an endpoint
 
 logger = logging.getLogger(__name__)
@@ -129,7 +130,7 @@ def subject_of(settings: Params, asked: EvaluationRequest) -> Subject:
     )
 
 
-def _require_known(complaint: str, name: str | None, valid: Sequence[str]) -> None:
+def _require_known(complaint: str, name: str | None, valid: Collection[str]) -> None:
     if name is not None and name not in valid:
         raise ValueError(f"{complaint} {name!r}{nearest(name, valid)}")
 
@@ -182,6 +183,10 @@ def _ask(settings: Params, subject: Subject, folder: Path, asked: EvaluationRequ
     logger.info("%s", in_words(scores, words_of(questions).right))
     for title, text in readable(trajectories, questions, plain_text(tokenizer)).items():
         tracked.text(text, f"examples/{title}.txt")
+    by_id = {question.question_id: question for question in questions}
+    sample = trajectories[:: -(-len(trajectories) // TRACED)]
+    episodes = [tracking.Rewarded("test", by_id[each.question_id], each) for each in sample]
+    tracking.log_traces(tracked.run_id, episodes, lambda token_ids: str(tokenizer.decode(list(token_ids))))
     return tracked
 
 
@@ -215,6 +220,7 @@ def _run_of_its_own(settings: Params, subject: Subject, asked: EvaluationRequest
     tags |= {VERSION_TAG: version.tag} if version else {}
     tags[KIND_TAG] = "baseline" if subject.label in BASELINES else "evaluation"
     shown = subject.shown(settings) | {"protocol": subject.protocol}
-    about, recurring = f"{subject.policy.title} under {subject.protocol}", asked.into is not None
+    title, recurring = subject.policy.title, asked.into is not None
+    about = f"{title[0].upper()}{title[1:]} {PROTOCOLS[subject.protocol]}."
     with tracking.start(subject.label, shown, tags, about=about, recurring=recurring, began_s=began_s) as run:
         return run

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import binascii
 import gc
+import json
 import os
 import re
 from base64 import b64decode
@@ -25,6 +26,17 @@ from flows.processes import IMPORTING, end_with_parent
 
 PASSWORD = "MLFLOW_TRACKING_PASSWORD"  # the variable in which MLflow's clients find it, and this server its own
 HOME = "_MLFLOW_SERVER_ARTIFACT_ROOT"  # where MLflow's server finds the folder, or address, of artifacts
+FIRST = "AGENT_R1_FIRST_VIEW"  # the fragment of the address of the view that `/` opens
+SEEN = {  # what MLflow's pages ask of a browser that knows nothing yet, by the names of its local storage
+    "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": True,  # else the assistant, which is refused here, opens
+    "mlflow.detectIssues.guidanceShown_v1": True,  # so does a tour over the traces
+    "mlflow.telemetry.info.alert.dismissed_v1": True,  # nothing is told here
+    "mlflow.workflowType_v1": "machine_learning",  # lists runs, models and traces at the side
+}
+OPENING = """<script>
+location.hash ||= %s;
+for (const [name, value] of Object.entries(%s)) localStorage[name] ??= JSON.stringify(value);
+</script>"""
 OPEN = ("/health", "/version")  # to everybody on this machine
 ROUTES = re.compile(
     r"""
@@ -53,6 +65,7 @@ def create() -> ASGIApp:
     from mlflow.server.fastapi_app import app
 
     keep_home(os.environ[HOME])
+    greet(os.environ[FIRST])
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         await (_refusal(scope["path"], Headers(scope=scope), password) or app)(scope, receive, send)
@@ -78,6 +91,15 @@ def _sent(authorization: str) -> bytes:
         return b64decode(sent).rpartition(b":")[2] if kind.lower() == "basic" else sent.encode()
     except binascii.Error:
         return b""
+
+
+def greet(first: str) -> None:
+    """Has MLflow's page open this view where its address names none, with what a new browser has to know."""
+    from mlflow.server import app as pages
+
+    page = Path(str(pages.static_folder), "index.html").read_text()
+    opening = OPENING % (json.dumps(first), json.dumps(SEEN))
+    pages.view_functions["serve"] = lambda: page.replace("<head>", f"<head>{opening}", 1)
 
 
 def keep_home(home: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -158,15 +158,15 @@ class EngineParams(Section):
 
 
 # How a policy can be put to the test questions.
-Protocol = Literal[
-    "tool_call",  # it acts in the environment of the runs
-    "naive_rag",  # the passages that the question itself finds are in the prompt, and it answers once
-    "closed_book",  # it answers once, with nothing to read
-    "gold_passages",  # the gold passages are in the prompt, and it answers once: no search could serve it better
-    "random",  # not the policy but chance plays, with the same budget: the floor of a game
-    "oracle",  # not the policy but a solver plays, by the same rules: the ceiling of a game
-]
-PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
+Protocol = Literal["tool_call", "naive_rag", "closed_book", "gold_passages", "random", "oracle"]
+PROTOCOLS: dict[Protocol, str] = {  # to the words for it, which follow the policy's name
+    "tool_call": "acts in the environment of the runs",
+    "naive_rag": "answers once, from the passages that the question itself finds",
+    "closed_book": "answers once, with nothing to read",
+    "gold_passages": "answers once, from the gold passages: bounds one answer after a search, not reading step by step",
+    "random": "gives way to chance, with the same budget: the floor of a game",
+    "oracle": "gives way to a solver, by the same rules: the ceiling of a game",
+}
 
 Baseline = Literal["base_tool_call", "naive_rag", "closed_book", "gold_passages", "random", "oracle"]
 

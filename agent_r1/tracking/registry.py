@@ -1,8 +1,9 @@
 """MLflow's model registry: a registered model per scale, one version for every policy that a training finished with.
 
-A version holds no weights, only the fields of `Descriptor`: as the artifact `descriptor.json` of the training's MLflow
-run, which is the version's source, and as the version's tags, which are read back. Others may write tags, and tags
-become paths: a version with one that no training writes is left out, with a warning.
+A version holds no weights but a `Descriptor`: the artifact `descriptor.json` of the training's MLflow run, which is the
+version's source. Its tags `run`, `score` and `interval` are for people, and nothing reads them. Versions of earlier
+revisions of the project have the fields of the descriptor as tags. Others may write there, and fields become paths:
+a version with a descriptor that no training writes is left out, with a warning.
 
 One alias, `champion`, points at one version or at none. `promote` moves it only from the version that the caller saw.
 Registering and promoting hold a lock of this clone, so that one of two promotions is refused. Clones that share a
@@ -16,6 +17,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -23,19 +25,23 @@ from pydantic import Field, TypeAdapter, ValidationError
 from agent_r1.params.places import MODEL, SWEEP, Folder, RunId, policy_in, registered_policy
 from agent_r1.params.sections import Natural
 from agent_r1.tracking.runs import VERSION_TAG
-from agent_r1.tracking.store import NOTE, locked, open_store, warn_once
+from agent_r1.tracking.store import FINAL, INTERVAL, NOTE, SCORE, locked, open_store, warn_once
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
 
 CHAMPION = "champion"
 SCHEME = "models:/"  # of a reference, in MLflow's own syntax
 THE_CHAMPION = f"{SCHEME}{MODEL}@{CHAMPION}"
 REFERENCE = re.compile(rf"{SCHEME}(?P<model>{MODEL}(-[\w.-]{{1,64}})?)(@(?P<alias>[\w-]+)|/(?P<number>\d+))", re.ASCII)
 DESCRIPTOR = "descriptor.json"
-ABOUT = "The policies of finished trainings, a version each. A version has no weights but says where they are."
+DESCRIBED = re.compile(rf"\S*/([0-9a-f]{{32}})/artifacts/(policies/[0-9a-f]{{8}}/{DESCRIPTOR})", re.ASCII)  # a source
+LARGEST = 20_000  # bytes of a descriptor
+ABOUT = "A version is the policy that a training finished with. Its score is the success on the test questions."
 
 _LOCK = "registry.lock"
+_HASH = "policy_hash"  # a tag of versions that were stored with all fields as tags
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]*(\+changes)?$")]
 DvcFolder = Annotated[str, Field(pattern=r"^([0-9a-f]{32}\.dir)?$")]  # DVC's md5 of a folder, "" for none
@@ -111,36 +117,36 @@ def register(descriptor: Descriptor, model: str = MODEL) -> Version:
     """The version of the descriptor's policy: a new one, or the one that has the same policy hash.
 
     An earlier version keeps its origin and learns its whereabouts: the MLflow run, the folder and DVC's copy. To repeat
-    it changes nothing, after a kill at any point too. The training's MLflow run gets the artifact `descriptor.json` and
-    the tag `model_version`.
+    it changes nothing, after a kill at any point too. The run that the version comes from gets the artifact
+    `descriptor.json`, and the training's latest run the tag `model_version`.
     """
     client, _ = open_store()
     with locked(_LOCK):
         found = of_policy(descriptor.policy_hash, model)
-        merged = _moved(found.descriptor, descriptor) if found else descriptor
-        run_id = merged.mlflow_run_id
-        client.log_text(run_id, json.dumps(dataclasses.asdict(merged), indent=2) + "\n", DESCRIPTOR)
         if found is None:
-            version = Version(number=_create(client, merged, model), descriptor=merged, model=model)
+            version = Version(number=_create(client, descriptor, model), descriptor=descriptor, model=model)
         else:
-            version = dataclasses.replace(found, descriptor=merged)
-            for name, value in sorted(_tags(merged).items() - _tags(found.descriptor).items()):
-                client.set_model_version_tag(model, str(found.number), name, value)
-        client.set_tag(run_id, VERSION_TAG, version.tag)
+            version = dataclasses.replace(found, descriptor=_moved(found.descriptor, descriptor))
+            stored = client.get_model_version(model, str(found.number))
+            if _HASH in stored.tags:
+                for name, value in sorted(_tags(version.descriptor).items() - _tags(found.descriptor).items()):
+                    client.set_model_version_tag(model, stored.version, name, value)
+            elif version != found:
+                _describe(client, DESCRIBED.sub(r"\1", stored.source or ""), version.descriptor)
+        client.set_tag(version.descriptor.mlflow_run_id, VERSION_TAG, version.tag)
         return version
 
 
 def versions(model: str = MODEL) -> list[Version]:
-    """All versions that trainings registered, in the order of their numbers; one with bad tags is warned of."""
-    client, _ = open_store()
+    """All versions that trainings registered, in the order of their numbers; one with a bad descriptor is warned of."""
+    client, experiment = open_store()
     models = client.search_registered_models(f"name = '{model}'")  # one, or none yet
     aliases = [(alias, int(number)) for found in models for alias, number in sorted(found.aliases.items())]
-    registered = client.search_model_versions(f"name = '{model}'")
-    described = {int(each.version): each.tags for each in registered if "policy_hash" in each.tags}
+    registered = {int(each.version): each for each in client.search_model_versions(f"name = '{model}'")}
     return [
         Version(number=each, descriptor=made, aliases=tuple(alias for alias, of in aliases if of == each), model=model)
-        for each in sorted(described)
-        if (made := _read(each, described[each], model))
+        for each in sorted(registered)
+        if (made := _read(client, experiment, registered[each]))
     ]
 
 
@@ -190,18 +196,39 @@ def promote(version: Version, *, expected: Version | None) -> Version:
         return find(version.reference)
 
 
-def _read(number: int, tags: dict[str, str], model: str = MODEL) -> Descriptor | None:
-    """The descriptor of a version; None, and a warning, if its tags are wrong. Other tags do not matter."""
+def _read(client: MlflowClient, experiment: str, version: ModelVersion) -> Descriptor | None:
+    """The descriptor of a version; None if no training registered it, and with a warning if it is wrong or gone."""
     try:
-        return TypeAdapter(Descriptor).validate_python(tags)
+        if _HASH in version.tags:
+            return TypeAdapter(Descriptor).validate_python(version.tags)
+        if DESCRIBED.fullmatch(source := version.source or ""):
+            return TypeAdapter(Descriptor).validate_json(_stored(client, experiment, source))
+        return None
     except ValidationError as error:
         problem = error.errors()[0]
         wrong = problem["msg"].removeprefix("Value error, ")
         if problem["loc"]:
-            got = "" if problem["type"] == "missing" else f"; got {problem['input']!r}"
+            got = "" if problem["type"] == "missing" else f"; got {problem['input']!r:.200}"
             wrong = f"{problem['loc'][0]}: {wrong}{got}"
-        warn_once(f"{SCHEME}{model}/{number} is skipped: {wrong}; correct its tags in MLflow, or delete the version")
-        return None
+    except ValueError as error:
+        wrong = str(error)
+    place = "its tags in MLflow" if _HASH in version.tags else f"its {DESCRIPTOR}"
+    warn_once(f"{SCHEME}{version.name}/{version.version} is skipped: {wrong}; correct {place}, or delete the version")
+    return None
+
+
+def _stored(client: MlflowClient, experiment: str, source: str) -> bytes:
+    """The descriptor that is a version's source. Raises ValueError if it is no artifact of a run of this project."""
+    from mlflow.entities import ViewType
+
+    run_id, path = DESCRIBED.sub(r"\1 \2", source).split(" ")
+    runs = client.search_runs([experiment], f"attributes.run_id = '{run_id}'", ViewType.ALL)
+    within = client.list_artifacts(run_id, str(Path(path).parent)) if runs else []
+    sizes = [each.file_size or 0 for each in within if f"{runs[0].info.artifact_uri}/{each.path}" == source]
+    if not sizes or sizes[0] > LARGEST:
+        raise ValueError(f"source: no run of this project has {source!r}, or it is larger than {LARGEST} bytes")
+    with TemporaryDirectory() as folder:
+        return Path(client.download_artifacts(run_id, path, folder)).read_bytes()
 
 
 def _missing(alias: str | None, known: list[Version]) -> str:
@@ -222,7 +249,7 @@ def _moved(known: Descriptor, given: Descriptor) -> Descriptor:
 
 
 def _create(client: MlflowClient, descriptor: Descriptor, model: str) -> int:
-    """A new version with its tags, in one transaction."""
+    """A new version with its tags, in one transaction, after the descriptor that is its source."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -231,9 +258,19 @@ def _create(client: MlflowClient, descriptor: Descriptor, model: str) -> int:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
     run = client.get_run(descriptor.mlflow_run_id)
-    source, about = f"{run.info.artifact_uri}/{DESCRIPTOR}", run.data.tags.get(NOTE)
-    created = client.create_model_version(model, source, run.info.run_id, tags=_tags(descriptor), description=about)
+    source, about = f"{run.info.artifact_uri}/{_describe(client, run.info.run_id, descriptor)}", run.data.tags.get(NOTE)
+    shown = {"run": descriptor.label}
+    if INTERVAL in run.data.tags:
+        shown |= {SCORE: f"{run.data.metrics[FINAL]:.3f}", INTERVAL: run.data.tags[INTERVAL]}
+    created = client.create_model_version(model, source, run.info.run_id, tags=shown, description=about)
     return int(created.version)
+
+
+def _describe(client: MlflowClient, run_id: str, descriptor: Descriptor) -> str:
+    """Writes a descriptor among the artifacts of a run, which may have several policies; returns its path there."""
+    path = f"policies/{descriptor.policy_hash[:8]}/{DESCRIPTOR}"
+    client.log_text(run_id, json.dumps(dataclasses.asdict(descriptor), indent=2) + "\n", path)
+    return path
 
 
 def _tags(descriptor: Descriptor) -> dict[str, str]:

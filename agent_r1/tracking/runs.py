@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -19,16 +20,17 @@ from agent_r1.params import Params, fingerprint
 from agent_r1.params.places import MODEL, NAMED_BY_DVC, RunId, project_root
 from agent_r1.params.sections import flatten
 from agent_r1.params.train import TrainParams
-from agent_r1.tracking.store import INTERVAL, NOTE, lay_view, open_store
+from agent_r1.tracking.store import INTERVAL, NOTE, SCORE, lay_view, open_store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Run as MlflowRun
 
 IDENTITY_TAG = "identity"
 KIND_TAG = "kind"  # training, baseline or evaluation
 VERSION_TAG = "model_version"  # of a training's run: the version that it registered
 EXPERIMENT_TAG = "dvc_experiment"
-OF = " of the test questions: "  # in a description, after the score
+SCORED = re.compile("[Ss]uccess [^:]*? o[fn] the test questions[:.] ")  # what a description begins with, then and now
 FIRST = (
     "success",
     "rollout/success",
@@ -38,6 +40,7 @@ FIRST = (
 )  # MLflow compares the first
 CODE_TAG = "code"  # which code trained which iterations: `0-11 3fa91c2b, 12-19 77b0e4aa`
 REWOUND_TAG = "rewound_ms"  # when the run last went back to an earlier iteration, Unix time
+RANKED = ("success", "success/low", "success/high", "em", "f1")  # of all test questions; of each data set every score
 SHOWN = {"estimator", "loss_mask", "advantage_mask"}  # of `credit`, as columns of their own
 PARAMS_PER_CALL = 100  # MLflow's limit
 DIGEST, SOURCE_CHARACTERS = 8, 500  # of a data set's hash, and of a command
@@ -88,9 +91,10 @@ def run_params(variant: str, params: Params, train: TrainParams) -> dict[str, An
 
 
 def overrides(params: Params, run: RunId) -> str:
-    """The values that a run sets over `train` and `env` of params.yaml, as a line for people."""
+    """A sentence with the values that a run sets over `train` and `env` of params.yaml."""
     changes = flatten(params.runs[run.run] or {}) | (flatten(params.ablations.train) if run.sweep else {})
-    return ", ".join(f"{name} {value}" for name, value in changes.items()) or "as params.yaml"
+    but = ", ".join(f"{name} {value}" for name, value in changes.items())
+    return f"Trained as params.yaml says{f', but with {but}' if but else ''}."
 
 
 def untrained_params(variant: str, params: Params, model: str | None = None) -> dict[str, Any]:
@@ -126,10 +130,13 @@ class Run:
         self._steps_logged = dict(steps_logged or {})
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Adds metrics of one iteration, named `part/what`, except the ones that the store has of it."""
+        """Adds metrics of one iteration, named `part/what`, except the ones that the store has of it.
+
+        MLflow shows what it is given, so they have four significant digits; the run's folder has all.
+        """
         new = {name: value for name, value in metrics.items() if step >= self._steps_logged.get(name, 0)}
         if new:
-            self._log(new, step)
+            self._log({name: _legible(value) for name, value in new.items()}, step)
             self._steps_logged |= dict.fromkeys(new, step + 1)
 
     def rewind(self) -> None:
@@ -150,18 +157,22 @@ class Run:
     def final(self, scores: Mapping[str, float]) -> None:
         """Adds each score as `final/<name>`, without a step: the UI shows those as bars.
 
-        The success begins the description of the run, and of the version that a training registered.
+        The success begins the description of the run, and of the version that a training registered; both have it as
+        tags too. The policy of a training or baseline is also one of MLflow's models, which has the scores by data set.
         """
-        self._log({f"final/{name}": scores[name] for name in _in_order(scores)}, step=0)
+        self._log({f"final/{name}": scores[name] for name in _in_order(scores)}, 0, self._links(scores))
         if "success/low" not in scores:
             return
-        tags = self.tags()
-        mean, low, high = (f"{scores[name]:.3f}" for name in ("success", "success/low", "success/high"))
-        self.tag(INTERVAL, f"[{scores['success/low']:.2f}, {scores['success/high']:.2f}]")  # narrow, for the table
-        self.tag(NOTE, note := f"success {mean} [{low}, {high}]{OF}{tags.get(NOTE, '').rpartition(OF)[2]}")
+        tags, score = self.tags(), f"{scores['success']:.3f}"
+        between = f"[{scores['success/low']:.2f}, {scores['success/high']:.2f}]"  # narrow, for the table
+        self.tag(INTERVAL, between)
+        self.tag(NOTE, note := f"Success {score} {between} on the test questions. {SCORED.sub('', tags.get(NOTE, ''))}")
         if VERSION_TAG in tags and tags.get(KIND_TAG) == "training":
             model, _, number = tags[VERSION_TAG].rpartition("/")
-            self._client.update_model_version(model or MODEL, number, note)
+            version = model or MODEL, number
+            self._client.update_model_version(*version, note)
+            for name, value in ((SCORE, score), (INTERVAL, between)):
+                self._client.set_model_version_tag(*version, name, value)
 
     def uses(self, files: Mapping[str, tuple[Path, str]], context: str) -> None:
         """Names the data sets that the run reads, each with its file and the sha256 of that."""
@@ -192,11 +203,25 @@ class Run:
         failed = kind is not None and issubclass(kind, Exception)  # an interrupt and a termination are none
         self._client.set_terminated(self.run_id, "FAILED" if failed else "KILLED" if kind else "FINISHED")
 
-    def _log(self, metrics: Mapping[str, float], step: int) -> None:
+    def _links(self, scores: Mapping[str, float]) -> dict[str, dict[str, str]]:
+        """The model and the data set of each score by which MLflow ranks the policies of trainings and baselines."""
+        run = self._client.get_run(self.run_id)
+        inputs = run.inputs.dataset_inputs if run.inputs else []
+        read = [each.dataset for each in inputs if each.dataset.name.endswith(" questions")]
+        if not read or run.data.tags.get(KIND_TAG) not in ("training", "baseline"):
+            return {}
+        made = _models_of(run) or [_new_model(self._client, run)]
+        parts = {name: name.partition("/dataset_")[2] for name in scores}
+        sets = {name: f"{part} questions" if part else read[0].name for name, part in parts.items()}
+        of = {"model_id": made[0], "dataset_digest": read[0].digest}
+        return {f"final/{name}": {**of, "dataset_name": sets[name]} for name in sets if parts[name] or name in RANKED}
+
+    def _log(self, metrics: Mapping[str, float], step: int, links: Mapping[str, dict[str, str]] | None = None) -> None:
         from mlflow.entities import Metric
 
-        now = _now_ms()
-        self._client.log_batch(self.run_id, [Metric(name, metrics[name], now, step) for name in _in_order(metrics)])
+        now, of = _now_ms(), links or {}
+        named = [Metric(name, metrics[name], now, step, **of.get(name, {})) for name in _in_order(metrics)]
+        self._client.log_batch(self.run_id, named)
 
 
 def start(
@@ -223,6 +248,8 @@ def start(
     if not recurring:
         identity = fingerprint(name, {key: str(value) for key, value in params.items()}, dict(tags))
         for earlier in client.search_runs([experiment], f"tags.{IDENTITY_TAG} = '{identity}'"):
+            for model in _models_of(client.get_run(earlier.info.run_id)):
+                client.delete_logged_model(model)
             client.delete_run(earlier.info.run_id)
         tags = {**tags, IDENTITY_TAG: identity}
     since = _now_ms() if began_s is None else round(began_s * 1000)
@@ -271,6 +298,27 @@ def _shown(tags: Mapping[str, str], about: str) -> dict[str, str]:
         "mlflow.source.type": "LOCAL",
     }
     return {name: value for name, value in shown.items() if value}
+
+
+def _models_of(run: MlflowRun) -> list[str]:
+    return [each.model_id for each in run.outputs.model_outputs] if run.outputs else []
+
+
+def _new_model(client: MlflowClient, run: MlflowRun) -> str:
+    """The id of a new model of MLflow's that stands for the policy of a run; its weights stay where they are."""
+    from mlflow.entities import LoggedModelOutput
+
+    of, name = run.info, re.sub("""[/:.%"']""", "-", run.info.run_name)  # MLflow refuses these in a model's name
+    external, shown = {"mlflow.model.isExternal": "true"}, {"variant", "algorithm", "seed"} & run.data.params.keys()
+    params = {name: run.data.params[name] for name in sorted(shown)}
+    made = client.create_logged_model(of.experiment_id, name, of.run_id, external, params, "agent").model_id
+    client.finalize_logged_model(made, "READY")
+    client.log_outputs(of.run_id, [LoggedModelOutput(made, 0)])
+    return str(made)
+
+
+def _legible(value: float) -> float:
+    return float(f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}")
 
 
 def _in_order(metrics: Mapping[str, float]) -> list[str]:

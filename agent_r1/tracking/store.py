@@ -44,6 +44,7 @@ QUIET = {
     "DO_NOT_TRACK": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "GIT_PYTHON_REFRESH": "quiet",
 }
 IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}  # seconds
@@ -53,26 +54,28 @@ NOTE, KIND = "mlflow.note.content", "mlflow.experimentKind"  # MLflow's own tags
 VIEW = "comparison"
 SHARED_VIEW = f"mlflow.sharedViewState.{VIEW}"
 FINAL = "final/success"
-INTERVAL = "interval"  # a tag: the bounds of a run's final success, as text
+SCORE, INTERVAL = "score", "interval"  # tags: the final success, and its bounds, as text
 CHARTS = ("rollout/success", "reward/total", "validation/success", "value/explained_variance")
+GRID = {"columns": 2, "cardHeight": 300}  # of the charts, beside the list of runs in a window of 1,280 by 800
+LATEST, MOST = 200, 100  # runs that decide how the table is grouped, and rows of several runs that are closed
 CREATED, DURATION = "runDateAndNestInfo", "duration"  # MLflow's, which it always shows
 COLUMNS = {  # in their order, with the pixels that they take: all but the last fit a window of 1,280
     "attributes.`Run Name`": 220,
     CREATED: 48,  # how the run ended; when it began is told by pointing there
-    f"metrics.`{FINAL}`": 92,
+    f"metrics.`{FINAL}`": 104,
     f"tags.`{INTERVAL}`": 98,
-    "metrics.`rollout/success`": 106,
-    "params.`seed`": 46,
-    "attributes.`Dataset`": 140,
-    DURATION: 66,
-    "attributes.`Source`": 130,
+    "metrics.`rollout/success`": 122,
+    "params.`seed`": 52,
+    "attributes.`Dataset`": 130,
+    DURATION: 76,
+    "attributes.`Source`": 100,
     "params.`variant`": 150,
 }
-ABOUT = """Trainings, and evaluations of what was not trained here, a run each. `final/success` is the share of the test
-questions with a right answer (exact match), or of worlds with their goal reached; `interval` is its 95 % interval, of
-which `/low` and `/high` are the bounds. `rollout/success` is the same of the sampled episodes, iteration by iteration.
+ABOUT = """One row is one training, or one evaluation of an agent that was not trained here. `final/success`: the share
+of the test questions that it answers right, or of worlds in which it reaches the goal, with its 95 % `interval`.
+`rollout/success`: the same of the episodes that were sampled in training, iteration by iteration.
 
-Group by `variant` to compare runs over their seeds. Baselines alone: `tags.kind = 'baseline'`; a sweep:
+Group by `variant` to compare trainings over their seeds. Baselines alone: `tags.kind = 'baseline'`; a sweep:
 `tags.sweep = 'ablations'`."""
 
 logger = logging.getLogger(__name__)
@@ -296,14 +299,19 @@ def lay_view(client: MlflowClient, experiment: str) -> None:
     there = client.get_experiment(experiment).tags
     own = {NOTE: ABOUT, KIND: "custom_model_development"}  # which opens on trainings, not on chats
     laid = {name: value for name, value in own.items() if name not in there}
-    laid[SHARED_VIEW] = json.dumps(_view())
+    latest = client.search_runs([experiment], max_results=LATEST)
+    laid[SHARED_VIEW] = json.dumps(_view([run.data.params.get("variant", "") for run in latest]))
     for name, value in laid.items():
         if there.get(name) != value:
             client.set_experiment_tag(experiment, name, value)
 
 
-def _view() -> dict[str, Any]:
-    """The state of MLflow's page of runs: which columns, how grouped, and which charts come first."""
+def _view(variants: list[str]) -> dict[str, Any]:
+    """The state of MLflow's page of runs: which columns, how grouped, and which charts come first.
+
+    Runs of one variant, its seeds, are a row that opens. If no variant has several, every run is a row of its own.
+    """
+    by_variant = {"aggregateFunction": "average", "groupByKeys": [{"mode": "param", "groupByData": "variant"}]}
     section = "agent_r1"
     bar: dict[str, Any] = {"type": "BAR", "uuid": FINAL, "metricKey": FINAL}
     lines: list[dict[str, Any]] = [
@@ -317,10 +325,11 @@ def _view() -> dict[str, Any]:
         "selectedColumns": [name for name in COLUMNS if name not in (CREATED, DURATION)],
         "columnOrder": list(COLUMNS),
         "columnWidths": COLUMNS,
-        "groupBy": {"aggregateFunction": "average", "groupByKeys": [{"mode": "param", "groupByData": "variant"}]},
+        "groupBy": by_variant if len(variants) > len(set(variants)) else None,
+        "groupsExpanded": dict.fromkeys((f"param.variant.{each}" for each in sorted(set(variants))[:MOST]), False),
         "isAccordionReordered": True,  # else sections stand in the order of their names
         "compareRunSections": [
-            {"uuid": section, "name": "Comparison", "display": True, "isReordered": True, "deleted": False}
+            {"uuid": section, "name": "Comparison", "display": True, "isReordered": True, "deleted": False, **GRID}
         ],
         "compareRunCharts": [each | shared for each in (lines[0], bar, *lines[1:])],
     }

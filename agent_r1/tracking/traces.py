@@ -10,7 +10,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,13 +29,13 @@ IDENTITY_TAG = "trajectory_hash"  # tells the trajectories of two trainings apar
 
 @dataclass(frozen=True, slots=True)
 class Rewarded:
-    """A finished episode with its rewards. K = its steps."""
+    """A finished episode, with its rewards if it was trained on. K = its steps."""
 
     when: str  # such as "training"
     question: Question
     trajectory: Trajectory
-    totals: NDArray[np.float64]  # [K] the step's reward, weighted
-    parts: Mapping[str, NDArray[np.float64]]  # name -> [K], unweighted
+    totals: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # [K] the step's reward, weighted; or [0]
+    parts: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)  # name -> [K], unweighted
 
     @property
     def right(self) -> bool:
@@ -78,14 +78,16 @@ def _identity(episode: Rewarded) -> str:
 
 
 def _assess(trace_id: str, episode: Rewarded) -> None:
-    """Adds the expected answer and the episode's rewards: the weighted sum, and every part unweighted."""
+    """Adds the expected answer, whether it was given, and the rewards: the weighted sum, and every part unweighted."""
     import mlflow
     from mlflow.entities import AssessmentSource
 
     source = AssessmentSource(source_type="CODE", source_id="agent_r1")
     mlflow.log_expectation(trace_id=trace_id, name="gold answers", value=episode.question.answers, source=source)
-    parts = {name: float(part.sum()) for name, part in episode.parts.items()}
-    for name, value in {"return": float(episode.totals.sum()), "right": episode.right, **parts}.items():
+    given = {name: float(part.sum()) for name, part in episode.parts.items()}
+    if episode.totals.size:
+        given = {"return": float(episode.totals.sum()), **given}
+    for name, value in {"right": episode.right, **given}.items():
         mlflow.log_feedback(trace_id=trace_id, name=name, value=value, source=source)
 
 
@@ -98,6 +100,8 @@ class _Trace:
 
     def log(self, experiment: str, run_id: str, identity: str) -> str:
         """Logs the episode and its steps; returns the trace's id."""
+        from mlflow.tracing.trace_manager import InMemoryTraceManager
+
         trajectory, question = self._trajectory, self._episode.question
         root = self._client.start_trace(
             "episode",
@@ -117,6 +121,10 @@ class _Trace:
             start_time_ns=self._now_ns,
             run_id=run_id,
         )
+        traces = InMemoryTraceManager.get_instance()  # type: ignore[no-untyped-call]
+        with traces.get_trace(root.trace_id) as trace:  # else the list shows JSON
+            trace.info.request_preview = question.text or question.question_id
+            trace.info.response_preview = trajectory.answer or f"({trajectory.outcome})"
         read = 0
         for number, step in enumerate(trajectory.steps):
             self._log_step(root, number, slice(read, step.action_start))
@@ -139,9 +147,13 @@ class _Trace:
             span_type="LLM",
             inputs={"read": self._text(read)},
             attributes={
-                "tokens_sampled": step.action_stop - step.action_start,
+                "mlflow.chat.tokenUsage": {  # each token counts once
+                    "input_tokens": read.stop - read.start,
+                    "output_tokens": step.action_stop - step.action_start,
+                    "total_tokens": step.action_stop - read.start,
+                },
                 "stop_reason": step.stop_reason,
-                "reward": float(episode.totals[number]),
+                **({"reward": float(episode.totals[number])} if episode.totals.size else {}),
                 "rewards": {name: float(part[number]) for name, part in episode.parts.items() if part[number]},
             },
             start_time_ns=begins_ns,

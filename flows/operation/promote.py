@@ -195,7 +195,9 @@ def _promote(version: Version, *, expected: Version | None) -> Version:
 
 
 def _tagging(champion: Version) -> str:
-    """The command that commits the artifact and tags it as GTO does; "" outside of git and of another scale's policy, or if DVC keeps none.
+    """The command that commits the artifact and tags it as GTO does.
+
+    "" outside of git, for the policy of another scale, and if DVC keeps no policies.
 
     Raises ValueError if the version's tag is that of another policy, which another MLflow store gave the number.
     """

@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from importlib.metadata import version
+from urllib.parse import urlsplit
 
 from agent_r1.harmless import without_password
 from agent_r1.tracking.store import MLFLOW_UI, address, comparison, open_store, store_uri
@@ -134,6 +135,7 @@ def _mlflow_servers(port: int, password: str) -> list[Supervised]:
                 STARTED_BY: str(os.getpid()),
                 "_MLFLOW_SERVER_FILE_STORE": store_uri(),  # the names by which `mlflow server` tells its own app
                 mlflow_app.HOME: client.get_experiment(experiment).artifact_location,
+                mlflow_app.FIRST: urlsplit(comparison()).fragment,
                 "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
                 mlflow_app.PASSWORD: password,
             },

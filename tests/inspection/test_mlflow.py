@@ -21,7 +21,11 @@ from playwright.sync_api import Browser, Error, expect
 from agent_r1 import tracking
 from agent_r1.inspection.stored import Shown, When
 from agent_r1.inspection.viewer import page
+from agent_r1.records import Question, Source
+from agent_r1.tracking import registry
+from agent_r1.tracking.traces import Rewarded
 from flows.processes import Supervised, await_health
+from tests.trajectories import from_parts, question_fields
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_MS = 60_000
@@ -107,6 +111,74 @@ def told(project: Path, run_id: str) -> Iterator[list[tuple[str, str]]]:
         ("models/agent_r1/versions/1", "Version 1"),
     ]
     mlflow.set_tracking_uri(None)  # type: ignore[arg-type]  # also takes away the variable, which "" would leave
+
+
+@pytest.fixture
+def versions(project: Path, run_id: str) -> Iterator[None]:
+    """Five versions of the registry, evaluated, and two traced episodes beside them."""
+    files = {"atlas questions": (Path("data/prepared/questions.parquet"), "ab" * 32)}
+    for number in range(5):
+        run = tracking.start(f"ppo-seed{number}", {"variant": "ppo", "seed": number}, {"kind": "training"})
+        run.log({"rollout/success": 0.7734375}, step=0)
+        run.uses(files, "test")
+        hashes = dict.fromkeys(("policy_hash", "questions", "passages", "index", "prompt"), f"{number}" * 64)
+        registry.register(
+            registry.Descriptor(
+                label=f"ppo-seed{number}",
+                run="ppo",
+                seed=number,
+                sweep="",
+                mlflow_run_id=run.run_id,
+                policy=f"outputs/train/ppo-seed{number}/checkpoint/policy",
+                policy_version=1,
+                dvc_file="",
+                dvc_hash="",
+                git_commit="",
+                data_hash="",
+                config="9" * 16,
+                **hashes,
+            )
+        )
+        run.final({"success": 0.8 + number / 100, "success/low": 0.75, "success/high": 0.9})
+    played = from_parts([(Source.PROMPT, [0]), (Source.ACTION, [1, 1])], [{"rewards": {"em": 1.0}}])
+    question = Question(**question_fields(text="Who directed Veld?"))
+    tracking.log_traces(run_id, [Rewarded("test", question, played)], str)
+    yield
+    mlflow.set_tracking_uri(None)  # type: ignore[arg-type]
+
+
+def test_a_first_visitor_sees_runs_charts_models_versions_and_traces(
+    browser: Browser, versions: None, mlflow_ui: str, project: Path
+) -> None:
+    """One click from the address to the charts, at a laptop's size, in a profile that knows nothing."""
+    context = browser.new_context(viewport={"width": 1280, "height": 800}, http_credentials=known(project))
+    context.set_default_timeout(PATIENCE_MS)
+    opened = context.new_page()
+    opened.goto(mlflow_ui)
+    expect(opened.get_by_text("6 matching runs")).to_be_visible(timeout=PATIENCE_MS)
+    expect(opened.get_by_text("Group: ppo")).to_have_count(1)
+    expect(opened.get_by_text("Welcome to MLflow Assistant")).to_have_count(0)
+    opened.locator("label:has(input[value=CHART])").click()
+    chart = opened.locator(".js-plotly-plot").first
+    expect(chart).to_be_visible(timeout=PATIENCE_MS)
+    shown = chart.bounding_box()
+    assert shown
+    assert shown["width"] > 250
+    assert shown["height"] > 150
+    opened.get_by_role("link", name="Models", exact=True).click()
+    expect(opened.get_by_role("link", name="ppo-seed4").first).to_be_visible(timeout=PATIENCE_MS)
+    opened.get_by_role("link", name="Traces", exact=True).click()
+    expect(opened.get_by_text("Who directed Veld?", exact=True).first).to_be_visible(timeout=PATIENCE_MS)
+    expect(opened.get_by_text("Got it")).to_have_count(0)
+    opened.get_by_role("link", name="Model registry").click()
+    opened.get_by_role("link", name="agent_r1").first.click()
+    rows = opened.get_by_role("row").filter(has_text="Version ")
+    expect(rows.filter(has_text="score")).to_have_count(5, timeout=PATIENCE_MS)
+    boxes = [row.bounding_box() for row in rows.filter(has_text="score").all()]
+    assert sum(box["height"] for box in boxes if box) < 600, "five versions on one screen"
+    for text in ("0.84", "[0.75, 0.90]", "ppo-seed4"):
+        expect(rows.filter(has_text="ppo-seed4").get_by_text(text).first).to_be_visible()
+    context.close()
 
 
 def test_every_view_opens_with_the_password_and_none_without(

@@ -62,6 +62,18 @@ def describe(client: MlflowClient) -> Describe:
     return make
 
 
+@pytest.fixture
+def register_before(client: MlflowClient) -> Callable[[Descriptor], None]:
+    """Registers a policy as earlier revisions did: all fields are tags, which are read back."""
+
+    def register(descriptor: Descriptor) -> None:
+        source = f"{client.get_run(descriptor.mlflow_run_id).info.artifact_uri}/descriptor.json"
+        tags = {name: str(value) for name, value in dataclasses.asdict(descriptor).items()}
+        client.create_model_version("agent_r1", source, descriptor.mlflow_run_id, tags=tags)
+
+    return register
+
+
 def test_a_version_is_its_descriptor(client: MlflowClient, describe: Describe) -> None:
     descriptor = describe(A)
     version = registry.register(descriptor)
@@ -71,6 +83,40 @@ def test_a_version_is_its_descriptor(client: MlflowClient, describe: Describe) -
     assert stored.run_id == descriptor.mlflow_run_id
     assert Descriptor(**json.loads(mlflow.artifacts.load_text(stored.source))) == descriptor
     assert client.get_run(descriptor.mlflow_run_id).data.tags["model_version"] == "1"
+
+
+def test_a_versions_page_shows_run_score_and_interval(client: MlflowClient, describe: Describe) -> None:
+    """Whether the policy is evaluated before or after it is registered, and when it is scored again."""
+    descriptor = describe(A)
+    run = tracking.resume(descriptor.mlflow_run_id)
+    assert run
+    run.tag("kind", "training")
+    for success in (0.8, 0.892):
+        run.final({"success": success, "success/low": 0.863, "success/high": 0.922})
+        registry.register(descriptor)
+        shown = client.get_model_version("agent_r1", "1")
+        assert shown.tags == {"run": "ppo-seed3", "score": f"{success:.3f}", "interval": "[0.86, 0.92]"}
+        assert shown.description.startswith(f"Success {success:.3f} [0.86, 0.92] on the test questions.")
+
+
+def test_a_training_that_goes_on_keeps_the_descriptors_of_both_policies(describe: Describe) -> None:
+    first = describe(A)
+    second = dataclasses.replace(describe(B), mlflow_run_id=first.mlflow_run_id)
+    assert [registry.register(each).descriptor for each in (first, second)] == [first, second]
+    assert [version.descriptor for version in registry.versions()] == [first, second]
+
+
+def test_a_version_that_was_stored_before_is_read_promoted_and_learns_where_it_is(
+    client: MlflowClient, describe: Describe, register_before: Callable[[Descriptor], None]
+) -> None:
+    registry.register(describe(B))
+    register_before(describe(A))
+    registry.promote(registry.find("models:/agent_r1/2"), expected=None)
+    again = describe(A, label="ppo", policy="outputs/train/ppo/checkpoint/policy", dvc_file="", dvc_hash="")
+    moved = registry.register(again)
+    assert moved == registry.champion() == registry.find("models:/agent_r1/2")
+    assert (moved.descriptor.policy, moved.descriptor.mlflow_run_id) == (again.policy, again.mlflow_run_id)
+    assert client.get_model_version("agent_r1", "2").tags["policy"] == again.policy
 
 
 def test_the_same_policy_is_registered_once_and_learns_where_it_is(client: MlflowClient, describe: Describe) -> None:
@@ -96,15 +142,19 @@ def test_a_registration_killed_before_its_last_line_is_completed(client: MlflowC
     assert client.get_run(descriptor.mlflow_run_id).data.tags["model_version"] == "1"
 
 
-def test_a_version_without_the_tags_of_a_training_has_none(client: MlflowClient, describe: Describe) -> None:
+def test_a_version_without_the_tags_of_a_training_has_none(
+    client: MlflowClient, describe: Describe, register_before: Callable[[Descriptor], None]
+) -> None:
     """As one has that was registered before DVC kept trainings; registered again it learns."""
+    registry.register(describe(B))  # makes the model
+    client.delete_model_version("agent_r1", "1")
     descriptor = describe(A, dvc_training_hash=COPY)
-    registry.register(descriptor)
-    client.delete_model_version_tag("agent_r1", "1", "dvc_training_hash")
+    register_before(descriptor)
+    client.delete_model_version_tag("agent_r1", "2", "dvc_training_hash")
     [version] = registry.versions()
     assert version.descriptor == dataclasses.replace(descriptor, dvc_training_hash="")
     registry.register(descriptor)
-    assert registry.versions() == [Version(number=1, descriptor=descriptor)]
+    assert registry.versions() == [Version(number=2, descriptor=descriptor)]
 
 
 def test_what_people_add_by_hand_is_left_alone(client: MlflowClient, describe: Describe) -> None:
@@ -143,9 +193,14 @@ HOSTILE = [
 
 
 def test_a_version_with_a_tag_that_no_training_writes_is_skipped_and_named_once(
-    client: MlflowClient, describe: Describe, caplog: pytest.LogCaptureFixture
+    client: MlflowClient,
+    describe: Describe,
+    register_before: Callable[[Descriptor], None],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    good, tampered = registry.register(describe(A)), registry.register(describe(B))
+    good = registry.register(describe(A))
+    register_before(describe(B))
+    tampered = registry.find("models:/agent_r1/2")
     honest = client.get_model_version("agent_r1", "2").tags
     for tag, value in HOSTILE:
         caplog.clear()
@@ -160,13 +215,58 @@ def test_a_version_with_a_tag_that_no_training_writes_is_skipped_and_named_once(
     assert registry.versions() == [good, tampered]
 
 
+def test_a_descriptor_that_no_training_writes_is_skipped_and_named_once(
+    describe: Describe, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    good, other = registry.register(describe(A)), registry.register(describe(B))
+    [file] = tmp_path.glob(f".tracking/artifacts/{other.descriptor.mlflow_run_id}/artifacts/policies/*/descriptor.json")
+    honest = json.loads(file.read_text())
+    texts = [(field, json.dumps(honest | {field: value})) for field, value in HOSTILE]
+    for said, text in [*texts, ("Invalid JSON", '{"label": '), ("source", " " * 20_001), ("policy", "{}")]:
+        caplog.clear()
+        file.write_text(text)
+        assert registry.versions() == [good] == registry.versions(), text
+        [message] = caplog.messages
+        assert message.startswith("models:/agent_r1/2 is skipped: "), message
+        assert message.endswith("; correct its descriptor.json, or delete the version"), message
+        assert said in message or said == "policy"
+        assert message.isprintable()
+        assert len(message) < 500
+    file.write_text(json.dumps(honest))
+    assert registry.versions() == [good, other]
+
+
+def test_a_source_that_is_no_artifact_of_the_projects_runs_is_not_read(
+    client: MlflowClient, describe: Describe, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """Neither a folder of somebody else's, nor one that an experiment of theirs names."""
+    honest = registry.register(describe(A)).descriptor
+    kept = next(tmp_path.glob("**/descriptor.json"))
+    theirs = client.create_run(client.create_experiment("theirs", (tmp_path / "foreign").as_uri())).info
+    client.log_text(theirs.run_id, kept.read_text(), f"policies/{A[:8]}/descriptor.json")
+    inside = client.get_run(honest.mlflow_run_id).info.artifact_uri
+    for source in (
+        f"{theirs.artifact_uri}/policies/{A[:8]}/descriptor.json",
+        f"http://127.0.0.1:9/{honest.mlflow_run_id}/artifacts/policies/{A[:8]}/descriptor.json",
+        f"{inside}/../artifacts/policies/{A[:8]}/descriptor.json".replace("/artifacts/../", "/../"),
+        f"{inside}/policies/{'0' * 8}/descriptor.json",
+    ):
+        caplog.clear()
+        number = client.create_model_version("agent_r1", source, honest.mlflow_run_id).version
+        assert [each.descriptor for each in registry.versions()] == [honest], source
+        assert (
+            f"models:/agent_r1/{number} is skipped: source: no run of this project has" in caplog.text or ".." in source
+        )
+        client.delete_model_version("agent_r1", number)
+
+
 def test_a_policy_whose_version_is_skipped_can_be_registered_again(
-    client: MlflowClient, describe: Describe, caplog: pytest.LogCaptureFixture
+    describe: Describe, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     registry.promote(registry.register(describe(A)), expected=None)
-    client.delete_model_version_tag("agent_r1", "1", "policy")
+    next(tmp_path.glob("**/descriptor.json")).unlink()
     assert registry.champion() is None
-    assert "models:/agent_r1/1 is skipped: policy: Field required; correct its tags in MLflow, or " in caplog.text
+    assert "models:/agent_r1/1 is skipped: source: no run of this project has" in caplog.text
     assert registry.register(describe(A)).number == 2
 
 

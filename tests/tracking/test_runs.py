@@ -182,12 +182,57 @@ def test_a_row_of_the_first_table_says_what_the_run_is(project: Path, monkeypatc
     assert list(found.data.metrics)[:2] == ["rollout/success", "reward/total"]  # what MLflow compares at first
     assert {
         "mlflow.source.name": "agent-r1 train --run ppo_no_masks",
-        "mlflow.note.content": "success 0.500 [0.125, 0.750] of the test questions: credit.loss_mask False",
+        "mlflow.note.content": "Success 0.500 [0.12, 0.75] on the test questions. credit.loss_mask False",
         "interval": "[0.12, 0.75]",
         "kind": "training",
     }.items() <= found.data.tags.items()
     [data] = found.inputs.dataset_inputs
     assert (data.dataset.name, data.dataset.digest, data.tags[0].value) == ("atlas questions", "abababab", "training")
+
+
+def test_a_policy_is_a_model_with_its_scores_by_data_set(project: Path) -> None:
+    scores = {"success": 0.5, "success/low": 0.4, "success/high": 0.6, "tool_calls": 2.0, "em/dataset_musique": 0.25}
+    for _ in range(2):  # the second takes the place of the first
+        run = tracking.start("ranked-seed0", {"variant": "ranked", "seed": 0}, {**TAGS, "kind": "training"})
+        run.uses({"musique+own questions": (Path("data/prepared/questions.parquet"), "ab" * 32)}, "test")
+        for _ in range(2):  # the report scores again
+            run.final(scores)
+    store = client(project)
+    [model] = store.search_logged_models([store.get_run(run.run_id).info.experiment_id], "name = 'ranked-seed0'")
+    assert (model.name, model.source_run_id, model.status) == ("ranked-seed0", run.run_id, "READY")
+    found = {(each.key, each.dataset_name, each.dataset_digest, each.value) for each in model.metrics or []}
+    of_all = {("success", 0.5), ("success/low", 0.4), ("success/high", 0.6)}
+    of_both = {(f"final/{name}", "musique+own questions", "abababab", value) for name, value in of_all}
+    assert found == {*of_both, ("final/em/dataset_musique", "musique questions", "abababab", 0.25)}
+    other = tracking.start("asked", {"variant": "asked"}, {**TAGS, "kind": "evaluation"}, recurring=True)
+    other.uses({"atlas questions": (Path("data/prepared/questions.parquet"), "ab" * 32)}, "test")
+    other.final(scores)
+    assert not store.get_run(other.run_id).outputs.model_outputs, "the policy of a version is ranked once"
+
+
+def test_metrics_of_an_iteration_have_four_digits_and_counts_are_whole(project: Path) -> None:
+    run = tracking.start("legible-seed0", {}, TAGS)
+    run.log({"rollout/success": 0.7734375, "update/tokens": 83921.0, "policy/mismatch_kl": 1.23456e-7}, step=0)
+    shown = client(project).get_run(run.run_id).data.metrics
+    assert shown == {"rollout/success": 0.7734, "update/tokens": 83921.0, "policy/mismatch_kl": 1.235e-7}
+
+
+def test_the_table_is_grouped_where_a_variant_has_several_runs(project: Path) -> None:
+    def view() -> Any:
+        comparison()
+        experiment = client(project).get_experiment_by_name("agent_r1")
+        assert experiment
+        return json.loads(experiment.tags["mlflow.sharedViewState.comparison"])
+
+    store = client(project)
+    for earlier in store.search_runs([store.get_experiment_by_name("agent_r1").experiment_id]):
+        store.delete_run(earlier.info.run_id)
+    for name in ("base_tool_call", "ppo"):
+        tracking.start(name, {"variant": name, "seed": 0}, TAGS)
+    assert view()["groupBy"] is None
+    tracking.start("ppo-seed1", {"variant": "ppo", "seed": 1}, TAGS)
+    assert view()["groupBy"]["groupByKeys"] == [{"mode": "param", "groupByData": "variant"}]
+    assert view()["groupsExpanded"] == {"param.variant.base_tool_call": False, "param.variant.ppo": False}
 
 
 def test_a_run_lasts_as_long_as_what_it_stands_for(project: Path) -> None:
@@ -211,7 +256,6 @@ def test_the_experiment_opens_on_the_comparison(project: Path) -> None:
     assert experiment is not None
     assert link == f"http://127.0.0.1:5001/#/experiments/{experiment.experiment_id}/runs?viewStateShareKey=comparison"
     view = json.loads(experiment.tags["mlflow.sharedViewState.comparison"])
-    assert view["groupBy"]["groupByKeys"] == [{"mode": "param", "groupByData": "variant"}]
     assert view["columnOrder"][:5] == [
         *("attributes.`Run Name`", "runDateAndNestInfo"),
         *("metrics.`final/success`", "tags.`interval`", "metrics.`rollout/success`"),

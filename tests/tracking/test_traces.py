@@ -75,6 +75,16 @@ def test_a_trace_tells_what_the_agent_did(run: tracking.Run) -> None:
     rewards = {"return": 1.5, "right": True, "em": 1.0, "progress": 1.0, "no_answer": 0.0}
     assert given == {"gold answers": ["Tesk"], **rewards}
     assert "MLFLOW_TRACKING_URI" not in os.environ, "the store of the process is left as it was"
+    assert (trace.info.request_preview, trace.info.response_preview) == ("Where?", "Tesk"), "as MLflow's list shows it"
+    assert trace.info.token_usage == {"input_tokens": 4, "output_tokens": 2, "total_tokens": 6}
+
+
+def test_an_episode_that_was_not_trained_on_has_no_rewards(run: tracking.Run) -> None:
+    played = episode()
+    assert tracking.log_traces(run.run_id, [Rewarded("test", played.question, played.trajectory)], decode) == 1
+    [trace] = traces(run)
+    assert {each.name: each.value for each in trace.info.assessments or []} == {"gold answers": ["Tesk"], "right": True}
+    assert not any("reward" in span.attributes for span in trace.data.spans)
 
 
 def test_a_call_that_failed_is_an_error(run: tracking.Run) -> None:
