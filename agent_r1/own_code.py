@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from importlib import import_module
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,7 +31,17 @@ def source_hash(where: str, named: str) -> str:
     return sha256(Path(file)) if file else "built in"
 
 
+def is_taken(name: str) -> bool:
+    """Whether Python, an installed library or the project itself has a module of that name."""
+    elsewhere = [path for path in sys.path if Path(path).resolve() != Path.cwd()]
+    found = PathFinder.find_spec(name, elsewhere)
+    return name in sys.stdlib_module_names or Path(name).is_dir() or bool(found and found.origin)
+
+
 def _module(where: str, name: str) -> ModuleType:
+    file = Path(name.partition(".")[0]).with_suffix(".py")
+    if file.exists() and is_taken(file.stem):
+        raise ValueError(f"{where}: {file} has the name of a module that Python or a library needs; rename it")
     try:
         return import_module(name)
     except Exception as fault:

@@ -125,8 +125,15 @@ def chat(
     talk(here(opened(settings, policy, temperature), draws or 0, title), question)
 
 
-@app.command(rich_help_panel=PANEL)
-def view(
+def view(run: RunId, out: Path | None = None, trajectories: int = 200, traces: int = 20) -> None:
+    """Makes the page of a training's trajectories, and traces of some of them."""
+    from agent_r1.inspection.viewer import show
+
+    show(params.load(), run, out, trajectories=trajectories, traces=traces)
+
+
+@app.command("view", rich_help_panel=PANEL)
+def run_view(
     run: OneRun,
     seed: SeedOption = None,
     sweep: Sweep = None,
@@ -135,10 +142,7 @@ def view(
     traces: Annotated[int, Option(help="Of them in MLflow, at most; 0 for none.")] = 20,
 ) -> None:
     """Makes the page of a training's trajectories."""
-    from flows.view import view as stage
-
-    meant = RunId.named(run, seed, sweep or "")
-    run_stage(stage, run=meant, out=out, trajectories=trajectories, traces=traces)
+    run_stage(view, run=RunId.named(run, seed, sweep or ""), out=out, trajectories=trajectories, traces=traces)
 
 
 @app.command(rich_help_panel=PANEL)
