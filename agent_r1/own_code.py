@@ -39,8 +39,7 @@ def is_taken(name: str) -> bool:
 
 
 def _module(where: str, name: str) -> ModuleType:
-    file = Path(name.partition(".")[0]).with_suffix(".py")
-    if file.exists() and is_taken(file.stem):
+    if (file := Path(name.partition(".")[0]).with_suffix(".py")).exists() and is_taken(file.stem):
         raise ValueError(f"{where}: {file} has the name of a module that Python or a library needs; rename it")
     try:
         return import_module(name)

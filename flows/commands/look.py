@@ -19,6 +19,7 @@ from flows.commands.options import (
     OneRun,
     RunName,
     SeedOption,
+    Served,
     Sweep,
     Temperature,
     acting,
@@ -123,6 +124,25 @@ def chat(
     policy = policy_of(settings, acting(run, seed, sweep, model))
     title = policy.title if run or model else f"{policy.title}, untrained (see --run),"
     talk(here(opened(settings, policy, temperature), draws or 0, title), question)
+
+
+@app.command("try", rich_help_panel=PANEL)
+def try_run(
+    run: Annotated[str, Argument(autocompletion=completed_runs, help="The label of a run, such as ppo.")],
+    model: Model = None,
+    endpoint: Served = None,
+) -> None:
+    """Plays five episodes of a run and shows what they earn, before it is trained or after.
+
+    Without --model the run's policy plays, and before its training the warm start.
+    """
+    from flows.tryout import play
+
+    if endpoint and not model:
+        raise ValueError("--endpoint is where --model NAME acts; give its name")
+    logging.getLogger("agent_r1").setLevel(logging.WARNING)  # it has a line per engine
+    for shown in play(RunId.parse(run), model or "", endpoint):
+        output().print(shown, markup=False, highlight=False, soft_wrap=True)
 
 
 def view(run: RunId, out: Path | None = None, trajectories: int = 200, traces: int = 20) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from agent_r1.params import Params
 from agent_r1.params.places import RunId
 from agent_r1.params.sections import override, validated
 from flows.commands.execute import index, prepare
+from flows.commands.look import try_run
 from flows.new import begin
 from flows.overlay import switch
 from flows.tryout import play
@@ -62,7 +64,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 def test_each_kind_comes_with_a_test_that_passes_and_that_can_fail(begun: Path) -> None:
     tests = [f"tests/test_{name}.py" for name in KINDS.values()]
     passed = run("pytest", *tests)
-    assert (passed.returncode, "7 passed" in passed.stdout) == (0, True), passed.stdout
+    assert (passed.returncode, "6 passed" in passed.stdout) == (0, True), passed.stdout
     assert run("ruff", "check", "--no-cache", ".").stdout == "All checks passed!\n"
     assert run("ruff", "format", "--no-cache", "--check", ".").returncode == 0
     for name in ("years", "brevity", "higher"):
@@ -96,24 +98,28 @@ def test_a_name_that_is_taken_or_cannot_be_used_is_refused(kind: str, name: str,
     assert {path: path.read_bytes() for path in clone.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_five_episodes_of_what_was_just_begun(kind: str, begun: Path, tiny_model: Path) -> None:
-    """The base has a model; the overlays that have places of their own have none yet."""
-    places = params.load().places
-    places.warm_start.parent.mkdir()
-    places.warm_start.symlink_to(tiny_model)
-    overlay = begun / f"overlays/{KINDS[kind]}.yaml"
-    overlay.write_text(overlay.read_text().replace("max_tokens: 1024", "max_tokens: 500"))  # as the tiny model reads
-    switch(KINDS[kind])
+def lay(overlay: str, model: Path) -> None:
+    """Switches to an overlay and makes all that is made before a training."""
+    switch(overlay)
     prepare()
     index()
-    *episodes, ending = play(RunId(RUNS[kind]), None, None)
+    start = params.load().places.warm_start
+    start.parent.mkdir(parents=True)
+    start.symlink_to(model)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_five_episodes_of_what_was_just_begun(kind: str, begun: Path, tiny_model: Path) -> None:
+    overlay = begun / f"overlays/{KINDS[kind]}.yaml"
+    overlay.write_text(overlay.read_text().replace("max_tokens: 1024", "max_tokens: 500"))  # as the tiny model reads
+    lay(KINDS[kind], tiny_model)
+    *episodes, ending = play(RunId(RUNS[kind]), "", None)
     assert len(episodes) == {"data": 3}.get(kind, 5)
-    assert ending.startswith(f"the warm start played {RUNS[kind]}: 0 of {len(episodes)} ")
+    assert ending.startswith(f"the warm start: 0 of {len(episodes)} right")
     assert all(episode.startswith("question ") for episode in episodes)
     earned = [episode.strip().splitlines()[-1].split("= ")[1] for episode in episodes]
-    expected = {"reward": " + 0.2 x brevity ", "world": "1 x env 0"}.get(kind, "1 x agent_r1 ")
-    assert [line for line in earned if expected not in line] == []
+    expected = {"reward": r"agent_r1 -\S+ x 1 \+ brevity \S+ x 0.2", "world": "env 0 x 1"}
+    assert [line for line in earned if not re.fullmatch(expected.get(kind, r"agent_r1 -\S+ x 1"), line)] == []
 
 
 def test_an_endpoint_plays_and_one_that_is_down_is_named_at_once(begun: Path, tiny_model: Path) -> None:
@@ -122,20 +128,15 @@ def test_an_endpoint_plays_and_one_that_is_down_is_named_at_once(begun: Path, ti
         text = call if len(heard.body["messages"]) == 2 else "<answer>done</answer>"
         return 200, json.dumps({"choices": [{"message": {"content": text}, "finish_reason": "stop"}]}).encode()
 
-    places = params.load().places
-    places.warm_start.parent.mkdir()
-    places.warm_start.symlink_to(tiny_model)
-    switch("higher")
-    prepare()
-    index()
+    lay("higher", tiny_model)
     with answering(search_and_answer) as url:
         *episodes, ending = play(RunId("grpo"), "big", url)
-        assert ending.startswith(f"big at {url} played grpo: ")
+        assert ending.startswith(f"big at {url}: ")
         assert all("guess      38\nreply      " in episode for episode in episodes)
-        with pytest.raises(ValueError, match="--endpoint is where --model NAME acts; give its name"):
-            play(RunId("grpo"), None, url)
+    with pytest.raises(ValueError, match="--endpoint is where --model NAME acts; give its name"):
+        try_run("grpo", endpoint=url)
     with pytest.raises(TooManyAborted, match=f"the endpoint {url} does not answer"):
-        play(RunId("grpo"), "big", url)
+        list(play(RunId("grpo"), "big", url))
 
 
 @pytest.mark.parametrize(
@@ -160,4 +161,4 @@ def test_a_module_that_cannot_be_had_is_named_before_a_model_is_loaded(
     }
     (clone / "params.yaml").write_text(yaml.safe_dump(laid | {"ablations": laid["ablations"] | {"references": []}}))
     with pytest.raises(ValueError, match=rf"env\.tools\.functions\.years: {message}"):
-        play(RunId("ppo"), None, None)
+        list(play(RunId("ppo"), "", None))
