@@ -9,7 +9,7 @@ from agent_r1.credit import own as own_rewards
 from agent_r1.credit.rewards import step_rewards
 from agent_r1.envs.kinds import require_playable
 from agent_r1.evaluation.protocols import open_exam
-from agent_r1.evaluation.transcript import LABEL, transcript
+from agent_r1.evaluation.transcript import LABEL, plain_text, transcript
 from agent_r1.harmless import harmless
 from agent_r1.learn.checkpoint import peek
 from agent_r1.learn.model import load_tokenizer
@@ -32,7 +32,7 @@ def play(run: RunId, model: str, endpoint: str | None) -> Iterator[str]:
     credit, settings = settings.run(run).credit, settings.of(run)
     server = settings.engine.server.model_copy(update={"retries": 0})
     engine = settings.engine.model_copy(update={"kind": "transformers", "server": server})
-    limits = settings.env.model_copy(update={"order": "rounds"})
+    limits = settings.env.model_copy(update={"order": "arrival" if endpoint else "rounds"})
     settings = settings.model_copy(update={"engine": engine, "env": limits})
     own = own_rewards.load(credit.rewards)
     require_own(limits)
@@ -40,7 +40,8 @@ def play(run: RunId, model: str, endpoint: str | None) -> Iterator[str]:
     require_playable(questions, limits)
     word = model or (run if peek(settings.places.training(run) / "checkpoint") else "")
     policy = policy_at(settings, endpoint, model) if endpoint else policy_of(settings, word)
-    chat, asked = Chat(load_tokenizer(policy.path)), {question.question_id: question for question in questions}
+    tokenizer, asked = load_tokenizer(policy.path), {question.question_id: question for question in questions}
+    chat = Chat(tokenizer)
     with open_exam("tool_call", questions, chat, settings) as exam, counted("playing", len(questions)) as over:
         if policy.elsewhere:
             played = exam.by_endpoint(*policy.elsewhere, over)
@@ -51,6 +52,6 @@ def play(run: RunId, model: str, endpoint: str | None) -> Iterator[str]:
         rewards, parts = step_rewards(each, credit, limits.max_tokens)
         weights = {name: weight for name, weight in credit.rewards.weights.items() if weight}
         terms = " + ".join(f"{name} {parts[name].sum():.3g} x {weight:g}" for name, weight in weights.items())
-        shown = transcript(each, asked[each.question_id], chat.decode)
+        shown = transcript(each, asked[each.question_id], plain_text(tokenizer))
         yield f"{shown}\n{'reward':<{LABEL}}{rewards.sum():.3g} = {terms}\n"
     yield f"{harmless(policy.title)}: {sum(each.success for each in played):g} of {len(played)} right"
