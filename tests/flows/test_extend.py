@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ from agent_r1.faults import TooManyAborted
 from agent_r1.params import Params
 from agent_r1.params.places import RunId
 from agent_r1.params.sections import override, validated
+from agent_r1.records import Question
+from agent_r1.tables import read_rows
 from flows.commands.execute import index, prepare
 from flows.commands.look import try_run
 from flows.new import begin
@@ -171,3 +174,16 @@ def test_a_module_that_cannot_be_had_is_named_before_a_model_is_loaded(
 def test_the_package_carries_the_templates() -> None:
     package_data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["flows"]
     assert {path.stem for pattern in package_data for path in (ROOT / "flows").glob(pattern)} == {*KINDS}
+
+
+def test_a_table_of_200_questions_becomes_files_that_are_prepared(clone: Path) -> None:
+    begin("data", "faq")
+    rows = [f'"Who wrote book {number}, then?",Mara Quill,Low Tide|Mara Quill' for number in range(200)]
+    Path("questions.csv").write_text("\n".join(["question,answer,gold_titles", *rows]))
+    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "docs/own_data.md").read_text(), re.DOTALL)
+    exec(compile(code, "docs/own_data.md", "exec"), {})
+    switch("faq")
+    prepare()
+    questions = read_rows(params.load().places.questions, Question)
+    assert Counter(question.split for question in questions) == {"train": 130, "dev": 20, "test": 50}
+    assert {tuple(question.gold_titles) for question in questions} == {("Low Tide", "Mara Quill")}
