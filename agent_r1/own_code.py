@@ -7,6 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -45,7 +46,16 @@ def reference(function: Callable[..., Any]) -> tuple[str, str]:
     return function.__module__, function.__name__
 
 
+def is_taken(name: str) -> bool:
+    """Whether Python, an installed library or the project itself has a module of that name."""
+    elsewhere = [path for path in sys.path if Path(path).resolve() != Path.cwd()]
+    found = PathFinder.find_spec(name, elsewhere)
+    return name in sys.stdlib_module_names or Path(name).is_dir() or bool(found and found.origin)
+
+
 def _module(where: str, name: str) -> ModuleType:
+    if (file := Path(name.partition(".")[0]).with_suffix(".py")).exists() and is_taken(file.stem):
+        raise ValueError(f"{where}: {file} has the name of a module that Python or a library needs; rename it")
     try:
         module = import_module(name)
     except (Exception, SystemExit) as fault:

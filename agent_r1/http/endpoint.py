@@ -31,16 +31,6 @@ class _Completion(BaseModel):
     choices: Annotated[list[_Completed], Field(min_length=1, max_length=1)]
 
 
-class _Model(BaseModel):
-    id: str
-
-
-class _Models(BaseModel):
-    """The answer to /models."""
-
-    data: Annotated[list[_Model], Field(max_length=10_000)]
-
-
 class Reply(NamedTuple):
     """The text of a model."""
 
@@ -60,10 +50,6 @@ class Endpoint:
         self._who = f"the endpoint {self.url}"
         self._client = Client(self.url, timeout_s, read_key(ENDPOINT_KEY))
         self._retries = Retries(self._who, retries, longest_wait_s=_LONGEST_WAIT_S)
-
-    def models(self) -> list[str]:
-        """The names of the models that can be asked."""
-        return [model.id for model in self.describe(_Models).data]
 
     def describe(self, kind: type[Shape]) -> Shape:
         """The answer to /models, in the shape of a model."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from typer import Argument, Option
 
 from agent_r1 import params
 from agent_r1.params.places import RunId
 from agent_r1.params.stages import Baseline, Protocol
-from flows.commands.options import Model, OneRun, RunName, SeedOption, Sweep, acting, app, completed_overlays
+from flows.commands.options import Model, OneRun, RunName, SeedOption, Served, Sweep, acting, app, completed_overlays
 from flows.stage import report_to_own_server, run_stage
+from flows.terminal import output
 
 PANEL = "Run the graph"
 
@@ -93,10 +94,7 @@ def evaluate(
         Baseline | None, Option(help="In place of --run: the model that trainings start from, chance, or a solver.")
     ] = None,
     model: Model = None,
-    endpoint: Annotated[
-        str | None,
-        Option(metavar="URL", help="OpenAI-compatible, where --model is a name; its key: AGENT_R1_ENDPOINT_KEY."),
-    ] = None,
+    endpoint: Served = None,
     protocol: Annotated[Protocol | None, Option(help="In place of tool_call, how runs are trained.")] = None,
     dataset: Annotated[str | None, Option(help="Asks the questions of this prepared data set alone.")] = None,
     as_label: Annotated[
@@ -168,3 +166,14 @@ def overlay(
         lay_out(name, into)
     else:
         switch(name)
+
+
+@app.command(rich_help_panel=PANEL)
+def new(
+    kind: Literal["tool", "reward", "world", "data"],
+    name: Annotated[str, Argument(help="Of its module or folder, its test and its overlay.")],
+) -> None:
+    """Begins a tool, reward, world or data set of your own."""
+    from flows.new import begin
+
+    output().print(begin(kind, name), markup=False, highlight=False, soft_wrap=True)

@@ -19,6 +19,7 @@ from flows.commands.options import (
     OneRun,
     RunName,
     SeedOption,
+    Served,
     Sweep,
     Temperature,
     acting,
@@ -125,8 +126,34 @@ def chat(
     talk(here(opened(settings, policy, temperature), draws or 0, title), question)
 
 
-@app.command(rich_help_panel=PANEL)
-def view(
+@app.command("try", rich_help_panel=PANEL)
+def try_run(
+    run: Annotated[str, Argument(autocompletion=completed_runs, help="The label of a run, such as ppo.")],
+    model: Model = None,
+    endpoint: Served = None,
+) -> None:
+    """Plays five episodes of a run and shows what they earn, before it is trained or after.
+
+    Without --model the run's policy plays, and before its training the warm start.
+    """
+    from flows.tryout import play
+
+    if endpoint and not model:
+        raise ValueError("--endpoint is where --model NAME acts; give its name")
+    logging.getLogger("agent_r1").setLevel(logging.WARNING)  # it has a line per engine
+    for shown in play(RunId.parse(run), model or "", endpoint):
+        output().print(shown, markup=False, highlight=False, soft_wrap=True)
+
+
+def view(run: RunId, out: Path | None = None, trajectories: int = 200, traces: int = 20) -> None:
+    """Makes the page of a training's trajectories, and traces of some of them."""
+    from agent_r1.inspection.viewer import show
+
+    show(params.load(), run, out, trajectories=trajectories, traces=traces)
+
+
+@app.command("view", rich_help_panel=PANEL)
+def run_view(
     run: OneRun,
     seed: SeedOption = None,
     sweep: Sweep = None,
@@ -135,10 +162,7 @@ def view(
     traces: Annotated[int, Option(help="Of them in MLflow, at most; 0 for none.")] = 20,
 ) -> None:
     """Makes the page of a training's trajectories."""
-    from flows.view import view as stage
-
-    meant = RunId.named(run, seed, sweep or "")
-    run_stage(stage, run=meant, out=out, trajectories=trajectories, traces=traces)
+    run_stage(view, run=RunId.named(run, seed, sweep or ""), out=out, trajectories=trajectories, traces=traces)
 
 
 @app.command(rich_help_panel=PANEL)

@@ -66,13 +66,9 @@ def opened(settings: Params, policy: Policy, temperature: float) -> AbstractCont
 
 
 # Options that name a training: the fields of a `RunId`.
-OneRun = Annotated[
-    str, Option("--run", autocompletion=completed_runs, help="A name under runs: in params.yaml, or a variant of one.")
-]
-RunName = Annotated[
-    str | None,
-    Option("--run", autocompletion=completed_runs, help="A name under runs: in params.yaml, or a variant of one."),
-]
+_RUN = Option("--run", autocompletion=completed_runs, help="A name under runs: in params.yaml, or a variant of one.")
+OneRun = Annotated[str, _RUN]
+RunName = Annotated[str | None, _RUN]
 SeedOption = Annotated[int | None, Option(help="In place of the run's own; its outputs have folders of their own.")]
 Sweep = Annotated[Literal["ablations"] | None, Option(help="Of this sweep of params.yaml, with places of its own.")]
 
@@ -80,5 +76,9 @@ Sweep = Annotated[Literal["ablations"] | None, Option(help="Of this sweep of par
 Model = Annotated[
     str | None,
     Option(help="In place of --run: ppo-seed3, models:/agent_r1@champion, or a folder or hub id with a chat template."),
+]
+Served = Annotated[
+    str | None,
+    Option(metavar="URL", help="OpenAI-compatible, where --model is a name; its key: AGENT_R1_ENDPOINT_KEY."),
 ]
 Temperature = Annotated[float, Option(min=0.0, max=100.0, help="0 is greedy; trainings sample at 1.")]

@@ -21,9 +21,9 @@ from agent_r1.params.places import RunId
 from agent_r1.records import Prediction, Proof, Question, Trajectory
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.tracking import registry
+from flows.commands.look import view
 from flows.operation.register import register
 from flows.train import train
-from flows.view import view
 
 QUESTIONS = "data/prepared/questions.parquet"
 Inside = Callable[[Path], AbstractContextManager[None]]

@@ -21,13 +21,13 @@ from agent_r1.records import Prediction
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Version
+from flows.commands.look import view
 from flows.evaluate import EvaluationRequest, evaluate
 from flows.graph import StageFailed
 from flows.operation.deployments import Drifted, evaluation
 from flows.operation.promote import crown
 from flows.operation.register import register
 from flows.pipeline import run_command
-from flows.view import view
 
 ROOT = Path(__file__).parents[3]
 Inside = Callable[[Path], AbstractContextManager[None]]

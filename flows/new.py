@@ -1,0 +1,38 @@
+"""Own code and data, begun from a template in flows/templates: `agent-r1 new KIND NAME`."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from pathlib import Path
+from string import Template
+
+from agent_r1 import own_code, params
+from agent_r1.files import write_text
+from agent_r1.params.credit import LOGGED, RewardWeights
+from agent_r1.params.env import ToolsParams
+from agent_r1.params.prepare import BUILT_IN
+
+NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
+
+
+def begin(kind: str, name: str) -> str:
+    """Writes the files of a template under a name; returns their paths, and the commands that come next.
+
+    Raises ValueError, and writes nothing, for a name that cannot be used and for a file that exists.
+    """
+    settings = params.load()
+    if not NAME.fullmatch(name) or keyword.iskeyword(name):
+        raise ValueError(f"{name!r} is to name a module; take small letters, digits and _, a letter first")
+    ours = {BUILT_IN, "base", *settings.prepare.files, *settings.prepare.worlds, *ToolsParams.model_fields, *LOGGED}
+    if name in ours | RewardWeights.model_fields.keys() or own_code.is_taken(name):
+        raise ValueError(f"{name!r} is the name of something that is there; choose another, such as my_{name}")
+    template = Template((Path(__file__).with_name("templates") / f"{kind}.txt").read_text())
+    words = {"name": name, "Name": name.title().replace("_", ""), "runs": ", ".join(settings.repro_runs)}
+    _, *parts = re.split(r"^=== (.+)\n", template.substitute(words), flags=re.MULTILINE)
+    *files, (_, following) = zip(parts[::2], parts[1::2], strict=True)
+    if there := [path for path, _ in files if Path(path).exists()]:
+        raise ValueError(f"{there[0]} exists, and nothing is replaced; choose another name, or move it away")
+    for path, content in files:
+        write_text(Path(path), content)
+    return "\n".join([*(f"wrote {path}" for path, _ in files), "", following])

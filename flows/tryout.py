@@ -1,0 +1,57 @@
+"""Five episodes of a run, before it is trained or after: `agent-r1 try RUN`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agent_r1 import params
+from agent_r1.credit import own as own_rewards
+from agent_r1.credit.rewards import step_rewards
+from agent_r1.envs.kinds import require_playable
+from agent_r1.evaluation.protocols import open_exam
+from agent_r1.evaluation.transcript import LABEL, plain_text, transcript
+from agent_r1.harmless import harmless
+from agent_r1.learn.checkpoint import peek
+from agent_r1.learn.model import load_tokenizer
+from agent_r1.params.places import RunId
+from agent_r1.records import Question
+from agent_r1.rollout.chat import Chat
+from agent_r1.tables import read_rows
+from agent_r1.tools.toolbox import require_own
+from flows.policies import policy_at, policy_of
+from flows.terminal import counted
+
+
+def play(run: RunId, model: str, endpoint: str | None) -> Iterator[str]:
+    """Plays a run's first five training questions greedily; gives each episode with what it earns, and a line on all.
+
+    The run's own tools, rewards and limits hold. Without a model its latest policy plays, or the warm start. Sampling
+    is done in this process, and a server is asked once, so that a fault is seen at once.
+    """
+    settings = params.load()
+    credit, settings = settings.run(run).credit, settings.of(run)
+    server = settings.engine.server.model_copy(update={"retries": 0})
+    engine = settings.engine.model_copy(update={"kind": "transformers", "server": server})
+    limits = settings.env.model_copy(update={"order": "arrival" if endpoint else "rounds"})
+    settings = settings.model_copy(update={"engine": engine, "env": limits})
+    own = own_rewards.load(credit.rewards)
+    require_own(limits)
+    questions = [row for row in read_rows(settings.places.questions, Question) if row.split == "train"][:5]
+    require_playable(questions, limits)
+    word = model or (run if peek(settings.places.training(run) / "checkpoint") else "")
+    policy = policy_at(settings, endpoint, model) if endpoint else policy_of(settings, word)
+    tokenizer, asked = load_tokenizer(policy.path), {question.question_id: question for question in questions}
+    chat = Chat(tokenizer)
+    with open_exam("tool_call", questions, chat, settings) as exam, counted("playing", len(questions)) as over:
+        if policy.elsewhere:
+            played = exam.by_endpoint(*policy.elsewhere, over)
+        else:
+            played = exam.by_policy(policy.path, policy.updates, policy.beneath(settings), over)
+    played = own_rewards.state(own, played, asked, chat.decode, aborted_share=limits.aborted_share)
+    for each in played:
+        rewards, parts = step_rewards(each, credit, limits.max_tokens)
+        weights = {name: weight for name, weight in credit.rewards.weights.items() if weight}
+        terms = " + ".join(f"{name} {parts[name].sum():.3g} x {weight:g}" for name, weight in weights.items())
+        shown = transcript(each, asked[each.question_id], plain_text(tokenizer))
+        yield f"{shown}\n{'reward':<{LABEL}}{rewards.sum():.3g} = {terms}\n"
+    yield f"{harmless(policy.title)}: {sum(each.success for each in played):g} of {len(played)} right"
