@@ -44,7 +44,8 @@ from flows.stage import ALONE, EXIT_CODE_FILE, PARENT_TASK_RUN, TERMINATED, UNAV
 from flows.terminal import SideBySide, speak
 
 CACHED = "Cached"  # the state of a stage that was up to date
-PUSH = "Use `dvc push`"  # DVC's advice after every stage if there is a remote
+# Lines of DVC's after every stage: advice if there is a remote, and what the pipeline's own line says.
+UNSAID = ("Use `dvc push`", "Updating lock file")
 _LINE = re.compile(r"\d\d:\d\d:\d\d (?P<level>INFO|WARNING|ERROR) (?P<said>.*)")  # as `configure_logging` has it
 
 logger = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ def reproduce_all(file: str, pool: str = "") -> None:
     running: dict[Future[State[None]], str] = {}
     made, sent, faults, ready = set[str](), set[str](), list[Any](), list[str]()
     order.prepare()
-    with SideBySide() as beside:
+    with SideBySide(len(needs)) as beside:
         while order.is_active():
             ready = sorted([*ready, *order.get_ready()], key=lambda stage: -len(behind[stage]))
             for stage in [] if faults else [*ready]:
@@ -104,7 +105,10 @@ def reproduce_all(file: str, pool: str = "") -> None:
                 stage, state = running.pop(ended), ended.result()
                 if state.is_completed():
                     order.done(stage)
-                    made |= {stage} if state.name != CACHED else set()
+                    count = beside.count()
+                    if state.name != CACHED:
+                        made.add(stage)
+                        logger.info("stage %s is done: %s", stage, count)
                     continue
                 faults.append(state.result(raise_on_failure=False))
                 if running:  # perhaps for hours, in a pool
@@ -161,7 +165,7 @@ def _follow(stage: str, command: Sequence[str], beside: SideBySide, *, alone: bo
         ended_after(process, timeout_s, beside.over) as late,
     ):
         for line in filter(str.strip, process.stdout or ()):
-            if not line.startswith(PUSH):
+            if not line.startswith(UNSAID):
                 show(_passed_on(line.rstrip()))
         code = process.wait()
     if exit_code.exists():

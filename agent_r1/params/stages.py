@@ -162,7 +162,7 @@ Protocol = Literal[
     "tool_call",  # it acts in the environment of the runs
     "naive_rag",  # the passages that the question itself finds are in the prompt, and it answers once
     "closed_book",  # it answers once, with nothing to read
-    "gold_passages",  # the gold passages are in the prompt, and it answers once: no search could serve it better
+    "gold_passages",  # the gold passages are in the prompt, and it answers once: the best that search could do for it
     "random",  # not the policy but chance plays, with the same budget: the floor of a game
     "oracle",  # not the policy but a solver plays, by the same rules: the ceiling of a game
 ]

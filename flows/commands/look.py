@@ -27,7 +27,7 @@ from flows.commands.options import (
     opened,
 )
 from flows.stage import run_stage
-from flows.terminal import output
+from flows.terminal import show
 
 PANEL = "Look at what came of it"
 PATIENCE_S = 600.0  # with a served agent, for one answer
@@ -48,13 +48,14 @@ def results(sweep: Sweep = None) -> None:
     settings = params.load()
     page = settings.places.report(sweep or "") / "report.md"
     if not page.exists():
-        raise ValueError(f"{page} does not exist; the stage `report` writes it, at the end of `make repro`")
+        command = f"make {sweep or 'repro'}"
+        raise ValueError(f"{page} does not exist; the stage `report` writes it, at the end of `{command}`")
     _, about, *parts = harmless_lines(page.read_text()).split("\n\n")
     shown = [about, *(part for part in parts if part.startswith("|"))][:2]  # to the first table
     best = best_run(settings, sweep or "")
     agent = "the best run of the report" if best else "the untrained warm start"
     following = NEXT.format(page=page, agent=agent, words="".join(f" {word}" for word in best.words) if best else "")
-    output().print(Markdown("\n\n".join([*shown, following])))
+    show(Markdown("\n\n".join([*shown, following])))
 
 
 def best_run(settings: Params, sweep: str) -> RunId | None:
@@ -79,7 +80,7 @@ def compare(
     """Compares two evaluations."""
     from agent_r1.inspection.printed import compared, comparison_tables
 
-    output().print(comparison_tables(compared(params.load(), a, b, sweep=sweep or "", anyway=anyway)))
+    show(comparison_tables(compared(params.load(), a, b, sweep=sweep or "", anyway=anyway)))
 
 
 @app.command(rich_help_panel=PANEL)
@@ -178,9 +179,7 @@ def replay(
     replayed = stored.replay(
         settings, meant, compared, folder=folder, iterations=iterations or [], with_gradient=gradient
     )
-    console = output()
-    for part in replay_tables(replayed):
-        console.print(part)
+    show(*replay_tables(replayed))
 
 
 @app.command(rich_help_panel=PANEL)
@@ -195,8 +194,6 @@ def lineage(
     ],
 ) -> None:
     """Shows the origins of a model, or the models of data."""
-    from rich.console import Console
+    from flows.operation.lineage import lineage as found
 
-    from flows.operation.lineage import lineage as shown
-
-    shown(subject, Console())
+    show(*found(subject))

@@ -43,7 +43,7 @@ from agent_r1.tracking.store import address, locked
 from flows.pipeline import run_command
 from flows.policies import version_of
 from flows.processes import process_group, server_answers
-from flows.terminal import output, speak
+from flows.terminal import show, speak
 
 PROMOTION = "agent_r1-promotion"  # the limit under which one process at a time moves the champion
 Evaluate = Callable[[Sequence[str]], None]  # runs `agent-r1 evaluate` with these arguments to its end
@@ -189,8 +189,7 @@ def _run_evaluate(arguments: Sequence[str]) -> None:
 
 def promote_here(challenger: str, *, first: bool = False, anyway: bool = False) -> None:
     """Decides at a terminal, and prints."""
-    console = output()
     if first:
-        console.print(f"{crown(challenger).reference} is the champion")
+        show(f"{crown(challenger).reference} is the champion")
     elif decision := gate(challenger, _run_evaluate, anyway=anyway):
-        console.print(Markdown(decision_table(decision)))
+        show(Markdown(decision_table(decision)))
