@@ -34,8 +34,7 @@ DECIMALS = 4
 STRATA = {"hops": "number of hops", "kind": "kind of question"}  # in words, if the name is not enough
 
 NO_BOUND = (
-    " `gold_passages` is below it: that is the warm start, which answers at once. It bounds what a search could do for "
-    "that policy, not for a trained one."
+    " `gold_passages` is below it: that is the warm start, whose searches it bounds, and not those of a trained run."
 )
 
 AgentScores = Mapping[str, Mapping[str, float]]  # agent -> its scores, see `score`

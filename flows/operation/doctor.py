@@ -112,9 +112,7 @@ def compare_room(disk_gib: float, checkpoints_gib: list[float], free_gib: float,
     """Compares the disk with all checkpoints, in folders and DVC's cache, and the memory with the largest run."""
     disk_need = RESERVE_GIB + (CHECKPOINTS - 1) * sum(checkpoints_gib) + max(checkpoints_gib, default=0.0)
     disk = f"disk: {disk_gib:.1f} GiB free, about {disk_need:.1f} needed"
-    known_later = "the need of the runs is known after the warm start"
-    need = f"about {need_gib:.1f} needed by the largest run" if need_gib else known_later
-    memory = f"memory: {free_gib:.1f} GiB free, {need}"
+    memory = f"memory: {free_gib:.1f} GiB free, about {need_gib:.1f} needed by the largest run"
     if disk_gib < disk_need:
         raise ValueError(f"{disk}; `dvc gc --workspace` drops data that no version here names; or train fewer runs")
     if free_gib < need_gib:
@@ -290,16 +288,13 @@ def prefect() -> str:
 
 
 def found_by(check: Callable[[], str]) -> Finding:
-    """Runs a check. The message of a fault names the problem, and after `; ` the remedy.
-
-    A limit of time that was passed is a warning: a busy machine may be fit, and the exit code does not hang on others.
-    """
+    """Runs a check. The message of a fault names the problem, and after `; ` the remedy. Lateness is a warning."""
     try:
         return Finding(OK, check())
     except Exception as fault:  # any fault of a machine is for the doctor to show
         wrong, _, remedy = str(fault).partition("; ")
         kind = "" if isinstance(fault, ValueError | OSError) else f"{type(fault).__name__}: "
-        late = isinstance(fault, TimeoutError | subprocess.TimeoutExpired)
+        late = isinstance(fault, TimeoutError | subprocess.TimeoutExpired)  # a busy machine may be fit
         status = WARNING if late or isinstance(fault, Warned) else FAILED
         return Finding(status, f"{kind}{wrong}", remedy or (BUSY if late else "mend the cause that the message names"))
 

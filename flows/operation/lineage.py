@@ -77,7 +77,7 @@ def _origins(version: Version, places: Places) -> Tree:
     """A tree with a model above its origins."""
     model = version.descriptor
     tree, training = Tree(escape(_title(version))), training_of(model)
-    _add(tree, _head(version, places))
+    _grow(tree, "", _head(version, places))
     copy = f"{model.dvc_file} {model.dvc_hash}" if model.dvc_hash else "has no copy"
     data = {"questions": model.questions, "passages": model.passages, "index": model.index}
     _grow(tree, "files", [("folder", model.policy), ("DVC", copy)])
@@ -85,12 +85,10 @@ def _origins(version: Version, places: Places) -> Tree:
     _grow(tree, "data", [*data.items(), ("DVC", model.data_hash or "not known")])
     _grow(tree, "trajectories", trajectory_facts(model, training))
     if training:
-        code = [path for path in training.inputs if path.startswith(CODE)]
-        made = sorted((path, md5) for path, md5 in training.inputs.items() if path not in code)
-        lock = f"dvc.lock of {f'commit {training.commit}' if training.commit else 'the workspace'}"
-        _grow(
-            tree, f"made of, by {training.stage}", [*made, (f"{len(code)} files and folders of code,", f"see {lock}")]
-        )
+        made = sorted((path, md5) for path, md5 in training.inputs.items() if not path.startswith(CODE))
+        lock = f"see dvc.lock of {f'commit {training.commit}' if training.commit else 'the workspace'}"
+        code = f"{len(training.inputs) - len(made)} files and folders of code,"
+        _grow(tree, f"made of, by {training.stage}", [*made, (code, lock)])
     return tree
 
 
@@ -120,12 +118,9 @@ def _title(version: Version) -> str:
 
 
 def _grow(tree: Tree, branch: str, facts: Iterable[tuple[str, str]]) -> None:
-    _add(tree.add(escape(branch)), facts)
-
-
-def _add(tree: Tree, facts: Iterable[tuple[str, str]]) -> None:
+    grown = tree.add(escape(branch)) if branch else tree
     for name, value in facts:
-        tree.add(escape(f"{name} {value}".rstrip()), style="default")
+        grown.add(escape(f"{name} {value}".rstrip()), style="default")
 
 
 def training_of(model: Descriptor) -> Origin | None:
