@@ -55,7 +55,8 @@ from flows.stage import ALONE, EXIT_CODE_FILE, PARENT_TASK_RUN, TERMINATED, UNAV
 from flows.terminal import SideBySide, speak
 
 CACHED = "Cached"  # the state of a stage that was up to date
-PUSH = "Use `dvc push`"  # DVC's advice after every stage if there is a remote
+# Lines of DVC's after every stage: advice if there is a remote, and what the pipeline's own line says.
+UNSAID = ("Use `dvc push`", "Updating lock file")
 _LINE = re.compile(r"\d\d:\d\d:\d\d (?P<level>INFO|WARNING|ERROR) (?P<said>.*)")  # as `configure_logging` has it
 _COUNTED = re.compile(r"(?P<name>[^:]+): iteration .*; (?P<done>\d+) of (?P<of>\d+) done.*")
 NEWS_S = 5.0  # between two writings of a stage's progress
@@ -96,7 +97,7 @@ def reproduce_all(file: str, pool: str = "") -> None:
     running: dict[Future[State[None]], str] = {}
     made, sent, faults, ready = set[str](), set[str](), list[Any](), list[str]()
     order.prepare()
-    with SideBySide() as beside:
+    with SideBySide(len(needs)) as beside:
         while order.is_active():
             ready = sorted([*ready, *order.get_ready()], key=lambda stage: -len(behind[stage]))
             for stage in [] if faults else [*ready]:
@@ -117,7 +118,10 @@ def reproduce_all(file: str, pool: str = "") -> None:
                 stage, state = running.pop(ended), ended.result()
                 if state.is_completed():
                     order.done(stage)
-                    made |= {stage} if state.name != CACHED else set()
+                    count = beside.count()
+                    if state.name != CACHED:
+                        made.add(stage)
+                        logger.info("stage %s is done: %s", stage, count)
                     continue
                 faults.append(state.result(raise_on_failure=False))
                 if running:  # perhaps for hours, in a pool
@@ -175,7 +179,7 @@ def _follow(stage: str, command: Sequence[str], beside: SideBySide, *, alone: bo
     ):
         progress = Progress()
         for line in filter(str.strip, process.stdout or ()):
-            if not line.startswith(PUSH):
+            if not line.startswith(UNSAID):
                 show(said := _passed_on(line.rstrip()))
                 progress.tell(said)
         code = process.wait()

@@ -372,7 +372,7 @@ def log_path(part: str) -> Path:
 
 
 def await_health(process: subprocess.Popen[str], part: Supervised) -> None:
-    """Waits until a new server answers. Raises OSError if it ends, or does not answer in time."""
+    """Waits until a new server answers. Raises OSError if it ends, and TimeoutError if it does not answer in time."""
     deadline = time.monotonic() + STARTUP_S
     while process.poll() is None and time.monotonic() < deadline:
         try:
@@ -380,4 +380,5 @@ def await_health(process: subprocess.Popen[str], part: Supervised) -> None:
                 return
         except OSError:
             time.sleep(0.2)
-    raise OSError(f"the server at {part.health} did not come up, see {part.log}")
+    fault = TimeoutError if process.poll() is None else OSError
+    raise fault(f"the server at {part.health} did not come up, see {part.log}")

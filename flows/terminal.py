@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.logging import RichHandler
 from rich.progress import (
     BarColumn,
@@ -27,12 +30,16 @@ from rich.table import Column
 from agent_r1.harmless import harmless, harmless_lines, without_password
 
 TERMINAL = Console(stderr=True)  # one, so that log lines go above live ones
-WIDTH = 120  # of tables that are printed elsewhere than on a terminal
+UNLIMITED = 2**16  # columns, where nothing says how many there are
 
 
-def output() -> Console:
-    """Standard output for tables, as wide as its terminal, or `WIDTH` elsewhere."""
-    return Console(width=None if sys.stdout.isatty() else WIDTH)
+def show(*parts: RenderableType) -> None:
+    """Prints tables and text, as wide as the terminal or COLUMNS says; elsewhere no line is cut."""
+    console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else UNLIMITED)
+    with console.capture() as printed:
+        console.print(*parts, sep="\n")
+    for line in printed.get().splitlines():
+        sys.stdout.write(f"{line.rstrip()}\n")
 
 
 def live_lines(*columns: ProgressColumn, expand: bool = False) -> Progress:
@@ -55,12 +62,17 @@ def counted(label: str, total: int, done: int = 0) -> Iterator[Callable[..., Non
 
 
 class SideBySide:
-    """Stages that run side by side, each with a live line while this context lasts; its end is the end of all."""
+    """Stages that run side by side, each with a live line while this context lasts; its end is the end of all.
 
-    def __init__(self) -> None:
+    If they are `total` stages of a graph, a further line above says how many are done.
+    """
+
+    def __init__(self, total: int = 0) -> None:
         self.over = threading.Event()  # set once nothing is waited for any more
+        self._done, self._total, self._begun = 0, total, time.monotonic()
         said = TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True))
         self._lines = live_lines(SpinnerColumn(), said, TimeElapsedColumn(), expand=True)
+        self._of_all = self._lines.add_task(f"0 of {total} stages done", visible=bool(total))
 
     def __enter__(self) -> Self:
         self._lines.start()
@@ -69,6 +81,12 @@ class SideBySide:
     def __exit__(self, *_: object) -> None:
         self.over.set()
         self._lines.stop()
+
+    def count(self) -> str:
+        """Counts one more stage as done; gives the count, and the time of all, in words."""
+        self._done += 1
+        self._lines.update(self._of_all, description=f"{self._done} of {self._total} stages done")
+        return f"{self._done} of {self._total}, {timedelta(seconds=int(time.monotonic() - self._begun))} in all"
 
     @contextmanager
     def line(self, stage: str) -> Iterator[Callable[[str], None]]:

@@ -33,6 +33,10 @@ DRAWN = {SUCCESS: SAMPLED, "reward": "reward/total"}  # file -> metric
 DECIMALS = 4
 STRATA = {"hops": "number of hops", "kind": "kind of question"}  # in words, if the name is not enough
 
+NO_BOUND = (
+    " `gold_passages` is below it: that is the warm start, whose searches it bounds, and not those of a trained run."
+)
+
 AgentScores = Mapping[str, Mapping[str, float]]  # agent -> its scores, see `score`
 
 
@@ -54,12 +58,14 @@ def render(
     best = max(curves or scores, key=lambda name: scores[name][SUCCESS])
     final = {name: interval_of(row, SUCCESS) for name, row in scores.items()}
     word = words_of(questions).right
+    passed = baselines.get("gold_passages", 1.0) < scores[best][SUCCESS]
     learning_curves(folder / CURVES_PNG, curves, baselines, word)
     final_scores(folder / FINAL_PNG, final, list(curves), {}, word)
     parts = [
         "# Report",
         f"{len(scores)} agents, {scores[best]['questions']:.0f} test questions, greedy decoding. Brackets are 95 % "
-        f"bootstrap intervals over questions. Highest {word}: `{best}`, {_cell(scores[best], SUCCESS)}.",
+        f"bootstrap intervals over questions. Highest {word}: `{best}`, {_cell(scores[best], SUCCESS)}."
+        + (NO_BOUND if passed else ""),
         *warning(evaluations),
         *above_chance(final),
         f"![{word.capitalize()} on the test questions, per agent]({FINAL_PNG})",

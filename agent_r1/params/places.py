@@ -40,6 +40,11 @@ def tracking_folder() -> Path:
     return (Path(os.environ.get("DVC_ROOT") or project_root()) / ".tracking").resolve()
 
 
+def is_copy() -> bool:
+    """Whether this is the copy of the project in which DVC runs an experiment, and which goes when that ends."""
+    return "DVC_ROOT" in os.environ and not project_root().samefile(os.environ["DVC_ROOT"])
+
+
 @dataclass(frozen=True, slots=True)
 class RunId:
     """The name of a training: a run of params.yaml, and its differences from the run as it stands there."""

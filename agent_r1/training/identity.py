@@ -12,6 +12,7 @@ from agent_r1 import facts
 from agent_r1.facts import differences, differing, some
 from agent_r1.files import move_aside
 from agent_r1.params import Params, fingerprint
+from agent_r1.params.places import is_copy
 from agent_r1.params.sections import flatten, of_today
 from agent_r1.params.train import TrainParams
 
@@ -82,7 +83,10 @@ class Identity:
             reason = f"{folder} was trained by other code: {some(changed)}"
         if fresh or reason:
             target = move_aside(folder, aside)
-            logger.warning("%s; it was moved to %s", reason or f"{folder} is started over", target)
+            if is_copy():  # the project keeps its own
+                logger.info("%s; this experiment trains it anew", reason)
+            else:
+                logger.warning("%s; it was moved to %s", reason or f"{folder} is started over", target)
             return False
         if changed:
             logger.warning("%s: going on, though the code has changed: %s", folder, some(changed))

@@ -33,11 +33,11 @@ from agent_r1.training.questions import (
     validation_scores,
 )
 from agent_r1.training.watch import (
+    Account,
     Record,
     RunDecision,
     Unrecorded,
     Verdict,
-    account,
     announce,
     as_it_trains,
     judge,
@@ -60,6 +60,7 @@ def iterate(
     config, folder, record = training.config, training.folder, record or Unrecorded()
     verbs = (training.rollout, training.credit, training.update, training.conclude, training.validate)
     rollout, credit, update, conclude, validate = (as_task(timed(verb)) for verb in verbs)
+    account = Account(config, training.success, folder.history())
     while leaves_work(folder):
         iteration = folder.finished
         if awaits_validation(folder):
@@ -76,7 +77,7 @@ def iterate(
         metrics |= verdict.metrics
         folder.record(iteration, metrics)
         record.log(metrics, step=iteration)
-        logger.info("%s", account([*folder.history(), metrics], config.iterations, training.success))
+        logger.info("%s", account.line([*folder.history(), metrics]))
         announce(verdict, record, iteration)
         concluded = conclude(iteration, verdict)
         if folder.finished > iteration:  # unless the run went back

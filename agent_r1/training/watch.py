@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 import logging
+import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -196,27 +198,46 @@ def announce(verdict: Verdict, record: Record, iteration: int) -> None:
         record.rewind()
 
 
-def account(history: Sequence[Mapping[str, float]], iterations: int, success: str) -> str:
-    """The last iteration as one line: the worth of its rollouts, its time, and the time that is left.
+class Account:
+    """Tells of every iteration: the worth of its rollouts, its time, and the time that is left.
 
-    `success` is the environment's word for it. The time left supposes iterations like the last `RECENT`.
+    Iterations are taken to go on like the last `RECENT` of this process, by the clock, with all that lies between their
+    verbs. Validations come on top, each as long as the last one, or before the first as long as a rollout.
     """
-    last, finished = history[-1], len(history)
-    recent = [sum(value for name, value in each.items() if name.startswith("time/")) for each in history[-RECENT:]]
-    left = (iterations - finished) * sum(recent) / len(recent)
-    return (
-        f"iteration {finished - 1}: {success} {last['rollout/success']:.3f}, return {last['reward/total']:.3f}, "
-        f"rollout {duration(last['time/rollout_s'])}, update {duration(last['time/update_s'])}; "
-        f"{finished} of {iterations} done{f', about {duration(left)} left' if left else ''}"
-    )
+
+    def __init__(self, config: TrainParams, success: str, history: Sequence[Mapping[str, float]]) -> None:
+        """`success` is the environment's word for it; `history` is that of earlier processes."""
+        self._config, self._success = config, success
+        self._recent = deque[float](maxlen=RECENT)  # seconds
+        self._until, self._validated = time.perf_counter(), _validations(history)
+
+    def line(self, history: Sequence[Mapping[str, float]]) -> str:
+        """Tells of the last iteration of a history, which has just ended."""
+        now, validated, last = time.perf_counter(), _validations(history), history[-1]
+        self._recent.append(now - self._until - sum(validated[len(self._validated) :]))
+        self._until, self._validated = now, validated
+        finished, iterations, every = len(history), self._config.iterations, self._config.validation.every
+        left = (iterations - finished) * sum(self._recent) / len(self._recent)
+        if every:  # the policy of this iteration waits for its validation
+            awaited = -(-iterations // every) - (finished - 1) // every
+            left += awaited * (validated[-1] if validated else last["time/rollout_s"])
+        return (
+            f"iteration {finished - 1}: {self._success} {last['rollout/success']:.3f}, "
+            f"return {last['reward/total']:.3f}, rollout {duration(last['time/rollout_s'])}, "
+            f"update {duration(last['time/update_s'])}; "
+            f"{finished} of {iterations} done{f', about {duration(left)} left' if left else ''}"
+        )
+
+
+def _validations(history: Sequence[Mapping[str, float]]) -> list[float]:
+    """The seconds that each validation took."""
+    return [each["time/validate_s"] for each in history if "time/validate_s" in each]
 
 
 def duration(seconds: float) -> str:
-    """At most two digits of seconds or of minutes, else hours: `12 s`, `95 min`, `31 h`."""
-    for unit, size in (("h", 3600), ("min", 60)):
-        if seconds >= 99.5 * size / 60:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
+    """Two digits of seconds or of minutes, else hours: `1.2 s`, `95 min`, `31 h`."""
+    size, unit = (1, "s") if seconds < 99.5 else (60, "min") if seconds < 99.5 * 60 else (3600, "h")
+    return f"{seconds / size:.{int(seconds / size < 9.95)}f} {unit}"
 
 
 def reseeded(seed: int, rollbacks: int) -> int:

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Annotated, Literal
 
+from rich.text import Text
 from typer import Argument, Option
 
 from agent_r1 import params
@@ -14,7 +15,7 @@ from agent_r1.params.places import RunId
 from agent_r1.params.stages import Baseline, Protocol
 from flows.commands.options import Model, OneRun, RunName, SeedOption, Served, Sweep, acting, app, completed_overlays
 from flows.stage import report_to_own_server, run_stage
-from flows.terminal import output
+from flows.terminal import show
 
 PANEL = "Run the graph"
 
@@ -176,4 +177,4 @@ def new(
     """Begins a tool, reward, world or data set of your own."""
     from flows.new import begin
 
-    output().print(begin(kind, name), markup=False, highlight=False, soft_wrap=True)
+    show(Text(begin(kind, name), no_wrap=True, overflow="ignore"))

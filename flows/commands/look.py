@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+from rich.text import Text
 from typer import Argument, Option
 
 from agent_r1 import params
@@ -28,7 +29,7 @@ from flows.commands.options import (
     opened,
 )
 from flows.stage import run_stage
-from flows.terminal import output
+from flows.terminal import show
 
 PANEL = "Look at what came of it"
 PATIENCE_S = 600.0  # with a served agent, for one answer
@@ -49,13 +50,14 @@ def results(sweep: Sweep = None) -> None:
     settings = params.load()
     page = settings.places.report(sweep or "") / "report.md"
     if not page.exists():
-        raise ValueError(f"{page} does not exist; the stage `report` writes it, at the end of `make repro`")
+        command = f"make {sweep or 'repro'}"
+        raise ValueError(f"{page} does not exist; the stage `report` writes it, at the end of `{command}`")
     _, about, *parts = harmless_lines(page.read_text()).split("\n\n")
     shown = [about, *(part for part in parts if part.startswith("|"))][:2]  # to the first table
     best = best_run(settings, sweep or "")
     agent = "the best run of the report" if best else "the untrained warm start"
     following = NEXT.format(page=page, agent=agent, words="".join(f" {word}" for word in best.words) if best else "")
-    output().print(Markdown("\n\n".join([*shown, following])))
+    show(Markdown("\n\n".join([*shown, following])))
 
 
 def best_run(settings: Params, sweep: str) -> RunId | None:
@@ -80,7 +82,7 @@ def compare(
     """Compares two evaluations."""
     from agent_r1.inspection.printed import compared, comparison_tables
 
-    output().print(comparison_tables(compared(params.load(), a, b, sweep=sweep or "", anyway=anyway)))
+    show(comparison_tables(compared(params.load(), a, b, sweep=sweep or "", anyway=anyway)))
 
 
 @app.command(rich_help_panel=PANEL)
@@ -142,7 +144,7 @@ def try_run(
         raise ValueError("--endpoint is where --model NAME acts; give its name")
     logging.getLogger("agent_r1").setLevel(logging.WARNING)  # it has a line per engine
     for shown in play(RunId.parse(run), model or "", endpoint):
-        output().print(shown, markup=False, highlight=False, soft_wrap=True)
+        show(Text(shown, no_wrap=True, overflow="ignore"))
 
 
 def view(run: RunId, out: Path | None = None, trajectories: int = 200, traces: int = 20) -> None:
@@ -202,9 +204,7 @@ def replay(
     replayed = stored.replay(
         settings, meant, compared, folder=folder, iterations=iterations or [], with_gradient=gradient
     )
-    console = output()
-    for part in replay_tables(replayed):
-        console.print(part)
+    show(*replay_tables(replayed))
 
 
 @app.command(rich_help_panel=PANEL)
@@ -219,8 +219,6 @@ def lineage(
     ],
 ) -> None:
     """Shows the origins of a model, or the models of data."""
-    from rich.console import Console
+    from flows.operation.lineage import lineage as found
 
-    from flows.operation.lineage import lineage as shown
-
-    shown(subject, Console())
+    show(*found(subject))

@@ -52,8 +52,8 @@ def export(
 
 @app.command(rich_help_panel=PANEL)
 def doctor(
-    checks: Annotated[list[str] | None, Argument(metavar="[CHECK]...", help="All, or some by name.")] = None,
-    engine: Annotated[bool, Option("--engine", help="This one alone, with all that the engine says.")] = False,
+    checks: Annotated[list[str] | None, Argument(metavar="CHECK", help="versions, room, ...; all without one.")] = None,
+    engine: Annotated[bool, Option("--engine", help="The engine's check alone, with all that it says.")] = False,
 ) -> None:
     """Checks whether this machine is fit, with remedies."""
     from flows.operation.doctor import doctor as examined

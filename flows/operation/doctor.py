@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import shutil
 import stat
+import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +22,6 @@ from uuid import UUID
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -35,6 +36,7 @@ from agent_r1.tracking.store import require_store, store_file
 from flows.dvc_files import ask_dvc, complaint
 from flows.operation.serving import ANSWER_S, claim, require_server
 from flows.processes import HOST, ended_after, own_folder, prefect_server, process_group
+from flows.terminal import counted, show
 
 CODE = Path(__file__).parents[2]
 INSTALL = "remove .venv, and `make` installs the pinned packages; on CUDA pip install -e .[gpu,dev]"
@@ -46,6 +48,7 @@ REMOTE_TIMEOUT_S = 60.0
 RESERVE_GIB = 1.0  # of disk: data, indexes, rows, MLflow and Prefect at the built-in scale
 CHECKPOINTS = 3  # of a run at once, at most: the latest, the one that is being written, and a good one or DVC's copy
 ENGINE_TIMEOUT_S = 150.0
+BUSY = "ask again once nothing else runs here"
 OK, WARNING, FAILED = "ok", "warning", "failed"
 COLOURS = {OK: "green", WARNING: "yellow", FAILED: "red"}
 
@@ -160,9 +163,11 @@ def engine() -> str:
         code = process.wait()
     if not code:
         return f"{settings.kind} loaded a tiny model and sampled from it"
-    wrong = f"no answer within {ENGINE_TIMEOUT_S:.0f} s" if late.is_set() else f"its process ended with {code}"
-    remedy = f"{INSTALL}; `engine.kind: transformers` does without vLLM; `{' '.join(command[1:])}` shows all"
-    raise ValueError(f"{settings.kind}: {wrong}: {said[-1] if said else 'no word'}; {remedy}")
+    last, remedy = said[-1] if said else "no word", "`agent-r1 doctor --engine` shows all that it says"
+    if late.is_set():
+        raise TimeoutError(f"{settings.kind}: no answer within {ENGINE_TIMEOUT_S:.0f} s: {last}; {BUSY}; {remedy}")
+    remedy = f"{remedy}; {INSTALL}; `engine.kind: transformers` does without vLLM"
+    raise ValueError(f"{settings.kind}: its process ended with {code}: {last}; {remedy}")
 
 
 def engine_servers(urls: Sequence[str]) -> str:
@@ -300,14 +305,15 @@ def prefect() -> str:
 
 
 def found_by(check: Callable[[], str]) -> Finding:
-    """Runs a check. The message of a fault names the problem, and after `; ` the remedy."""
+    """Runs a check. The message of a fault names the problem, and after `; ` the remedy. Lateness is a warning."""
     try:
         return Finding(OK, check())
     except Exception as fault:  # any fault of a machine is for the doctor to show
         wrong, _, remedy = str(fault).partition("; ")
         kind = "" if isinstance(fault, ValueError | OSError) else f"{type(fault).__name__}: "
-        status = WARNING if isinstance(fault, Warned) else FAILED
-        return Finding(status, f"{kind}{wrong}", remedy or "mend the cause that the message names")
+        late = isinstance(fault, TimeoutError | subprocess.TimeoutExpired)  # a busy machine may be fit
+        status = WARNING if late or isinstance(fault, Warned) else FAILED
+        return Finding(status, f"{kind}{wrong}", remedy or (BUSY if late else "mend the cause that the message names"))
 
 
 _IN_ORDER = (code, versions, parameters, room, ranks, engine, ports, prefect, store, dvc, dvc_cache, registered, aside)
@@ -332,9 +338,12 @@ def doctor(checks: Sequence[str] = (), *, engine: bool = False) -> None:
         return
     if unknown := [name for name in checks if name not in CHECKS]:
         raise ValueError(f"there is no check {unknown[0]!r}; there are {', '.join(CHECKS)}")
-    console = Console()
-    with console.status("examining, about a minute"):
-        findings = {name: found_by(check) for name, check in CHECKS.items() if name in (checks or CHECKS)}
-    console.print(table(findings))
+    logging.getLogger("flows").setLevel(logging.WARNING)  # a server for a moment has a line of its own
+    asked, findings = [name for name in CHECKS if name in (checks or CHECKS)], dict[str, Finding]()
+    with counted("doctor", len(asked)) as count:
+        for name in asked:
+            count(name, len(findings))
+            findings[name] = found_by(CHECKS[name])
+    show(table(findings))
     if any(found.status == FAILED for found in findings.values()):
         sys.exit(1)

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
-from rich.console import Console
 from rich.markup import escape
 from rich.tree import Tree
 
 from agent_r1 import params
+from agent_r1.evaluation.comparison import latest_folder
+from agent_r1.evaluation.scores import SUCCESS
 from agent_r1.files import sha256
 from agent_r1.params.places import Places, registered_training
 from agent_r1.tracking import registry
@@ -27,6 +28,7 @@ from flows.dvc_files import kept
 WORKSPACE = ""  # in place of a commit
 LOCKS = ("dvc.lock", "ablations/dvc.lock")
 CACHE = Path(".dvc/cache/files/md5")
+CODE = ("agent_r1/", "flows/")
 HASH = re.compile(r"[0-9a-f]{6,64}(\.dir)?")
 
 
@@ -41,43 +43,52 @@ class Origin:
     inputs: dict[str, str]  # path -> md5 of its inputs, code included
 
 
-def lineage(subject: str, console: Console) -> None:
-    """Prints the origins of a model, by reference or label, or the models of data that `data_of` finds."""
+def lineage(subject: str) -> list[Tree]:
+    """The origins of a model, by reference or label, or the models of data that `data_of` finds."""
+    settings = params.load()
     if subject.startswith(SCHEME):
-        console.print(_origins(registry.find(subject)))
-        return
-    known = registry.versions(params.load().places.model)
+        return [_origins(registry.find(subject), settings.places)]
+    known = registry.versions(settings.places.model)
     if models := [each for each in known if subject == each.descriptor.label]:
-        console.print(*map(_origins, models), sep="")
-        return
-    name, hashes = data_of(subject, known, params.load().places)
+        return [_origins(each, settings.places) for each in models]
+    name, hashes = data_of(subject, known, settings.places)
     trained = [each for each in known if hashes <= _hashes_of(each.descriptor)]
     tree = Tree(escape(name))
-    _grow(tree, "hashes", ((each, "") for each in sorted(hashes)))
     below = tree.add(f"{len(trained)} models were trained on it" if trained else "no model was trained on it")
     for version in trained:
-        made = version.descriptor
-        facts = [("policy", made.policy_hash), ("commit", made.git_commit), ("MLflow run", made.mlflow_run_id)]
-        _grow(below, _title(version), facts)
-    console.print(tree)
+        _grow(below, _title(version), _head(version, settings.places))
+    _grow(tree, "hashes", ((each, "") for each in sorted(hashes)))
+    return [tree]
 
 
-def _origins(version: Version) -> Tree:
+def _head(version: Version, places: Places) -> Iterator[tuple[str, str]]:
+    """The facts of a model that a reader asks for first."""
+    model, evaluated = version.descriptor, latest_folder(version, places)
+    yield "policy", f"{model.policy_hash}, after {model.policy_version} updates"
+    if evaluated:
+        found = json.loads((evaluated / "scores.json").read_text())
+        yield "score", f"{SUCCESS} {found[SUCCESS]:.3f} on {found['questions']} questions, in {evaluated}"
+    sweep = f", sweep {model.sweep}" if model.sweep else ""
+    yield "run", f"{model.run}, seed {model.seed}{sweep}; all parameters in MLflow run {model.mlflow_run_id}"
+    yield "commit", model.git_commit or "not known"
+
+
+def _origins(version: Version, places: Places) -> Tree:
     """A tree with a model above its origins."""
     model = version.descriptor
     tree, training = Tree(escape(_title(version))), training_of(model)
+    _grow(tree, "", _head(version, places))
     copy = f"{model.dvc_file} {model.dvc_hash}" if model.dvc_hash else "has no copy"
-    policy = {"folder": model.policy, "sha256": model.policy_hash, "updates": str(model.policy_version), "DVC": copy}
-    config = {"run": model.run, "seed": str(model.seed), "sweep": model.sweep or "none", "fingerprint": model.config}
-    config |= {"prompt": model.prompt, "all parameters": f"MLflow run {model.mlflow_run_id}"}
     data = {"questions": model.questions, "passages": model.passages, "index": model.index}
-    _grow(tree, "policy", policy.items())
-    _grow(tree, "config", config.items())
-    _grow(tree, "commit", [(model.git_commit or "not known", "")])
+    _grow(tree, "files", [("folder", model.policy), ("DVC", copy)])
+    _grow(tree, "config", [("fingerprint", model.config), ("prompt", model.prompt)])
     _grow(tree, "data", [*data.items(), ("DVC", model.data_hash or "not known")])
     _grow(tree, "trajectories", trajectory_facts(model, training))
     if training:
-        _grow(tree, f"made of, by {training.stage}", sorted(training.inputs.items()))
+        made = sorted((path, md5) for path, md5 in training.inputs.items() if not path.startswith(CODE))
+        lock = f"see dvc.lock of {f'commit {training.commit}' if training.commit else 'the workspace'}"
+        code = f"{len(training.inputs) - len(made)} files and folders of code,"
+        _grow(tree, f"made of, by {training.stage}", [*made, (code, lock)])
     return tree
 
 
@@ -107,7 +118,7 @@ def _title(version: Version) -> str:
 
 
 def _grow(tree: Tree, branch: str, facts: Iterable[tuple[str, str]]) -> None:
-    grown = tree.add(escape(branch))
+    grown = tree.add(escape(branch)) if branch else tree
     for name, value in facts:
         grown.add(escape(f"{name} {value}".rstrip()), style="default")
 

@@ -27,6 +27,7 @@ from prefect.flow_runs import suspend_flow_run
 from prefect.input import RunInput
 from prefect.states import Completed
 from rich.markdown import Markdown
+from rich.text import Text
 
 from agent_r1 import params, tracking
 from agent_r1.evaluation.comparison import (
@@ -49,7 +50,7 @@ from flows.dvc_files import kept
 from flows.pipeline import artifact_key, run_command
 from flows.policies import bring_back, version_of
 from flows.processes import process_group, server_answers
-from flows.terminal import output, speak
+from flows.terminal import show, speak
 
 ARTIFACT = MODELS / f"{CHAMPION}.dvc"  # the champion, for `dvc artifacts get`
 PROMOTION = "agent_r1-promotion"  # the limit under which one process at a time moves the champion
@@ -243,11 +244,10 @@ def _run_evaluate(arguments: Sequence[str]) -> None:
 
 def promote_here(challenger: str, *, first: bool = False, anyway: bool = False, tag: bool = False) -> None:
     """Decides at a terminal, and prints; a champion may be tagged, or else the command is printed that does it."""
-    console = output()
     if first:
-        console.print(f"{crown(challenger).reference} is the champion")
+        show(f"{crown(challenger).reference} is the champion")
     elif decision := gate(challenger, _run_evaluate, anyway=anyway):
-        console.print(Markdown(decision_table(decision)))
+        show(Markdown(decision_table(decision)))
     champion = version_of(challenger, params.load())
     if not champion.is_champion or not (command := _tagging(champion)):
         return
@@ -255,4 +255,4 @@ def promote_here(challenger: str, *, first: bool = False, anyway: bool = False, 
         wrong = " ".join((done.stderr or done.stdout).split())
         raise ValueError(f"git could not tag {champion.reference}: {wrong}; mend that, and promote it again with --tag")
     said = "tagged; `git push --follow-tags` shares it" if tag else "--tag makes it an artifact of DVC's, by"
-    console.print(f"{said}:\n{command}", soft_wrap=True, markup=False)
+    show(Text(f"{said}:\n{command}", no_wrap=True, overflow="ignore"))

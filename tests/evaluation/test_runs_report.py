@@ -108,6 +108,14 @@ def test_the_summary_is_about_the_runs_where_an_upper_bound_is_higher(
     assert "Highest exact match: `base_tool_call`, 0.250 [" in rendered(evaluations, trained)
 
 
+def test_an_upper_bound_that_is_passed_says_whose_it_is(evaluations: list[Evaluation], rendered: Any) -> None:
+    ppo, base, _ = evaluations
+    said = "`gold_passages` is below it: that is the warm start"
+    assert said in rendered([ppo, dataclasses.replace(base, name="gold_passages")], CURVES)
+    above = [dataclasses.replace(ppo, name="gold_passages"), dataclasses.replace(base, name="ppo")]
+    assert said not in rendered(above, CURVES)
+
+
 def test_differences_are_paired_and_signed(page: str) -> None:
     # ppo less base: right on q1 and q2 where base is not, 2 of 4; and the other way round.
     assert "| agent | less `ppo` | less `base_tool_call` |" in page

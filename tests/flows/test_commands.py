@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.main import get_command
@@ -122,6 +123,15 @@ def test_the_results_lead_to_the_best_run(
             write_text(places.evaluation(label, sweep) / "scores.json", json.dumps({"success": success}))
         results("ablations" if sweep else None)
     assert capsys.readouterr().out.splitlines()[-1].strip(" •") == line
+
+
+@pytest.mark.parametrize(("sweep", "command"), [(None, "make repro"), ("ablations", "make ablations")])
+def test_results_that_are_not_there_yet_name_the_command_that_makes_them(
+    sweep: Any, command: str, tmp_path: Path, write_params: Callable[..., None], inside: Any
+) -> None:
+    write_params(tmp_path, {})
+    with inside(tmp_path), pytest.raises(ValueError, match=f"at the end of `{command}`"):
+        results(sweep)
 
 
 def shown_in_the_docs() -> list[str]:

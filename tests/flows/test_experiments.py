@@ -25,6 +25,7 @@ stages:
       python -c "import os, pathlib as p;
       p.Path('scores.json').write_text('{\\"name\\": \\"' + os.environ.get('DVC_EXP_NAME', '') + '\\"}')"
     params: [train.update.learning_rate]
+    deps: [data/rows]
     metrics: [{scores.json: {cache: false}}]
 plots:
   - success of the sampled episodes: {x: iteration, y: {curve.json: [ppo, grpo]}, template: runs}
@@ -36,6 +37,8 @@ def repository(tmp_path: Path) -> Path:
     """A git repository with a graph of one stage, which was run, and one file that is staged."""
     shutil.copy(ROOT / "params.yaml", tmp_path)
     (tmp_path / "dvc.yaml").write_text(GRAPH)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/rows").touch()
     (tmp_path / ".dvc").mkdir()
     for name in ("config", ".gitignore"):
         shutil.copy(ROOT / ".dvc" / name, tmp_path / ".dvc" / name)
@@ -58,15 +61,24 @@ def shell(folder: Path, command: str) -> str:
 
 def test_an_experiment_has_its_name_and_leaves_staged_files_as_they_were(repository: Path) -> None:
     documented = (ROOT / "docs/tracking.md").read_text()
-    run, queue, apply = (
+    run, queue, show, apply = (
         re.findall(pattern, documented, re.MULTILINE)[0]
-        for pattern in (r"^dvc exp run --temp[^#]*", r"^dvc exp run --queue[^#]*", r"^index=.*dvc exp apply.*$")
+        for pattern in (
+            r"^dvc exp run --temp[^#]*",
+            r"^dvc exp run --queue[^#]*",
+            r"^dvc exp show[^#]*",
+            r"^index=.*dvc exp apply.*$",
+        )
     )
     for command in (run, queue, apply):
         shell(repository, command)
         assert shell(repository, "git diff --cached --name-only") == "staged\n", command
     assert (repository / "scores.json").read_text() == '{"name": "slow"}'
-    assert "learning_rate: 0.0001" in shell(repository, "dvc exp show --only-changed --csv; cat params.yaml")
+    assert "learning_rate: 0.0001" in shell(repository, "cat params.yaml")
+    (repository / "data/rows").write_text("other")
+    shown = shell(repository, f"dvc repro -q; {show} --csv").splitlines()[0]
+    assert "train.update.learning_rate" in shown
+    assert "data/rows" not in shown, "a column of hashes"
 
 
 def test_a_page_of_plots_overlays_two_revisions_without_a_network(repository: Path) -> None:

@@ -167,9 +167,17 @@ def states(run_flow: Flow[..., None]) -> dict[str, str]:
     raise AssertionError(found)
 
 
-def test_stages_run_in_dvcs_order_and_are_cached_afterwards(prefect_api: str, project: Path) -> None:
-    assert states(pipeline) == {"prepare": "Completed", "index": "Completed"}
+def test_stages_run_in_dvcs_order_and_are_cached_afterwards(
+    prefect_api: str, project: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="flows.pipeline"):
+        assert states(pipeline) == {"prepare": "Completed", "index": "Completed"}
+    done = [each.partition(", ")[0] for each in caplog.messages if " is done: " in each]
+    assert done == ["stage prepare is done: 1 of 2", "stage index is done: 2 of 2"]
+    assert "Updating lock file" not in caplog.text
     assert (project.parent / "order.txt").read_text() == "prepare\nindex\n"
+    (project / "prepared.txt").write_text("2")
+    (project / "index.txt").unlink()
     assert states(pipeline) == {"prepare": "Cached", "index": "Cached"}
     assert (project.parent / "order.txt").read_text() == "prepare\nindex\n"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import logging
 import os
 import shutil
 import signal
@@ -159,6 +160,22 @@ def test_making_room_for_another_run_moves_the_old_one_aside(
     assert read_start(path) == OTHER_RUN
     assert "is another run's: train.credit.lam 0.99 -> 0.95" in caplog.text
     assert f"it was moved to {kept}" in caplog.text
+
+
+def test_in_a_copy_of_the_project_nobody_is_sent_to_what_made_room(
+    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """DVC runs an experiment in a copy, and then removes it with all that lies aside there."""
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    (copy / "params.yaml").touch()
+    monkeypatch.chdir(copy)
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+    with caplog.at_level(logging.INFO, logger="agent_r1"):
+        assert taken_up(path, OTHER_RUN, replace=True).finished == 0
+    assert "this experiment trains it anew" in caplog.text
+    assert "aside" not in caplog.text
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
 
 
 def assert_refused_whole(path: Path, message: str) -> None:

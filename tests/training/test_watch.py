@@ -17,11 +17,11 @@ from agent_r1.params.places import RunId
 from agent_r1.params.train import TrainParams
 from agent_r1.params.update import CanaryTolerance
 from agent_r1.training.watch import (
+    Account,
     RunDecision,
     StaleWeightsError,
     Unrecorded,
     Verdict,
-    account,
     announce,
     as_it_trains,
     duration,
@@ -31,14 +31,47 @@ from agent_r1.training.watch import (
 )
 
 
-def test_a_finished_iteration_is_one_line() -> None:
-    slow = {"rollout/success": 0.5, "reward/total": 0.25, "time/rollout_s": 14.2, "time/update_s": 31.0, "tool/s": 9.0}
-    quick = {**slow, "rollout/success": 0.6375, "time/rollout_s": 4.2, "time/update_s": 1.0}
-    line = "iteration 1: exact match 0.637, return 0.250, rollout 4 s, update 1 s; 2 of 20 done, about 8 min left"
-    assert account([slow, quick], 20, "exact match") == line  # 18 x (45.2 + 5.2) / 2 = 454 s
-    assert account([slow] * 6 + [quick] * 5, 11, "solved").endswith("update 1 s; 11 of 11 done")
-    assert "; 11 of 12 done, about 5 s left" in account([slow] * 6 + [quick] * 5, 12, "solved")
-    assert [duration(seconds) for seconds in (0.4, 99, 100, 5900, 6000)] == ["0 s", "99 s", "2 min", "98 min", "2 h"]
+def told(monkeypatch: pytest.MonkeyPatch, clock: list[float], rows: list[dict[str, float]], every: int) -> list[str]:
+    """The lines of a run of 20 iterations, at the readings of a clock that starts with the process.
+
+    It goes on after the rows that are one more than there are readings.
+    """
+    plain = config()
+    validation = plain.validation.model_copy(update={"every": every})
+    settings = plain.model_copy(update={"iterations": 20, "validation": validation})
+    monkeypatch.setattr("agent_r1.training.watch.time.perf_counter", iter(clock).__next__)
+    before = len(rows) - len(clock) + 1
+    account = Account(settings, "exact match", rows[:before])
+    return [account.line([*rows[:number], ROW]) for number in range(before, len(rows))]
+
+
+ROW = {"rollout/success": 0.6375, "reward/total": 0.25, "time/rollout_s": 14.2, "time/update_s": 31.0, "tool/s": 9.0}
+
+
+def test_a_finished_iteration_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the clock iterations take 50 s, though their verbs took 45."""
+    line = "iteration 1: exact match 0.637, return 0.250, rollout 14 s, update 31 s; 2 of 20 done, about 15 min left"
+    assert told(monkeypatch, [100.0, 150.0, 200.0], [ROW, ROW], every=0)[-1] == line  # 18 x 50 = 900 s
+    assert told(monkeypatch, [100.0, 150.0], [ROW] * 20, every=0)[-1].endswith("update 31 s; 20 of 20 done")
+    assert [duration(seconds) for seconds in (0.42, 9.96, 99, 100, 5900, 6000)] == [
+        "0.4 s", "10 s", "99 s", "1.7 min", "98 min", "1.7 h"
+    ]  # fmt: skip
+
+
+def test_the_time_that_is_left_falls_with_every_iteration_and_counts_validations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Iterations of 6 s, and after every fourth a validation of 8 s: the clock of the next one has it."""
+    validated = ROW | {"time/validate_s": 8.0}
+    rows = [validated if (number + 1) % 4 == 0 else ROW for number in range(19)]
+    clock = [0.0, *(6.0 * done + 8.0 * ((done - 1) // 4) for done in range(1, 20))]
+    lines = told(monkeypatch, clock, rows, every=4)
+    left = [line.partition("about ")[2] for line in lines]
+    # 16 x 6 + 5 x 14.2, before any validation; then 15 x 6 + 4 x 8, 14 x 6 + 4 x 8, ...
+    assert left[3:7] == ["2.8 min left", "2.0 min left", "1.9 min left", "1.8 min left"]
+    assert left[-1] == "14 s left"  # 6 + 8, for the last policy is validated too
+    resumed = told(monkeypatch, [0.0, 6.0], [*rows[:4], ROW], every=4)
+    assert resumed[0].endswith("about 2.0 min left"), "an earlier process validated"
 
 
 CALM = {"reward/total": 0.5, "reward/max": 1.0, "reward/std": 0.5, "rollout/surprisal": 0.3}

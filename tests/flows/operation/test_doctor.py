@@ -74,6 +74,7 @@ def add_remote(project: Path, **settings: str) -> None:
         (KeyError("a"), Finding(FAILED, "KeyError: 'a'", "mend the cause that the message names")),
         (ValueError("port 5 is taken; choose another"), Finding(FAILED, "port 5 is taken", "choose another")),
         (Warned("nearly full; free some; or all"), Finding(WARNING, "nearly full", "free some; or all")),
+        (TimeoutError("no answer"), Finding(WARNING, "no answer", "ask again once nothing else runs here")),
     ],
 )
 def test_a_fault_of_a_check_is_a_finding_with_a_remedy(fault: Exception, finding: Finding) -> None:
@@ -212,10 +213,13 @@ def test_an_engine_samples_does_not_start_or_hangs(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(project), str(ROOT)]))
     refused = found("engine")
     assert refused.message == "transformers: its process ended with 1: ImportError: libtorch.so: cannot open"
-    assert "`-m flows doctor --engine` shows all" in refused.remedy
+    assert "`agent-r1 doctor --engine` shows all" in refused.remedy
+    assert refused.status == FAILED
     (project / "torch.py").write_text("import time; time.sleep(600)")
     monkeypatch.setattr("flows.operation.doctor.ENGINE_TIMEOUT_S", 3.0)
-    assert "no answer within 3 s" in found("engine").message
+    late = found("engine")
+    assert "no answer within 3 s" in late.message
+    assert (late.status, late.remedy.partition("; ")[0]) == (WARNING, "ask again once nothing else runs here")
 
 
 def test_servers_that_are_down(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
 import shlex
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from agent_r1 import tracking
-from agent_r1.files import sha256
+from agent_r1.files import sha256, write_text
 from agent_r1.params import load
 from agent_r1.params.places import registered_policy, registered_training
 from agent_r1.tracking import registry
@@ -41,7 +42,7 @@ stages:
     foreach: [ppo]
     do:
       cmd: python make.py train
-      deps: [weights, data/prepared]
+      deps: [weights, data/prepared, agent_r1/code, flows/code]
       outs: [outputs/train/ppo]
 """
 MAKE = """
@@ -78,6 +79,8 @@ def trained(register: Register, rows: str, weights: str, *, keeps_training: bool
     """Runs the graph, commits what it made, and registers the policy, as a training does."""
     Path("rows").write_text(rows)
     Path("weights").write_text(weights)
+    for room in ("agent_r1", "flows"):
+        write_text(Path(room, "code"), "code")
     dvc("repro", "--quiet")
     tags = tracking.provenance("atlas")
     file = registered_policy("ppo", sha256(POLICY))
@@ -132,7 +135,7 @@ def versions(project: Path, inside: Inside) -> Iterator[list[Version]]:
 
 def printed(what: str) -> str:
     console = Console(width=300, file=io.StringIO(), record=True)
-    lineage(what, console)
+    console.print(*lineage(what))
     return console.export_text()
 
 
@@ -151,8 +154,11 @@ def test_from_the_champion_to_data_trajectories_config_and_commit(versions: list
     assert training
     lines = [line.strip(" │├└─") for line in text.splitlines()]
     assert lines[0] == "models:/agent_r1/2 @champion ppo"
+    assert [line.split()[0] for line in lines[1:4]] == ["policy", "run", "commit"]
+    assert lines[-1] == f"2 files and folders of code, see dvc.lock of commit {training.commit}"
+    assert "agent_r1/code" not in text
     for name, value in (
-        ("sha256", model.policy_hash),
+        ("policy", f"{model.policy_hash}, after {model.policy_version} updates"),
         ("fingerprint", model.config),
         ("questions", model.questions),
         ("DVC", model.data_hash),
@@ -160,7 +166,20 @@ def test_from_the_champion_to_data_trajectories_config_and_commit(versions: list
         ("data/prepared", training.inputs["data/prepared"]),
     ):
         assert f"{name} {value}" in lines
-    assert model.git_commit in lines
+    assert f"commit {model.git_commit}" in lines
+
+
+def test_a_score_stands_near_the_top_once_the_policy_is_evaluated(versions: list[Version]) -> None:
+    folder = load().places.evaluation("ppo")
+    write_text(folder / "hashes.json", json.dumps({"policy": versions[2].descriptor.policy_hash}))
+    write_text(folder / "scores.json", json.dumps({"success": 0.8925, "questions": 400}))
+    try:
+        assert (
+            printed("models:/agent_r1/3").splitlines()[2].endswith(f"score success 0.892 on 400 questions, in {folder}")
+        )
+        assert "score" not in printed("models:/agent_r1/2")
+    finally:
+        shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ import time
 
 import pytest
 from rich.console import Console
+from rich.markdown import Markdown
+from rich.table import Table
 
 from flows import terminal as shown_on
 from flows.processes import ended_after, process_group
@@ -72,6 +74,31 @@ def test_every_stage_has_a_line_of_its_own_while_it_runs(terminal: Console) -> N
             assert "\x1b[2J" not in both[1]
             assert "0:00:0" in both[0], "how long it runs"
         assert "evaluate grpo" not in shown(terminal).splitlines()[-1]
+
+
+def test_above_them_a_line_says_how_many_of_the_graph_are_done(terminal: Console) -> None:
+    with SideBySide(17) as beside, beside.line("train@ppo"):
+        assert shown(terminal).splitlines()[-2].split()[1:6] == ["0", "of", "17", "stages", "done"]
+        assert beside.count() == "1 of 17, 0:00:00 in all"
+        assert shown(terminal).splitlines()[-2].split()[1:6] == ["1", "of", "17", "stages", "done"]
+
+
+LONG = " ".join(["sum"] * 100)
+
+
+def test_a_pipe_cuts_no_line_and_has_the_width_that_it_is_given(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    table = Table("agent", "all")
+    table.add_row("ppo", LONG)
+    shown_on.show(Markdown(LONG), table)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == LONG, "no spaces up to the end of a page"
+    assert sum(LONG in line for line in lines) == 2
+    monkeypatch.setenv("COLUMNS", "60")
+    shown_on.show(Markdown(LONG), table)
+    assert max(map(len, capsys.readouterr().out.splitlines())) == 60
 
 
 def test_elsewhere_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
