@@ -20,6 +20,7 @@ _TAG = re.compile(r"</?(?:think|tool_call|answer)>")
 _OPENED = r"\A(?:(?!<think>).)*?</think>"  # a thought whose tag the prompt wrote
 _PIECE = re.compile(rf"{_OPENED}|<(think|tool_call|answer)>.*?(?:</\1>|\Z)", re.DOTALL)
 _KINDS = {"think": "thought", "tool_call": "call", "answer": "answer"}
+CALL_SHAPE = '<tool_call>{"name": ..., "arguments": {...}}</tool_call>'  # as an error message names it
 TAGS = tuple(f"<{slash}{name}>" for name in _KINDS for slash in ("", "/"))  # that an action is made of
 
 
