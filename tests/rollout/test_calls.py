@@ -19,7 +19,10 @@ def _objects(begin: str, end: str, shape: str, between: str = "\n") -> Render:
     """A template that writes arguments as JSON."""
 
     def render(calls: Sequence[ParsedCall]) -> str:
-        said = [shape.replace("NAME", call.tool).replace("ARGS", json.dumps(call.arguments)) for call in calls]
+        said = [
+            shape.replace("NAME", call.tool).replace("ARGS", json.dumps(call.arguments, ensure_ascii=False))
+            for call in calls
+        ]
         return begin + between.join(said) + end
 
     return render
