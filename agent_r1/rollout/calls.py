@@ -138,7 +138,8 @@ def form_of(renders: Sequence[Render]) -> CallForm | None:
 
     `renders` give the template arguments as an object, and as a text of JSON: some take only one of them.
     """
-    found = ((find(render), render) for render in renders for find in (_json_form, _keyed_form))
+    showing = (render for render in renders if render(_ONE))
+    found = ((find(render), render) for render in showing for find in (_json_form, _keyed_form))
     return next((form for form, render in found if form and _is_right(form, render)), None)
 
 
