@@ -10,16 +10,20 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NamedTuple, NoReturn
 
 from agent_r1.records import Call, CallStatus, Outcome, status_of
 
 _THOUGHT = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)
 _BLOCK = re.compile(r"<(tool_call|answer)>(.*?)</\1>", re.DOTALL)
+_OPENED_CALL, _CLOSED_CALL = re.compile(r"<tool_call>\s*"), re.compile(r"\s*</tool_call>")
+_DECODER = json.JSONDecoder()
 _TAG = re.compile(r"</?(?:think|tool_call|answer)>")
 _OPENED = r"\A(?:(?!<think>).)*?</think>"  # a thought whose tag the prompt wrote
 _PIECE = re.compile(rf"{_OPENED}|<(think|tool_call|answer)>.*?(?:</\1>|\Z)", re.DOTALL)
 _KINDS = {"think": "thought", "tool_call": "call", "answer": "answer"}
+CALL_SHAPE = '<tool_call>{"name": ..., "arguments": {...}}</tool_call>'  # as an error message names it
 TAGS = tuple(f"<{slash}{name}>" for name in _KINDS for slash in ("", "/"))  # that an action is made of
 
 
@@ -133,11 +137,13 @@ def parse_action(text: str, most_calls: int = 1) -> ParsedAction:
     """Reads an action's text, without its end token. Every text has a result.
 
     Well formed is: an optional `<think>...</think>` first, then one `<tool_call>` block, or up to `most_calls` of
-    them, or one `<answer>` block. Free text around the blocks is let pass, stray or unclosed tags are not. A call is a
-    JSON object with the keys `name`, a string, and `arguments`, an object, and no others.
+    them, or one `<answer>` block. Free text around the blocks is let pass, stray or unclosed tags are not, but tags in
+    the JSON of a call are its text. A call is a JSON object with the keys `name`, a string, and `arguments`, an object
+    or a text of its JSON, and no others but an `id`.
     """
     found = _THOUGHT.match(text)
     thought, rest = (found[1].strip(), text[found.end() :]) if found else ("", text)
+    rest = _hidden_tags(rest, most_calls)
     tags = len(_TAG.findall(rest))
     if not tags:
         return ParsedAction(thought=thought, problem="neither a tool call nor an answer")
@@ -155,6 +161,22 @@ def parse_action(text: str, most_calls: int = 1) -> ParsedAction:
         return ParsedAction(thought=thought, problem=str(problem))
 
 
+def _hidden_tags(text: str, calls: int) -> str:
+    """The text with `<` in the JSON of its first calls written as JSON's escape, so that it begins no tag there."""
+    hidden, at = "", 0
+    for opened in islice(_OPENED_CALL.finditer(text), calls):
+        if opened.start() < at:
+            continue
+        try:
+            _, stop = _DECODER.raw_decode(text, opened.end())
+        except (ValueError, RecursionError):
+            continue
+        if _CLOSED_CALL.match(text, stop):
+            hidden += text[at : opened.end()] + text[opened.end() : stop].replace("<", "\\u003c")
+            at = stop
+    return hidden + text[at:]
+
+
 def _parse_call(body: str) -> ParsedCall:
     """Reads the text between a call's tags; a ValueError names its fault."""
     try:
@@ -163,9 +185,20 @@ def _parse_call(body: str) -> ParsedCall:
     except (ValueError, RecursionError):
         raise ValueError("the tool call is not valid JSON") from None
     match call:
-        case {"name": str(name), "arguments": dict(arguments)} if len(call) == 2:
+        case {"name": str(name), "arguments": dict(arguments), **others} if not {*others} - {"id"}:
             return ParsedCall(name, arguments)
+        case {"name": str(name), "arguments": str(spelled), **others} if not {*others} - {"id"}:
+            return _parse_call(json.dumps({"name": name, "arguments": _object(spelled)}))
     raise ValueError('a tool call is {"name": ..., "arguments": {...}}')
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    """The object that a text of JSON holds; None if it holds none."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def refuse_constant(constant: str) -> NoReturn:

@@ -11,7 +11,7 @@ from textwrap import shorten
 from typing import Any, NamedTuple
 
 from agent_r1.answers import exact_match, f1, occurs
-from agent_r1.envs.base import Attempt, Env, ParsedAction, Transition, parse_action
+from agent_r1.envs.base import CALL_SHAPE, Attempt, Env, ParsedAction, Transition, parse_action
 from agent_r1.envs.shared import Shared
 from agent_r1.faults import WorldFault
 from agent_r1.params.env import EnvParams
@@ -23,7 +23,7 @@ from agent_r1.tools.search import render_passages
 SYSTEM = "Answer the question. Search when facts are missing."
 FROM_PASSAGES = "Answer the question from the passages."
 CLOSED_BOOK = "Answer the question."
-FORMAT = 'Write <tool_call>{"name": ..., "arguments": {...}}</tool_call> or <answer>...</answer>.'
+FORMAT = f"Write {CALL_SHAPE} or <answer>...</answer>."
 
 
 class ToolEnv(Env):

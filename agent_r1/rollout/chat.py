@@ -15,8 +15,9 @@ from typing import Literal, TypeVar
 
 from transformers import PreTrainedTokenizerFast
 
-from agent_r1.envs.base import TAGS, Env, Restart
+from agent_r1.envs.base import CALL_SHAPE, TAGS, Env, Restart
 from agent_r1.records import Source
+from agent_r1.rollout.calls import CallForm, is_hermes, types_of
 from agent_r1.rollout.codec import (
     ACTION,
     OBSERVATION,
@@ -36,7 +37,7 @@ Answering = Literal["tool", "user"]  # the role of observations
 
 logger = logging.getLogger(__name__)
 
-_THOUGHT, _THOUGHT_END = "<think>", "</think>"
+_THOUGHT, _THOUGHT_END, _CALL = "<think>", "</think>", "<tool_call>"
 _OPENED = re.compile(rf"{_THOUGHT}\s*\Z")
 _TAIL = 32  # tokens at the end of a context among which an opened thought is
 _SAMPLE_ACTIONS = ("<think>a</think>b", "c")  # a template that rewrites thoughts shows itself on the first
@@ -69,6 +70,8 @@ class Chat(Codec):
             )
         self.end_mark = end[0]
         self.end_id = self._id_of[self.end_mark]
+        self.calls = self._call_form()
+        after = self.template.after_action
         self._frames: dict[tuple[Answering, int], list[str]] = {
             ("tool", 1): after.removeprefix(self.end_mark).split(OBSERVATION)
         }
@@ -79,6 +82,16 @@ class Chat(Codec):
                 rewritten[0],
             )
 
+    def _call_form(self) -> CallForm | None:
+        """The form of the model's calls; None if it is the one that environments read."""
+        if not self.template.dialect.tools:
+            return None
+        form = self.template.call_form(self.end_mark)
+        if form is None and _CALL not in self._id_of and _CALL not in self.template.render(OPENING, [SAMPLE_TOOL]):
+            self.template.tell_in_words()
+            logger.warning("the chat template teaches no form of a tool call that can be read: tools are told in words")
+        return form if form and not is_hermes(form) else None
+
     def encode_action(self, text: str, context: Sequence[int] = ()) -> list[int]:
         """The token ids that a policy would sample to write `text`: tags as added tokens, the end token last.
 
@@ -87,11 +100,16 @@ class Chat(Codec):
         """
         if self.opened(context):
             text = text.removeprefix(_THOUGHT) if text.startswith(_THOUGHT) else _THOUGHT_END + text
+        text = self.calls.native(text) if self.calls else text
         return [*self.encode([Piece(text, Source.ACTION)]).ids, self.end_id]
 
     def escape_action(self, text: str) -> str:
         """The text of an action that was not sampled, with all marks escaped but an action's tags."""
         return self.escape(text, but=TAGS)
+
+    def understood(self, action: str, tools: Tools) -> str:
+        """A decoded action as environments read it: calls in the model's own form become Hermes'."""
+        return self.calls.read(action, types_of(tools)) if self.calls else action
 
     def opened(self, context: Sequence[int]) -> str:
         """The part of the next action that its context has written: a thought's opening tag and blanks, or ""."""
@@ -215,10 +233,15 @@ class Dialogue:
         The tools' schemas end the system's text, and their answers are the user's, in tags.
         """
         put, _ = _PLAIN.put(self._messages, self._tools)
-        return [(role, self._chat.unescape(text)) for role, text in put]
+        plain = [(role, self._chat.unescape(text)) for role, text in put]
+        return [
+            (role, self._chat.understood(text, self._tools) if role == "assistant" else text) for role, text in plain
+        ]
 
     def _escaped(self, observations: Sequence[str]) -> list[str]:
         """The observations as messages; a user's are joined into one, because templates refuse two in a row."""
+        if form := self._chat.calls:
+            observations = [each.replace(CALL_SHAPE, form.shape) for each in observations]
         texts = observations if self._role == "tool" else ["\n".join(observations)] * bool(observations)
         return [*map(self._chat.escape, texts)]
 

@@ -11,17 +11,21 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import groupby
+from functools import partial
+from itertools import groupby, product, takewhile
 from typing import Any
 
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from agent_r1.envs.base import ParsedCall
 from agent_r1.records import Source
+from agent_r1.rollout import calls
 
 Message = tuple[str, str]  # role (system, user, assistant or tool) and content
 Tools = Sequence[dict[str, Any]]  # JSON schemas in the OpenAI function form
+Said = list[dict[str, Any]]  # messages as a template takes them
 
 FIRST_ESCAPE = 0x10FF00  # in the last private-use plane: a text that holds these characters loses nothing but them
 # Placeholders for the texts of a conversation: no template writes them, changes them or strips them.
@@ -226,7 +230,7 @@ class Template:
         self.dialect = Dialect()  # the start; each kind of message is then tried in turn
         self.dialect = replace(self.dialect, system=self._shows(OPENING, (), SYSTEM))
         self.dialect = replace(self.dialect, tools=self._shows(OPENING, [SAMPLE_TOOL], "look_up"))
-        self.dialect = replace(self.dialect, observations=self._shows(SAMPLE, (), OBSERVATION))
+        self.dialect = replace(self.dialect, observations=self._shows([*SAMPLE, *SAMPLE[2:]], (), OBSERVATION))
         if self.dialect != Dialect():
             logger.info("the chat template does not render everything by itself: %s", self.dialect)
         self.after_action = self._after_action()
@@ -243,9 +247,18 @@ class Template:
 
     def _render(self, messages: Sequence[Message], tools: Tools, *, generation_prompt: bool = True) -> str:
         put, tools = self.dialect.put(messages, tools)
+        said = [{"role": role, "content": content} for role, content in put]
+        try:
+            return self._apply(said, list(tools) or None, generation_prompt=generation_prompt)
+        except TypeError:
+            if tools:
+                raise
+            return self._apply(said, [], generation_prompt=generation_prompt)  # it looks for tools without asking
+
+    def _apply(self, messages: Said, tools: list[dict[str, Any]] | None, *, generation_prompt: bool = True) -> str:
         text = self._tokenizer.apply_chat_template(
-            [{"role": role, "content": content} for role, content in put],
-            tools=list(tools) or None,
+            messages,
+            tools=tools,  # type: ignore[arg-type]
             tokenize=False,
             add_generation_prompt=generation_prompt,
             strftime_now=TODAY.strftime,
@@ -255,8 +268,44 @@ class Template:
     def _shows(self, messages: Sequence[Message], tools: Tools, text: str) -> bool:
         try:
             return text in self._render(messages, tools)
-        except TemplateError:
+        except (TemplateError, TypeError):
             return False
+
+    def call_form(self, end_mark: str) -> calls.CallForm | None:
+        """The form in which the template writes calls in messages that `end_mark` closes; None if it writes none."""
+        ways = product((False, True), (calls.ID, "functions.{tool}:{at}"))
+        return calls.form_of([partial(self._calling, end_mark, *way) for way in ways])
+
+    def _calling(self, end_mark: str, spelled: bool, name_it: str, made: Sequence[ParsedCall]) -> str | None:
+        """The assistant's text with these calls, behind a text if the template writes both."""
+        asked = [
+            {
+                "id": name_it.format(tool=call.tool, at=at),
+                "type": "function",
+                "function": {"name": call.tool, "arguments": json.dumps(call.arguments) if spelled else call.arguments},
+            }
+            for at, call in enumerate(made)
+        ]
+        put, _ = self.dialect.put(OPENING, ())
+        opening: Said = [{"role": role, "content": content} for role, content in put]
+        replies = [{"role": "tool", "content": OBSERVATION, "tool_call_id": calls.ID, "name": calls.NAME} for _ in made]
+        for content in (ACTION, ""):
+            try:
+                said: Said = [*opening, {"role": "assistant", "content": content, "tool_calls": asked}, *replies]
+                text, prompt = (self._apply(each, [SAMPLE_TOOL]).partition(USER)[2] for each in (said, opening))
+            except (TemplateError, TypeError):
+                continue
+            shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, prompt, strict=False)))
+            begun = text.partition(ACTION)[2] if content else text[len(text[:shared].rstrip("<|[")) :]
+            called = begun.partition(end_mark)[0]
+            if made[0].tool in called and OBSERVATION not in called:
+                return called
+        return None
+
+    def tell_in_words(self) -> None:
+        """From now on tools are told in the system text."""
+        self.dialect = replace(self.dialect, tools=False)
+        self.after_action = self._after_action()
 
     def _after_action(self) -> str:
         """The template's text between an action and the next one, with OBSERVATION in it."""
@@ -273,12 +322,10 @@ class Template:
         return after
 
     def _check_generation_prompt(self, prompt: str, before: str) -> None:
-        """Requires that a prompt ends like the text before an assistant's message that is history."""
-        missing = before.removeprefix(prompt) if before.startswith(prompt) else ""
-        unchanged = prompt == self.render(OPENING, [SAMPLE_TOOL], generation_prompt=False)
-        if missing.strip() or (unchanged and not before.startswith(prompt)):
+        """Requires that a prompt opens the assistant's message, as the text before one that is history does."""
+        asked, opened = (text.partition(USER)[2].strip() for text in (prompt, before))
+        if asked != opened and prompt == self.render(OPENING, [SAMPLE_TOOL], generation_prompt=False):
             raise ValueError(
-                f"the chat template has no generation prompt: it writes {(missing or before)[-40:]!r} before the "
-                f"assistant's text, and a prompt ends with {prompt[-40:]!r}; use a template that honours "
-                "add_generation_prompt"
+                f"the chat template has no generation prompt: it writes {opened[-40:]!r} before the assistant's text, "
+                f"and a prompt ends with {asked[-40:]!r}; use a template that honours add_generation_prompt"
             )

@@ -104,7 +104,7 @@ class StepView:
     """A step that was just taken, as text for people. Nothing of it is tokenised again."""
 
     step: Step
-    action: str  # decoded, with the thought's tag where the prompt wrote it, without the end token that closed it
+    action: str  # as its environment read it: with the thought's tag where the prompt wrote it, without the end token
     observations: tuple[str, ...]  # the policy's next reading, for each call; none where the episode ends
     outcome: Outcome | None  # None while the episode goes on
     answer: str  # the text between the answer tags, "" without one
@@ -195,7 +195,7 @@ class Episode:
         self._logprobs += action.logprobs.tolist()
         closed = action.stop_reason is StopReason.END
         said = self._chat.decode(action.token_ids[:-1] if closed else action.token_ids)
-        text = self._chat.opened(request.context) + said
+        text = self._chat.understood(self._chat.opened(request.context) + said, self._env.tools)
         try:
             transition = await self._env.step(text)
         except WorldFault as fault:

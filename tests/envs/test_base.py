@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.envs.base import parse_action, split_action
+from agent_r1.envs.base import ParsedCall, parse_action, split_action
 
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "Tesk"}}\n</tool_call>'
 
@@ -64,8 +65,10 @@ def test_so_many_calls_are_read_as_are_allowed_and_in_their_order() -> None:
         '<tool_call>{"name": "search"}</tool_call>',
         '<tool_call>{"name": 1, "arguments": {}}</tool_call>',
         '<tool_call>{"name": "search", "arguments": []}</tool_call>',
-        '<tool_call>{"name": "search", "arguments": "{}"}</tool_call>',
-        '<tool_call>{"name": "search", "arguments": {}, "id": 1}</tool_call>',
+        '<tool_call>{"name": "search", "arguments": "{"}</tool_call>',
+        '<tool_call>{"name": "search", "arguments": "[]"}</tool_call>',
+        '<tool_call>{"name": "search", "arguments": "{\\"query\\": NaN}"}</tool_call>',
+        '<tool_call>{"name": "search", "arguments": {}, "of": 1}</tool_call>',
         '<tool_call>{"name": "search", "arguments": {"query": NaN}}</tool_call>',
         '<tool_call>{"name": "search", "arguments": {"query": [-1e999]}}</tool_call>',
         '<tool_call>{"name": "search", "arguments": {"query": "\\ud800"}}</tool_call>',
@@ -77,6 +80,20 @@ def test_malformed(text: str) -> None:
     parsed = parse_action(text)
     assert parsed.problem
     assert (parsed.calls, parsed.answer) == ((), None)
+
+
+@pytest.mark.parametrize(
+    ("said", "arguments"),
+    [
+        ('{"query": "print(\'<answer>\')"}', {"query": "print('<answer>')"}),
+        ('{"query": "</tool_call><tool_call>"}', {"query": "</tool_call><tool_call>"}),
+        ('{"query": "<think>"}, "id": "call_1"', {"query": "<think>"}),
+        ('"{\\"query\\": \\"a\\"}"', {"query": "a"}),
+    ],
+)
+def test_a_call_is_read_before_the_tags_in_its_texts(said: str, arguments: dict[str, Any]) -> None:
+    parsed = parse_action(f'<tool_call>{{"name": "search", "arguments": {said}}}</tool_call>')
+    assert (parsed.problem, parsed.calls) == ("", (ParsedCall("search", arguments),))
 
 
 @given(st.lists(st.sampled_from(["<think>", "</think>", "<tool_call>", "</tool_call>", "<answer>", "</answer>", "x"])))

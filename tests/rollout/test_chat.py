@@ -19,6 +19,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
+from agent_r1.envs.base import parse_action
+from agent_r1.envs.tool_env import FORMAT
 from agent_r1.records import Source
 from agent_r1.rollout.chat import Chat, Dialogue
 from agent_r1.rollout.codec import Dialect, Encoded, Tools
@@ -229,6 +231,32 @@ def test_what_a_style_cannot_render_is_put_in_another_way(style: str, tokenizer_
     assert all(part in text for part in ("Be brief.", "Who?", '"search"', '"query"'))
 
 
+def test_a_call_goes_in_the_form_of_the_model_and_out_in_that_of_environments(tokenizer_of: TokenizerOf) -> None:
+    chat = Chat(tokenizer_of("llama3"))
+    call = '<think>So.</think>\n<tool_call>\n{"name": "search", "arguments": {"query": "<|eot_id|>"}}\n</tool_call>'
+    native = '<think>So.</think>{"name": "search", "parameters": {"query": "<|eot_id|>"}}'
+    action = chat.encode_action(chat.escape_action(call))
+    assert chat.decode(action) == f"{native}<|eot_id|>"
+    assert action.count(chat.end_id) == 1, "a mark in the arguments stays text"
+    assert parse_action(chat.understood(native, [SEARCH])) == parse_action(call)
+    dialogue = Dialogue(chat, "Be brief.", "Who?", [SEARCH])
+    told = chat.decode(dialogue.reply(action, [FORMAT], closed=True).ids)
+    assert '{\\"name\\": \\"...\\", \\"parameters\\": {...}}' in told, "the form that a message names is the model's"
+    assert parse_action(dialogue.messages()[2][1]) == parse_action(call), (
+        "a model with a template of its own reads this"
+    )
+
+
+def test_a_template_that_teaches_no_call_has_its_tools_in_words(
+    tokenizer_of: TokenizerOf, caplog: pytest.LogCaptureFixture
+) -> None:
+    template = str(tokenizer_of("llama3").chat_template).replace("message.tool_calls", "false")
+    chat = Chat(tokenizer_of("llama3", template))
+    assert chat.template.dialect == Dialect(tools=False)
+    assert "teaches no form of a tool call" in caplog.text
+    assert "To call one, write" in chat.decode(Dialogue(chat, "Be brief.", "Who?", [SEARCH]).opening.ids)
+
+
 def test_tools_in_words_by_hand(tokenizer_of: TokenizerOf) -> None:
     chat = Chat(tokenizer_of("mistral"))
     assert chat.decode(Dialogue(chat, "Be brief.", "Who?", [{"name": "f"}]).opening.ids) == (
@@ -291,6 +319,7 @@ def test_prompt_hash_knows_system_tools_and_template(tiny_tokenizer: PreTrainedT
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
+        ("if add_generation_prompt", "if false", "no generation prompt: it writes '<.im_end.>.n<.im_start.>assistant'"),
         ("message.content + ", "message.content + '\\n' + ", "no end token.*'\\\\n<|im_end|>"),
         ("message.content + ", "message.content + message.content + ", "writes the text 'USER' 2 times"),
         ("for message in messages", "for message in messages[:2]", "writes the text 'ACTION' 0 times"),

@@ -1,0 +1,213 @@
+"""Tool calls as a chat template writes them, and as environments read them (Hermes).
+
+A model calls tools in the form that it was trained in, and its template writes that form. `form_of` has the template
+render a few calls: all that stands around their names and arguments is the form, so no list of models is kept. A form
+that puts a call into a message or a channel of its own is not found.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agent_r1.envs.base import ParsedCall, parse_action
+
+Render = Callable[[Sequence[ParsedCall]], str | None]  # the assistant's text for these calls; None if there is none
+Types = dict[str, dict[str, Any]]  # the JSON schemas of a tool's arguments, by the tool's name
+Taken = tuple[dict[str, Any], int] | None  # arguments, and where they end
+
+ID = "call00001"  # of every call that is rendered: some templates take nine letters and digits alone
+NAME = "look_up"
+_OTHER, _KEY, _TEXT, _NUMBER, _SIZE = "look_it", "zkey", "ZWORD", "znumber", 70707
+_WORD = {_KEY: _TEXT}
+_ONE, _TWO = [ParsedCall(NAME, _WORD)], [ParsedCall(NAME, _WORD), ParsedCall(_OTHER, _WORD)]
+_BOTH, _NONE = [ParsedCall(NAME, _WORD | {_NUMBER: _SIZE})], [ParsedCall(NAME, {})]
+_NEW = [ParsedCall("find.all-of_it", {"count": 3, "named": "a b\nc"})]
+_BLOCKS = re.compile(r"\s*<tool_call>.*</tool_call>", re.DOTALL)
+_TOOL = r"\s*(?P<tool>[\w.-]{1,128}?)\s*"
+_DECODER = json.JSONDecoder()
+_MOST_CALLS = 64  # in an action
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Keyed:
+    """The text around arguments that are written one by one, each with its key."""
+
+    text: str  # between a key and a text
+    text_end: str  # behind a text, such as a quotation mark
+    other: str  # between a key and any other value, which is JSON
+    between: str  # a value and the next key
+    nothing: str  # after the name of a tool without arguments
+
+    def write(self, arguments: dict[str, Any]) -> str:
+        return self.between.join(
+            f"{key}{self.text}{value}{self.text_end}" if isinstance(value, str) else f"{key}{self.other}{_json(value)}"
+            for key, value in arguments.items()
+        )
+
+    def take(self, text: str, at: int, ends: str, types: dict[str, Any]) -> Taken:
+        """The arguments that begin at a place; `ends` is the pattern of the text behind the last one."""
+        arguments = dict[str, Any]()
+        opened = rf"\s*(?P<key>[\w.-]+?)(?:{_opening(self.text)}|{_opening(self.other)})"
+        behind = _loose(self.text_end)
+        closed = re.compile(rf"(?:{behind})?(?:(?P<more>{_closing(self.between)})(?={opened})|{ends})")
+        while (key := re.compile(opened).match(text, at)) and (end := closed.search(text, key.end())):
+            arguments[key["key"]] = _value(text[key.end() : end.start()], types.get(key["key"], {}))
+            if end["more"] is None:
+                return arguments, end.start()
+            at = end.end()
+        return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallForm:
+    """The text that a template writes around the names and the arguments of calls."""
+
+    before: str  # the first name
+    named: str  # between a name and its arguments
+    between: str  # a call's arguments and the next name
+    after: str  # the last arguments
+    keyed: Keyed | None = None  # else arguments are an object of JSON
+
+    def write(self, calls: Sequence[ParsedCall]) -> str:
+        """The calls as the model writes them."""
+        if self.keyed and [call.arguments for call in calls] == [{}]:
+            return f"{self.before}{calls[0].tool}{self.keyed.nothing}"
+        spell = self.keyed.write if self.keyed else _json
+        said = [f"{call.tool}{self.named}{spell(call.arguments)}" for call in calls]
+        return self.before + self.between.join(said) + self.after
+
+    def read(self, text: str, types: Types) -> str:
+        """A text with its calls as environments read them; the same text if not all calls are well formed."""
+        begun, named = _loose(self.before) + _TOOL, _loose(self.named) + r"\s*" * (self.keyed is None)
+        gap = _closing if self.keyed else lambda literal: rf"\s*{_loose(literal)}"
+        again, after = re.compile(gap(self.between) + _TOOL + named), re.compile(gap(self.after))
+        ends = rf"{again.pattern.replace('?P<tool>', '?:')}|{after.pattern or '$'}"
+        if self.keyed and (alone := re.search(begun + _loose(self.keyed.nothing), text)):
+            return text[: alone.start()] + hermes([ParsedCall(alone["tool"], {})]) + text[alone.end() :]
+        found = first = re.search(begun + named, text)
+        calls, stop = list[ParsedCall](), 0
+        while found:
+            taken = self._take(text, found.end(), ends, types.get(found["tool"], {}))
+            if taken is None:
+                return text
+            calls.append(ParsedCall(found["tool"], taken[0]))
+            stop = taken[1]
+            found = again.match(text, stop)
+        ended = after.match(text, stop)
+        return text[: first.start()] + hermes(calls) + text[ended.end() :] if first and ended else text
+
+    def _take(self, text: str, at: int, ends: str, types: dict[str, Any]) -> Taken:
+        if self.keyed:
+            return self.keyed.take(text, at, ends, types)
+        try:
+            arguments, stop = _DECODER.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            return None
+        return (arguments, stop) if isinstance(arguments, dict) else None
+
+    @property
+    def shape(self) -> str:
+        """A call with dots for its parts, in place of `CALL_SHAPE`."""
+        given = f"...{self.keyed.text}..." if self.keyed else "{...}"
+        return f"{self.before}...{self.named}{given}{self.after}".strip()
+
+    def native(self, action: str) -> str:
+        """An action whose calls are as environments read them, with the calls as the model writes them."""
+        calls = parse_action(action, _MOST_CALLS).calls
+        return _BLOCKS.sub(lambda _: self.write(calls), action, count=1) if calls else action
+
+
+def hermes(calls: Sequence[ParsedCall]) -> str:
+    """Calls as environments read them."""
+    said = (_json({"name": call.tool, "arguments": call.arguments}) for call in calls)
+    return "\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in said)
+
+
+def types_of(tools: Sequence[dict[str, Any]]) -> Types:
+    """The JSON schemas of the arguments of tools in the OpenAI function form."""
+    functions = [tool["function"] for tool in tools]
+    return {each["name"]: each.get("parameters", {}).get("properties", {}) for each in functions}
+
+
+def form_of(renders: Sequence[Render]) -> CallForm | None:
+    """The form in which a template writes calls; None if it writes none, or one that cannot be read back.
+
+    `renders` give the template arguments as an object, and as a text of JSON: some take only one of them.
+    """
+    showing = (render for render in renders if render(_ONE))
+    found = ((find(render), render) for render in showing for find in (_json_form, _keyed_form))
+    return next((form for form, render in found if form and _is_right(form, render)), None)
+
+
+def _is_right(form: CallForm, render: Render) -> bool:
+    """Whether a form writes a call that it was not made of as the template does, and reads all that it writes."""
+    written = form.write(_NEW).strip() == (render(_NEW) or "").strip()
+    return written and all(
+        form.read(form.write(each), {}).strip() == hermes(each) for each in (_NEW, _ONE, _TWO, _NONE)
+    )
+
+
+def is_hermes(form: CallForm) -> bool:
+    """Whether environments read the form as it is."""
+    return form.write(_ONE).split() == hermes(_ONE).split()
+
+
+def _json_form(render: Render) -> CallForm | None:
+    word = re.escape(_json(_WORD))
+    one = _parts(rf"(?P<before>.*){NAME}(?P<named>.*?){word}(?P<after>.*)", render(_ONE))
+    two = _parts(rf".*?{NAME}.*?{word}(?P<between>.*?){_OTHER}.*", render(_TWO))
+    if not one or one["named"].endswith("{"):  # a template of arguments one by one, which was given a text
+        return None
+    return CallForm(**one, between=two["between"] if two else one["after"] + one["before"], keyed=None)
+
+
+def _keyed_form(render: Render) -> CallForm | None:
+    keys = rf"{_KEY}(?P<text>.*?){_TEXT}(?P<between>.*?){_NUMBER}(?P<other>.*?){_SIZE}"
+    one = _parts(rf"(?P<before>.*?){NAME}(?P<named>.*?){keys}(?P<after>.*)", render(_BOTH))
+    none = _parts(rf".*?{NAME}(?P<nothing>.*)", render(_NONE))
+    two = _parts(rf".*?{_TEXT}(?P<between>.*?){_OTHER}.*", render(_TWO))
+    text = _parts(rf".*?{_TEXT}(?P<end>.*)", render(_ONE))
+    if not one or not none or not text:
+        return None
+    text_end = text["end"].removesuffix(one["after"])
+    between = one.pop("between").removeprefix(text_end)
+    keyed = Keyed(text=one.pop("text"), text_end=text_end, other=one.pop("other"), between=between, **none)
+    next_call = two["between"].removeprefix(text_end) if two else one["after"] + one["before"]
+    return CallForm(**one, between=next_call, keyed=keyed)
+
+
+def _parts(pattern: str, text: str | None) -> dict[str, str]:
+    found = re.fullmatch(pattern, text or "", re.DOTALL)
+    return found.groupdict() if found else {}
+
+
+def _loose(literal: str) -> str:
+    """The pattern of a literal in which blanks, numbers and the calls' id may be others."""
+    words = re.findall(r"\w+|[^\w\s]", literal)
+    return r"\s*".join(r"[\w-]+" if word == ID else r"\d+" if word.isdigit() else re.escape(word) for word in words)
+
+
+def _opening(literal: str) -> str:
+    return _loose(literal) + r"\n?" * literal.endswith("\n")
+
+
+def _closing(literal: str) -> str:
+    return r"\n?" * literal.startswith("\n") + _loose(literal)
+
+
+def _value(text: str, schema: dict[str, Any]) -> Any:
+    """The value of an argument: text where its schema asks for one, else JSON if it is some."""
+    if schema.get("type") == "string":
+        return text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return {"True": True, "False": False, "None": None}.get(text.strip(), text)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
