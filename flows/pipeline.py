@@ -177,7 +177,7 @@ def _follow(stage: str, command: Sequence[str], beside: SideBySide, *, alone: bo
         beside.line(stage) as show,
         ended_after(process, timeout_s, beside.over) as late,
     ):
-        progress = Progress()
+        progress = IterationsDone()
         for line in filter(str.strip, process.stdout or ()):
             if not line.startswith(UNSAID):
                 show(said := _passed_on(line.rstrip()))
@@ -197,7 +197,7 @@ def _follow(stage: str, command: Sequence[str], beside: SideBySide, *, alone: bo
 
 
 @dataclass
-class Progress:
+class IterationsDone:
     """Finished iterations of a stage, as an artifact on the page of the flow that started it."""
 
     told_s: float = 0.0

@@ -70,7 +70,7 @@ class Chat(Codec):
             )
         self.end_mark = end[0]
         self.end_id = self._id_of[self.end_mark]
-        self.calls = self._call_form()
+        self.calls = _call_form(self.template, self.end_mark, hermes=_CALL in self._id_of)
         after = self.template.after_action
         self._frames: dict[tuple[Answering, int], list[str]] = {
             ("tool", 1): after.removeprefix(self.end_mark).split(OBSERVATION)
@@ -81,16 +81,6 @@ class Chat(Codec):
                 "costs the tokens of that history once more",
                 rewritten[0],
             )
-
-    def _call_form(self) -> CallForm | None:
-        """The form of the model's calls; None if it is the one that environments read."""
-        if not self.template.dialect.tools:
-            return None
-        form = self.template.call_form(self.end_mark)
-        if form is None and _CALL not in self._id_of and _CALL not in self.template.render(OPENING, [SAMPLE_TOOL]):
-            self.template.tell_in_words()
-            logger.warning("the chat template teaches no form of a tool call that can be read: tools are told in words")
-        return form if form and not is_hermes(form) else None
 
     def encode_action(self, text: str, context: Sequence[int] = ()) -> list[int]:
         """The token ids that a policy would sample to write `text`: tags as added tokens, the end token last.
@@ -172,6 +162,15 @@ class Chat(Codec):
                 f"the chat template gives other tokens than its messages one by one: {self.decode(theirs)!r} against "
                 f"{self.decode(ours)!r}; use a tokenizer that reads the text between two message marks for itself"
             )
+
+
+def _call_form(template: Template, end_mark: str, *, hermes: bool) -> CallForm | None:
+    """The form of the model's calls; None if it is the environments' own, `hermes`, or tools are told in words."""
+    form = template.call_form(end_mark) if template.dialect.tools else None
+    if form is None and template.dialect.tools and not hermes and _CALL not in template.render(OPENING, [SAMPLE_TOOL]):
+        template.tell_in_words()
+        logger.warning("the chat template teaches no form of a tool call that can be read: tools are told in words")
+    return form if form and not is_hermes(form) else None
 
 
 def answering(tools: Tools) -> Answering:

@@ -115,7 +115,7 @@ def promote(challenger: str) -> State[None]:
     return Completed(name="Promoted" if decision.promoted else "Refused", message=said)
 
 
-class Answer(RunInput):
+class Consent(RunInput):
     """The form on the page of a promotion that waits for a person."""
 
     promote: bool = False
@@ -130,7 +130,7 @@ def ask(decision: Decision, page: str, hours: float) -> str:
     success = f"{decision.challenger_success:.3f} against {decision.champion_success:.3f}"
     about = f"Is {decision.challenger} to take the place of {decision.champion}? Success {success}, {decision.reason}."
     answer = suspend_flow_run(
-        wait_for_input=Answer.with_initial_data(f"{about} [Its training]({page}). No answer in {hours:g} h is a no."),
+        wait_for_input=Consent.with_initial_data(f"{about} [Its training]({page}). No answer in {hours:g} h is a no."),
         timeout=int((hours + 1) * 3600),  # where the automation of `agent-r1 deploy` does not end it
         key=artifact_key(decision.challenger, f"against-{decision.champion}"),
     )

@@ -49,7 +49,7 @@ from flows.operation.doctor import prefect
 from flows.operation.lineage import lineage
 from flows.operation.promote import PROMOTION
 from flows.operation.serving import POOL, require_server
-from flows.pipeline import Progress
+from flows.pipeline import IterationsDone
 from tests.answering import Heard, answering
 from tests.flows.conftest import PATIENCE_S
 
@@ -301,12 +301,12 @@ def test_the_iterations_of_a_training_are_shown_now_and_then_and_no_dead_server_
 
     @flow
     def followed(port: int) -> None:
-        progress = Progress()
+        progress = IterationsDone()
         for done in (4, 5, 12):  # it goes on after three; the second comes too soon
             progress.tell(f"train again: iteration {done - 1}: exact match 0.5; {done} of 12 done, about 2 s left")
             seen.append(float(artifacts("progress-train-again")["progress-train-again"]))
         with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{port}/api"}):
-            Progress().tell("train untold: iteration 0: exact match 0.5; 1 of 12 done")
+            IterationsDone().tell("train untold: iteration 0: exact match 0.5; 1 of 12 done")
 
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes requests and never answers
         followed(silent.getsockname()[1])
