@@ -27,7 +27,7 @@ from flows.processes import IMPORTING, end_with_parent
 PASSWORD = "MLFLOW_TRACKING_PASSWORD"  # the variable in which MLflow's clients find it, and this server its own
 HOME = "_MLFLOW_SERVER_ARTIFACT_ROOT"  # where MLflow's server finds the folder, or address, of artifacts
 FIRST = "AGENT_R1_FIRST_VIEW"  # the fragment of the address of the view that `/` opens
-SEEN = {  # what MLflow's pages ask of a browser that knows nothing yet, by the names of its local storage
+SEEN = {  # entries of a browser's local storage, as a visitor of MLflow's pages has them who came before
     "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": True,  # else the assistant, which is refused here, opens
     "mlflow.detectIssues.guidanceShown_v1": True,  # so does a tour over the traces
     "mlflow.telemetry.info.alert.dismissed_v1": True,  # nothing is told here
@@ -94,7 +94,7 @@ def _sent(authorization: str) -> bytes:
 
 
 def greet(first: str) -> None:
-    """Has MLflow's page open this view where its address names none, with what a new browser has to know."""
+    """Has MLflow's page open this view where its address names none, as for a visitor who came before."""
     from mlflow.server import app as pages
 
     page = Path(str(pages.static_folder), "index.html").read_text()

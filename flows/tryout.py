@@ -23,7 +23,7 @@ from flows.terminal import counted
 
 
 def play(run: RunId, model: str, endpoint: str | None) -> Iterator[str]:
-    """Plays a run's first five training questions greedily; gives each episode with what it earns, and a line on all.
+    """Plays a run's first five training questions greedily; gives each episode with its rewards, and a line on all.
 
     The run's own tools, rewards and limits hold. Without a model its latest policy plays, or the warm start. Sampling
     is done in this process, and a server is asked once, so that a fault is seen at once.

@@ -30,7 +30,7 @@ IDENTITY_TAG = "identity"
 KIND_TAG = "kind"  # training, baseline or evaluation
 VERSION_TAG = "model_version"  # of a training's run: the version that it registered
 EXPERIMENT_TAG = "dvc_experiment"
-SCORED = re.compile("[Ss]uccess [^:]*? o[fn] the test questions[:.] ")  # what a description begins with, then and now
+SCORED = re.compile("[Ss]uccess [^:]*? o[fn] the test questions[:.] ")  # begins a description, then and now
 FIRST = (
     "success",
     "rollout/success",
@@ -132,7 +132,7 @@ class Run:
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Adds metrics of one iteration, named `part/what`, except the ones that the store has of it.
 
-        MLflow shows what it is given, so they have four significant digits; the run's folder has all.
+        They have four significant digits, for MLflow cuts none; the run's folder has all.
         """
         new = {name: value for name, value in metrics.items() if step >= self._steps_logged.get(name, 0)}
         if new:

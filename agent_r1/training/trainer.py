@@ -33,7 +33,7 @@ class Trainer:
     """Trains an agent and asks it, under params.yaml as it is shipped."""
 
     model: str  # that it starts from: a Hugging Face folder or hub id
-    questions: Rows  # to train on: `question` and `answers`, and what else `agent_r1.data.formats` reads of own rows
+    questions: Rows  # to train on: `question`, `answers`, and other columns of the format `generic`
     folder: str | Path  # of all results, where an interrupted training goes on
     tools: Sequence[Callable[..., Any]] = ()  # typed functions
     rewards: Sequence[Callable[..., Any]] = ()  # functions of an `agent_r1.credit.own.Episode`, of weight 1
