@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import shutil
@@ -217,16 +218,18 @@ def test_a_push_that_fails_is_a_warning_with_the_remedy(
     assert registry.versions()
 
 
-def test_a_tag_of_the_registry_names_no_file_that_is_written(
+def test_a_descriptor_of_the_registry_names_no_file_that_is_written(
     project: Path, register: Register, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What a Makefile says that runs at the next `make`, in place of DVC's hash of the copy."""
-    reference = register().reference
+    version = register()
+    reference, made = version.reference, version.descriptor
     write_policy(POLICY, "second")
     store, _ = open_store()
-    store.set_model_version_tag(registry.MODEL, "1", "dvc_hash", "x\nall:\n\tid\n")
+    place = f"policies/{made.policy_hash[:8]}/{registry.DESCRIPTOR}"
     for file in ("GNUmakefile", "../.profile", "flows/train.dvc"):
-        store.set_model_version_tag(registry.MODEL, "1", "dvc_file", file)
+        forged = dataclasses.asdict(made) | {"dvc_hash": "x\nall:\n\tid\n", "dvc_file": file}
+        store.log_text(made.mlflow_run_id, json.dumps(forged), place)
         with pytest.raises(ValueError, match="the registry is empty"):
             folder_of(registry.find(reference))
         assert not Path(file).exists()
