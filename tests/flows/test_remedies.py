@@ -188,6 +188,7 @@ BY_HAND = "it installs, serves, or only shows"
 # A command that a message names -> the test that types it, or why none does.
 COMMANDS = {
     "agent-r1 chat{words}": "flows/test_chat.py",
+    "agent-r1 doctor --engine": "flows/operation/test_doctor.py",
     "agent-r1 evaluate --help": BY_HAND,
     "agent-r1 overlay base": "flows/test_overlay.py",
     "agent-r1 pipeline --pool": "flows/operation/test_pool.py",
@@ -226,7 +227,6 @@ COMMANDS = {
     "kill {}": BY_HAND,
     "make": BY_HAND,
     "make doctor": "test_packaging.py",
-    "make repro": BY_HAND,
     "make serve": BY_HAND,
     "make ui": BY_HAND,
     "mkdir {} && mv {}* {}": "tracking/test_store.py",

@@ -328,7 +328,7 @@ def test_a_scale_has_versions_and_a_champion_of_its_own(describe: Describe, clie
     run.tag("kind", "training")
     run.final({"success": 0.5, "success/low": 0.4, "success/high": 0.6})
     said = [client.get_model_version(each.model, str(each.number)).description for each in (plain, first, second)]
-    assert [(text or "").partition(" of")[0] for text in said] == ["", "", "success 0.500 [0.400, 0.600]"]
+    assert [text or "" for text in said] == ["", "", "Success 0.500 [0.40, 0.60] on the test questions. "]
 
 
 def refused(reference: str, message: str) -> None:
