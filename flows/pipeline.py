@@ -23,7 +23,7 @@ from prefect import Task, flow, task
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
-from prefect.context import TaskRunContext
+from prefect.context import SyncClientContext, TaskRunContext
 from prefect.events.worker import EventsWorker
 from prefect.exceptions import PrefectException, TerminationSignal
 from prefect.futures import PrefectConcurrentFuture
@@ -34,6 +34,7 @@ from prefect.settings import (
     PREFECT_API_REQUEST_TIMEOUT,
     PREFECT_API_URL,
     PREFECT_CLIENT_MAX_RETRIES,
+    PREFECT_CLIENT_SERVER_VERSION_CHECK_ENABLED,
     temporary_settings,
 )
 from prefect.states import Completed
@@ -209,8 +210,10 @@ class IterationsDone:
         if not found or (found["done"] != found["of"] and now_s < self.told_s + NEWS_S):
             return
         share, about = 100 * int(found["done"]) / int(found["of"]), f"{found['done']} of {found['of']} iterations"
-        at_once = temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: NEWS_S})
-        with suppress(HTTPError, PrefectException), at_once:
+        waits = {PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: NEWS_S}
+        at_once = temporary_settings(waits | {PREFECT_CLIENT_SERVER_VERSION_CHECK_ENABLED: False})
+        # the flow has a client that tries again for minutes; this context brings another one
+        with suppress(HTTPError, PrefectException), at_once, SyncClientContext({"timeout": NEWS_S}):
             if self.artifact:
                 update_progress_artifact(self.artifact, share, about)
             else:

@@ -63,7 +63,7 @@ PROCESSES = {
 }
 # Wings that are entered by one door, and which modules are doors.
 DOORS = {
-    "agent_r1.inspection": {"flows.commands.look", "flows.commands.serve", "flows.commands.options"},
+    "agent_r1.inspection": {"flows.commands.look", "flows.commands.serve"},
     "flows.operation": {
         "flows.commands.execute",
         "flows.commands.look",

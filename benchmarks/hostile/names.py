@@ -10,7 +10,9 @@ import re
 from dataclasses import asdict
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, patch
 
 from pydantic import TypeAdapter
 
@@ -28,6 +30,9 @@ from flows import dvc_files
 from flows.terminal import HarmlessFormatter
 
 _HASH = "a" * 64
+_VERSION: Any = SimpleNamespace(
+    name="agent_r1", version=4, tags={}, source=f"file:/{'1' * 32}/artifacts/policies/{_HASH[:8]}/descriptor.json"
+)
 _MARKUP = re.compile(r"(?<!\\)(\\\\)*[`|<\[]")  # after no backslash, or after backslashes that are shown
 _ESCAPE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _HONEST = Descriptor(
@@ -40,9 +45,9 @@ _HONEST = Descriptor(
 
 
 class Tags(Kind):
-    """Tags of a registered version: those of a training, or the version is left out."""
+    """The descriptor of a registered version: that of a training, or the version is left out."""
 
-    name, tried = "registry tags", 2500
+    name, tried = "registry descriptors", 2500
 
     def make(self, rng: Random) -> dict[str, str]:
         honest = {name: str(value) for name, value in asdict(_HONEST).items()}
@@ -63,7 +68,8 @@ class Tags(Kind):
         store.logger.propagate = False
         store.warn_once.cache_clear()
         try:
-            found = registry._read(4, made)
+            with patch.object(registry, "_stored", lambda *_: json.dumps(made).encode()):
+                found = registry._read(Mock(), "", _VERSION)
         finally:
             store.logger.removeHandler(handler)
             store.logger.propagate, logging.root.manager.disable = True, disabled

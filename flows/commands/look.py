@@ -134,7 +134,7 @@ def try_run(
     model: Model = None,
     endpoint: Served = None,
 ) -> None:
-    """Plays five episodes of a run and shows what they earn, before it is trained or after.
+    """Plays five episodes of a run and shows what they earn.
 
     Without --model the run's policy plays, and before its training the warm start.
     """

@@ -114,7 +114,9 @@ def test_the_results_lead_to_the_best_run(
     write_params: Callable[..., None],
     inside: Callable[..., AbstractContextManager[None]],
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)  # a line is then as long as it is
     write_params(tmp_path, {"repro_runs": ["ppo", "grpo"]})
     with inside(tmp_path):
         places = params.load().places

@@ -123,6 +123,6 @@ def test_a_board_that_is_none_is_refused_before_a_model_is_loaded(
     ice: Path, inside: Inside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [Question(question_id="q", dataset="ice", split="train", text="?", env="frozen_lake", setup="{", strata={})]
-    monkeypatch.setattr("flows.train.read_rows", lambda *_: rows)
+    monkeypatch.setattr("agent_r1.training.assembly.read_rows", lambda *_: rows)
     with inside(ice), pytest.raises(ValueError, match=r"question 'q': a setup that is not JSON: '\{'"):
         train(RunId("grpo"), fresh=True)

@@ -258,7 +258,7 @@ def test_the_full_configuration_fits_one_80_gb_gpu(monkeypatch: pytest.MonkeyPat
     """Adapters with a critic fit, all weights with a critic do not."""
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=79 * GIB))
     base, changes = (yaml.safe_load(path.read_text()) for path in (PARAMS, PARAMS.parent / "overlays/qwen2.5-3b.yaml"))
-    settings = Params.model_validate(override(base, changes))
+    settings = Params.model_validate(override(base, changes | {"places": {}}))
     demand = demand_of(QWEN_3B, settings, RunId("ppo"), torch.device("cuda"))
     assert (demand.dtype, demand.critic, demand.reference, demand.tokens) == (torch.bfloat16, True, True, 8192)
     parts = estimate(demand)

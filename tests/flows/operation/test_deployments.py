@@ -353,7 +353,7 @@ def test_a_training_shows_its_scores_and_its_model_leads_to_its_trajectories(
     shutil.rmtree(folder)
     console = Console(width=300, file=io.StringIO(), record=True)
     with inside(project):
-        lineage(LABEL, console)
+        console.print(*lineage(LABEL))
         [line] = [line for line in console.export_text().splitlines() if "get them" in line]
         command = shlex.split(line.partition("get them ")[2])
         subprocess.run([sys.executable, "-m", *command], check=True)
