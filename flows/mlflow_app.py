@@ -30,6 +30,7 @@ FIRST = "AGENT_R1_FIRST_VIEW"  # the fragment of the address of the view that `/
 SEEN = {  # entries of a browser's local storage, as a visitor of MLflow's pages has them who came before
     "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": True,  # else the assistant, which is refused here, opens
     "mlflow.detectIssues.guidanceShown_v1": True,  # so does a tour over the traces
+    "_mlflow_model_registry_promo_modal_dismissed_v1": True,  # and another over the registry
     "mlflow.telemetry.info.alert.dismissed_v1": True,  # nothing is told here
     "mlflow.workflowType_v1": "machine_learning",  # lists runs, models and traces at the side
 }

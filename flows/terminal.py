@@ -34,10 +34,11 @@ UNLIMITED = 2**16  # columns, where nothing says how many there are
 
 
 def show(*parts: RenderableType) -> None:
-    """Prints tables and text, as wide as the terminal or COLUMNS says; elsewhere no line is cut."""
+    """Prints tables, as wide as the terminal or COLUMNS says, or else as they are, and text without a break."""
     console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else UNLIMITED)
     with console.capture() as printed:
-        console.print(*parts, sep="\n")
+        for part in parts:
+            console.print(part, soft_wrap=isinstance(part, str), markup=False, highlight=False)
     for line in printed.get().splitlines():
         sys.stdout.write(f"{line.rstrip()}\n")
 

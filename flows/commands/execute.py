@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from typing import Annotated, Literal
 
-from rich.text import Text
 from typer import Argument, Option
 
 from agent_r1 import params
@@ -177,4 +176,4 @@ def new(
     """Begins a tool, reward, world or data set of your own."""
     from flows.new import begin
 
-    show(Text(begin(kind, name), no_wrap=True, overflow="ignore"))
+    show(begin(kind, name))

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from rich.text import Text
 from typer import Argument, Option
 
 from agent_r1 import params
@@ -144,7 +143,7 @@ def try_run(
         raise ValueError("--endpoint is where --model NAME acts; give its name")
     logging.getLogger("agent_r1").setLevel(logging.WARNING)  # it has a line per engine
     for shown in play(RunId.parse(run), model or "", endpoint):
-        show(Text(shown, no_wrap=True, overflow="ignore"))
+        show(shown)
 
 
 def view(run: RunId, out: Path | None = None, trajectories: int = 200, traces: int = 20) -> None:

@@ -27,7 +27,6 @@ from prefect.flow_runs import suspend_flow_run
 from prefect.input import RunInput
 from prefect.states import Completed
 from rich.markdown import Markdown
-from rich.text import Text
 
 from agent_r1 import params, tracking
 from agent_r1.evaluation.comparison import (
@@ -255,4 +254,4 @@ def promote_here(challenger: str, *, first: bool = False, anyway: bool = False, 
         wrong = " ".join((done.stderr or done.stdout).split())
         raise ValueError(f"git could not tag {champion.reference}: {wrong}; mend that, and promote it again with --tag")
     said = "tagged; `git push --follow-tags` shares it" if tag else "--tag makes it an artifact of DVC's, by"
-    show(Text(f"{said}:\n{command}", no_wrap=True, overflow="ignore"))
+    show(f"{said}:\n{command}")

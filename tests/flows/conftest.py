@@ -80,7 +80,7 @@ SMALL = {
         "ppo": {},
         "refilled": {
             "iterations": 1,
-            "rollout": {"questions": 4, "samples": 4},
+            "rollout": {"questions": 4, "samples": 2},
             "credit": {"estimator": "grpo", "filter": {"kind": "top_fraction", "share": 0.5, "refill": 2}},
         },
         "grpo": {"iterations": 2, "rollout": {"questions": 4, "samples": 4}, "credit": {"estimator": "grpo"}},

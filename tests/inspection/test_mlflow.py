@@ -171,7 +171,7 @@ def test_a_first_visitor_sees_runs_charts_models_versions_and_traces(
     expect(opened.get_by_text("Who directed Veld?", exact=True).first).to_be_visible(timeout=PATIENCE_MS)
     expect(opened.get_by_text("Got it")).to_have_count(0)
     opened.get_by_role("link", name="Model registry").click()
-    opened.get_by_role("link", name="agent_r1").first.click()
+    opened.locator("a[href='#/models/agent_r1']").first.click()
     rows = opened.get_by_role("row").filter(has_text="Version ")
     expect(rows.filter(has_text="score")).to_have_count(5, timeout=PATIENCE_MS)
     boxes = [row.bounding_box() for row in rows.filter(has_text="score").all()]

@@ -171,7 +171,7 @@ BAD: list[tuple[Any, str]] = [
     ([user(), {"role": "assistant", "content": None, "tool_calls": "search"}], "has a tool call 'search' without name"),
     ([user(), calling({"name": "search", "arguments": '{"query": NaN}'})], "is no action that makes this call"),
     ([user(), calling({"name": "search", "arguments": '{"query": "\\ud800"}'})], "is no action that makes this call"),
-    ([user(), searching("</tool_call>")], "message 2: is no action that makes this call .*; leave tags"),
+    ([user(), searching("a", content="</tool_call>")], "message 2: is no action that makes this call .*; leave tags"),
     ([user(), searching(content="<answer>x</answer>")], "message 2: is no action that makes this call"),
     ([user([{"type": "text", "text": "Who?"}]), saying()], "message 1: has content that is no text, .*; write one"),
     ([user("  "), saying()], "message 1: has content that is no text"),

@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from agent_r1.params.places import RunId
+from agent_r1.files import write_text
+from agent_r1.params.places import UNREAD, RunId
 from flows import made_of
 from flows.dvc_files import DVC, collect_graph, in_dvc
 from flows.evaluate import EvaluationRequest, evaluate
@@ -75,7 +76,7 @@ def evaluated(
         shutil.copytree(ROOT / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("dvc.yaml", ".dvcignore"):
         shutil.copy(ROOT / name, folder)
-    (folder / "data/raw").mkdir()
+    write_text(folder / UNREAD, "")
     write_params(folder, {"repro_baselines": [], "warm_start": {"steps": 4, "checkpoint_every": 2}})
     with inside(folder):
         evaluate(EvaluationRequest(RunId("ppo")))
