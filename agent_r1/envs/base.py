@@ -181,18 +181,24 @@ def _parse_call(body: str) -> ParsedCall:
     """Reads the text between a call's tags; a ValueError names its fault."""
     try:
         call = json.loads(body, parse_constant=refuse_constant)
+        if isinstance(call, dict) and isinstance(spelled := call.get("arguments"), str):
+            call["arguments"] = object_of(spelled)
         json.dumps(call, ensure_ascii=False, allow_nan=False).encode()  # no file could keep text that this refuses
     except (ValueError, RecursionError):
         raise ValueError("the tool call is not valid JSON") from None
     match call:
         case {"name": str(name), "arguments": dict(arguments), **others} if not {*others} - {"id"}:
             return ParsedCall(name, arguments)
-        case {"name": str(name), "arguments": str(spelled), **others} if not {*others} - {"id"}:
-            return _parse_call(json.dumps({"name": name, "arguments": _object(spelled)}))
     raise ValueError('a tool call is {"name": ..., "arguments": {...}}')
 
 
-def _object(text: str) -> dict[str, Any] | None:
+def hermes(calls: Sequence[ParsedCall]) -> str:
+    """Calls as an action writes them for `parse_action`."""
+    said = (json.dumps({"name": each.tool, "arguments": each.arguments}, ensure_ascii=False) for each in calls)
+    return "\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in said)
+
+
+def object_of(text: str) -> dict[str, Any] | None:
     """The object that a text of JSON holds; None if it holds none."""
     try:
         value = json.loads(text)

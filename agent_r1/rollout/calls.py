@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent_r1.envs.base import ParsedCall, parse_action
+from agent_r1.envs.base import ParsedCall, hermes, parse_action
 
 Render = Callable[[Sequence[ParsedCall]], str | None]  # the assistant's text for these calls; None if there is none
 Types = dict[str, dict[str, Any]]  # the JSON schemas of a tool's arguments, by the tool's name
@@ -119,12 +119,6 @@ class CallForm:
         """An action whose calls are as environments read them, with the calls as the model writes them."""
         calls = parse_action(action, _MOST_CALLS).calls
         return _BLOCKS.sub(lambda _: self.write(calls), action, count=1) if calls else action
-
-
-def hermes(calls: Sequence[ParsedCall]) -> str:
-    """Calls as environments read them."""
-    said = (_json({"name": call.tool, "arguments": call.arguments}) for call in calls)
-    return "\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in said)
 
 
 def types_of(tools: Sequence[dict[str, Any]]) -> Types:

@@ -36,7 +36,7 @@ SAMPLE: list[Message] = [*OPENING, ("assistant", ACTION), ("tool", OBSERVATION)]
 SAMPLE_TOOL = {
     "type": "function",
     "function": {
-        "name": "look_up",
+        "name": calls.NAME,
         "description": "Looks a word up.",
         "parameters": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
     },
@@ -229,7 +229,7 @@ class Template:
         self._tokenizer = tokenizer
         self.dialect = Dialect()  # the start; each kind of message is then tried in turn
         self.dialect = replace(self.dialect, system=self._shows(OPENING, (), SYSTEM))
-        self.dialect = replace(self.dialect, tools=self._shows(OPENING, [SAMPLE_TOOL], "look_up"))
+        self.dialect = replace(self.dialect, tools=self._shows(OPENING, [SAMPLE_TOOL], calls.NAME))
         self.dialect = replace(self.dialect, observations=self._shows([*SAMPLE, *SAMPLE[2:]], (), OBSERVATION))
         if self.dialect != Dialect():
             logger.info("the chat template does not render everything by itself: %s", self.dialect)

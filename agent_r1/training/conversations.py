@@ -6,7 +6,6 @@ only in the assistant's messages.
 
 from __future__ import annotations
 
-import json
 import logging
 import reprlib
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.data.sources import Row, read
-from agent_r1.envs.base import Attempt, Env, ParsedAction, Transition, parse_action
+from agent_r1.envs.base import Attempt, Env, ParsedAction, ParsedCall, Transition, hermes, object_of, parse_action
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import asked_attempt, canonical
 from agent_r1.params import Params
@@ -117,9 +116,8 @@ class _Message:
             raise self._fault("has a tool call that is nested too deeply", "write its arguments flatter") from None
 
     def _calling(self, content: str, name: str, arguments: dict[str, Any]) -> str:
-        call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
         before = f"{content.rstrip()}\n" if content.strip() else ""
-        text = f"{before}<tool_call>\n{call}\n</tool_call>"
+        text = before + hermes([ParsedCall(name, arguments)])
         parsed = parse_action(text)
         if parsed.calls != ((name, arguments),):
             remedy = "leave tags and values that JSON does not have out of it"
@@ -134,20 +132,12 @@ class _Message:
             case [{"function": {"name": str(name), "arguments": dict(arguments)}}] if name.strip():
                 return name, arguments
             case [{"function": {"name": str(name), "arguments": str(text)}}] if name.strip():
-                if isinstance(arguments := _decoded(text), dict):
-                    return name, arguments
+                if (decoded := object_of(text)) is not None:
+                    return name, decoded
         raise self._fault(f"has a tool call {reprlib.repr(calls)} without name or arguments", f"write {_ONE_CALL}")
 
     def _fault(self, problem: str, remedy: str) -> ValueError:
         return ValueError(f"{self.where}: {problem}; {remedy}")
-
-
-def _decoded(text: str) -> Any:
-    """The value of a JSON text; None where it is none."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
 
 
 class Retold(Env):

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from agent_r1.envs.base import ParsedCall
-from agent_r1.rollout.calls import CallForm, form_of, hermes, is_hermes, types_of
+from agent_r1.envs.base import ParsedCall, hermes
+from agent_r1.rollout.calls import CallForm, form_of, is_hermes, types_of
 
 Render = Callable[[Sequence[ParsedCall]], str | None]
 CALLS = [ParsedCall("find", {"what": "the tide", "most": 3}), ParsedCall("stop", {"now": True})]
