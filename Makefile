@@ -1,7 +1,7 @@
 # Needs python3 (3.11 or newer) and pip; everything else goes into .venv.
 PYTHON ?= python3
-# What pip installs in place of the locked CPU environment. On a CUDA machine: make repro INSTALL='-e .[gpu,dev]'
-INSTALL ?=
+# Which locked packages to install: cpu, or gpu for CUDA. It is what .venv holds, else gpu where there is an NVIDIA driver.
+INSTALL ?= $(or $(HELD),$(if $(wildcard /proc/driver/nvidia/version),gpu,cpu))
 # Where `serve` and `ui` listen, on this machine alone.
 PREFECT_PORT ?= 4200
 MLFLOW_PORT ?= 5000
@@ -14,6 +14,10 @@ VENV := .venv
 # One file's tests stay in one process; CI says what takes long.
 PYTEST := pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(if $(CI),--durations=40)
 INSTALLED := $(VENV)/.installed
+HELD := $(shell cat $(INSTALLED) 2>/dev/null)
+LOCK := requirements/$(INSTALL).txt
+$(if $(filter-out cpu gpu,$(INSTALL)),$(error INSTALL is cpu or gpu, not '$(INSTALL)'))
+$(if $(filter-out $(INSTALL),$(HELD)),$(error $(VENV) holds the packages for $(HELD); remove it to install those for $(INSTALL)))
 # Of what is locked pip takes nothing but files of known content, and builds with nothing else either. The bytes of torch
 # depend on where its CPU wheel comes from.
 PIP := python -m pip install
@@ -24,11 +28,12 @@ TORCH := $(PIP) --no-deps -r requirements/torch.txt
 NO_TORCH := torch: neither pip's configured places nor $(TORCH_INDEX) have the wheel of requirements/torch.txt. In a closed\
 	network set PIP_FIND_LINKS to a folder that holds it, or TORCH_INDEX to an index.
 # Where uv is there it installs the list, from the places that pip has from its variables. It reads no file of pip's, so
-# what it cannot find is pip's again.
+# what it cannot find is pip's again. For CUDA a folder that holds torch's CPU wheel changes nothing.
 UV := $(shell command -v uv)
 UV_PLACES = UV_FIND_LINKS="$(PIP_FIND_LINKS)" UV_EXTRA_INDEX_URL="$(PIP_EXTRA_INDEX_URL)" UV_INDEX_URL="$(PIP_INDEX_URL)"
 BY_UV = $(UV_PLACES) $(UV) pip install --python $(VENV) --index-strategy unsafe-best-match --require-hashes --no-deps \
 	--no-build-isolation
+NO_CPU_TORCH := --constraint requirements/cuda.txt
 COMPILE = $(UV_PLACES) uv pip compile --quiet \
 	--generate-hashes --python-version 3.11 --index-strategy unsafe-best-match --no-emit-index-url \
 	--no-emit-find-links --custom-compile-command "make lock"
@@ -100,9 +105,11 @@ lint: $(INSTALLED)  ## check style, format and types
 ui: $(INSTALLED)  ## show the runs in MLflow, at http://127.0.0.1:5000 or MLFLOW_PORT
 	agent-r1 serving --only-mlflow --mlflow-port $(MLFLOW_PORT) --auth $(AUTH)
 
-lock: $(INSTALLED)  ## write requirements/cpu.txt and build.txt anew from pyproject.toml
+lock: $(INSTALLED)  ## write requirements/cpu.txt, gpu.txt and build.txt anew from pyproject.toml
 	$(COMPILE) pyproject.toml --upgrade --extra cpu --extra dev --override requirements/overrides.txt \
 		--no-emit-package torch --output-file requirements/cpu.txt
+	cp requirements/cpu.txt requirements/gpu.txt  # whose versions are taken over where they fit
+	$(COMPILE) pyproject.toml --extra gpu --extra dev $(NO_CPU_TORCH) --output-file requirements/gpu.txt
 	echo setuptools | $(COMPILE) - --constraint requirements/cpu.txt --output-file requirements/build.txt
 
 clean:  ## remove what the stages and checks wrote, registered policies too; keeps .venv, data/raw and .tracking
@@ -117,18 +124,20 @@ ifneq ($(MOVED_FROM),)
 .PHONY: $(INSTALLED)
 endif
 
-$(INSTALLED): requirements/cpu.txt requirements/torch.txt pyproject.toml
+$(INSTALLED): $(LOCK) requirements/torch.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed: make PYTHON=...")'
+	$(if $(filter gpu,$(INSTALL)),@$(PYTHON) -c 'import sys; sys.version_info < (3, 13) or sys.exit("the packages for CUDA have\
+ no wheels above Python 3.12: make PYTHON=python3.12, or make INSTALL=cpu")')
 	$(if $(MOVED_FROM),@echo "$(VENV) is a copy of the one in $(MOVED_FROM); installing it for this folder")
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-ifeq ($(INSTALL),)
 	$(LOCKED) -r requirements/build.txt
-	$(if $(UV),$(BY_UV) -r requirements/cpu.txt || )$(LOCKED) -r requirements/cpu.txt
-	@$(TORCH) || { echo "asking $(TORCH_INDEX)" && $(TORCH) --index-url $(TORCH_INDEX); } || { echo "$(NO_TORCH)" >&2; exit 1; }
-	$(PIP) --no-deps --no-build-isolation -e .
+ifeq ($(INSTALL),gpu)
+	$(if $(UV),$(BY_UV) -r $(LOCK) $(NO_CPU_TORCH) || )$(LOCKED) -r $(LOCK) $(NO_CPU_TORCH)
 else
-	$(PIP) $(INSTALL)
+	$(if $(UV),$(BY_UV) -r $(LOCK) || )$(LOCKED) -r $(LOCK)
+	@$(TORCH) || { echo "asking $(TORCH_INDEX)" && $(TORCH) --index-url $(TORCH_INDEX); } || { echo "$(NO_TORCH)" >&2; exit 1; }
 endif
+	$(PIP) --no-deps --no-build-isolation -e .
 	$(if $(MOVED_FROM),grep -lIrF '$(MOVED_FROM)/$(VENV)' $(VENV)/bin | xargs sed -i 's|$(MOVED_FROM)/$(VENV)|$(CURDIR)/$(VENV)|g')
 	@python -c 'import vl_convert; print(vl_convert.javascript_bundle())' > $(VENV)/vega.js  # for .dvc/plots.html
-	touch $@
+	echo $(INSTALL) > $@

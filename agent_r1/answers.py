@@ -23,10 +23,7 @@ def exact_match(answer: str, golds: Sequence[str]) -> float:
 
 
 def f1(answer: str, golds: Sequence[str]) -> float:
-    """Word overlap in [0, 1], the best over the gold answers.
-
-    `yes`, `no` and `noanswer` score 0 against anything but themselves.
-    """
+    """The best word overlap with a gold answer, in [0, 1]; `yes`, `no` and `noanswer` match themselves alone."""
     return max((_f1(normalize(answer), normalize(gold)) for gold in golds), default=0.0)
 
 

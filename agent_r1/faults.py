@@ -19,6 +19,10 @@ class WorldTimeout(WorldFault, TimeoutError):
     """The other side did not answer in time."""
 
 
+class ContextFull(Exception):
+    """A model has no room for another action: the episode that asks for one has met its limit."""
+
+
 class TooManyAborted(WorldFault):
     """Too many episodes met a fault of the world: the rest would be another experiment. The fault may pass."""
 
@@ -26,7 +30,5 @@ class TooManyAborted(WorldFault):
 def require_few(aborted: int, episodes: int, share: float, how: str) -> None:
     """Raises TooManyAborted if more than a share of the episodes was cut short; `how` adds words to the message."""
     if aborted > share * episodes:
-        raise TooManyAborted(
-            f"the world cut {aborted} of {episodes} episodes short, {how}; none of them is kept, run it again when "
-            "that is mended"
-        )
+        remedy = "none of them is kept, run it again when that is mended"
+        raise TooManyAborted(f"the world cut {aborted} of {episodes} episodes short, {how}; {remedy}")

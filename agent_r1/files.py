@@ -13,7 +13,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Gives a temporary path beside `path`; on success it takes the place of `path`, on failure it is removed.
-
-    The old file stays whole until the new one is complete and on disk.
-    """
+    """Gives a temporary path that takes the place of `path` once it is whole and on disk; removed on failure."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -61,23 +58,24 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
 
 
 @contextmanager
-def replaced_folder(folder: Path) -> Iterator[Path]:
+def replaced_folder(folder: Path, *, lasting: bool = True) -> Iterator[Path]:
     """Gives a hidden path beside `folder`; on success it takes its place, on failure, an interrupt too, it is removed.
 
-    Its content is on disk before the swap, so one whole folder exists at any moment. `clear_leftovers`, or the next
-    call, clears up after a kill. One process at a time may replace a folder.
+    Its content is on disk before the swap if it is `lasting`, so one whole folder exists at any moment. The next call,
+    or `clear_leftovers`, clears up after a kill. One process at a time may replace a folder.
     """
     fresh = _beside(folder, "new")
     clear_leftovers(folder)
     fresh.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield fresh
-        for path in (*fresh.rglob("*"), fresh):
+        for path in (*fresh.rglob("*"), fresh) if lasting else ():
             _sync(path)
         if folder.exists():
             folder.rename(_beside(folder, "old"))
         fresh.rename(folder)
-        _sync(folder.parent)
+        if lasting:
+            _sync(folder.parent)
     finally:
         clear_leftovers(folder)
 
@@ -91,10 +89,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Cleans up after a process that was killed in `replaced_folder` or `remove_folder`.
-
-    Brings the old folder back where no new one has taken its place: no single rename can replace a folder.
-    """
+    """Cleans up after a kill in `replaced_folder` or `remove_folder`; an old folder without a new one comes back."""
     old, gone = _beside(folder, "old"), _beside(folder, "gone")
     for left in (_beside(folder, "new"), gone):
         shutil.rmtree(left, ignore_errors=True)
@@ -119,8 +114,7 @@ def locked(path: Path, when_held: Callable[[], None] = lambda: None) -> Iterator
         yield
 
 
-@contextmanager
-def trained_alone(folder: Path) -> Iterator[None]:
+def trained_alone(folder: Path) -> AbstractContextManager[None]:
     """Holds the lock of a folder that is trained in. Raises BlockingIOError, which passes, if another process does."""
     lock = folder.with_name(f".{folder.name}.lock")
 
@@ -128,8 +122,7 @@ def trained_alone(folder: Path) -> Iterator[None]:
         pid = lock.read_text()
         raise BlockingIOError(f"process {pid} trains in {folder}; wait for its end, or `kill {pid}`, and start again")
 
-    with locked(lock, refuse):
-        yield
+    return locked(lock, refuse)
 
 
 @contextmanager
@@ -174,10 +167,7 @@ def is_own(path: Path, kind: int, *, closed: int) -> bool:
 
 
 def closed_folder(folder: Path) -> Path:
-    """Makes a folder that this user alone may enter, or takes others' permissions away from it and all that it holds.
-
-    Raises ValueError for a link, and for a folder of another user's.
-    """
+    """Makes a folder, and all in it, this user's alone; ValueError for a link or another user's folder."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700, parents=True)
     if not is_own(folder, stat.S_IFDIR, closed=0):
@@ -192,10 +182,7 @@ def closed_folder(folder: Path) -> Path:
 
 
 def sha256(path: Path) -> str:
-    """The hash of a file's bytes, or of the names and bytes of all files in a folder.
-
-    Raises FileNotFoundError if there is no such file or folder.
-    """
+    """The hash of a file's bytes, or of a folder's names and bytes; FileNotFoundError if there is neither."""
     if not path.is_dir():
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -205,10 +192,7 @@ def sha256(path: Path) -> str:
 
 
 def model_hash(model: str) -> str:
-    """The hash of a Hugging Face folder, or the commit that is loaded under a hub id.
-
-    Raises OSError if there is no such folder or hub id, or the hub cannot be reached and none of it was loaded before.
-    """
+    """The hash of a Hugging Face folder, or the commit of a hub id; OSError for neither, or a hub out of reach."""
     if Path(model).is_dir():
         return sha256(Path(model))
     from huggingface_hub import snapshot_download  # takes a while, and only hub ids need it
@@ -232,10 +216,8 @@ def load_pretrained(kind: Any, model: str | Path, **options: Any) -> Any:
     except ValueError as fault:
         if "trust_remote_code" not in str(fault):
             raise
-        raise ValueError(
-            f"{str(model)!r} brings code of its own, and no code from a model's folder is run here; "
-            "choose a model that transformers knows"
-        ) from fault
+        refused = f"{str(model)!r} brings code of its own, and no code from a model's folder is run here"
+        raise ValueError(f"{refused}; choose a model that transformers knows") from fault
 
 
 def _sync(path: Path) -> None:

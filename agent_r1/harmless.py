@@ -11,10 +11,7 @@ _MARKUP = re.compile(r"[\\`|<\[]")  # characters that end a cell, or begin HTML,
 
 
 def harmless(text: str) -> str:
-    """Text that moves, colours and reorders nothing on a terminal.
-
-    Line breaks and other white space become a space, format characters go, and control characters become U+FFFD.
-    """
+    """Text that moves or colours nothing: blanks become a space, control characters U+FFFD, and format ones go."""
     return text if text.isprintable() else "".join(char if char.isprintable() else _replacement(char) for char in text)
 
 

@@ -59,10 +59,9 @@ def _module(where: str, name: str) -> ModuleType:
     try:
         module = import_module(name)
     except (Exception, SystemExit) as fault:
-        raise ValueError(
-            f"{where}: module {name!r} cannot be imported ({type(fault).__name__}: {fault}); "
-            f"`python -c 'import {name}'` in the project's root has to find it"
-        ) from fault
+        remedy = f"`python -c 'import {name}'` in the project's root has to find it"
+        said = f"{type(fault).__name__}: {fault}"
+        raise ValueError(f"{where}: module {name!r} cannot be imported ({said}); {remedy}") from fault
     own, found = Path(f"{name.replace('.', '/')}.py"), vars(module).get("__file__")
     if own.exists() and not (found and own.samefile(found)):
         raise ValueError(f"{where}: module {name!r} is {found or 'built in'}, which hides {own}; rename yours")

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, core_model_loading
 
 from agent_r1.files import load_pretrained
+from agent_r1.gpus import visible_gpus
 from agent_r1.params.stages import DtypeName
+
+# The weights that wait in a mapped file, as they are stored, by the parameter that has their shape and type.
+_WAITING: MutableMapping[Tensor, Tensor] = WeakTensorKeyDictionary()
 
 
 def default_device() -> torch.device:
-    """The accelerator where there is one, else the CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """The accelerator where there is one, else the CPU. Raises ValueError if the driver is too old for torch."""
+    return torch.device("cuda" if visible_gpus() else "cpu")
 
 
 def compute_dtype(name: DtypeName, device: torch.device) -> torch.dtype:
@@ -24,37 +31,76 @@ def compute_dtype(name: DtypeName, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if halved else torch.float32
 
 
-def load_model(path: str | Path, dtype: torch.dtype | Literal["auto"], device: torch.device) -> PreTrainedModel:
-    """Loads a causal language model from a Hugging Face folder or hub id.
+def require_window(config: PreTrainedConfig, tokens: int) -> None:
+    """Raises ValueError if a model is known to read fewer tokens at once than a context may have."""
+    text = config.get_text_config()
+    most = getattr(text, "max_position_embeddings", None)
+    scaled = (getattr(text, "rope_parameters", None) or {}).get("rope_type") in ("linear", "dynamic")
+    if most and most < tokens and not scaled:
+        raise ValueError(f"{config.name_or_path} reads {most} tokens at most; lower env.max_tokens, which is {tokens}")
 
-    `dtype` is that of the weights; `auto` leaves them as they are stored. A ValueError says that `path` holds no model,
-    or that some of its weights are missing.
+
+def load_model(
+    path: str | Path,
+    dtype: torch.dtype | Literal["auto"],
+    device: torch.device,
+    kind: Any = AutoModelForCausalLM,
+    check: Callable[[PreTrainedModel], None] | None = None,
+    *,
+    waits: bool = False,
+) -> PreTrainedModel:
+    """Loads a model of a class of transformers without dropout, which would make learner and sampler disagree.
+
+    `dtype` is that of the weights; `auto` leaves them as they are stored. Weights of a model that `waits` stay in the
+    mapped file (`waiting`), whose types `check` sees. Their places are on the CPU, and take no memory until they are
+    written to. A ValueError says that `path` holds no model, or that some of its weights are missing.
     """
     folder = Path(path)
     if folder.is_dir() and not (folder / "config.json").exists():
         raise ValueError(f"{path} holds no model (config.json is missing); save one there or correct model.path")
+    model: PreTrainedModel
+    options = {"dtype": dtype, "attn_implementation": "sdpa", "output_loading_info": True}
     try:
-        loaded = load_pretrained(
-            AutoModelForCausalLM, path, dtype=dtype, attn_implementation="sdpa", output_loading_info=True
-        )
+        with _mapped(waits) as types:
+            model, about = load_pretrained(kind, path, **options)
     except OSError as error:
         raise ValueError(f"no model can be loaded from {str(path)!r}; correct model.path: {error}") from error
-    model: PreTrainedModel
-    model, about = loaded
     if missing := sorted(about["missing_keys"]):  # transformers gives them random values, tied ones aside
-        raise ValueError(
-            f"{str(path)!r} lacks the weights of {len(missing)} tensors of its {type(model).__name__}, {missing[0]} "
-            "for one; download or save the model again"
-        )
-    settle(model, device)
+        lacking = f"{len(missing)} tensors of its {type(model).__name__}, {missing[0]} for one"
+        raise ValueError(f"{str(path)!r} lacks the weights of {lacking}; download or save the model again")
+    if not waits:
+        for parameter in model.parameters():  # a mapped file may be replaced, and its alignment changes the last bits
+            parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
+        torch.nn.Module.to(model, device)
+    model.eval()
+    if check:
+        check(model)
+    for parameter in model.parameters() if waits else ():
+        stored = _WAITING[parameter] = parameter.data
+        parameter.data = torch.empty(stored.shape, dtype=types.get(stored.data_ptr(), model.dtype))
+    for buffer in model.buffers() if waits else ():
+        buffer.data = buffer.to(types.get(buffer.data_ptr(), buffer.dtype), copy=True)
     return model
 
 
-def settle(model: nn.Module, device: torch.device) -> None:
-    """Puts a freshly loaded model on its device, without dropout, which would make learner and sampler disagree.
+def waiting(module: torch.nn.Module) -> dict[str, Tensor]:
+    """The weights of a module that wait, as its file has them, by name."""
+    own = module.named_parameters(remove_duplicate=False)
+    return {name: _WAITING[parameter] for name, parameter in own if parameter in _WAITING}
 
-    Copies the weights out of the mapped file: its alignment changes the last bits, and the file may be replaced.
-    """
-    for parameter in model.parameters():
-        parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
-    model.to(device).eval()
+
+@contextmanager
+def _mapped(wanted: bool) -> Iterator[dict[int, torch.dtype]]:
+    """Has transformers map weights as their file has them. Gives the types that it would cast them to, by address."""
+    types, read = dict[int, torch.dtype](), core_model_loading._materialize_copy
+
+    def leave(tensor: Any, device: Any = None, dtype: torch.dtype | None = None) -> Tensor:
+        mapped: Tensor = tensor[...]
+        types[mapped.data_ptr()] = dtype or mapped.dtype
+        return mapped
+
+    core_model_loading._materialize_copy = leave if wanted else read
+    try:
+        yield types
+    finally:
+        core_model_loading._materialize_copy = read

@@ -80,10 +80,8 @@ class Question:
         if not self.text.strip():
             raise ValueError(f"question {self.question_id!r}: field 'text' is empty")
         if self.env == QA and not (self.answers and all(answer.strip() for answer in self.answers)):
-            raise ValueError(
-                f"question {self.question_id!r}: field 'answers' needs at least one answer, "
-                f"none of them empty; got {self.answers!r}"
-            )
+            needed = f"needs at least one answer, none of them empty; got {self.answers!r}"
+            raise ValueError(f"question {self.question_id!r}: field 'answers' {needed}")
 
 
 class Words(NamedTuple):
@@ -173,28 +171,18 @@ class Trajectory:
 
     def __post_init__(self) -> None:
         length = len(self.token_ids)
+        this = f"trajectory {self.trajectory_id!r}"
         for name, values in (("source", self.source), ("logprobs", self.logprobs)):
             if len(values) != length:
-                raise ValueError(
-                    f"trajectory {self.trajectory_id!r}: field {name!r} has {len(values)} entries for {length} tokens"
-                )
+                raise ValueError(f"{this}: field {name!r} has {len(values)} entries for {length} tokens")
         if any(step.action_stop > length for step in self.steps):
-            raise ValueError(f"trajectory {self.trajectory_id!r}: a step ends after token {length}")
-        self._check_contexts(length)
-
-    def _check_contexts(self, length: int) -> None:
-        bounds = [*self.context_starts, length]
+            raise ValueError(f"{this}: a step ends after token {length}")
+        bounds, starts = [*self.context_starts, length], f"{this}: field 'context_starts' is {self.context_starts}"
         rising = all(start < stop for start, stop in pairwise(bounds)) or bounds == [0, 0]
         if bounds[0] != 0 or not rising:
-            raise ValueError(
-                f"trajectory {self.trajectory_id!r}: field 'context_starts' is {self.context_starts} for {length} "
-                "tokens; it begins with 0 and rises"
-            )
+            raise ValueError(f"{starts} for {length} tokens; it begins with 0 and rises")
         if any(step.action_start < start < step.action_stop for step in self.steps for start in self.context_starts):
-            raise ValueError(
-                f"trajectory {self.trajectory_id!r}: field 'context_starts' is {self.context_starts}, and one of them "
-                "cuts an action in two"
-            )
+            raise ValueError(f"{starts}, and one of them cuts an action in two")
 
     @property
     def contexts(self) -> list[slice]:
@@ -254,9 +242,8 @@ class Credit:
         length = len(self.advantages)
         for name in ("values", "value_targets", "reference_logprobs", "loss_mask", "critic_mask"):
             if (found := len(getattr(self, name))) != length:
-                raise ValueError(
-                    f"credit of {self.trajectory_id!r}: field {name!r} has {found} entries, 'advantages' has {length}"
-                )
+                unlike = f"field {name!r} has {found} entries, 'advantages' has {length}"
+                raise ValueError(f"credit of {self.trajectory_id!r}: {unlike}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -269,12 +256,13 @@ class Proof:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """One question answered by one evaluated agent."""
+    """One answer of one evaluated agent to one question."""
 
     run: str
     seed: int
     policy_version: int
     question_id: str
+    sample: int = 0  # of the answers to the question
     answer: str
     success: float  # 1.0 or 0.0, as the environment judges; of an answered question its exact match
     facts: dict[str, float]  # further facts of the episode; of an answered question its scores

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pyarrow as pa
@@ -16,22 +16,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from agent_r1 import records
 from agent_r1.files import replacing
-from agent_r1.records import (
-    Call,
-    CallStatus,
-    Credit,
-    Outcome,
-    Passage,
-    Prediction,
-    Proof,
-    Question,
-    Step,
-    StopReason,
-    Trajectory,
-)
 
-Record = TypeVar("Record", Question, Passage, Trajectory, Proof, Credit, Prediction)
+Record = TypeVar("Record")  # one of SCHEMAS
 
 ROW_GROUP = 1 << 14  # rows that `row_writer` writes at a time
 # How tables are written. Pages have checksums; statistics, which have none, would hide rows from a filter.
@@ -45,7 +33,7 @@ _ARRAYS: dict[Any, pa.DataType] = {
     NDArray[np.bool_]: pa.list_(pa.bool_()),
 }
 _PLAIN: dict[Any, pa.DataType] = {
-    **dict.fromkeys((str, StopReason, CallStatus, Outcome), pa.string()),
+    **dict.fromkeys((str, records.StopReason, records.CallStatus, records.Outcome), pa.string()),
     int: pa.int64(),
     float: pa.float64(),
     bool: pa.bool_(),
@@ -61,19 +49,17 @@ def _schema(kind: type, **special: pa.DataType) -> pa.Schema:
     return pa.schema([pa.field(name, stored, nullable=False) for name, stored in types.items()])
 
 
-_CALLS = pa.list_(pa.struct(list(_schema(Call))))
-STEP_TYPE = pa.struct(list(_schema(Step, action_start=pa.int32(), action_stop=pa.int32(), calls=_CALLS)))
+_CALLS = pa.list_(pa.struct(list(_schema(records.Call))))
+STEP_TYPE = pa.struct(list(_schema(records.Step, action_start=pa.int32(), action_stop=pa.int32(), calls=_CALLS)))
+_FLAT = (records.Question, records.Passage, records.Proof, records.Credit, records.Prediction)
 SCHEMAS: dict[type, pa.Schema] = {
-    **{kind: _schema(kind) for kind in (Question, Passage, Proof, Credit, Prediction)},
-    Trajectory: _schema(Trajectory, steps=pa.list_(STEP_TYPE)),
+    **{kind: _schema(kind) for kind in _FLAT},
+    records.Trajectory: _schema(records.Trajectory, steps=pa.list_(STEP_TYPE)),
 }
 
 
 def write_rows(path: Path, rows: Sequence[Record], kind: type[Record]) -> None:
-    """Writes the rows as one Parquet file, whole or not at all.
-
-    Raises OSError if the disk is full or not writable; an older file at `path` is untouched.
-    """
+    """Writes the rows as one Parquet file, or raises OSError (a full disk) and leaves an older one untouched."""
     table = _table(rows, kind)
     with replacing(path) as temporary:
         pq.write_table(table, temporary, **_WRITTEN)
@@ -81,10 +67,7 @@ def write_rows(path: Path, rows: Sequence[Record], kind: type[Record]) -> None:
 
 @contextmanager
 def row_writer(path: Path, kind: type[Record]) -> Iterator[Callable[[Record], None]]:
-    """Gives a function that takes the rows of one Parquet file one by one, and holds at most ROW_GROUP of them.
-
-    The file is written whole or not at all.
-    """
+    """Gives a function that adds a row to one Parquet file, in parts of ROW_GROUP; the file is whole or not there."""
     with replacing(path) as temporary, pq.ParquetWriter(temporary, SCHEMAS[kind], **_WRITTEN) as file:
         waiting: list[Record] = []
 
@@ -105,13 +88,13 @@ def row_writer(path: Path, kind: type[Record]) -> Iterator[Callable[[Record], No
 def read_rows(path: Path, kind: type[Record], where: pc.Expression | None = None) -> list[Record]:
     """Reads the rows of one Parquet file: all of them, or only the rows for which `where` holds.
 
-    Raises FileNotFoundError if there is no such file, and ValueError if it is not as it was written, or if a field,
-    which is named, is not the record's.
+    A column that is missing has the record's default. Raises FileNotFoundError if there is no such file, and ValueError
+    if it is not as it was written, or if a field, which is named, is not the record's.
     """
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; run the stage that writes it (`dvc repro` knows which)")
     with _whole(path):
-        table = pq.read_table(path, filters=where, page_checksum_verification=True)
+        table = _with_defaults(pq.read_table(path, filters=where, page_checksum_verification=True), kind)
         check_schema(path, table.schema, SCHEMAS[kind])
     build = _builder(kind)
     hints = get_type_hints(kind)
@@ -135,9 +118,8 @@ def _whole(path: Path) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as fault:
-        raise ValueError(
-            f"{path} is damaged ({fault}); bring it back (`dvc checkout --force {quote(str(path))}`) or rerun its stage"
-        ) from fault
+        remedy = f"bring it back (`dvc checkout --force {quote(str(path))}`) or rerun its stage"
+        raise ValueError(f"{path} is damaged ({fault}); {remedy}") from fault
 
 
 def _table(rows: Sequence[Record], kind: type[Record]) -> pa.Table:
@@ -146,24 +128,31 @@ def _table(rows: Sequence[Record], kind: type[Record]) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
+def _with_defaults(table: pa.Table, kind: type[Record]) -> pa.Table:
+    """The table with the columns that it lacks, where the record has a default."""
+    for field in dataclasses.fields(cast(Any, kind)):
+        if field.default is not dataclasses.MISSING and field.name not in table.column_names:
+            values = pa.array([field.default] * table.num_rows, type=SCHEMAS[kind].field(field.name).type)
+            table = table.append_column(field.name, values)
+    return table
+
+
 def check_schema(path: Path, found: pa.Schema, expected: pa.Schema) -> None:
     """Refuses a file with a ValueError that names the first field which is missing, unknown or of another type."""
+    remedy = "delete the file and rerun its stage"
     for field in expected:
         if field.name not in found.names:
-            raise ValueError(f"{path}: field {field.name!r} is missing; delete the file and rerun its stage")
-        if found.field(field.name).type != field.type:
-            raise ValueError(
-                f"{path}: field {field.name!r} is {found.field(field.name).type}, expected {field.type}; "
-                "delete the file and rerun its stage"
-            )
+            raise ValueError(f"{path}: field {field.name!r} is missing; {remedy}")
+        if (kind := found.field(field.name).type) != field.type:
+            raise ValueError(f"{path}: field {field.name!r} is {kind}, expected {field.type}; {remedy}")
     for name in found.names:
         if name not in expected.names:
-            raise ValueError(f"{path}: field {name!r} is unknown; delete the file and rerun its stage")
+            raise ValueError(f"{path}: field {name!r} is unknown; {remedy}")
 
 
 def _plain(value: Any) -> Any:
     """A value as Arrow takes it: steps become dictionaries, and dictionaries pairs."""
-    if isinstance(value, list) and value and isinstance(value[0], Step):
+    if isinstance(value, list) and value and isinstance(value[0], records.Step):
         return [{**dataclasses.asdict(step), "rewards": list(step.rewards.items())} for step in value]
     return list(value.items()) if isinstance(value, dict) else value
 

@@ -6,7 +6,6 @@ once. The model has the shape of the built-in one and random weights.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import tempfile
 import time
@@ -27,7 +26,7 @@ from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episodes import collect
 from agent_r1.rollout.sampling import Actor, Engine
 from benchmarks import synthetic, updates
-from benchmarks.stored import Row, show
+from benchmarks.stored import Row, options, show
 
 EPISODES, CALLS = 64, 5
 OFTEN_S, SELDOM_S, SELDOM = 0.1, 5.0, 0.1
@@ -72,8 +71,7 @@ def row(order: str, alone: float, took: float, longest: float) -> Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measures episodes whose world takes its time, with vLLM.")
-    parser.add_argument("--store", action="store_true", help="the median of each order, in docs/measured")
+    parser = options("Measures episodes whose world takes its time, with vLLM.")
     store = parser.parse_args().store
     settings = load(SHIPPED)
     drawn = np.random.default_rng(0).random((EPISODES, CALLS))

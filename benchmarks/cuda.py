@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from agent_r1.learn import checkpoint
 from agent_r1.learn.gradients import add_critic_gradient, add_policy_gradient, join_credit
 from agent_r1.learn.learner import Learner, Options
-from agent_r1.learn.model import attend, load_policy
+from agent_r1.learn.memory import measure
+from agent_r1.learn.model import load_policy
 from agent_r1.params import SHIPPED, load
 from agent_r1.params.sections import override, validated
 from agent_r1.params.stages import ModelParams
@@ -35,20 +36,22 @@ from agent_r1.params.train import TrainParams
 from agent_r1.pretrained import default_device
 from agent_r1.records import Credit, Outcome, Source, Step, StopReason, Trajectory
 from agent_r1.training.supervised import Lessons, fit
+from benchmarks.attention import compare_attention, far
+from benchmarks.gpu import Sampled
 from benchmarks.kit import Row, accept_grouped_heads, counted_kernel, show_rows, tried
-from benchmarks.small_training import NO_WARMUP
-from benchmarks.synthetic import make_model
+from benchmarks.synthetic import NO_WARMUP, SHAPES, Work, make_model
 
 SHAPE = 128, 2, 4, 2, 256  # as in synthetic.SHAPES, but for the words
 WORDS = 40000  # so many that logprobs are made in several blocks
 LENGTHS = (30, 200, 57, 181, 64, 33, 140, 96)  # tokens of the episodes; every third has two contexts
+EVERYTHING: dict[str, Any] = {
+    "credit": {"estimator": "grpo"},
+    "rollout": {"samples": 8},
+    "update": {"kl_loss": 0.1, "entropy_bonus": 0.1, "importance_cap": 2.0},
+}
 SETTINGS: dict[str, dict[str, Any]] = {  # what of params.yaml is changed
     "critic": {},
-    "no critic, everything in the loss": {
-        "credit": {"estimator": "grpo"},
-        "rollout": {"samples": 8},
-        "update": {"kl_loss": 0.1, "entropy_bonus": 0.1, "importance_cap": 2.0},
-    },
+    "no critic, everything in the loss": EVERYTHING,
     "ratios of sequences": {"update": {"ratio": "sequence"}},
     "ratios of steps, cispo": {"update": {"ratio": "step", "loss": "cispo", "dual_clip": 0.0}},
     "packing": {"model": {"packing": True}},
@@ -59,6 +62,15 @@ SETTINGS: dict[str, dict[str, Any]] = {  # what of params.yaml is changed
     "adapters, gradient checkpointing": {"model": {"lora": {"rank": 8}, "gradient_checkpointing": True}},
     "offloaded optimiser": {"offload": True},
     "float32 output": {"model": {"float32_output": True}},
+    "no critic, packing, everything in the loss": {**EVERYTHING, "model": {"packing": True}},
+    "adapters, packing, gradient checkpointing": {
+        "model": {"lora": {"rank": 8}, "packing": True, "gradient_checkpointing": True}
+    },
+    "adapters, everything in the loss, offloaded optimiser": {
+        **EVERYTHING,
+        "model": {"lora": {"rank": 8}},
+        "offload": True,
+    },
 }
 CPU = torch.device("cpu")
 
@@ -78,7 +90,7 @@ def learner_on(device: torch.device, dtype: str, changes: dict[str, Any], model:
         validated(ModelParams, shape, "model"),
         with_critic=config.credit.needs_critic,
         seed=0,
-        options=Options(device=device, offload=changes.get("offload", False)),
+        options=Options(with_reference=config.needs_reference, device=device, offload=changes.get("offload", False)),
     )
     if learner.critic is not None:
         start = torch.randn(learner.critic.head.weight.shape, generator=torch.Generator().manual_seed(0)) / 20
@@ -134,8 +146,9 @@ def episodes(words: int) -> list[tuple[Trajectory, Credit]]:
 def learned(learner: Learner) -> dict[str, Any]:
     """Logprobs, values, gradients, and the weights after two updates."""
     trajectories, credits_ = map(list, zip(*episodes(learner.policy.config.vocab_size), strict=True))
+    references = learner.reference_logprobs(trajectories) if learner.reference else []
     found: dict[str, Any] = {
-        "logprobs": np.concatenate(learner.logprobs(trajectories)),
+        "logprobs": np.concatenate([*learner.logprobs(trajectories), *references]),
         "values": np.concatenate(learner.values(trajectories)),
     }
     rows = join_credit(learner.policy, trajectories, credits_, learner.params, learner.compute)
@@ -160,50 +173,20 @@ def flat(tensors: Iterator[Tensor]) -> Floats:
     return torch.cat([each.float().cpu().flatten() for each in tensors]).numpy()
 
 
-def far(found: Floats, expected: Floats) -> float:
-    """The norm of the difference by that of what is expected."""
-    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
-
-
-def compare_learner(changes: dict[str, Any], model: Path) -> Row:
+def compare_learner(changes: dict[str, Any], model: Path, runs: int) -> Row:
     """How far the device's learner is from the CPU's in float32, and whether it gives the same bits twice."""
     widened = changes.get("model", {}).get("float32_output", False)  # which in float32 is refused
     expected = learned(learner_on(CPU, "float32", {} if widened else changes, model))
     row: Row = {}
     for dtype in ["float32", "bfloat16"][widened:]:
-        found, again = (learned(learner_on(default_device(), dtype, changes, model)) for _ in range(2))
+        found, *again = (learned(learner_on(default_device(), dtype, changes, model)) for _ in range(runs))
         row[f"{dtype}: logprobs, max nats"] = float(np.abs(found["logprobs"] - expected["logprobs"]).max())
         row[f"{dtype}: policy gradient"] = far(found["policy"], expected["policy"])
         if "critic" in expected:
             row[f"{dtype}: critic gradient"] = far(found["critic"], expected["critic"])
-        row[f"{dtype}: same bits twice"] = bool(np.array_equal(found["weights"], again["weights"]))
+        if again:
+            row[f"{dtype}: same bits twice"] = bool(np.array_equal(found["weights"], again[0]["weights"]))
     return row
-
-
-def compare_attention(window: int | None, size: int, dtype: torch.dtype = torch.bfloat16) -> Row:
-    """Packed contexts against float64 on the CPU, with gradients; and how often the kernel was called."""
-    lengths, heads, key_heads = [33, 1, 257, 128], 8, 2
-    draws = torch.Generator().manual_seed(size)
-    whole = [torch.randn(1, count, sum(lengths), size, generator=draws) for count in (heads, key_heads, key_heads)]
-    seed, starts = torch.randn(1, sum(lengths), heads, size, generator=draws), [0, *np.cumsum(lengths).tolist()]
-    layer, results = nn.Module(), []
-    layer.num_key_value_groups, layer.is_causal = heads // key_heads, True
-    with counted_kernel() as calls:
-        for device, kind in ((CPU, torch.float64), (default_device(), dtype)):
-            parts = [each.to(device, kind).requires_grad_() for each in whole]
-            attended, _ = attend(
-                layer,
-                *parts,
-                None,
-                scaling=size**-0.5,
-                sliding_window=window,
-                cu_seq_lens_q=torch.tensor(starts, dtype=torch.int32, device=device),
-                max_length_q=max(lengths),
-            )
-            attended.backward(seed.to(device, attended.dtype))
-            results.append([attended.detach(), *(each.grad for each in parts)])
-    found = [far(ours.double().cpu().numpy(), theirs.numpy()) for theirs, ours in zip(*results, strict=True)]
-    return dict(zip(("attended", "of queries", "of keys", "of values"), found, strict=True)) | {"calls": len(calls)}
 
 
 def count_kernel(model: Path) -> Row:
@@ -260,9 +243,41 @@ def two_trainings(steps: int, iterations: int) -> Row:
     return {**first, **same, "other returns": second["returns"]}
 
 
-def parts_of(model: Path, steps: int, iterations: int) -> dict[str, Callable[[], Row]]:
+def compare_probe(changes: dict[str, Any], model: Path) -> Row:
+    """Whether the measurement that opens a training leaves the bits as they were."""
+    learner = learner_on(default_device(), "auto", changes, model)
+    samples = [*map(list, zip(*episodes(learner.policy.config.vocab_size), strict=True))]
+    learner.update(*samples, 0)
+    before = bits(learner)
+    peak = measure(learner, load(SHIPPED).env.model_copy(update={"max_tokens": 256}))
+    same = bits(learner) == before
+    learner.update(*samples, 1)
+    return {"memory GiB": peak, "same": same}
+
+
+def compare_sampler(trains: str) -> Row:
+    """The canary of the transformers engine before and after an update."""
+    work = Work(episodes=4, prompt=150, action=110)
+    with tempfile.TemporaryDirectory() as folder:
+        make_model(Path(folder), SHAPES["tiny"], work.tokens, device=CPU)
+        found = Sampled("tiny", "transformers", trains, work, Path(folder)).reload()
+    return {name: value for name, value in found.items() if "canary" in name}
+
+
+def wrong(row: Row) -> bool:
+    """Whether a part failed, is further from the CPU than rounding explains, lost bits, or never called the kernel."""
+    far_off = [
+        value > (1e-4 if name.startswith("float32") else 0.05)
+        for name, value in row.items()
+        if isinstance(value, float) and name not in ("seconds", "memory GiB")
+    ]
+    idle = any("calls" in name and value == 0 for name, value in row.items())
+    return "left out" in row or any(far_off) or idle or not row.get("same", True)
+
+
+def parts_of(model: Path, steps: int, iterations: int, runs: int = 2) -> dict[str, Callable[[], Row]]:
     named: dict[str, Callable[[], Row]] = {
-        f"learner: {name}": partial(compare_learner, changes, model) for name, changes in SETTINGS.items()
+        f"learner: {name}": partial(compare_learner, changes, model, runs) for name, changes in SETTINGS.items()
     }
     for window in (None, 20):
         for size in (64, 128):
@@ -271,6 +286,9 @@ def parts_of(model: Path, steps: int, iterations: int) -> dict[str, Callable[[],
     named["supervised learning"] = partial(compare_fit, model)
     for name in ("critic", "adapters", "offloaded optimiser"):
         named[f"checkpoint: {name}"] = partial(compare_checkpoint, SETTINGS[name], model)
+        named[f"probe: {name}"] = partial(compare_probe, SETTINGS[name], model)
+    for trains in ("all weights", "adapters"):
+        named[f"sampler: {trains}"] = partial(compare_sampler, trains)
     named["training"] = partial(two_trainings, steps, iterations)
     return named
 
@@ -282,15 +300,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400, help="of the warm start that two processes train")
     parser.add_argument("--words", type=int, default=WORDS, help="of the model that is compared")
     parser.add_argument("--iterations", type=int, default=4)
+    parser.add_argument("--runs", type=int, default=2, choices=(1, 2), help="of a learner; two are compared")
     given = parser.parse_args()
     logging.basicConfig(level=logging.INFO)
     accept_grouped_heads()
+    (given.out / "cuda.json").unlink(missing_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         make_model(Path(folder), (*SHAPE, given.words), 512, device=CPU)
-        parts = parts_of(Path(folder), given.steps, given.iterations)
+        parts = parts_of(Path(folder), given.steps, given.iterations, given.runs)
         chosen = {name: part for name, part in parts.items() if any(word in name for word in given.parts)}
         rows = tried(chosen, given.out / "cuda.json")
     print(show_rows(rows))
+    if failed := [row["part"] for row in rows if row["part"] != "training" and wrong(row)]:
+        raise SystemExit(f"unlike a CPU: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ A trajectory costs its tokens, with the padding where contexts are not packed; w
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from itertools import product
 
@@ -18,7 +17,7 @@ from agent_r1.params import load
 from agent_r1.params.places import RunId
 from agent_r1.records import Trajectory
 from agent_r1.tables import read_rows
-from benchmarks.stored import Row, show
+from benchmarks.stored import Row, options, show
 
 RANKS = (2, 4, 8, 16, 32)
 
@@ -39,8 +38,7 @@ def steps(run: str) -> tuple[list[Lengths], int]:
     found: list[Lengths] = []
     for iteration, file in enumerate(files):
         lengths = [[span.stop - span.start for span in row.contexts] for row in read_rows(file, Trajectory)]
-        sets = minibatches(len(lengths), config.update, seed=config.seed, iteration=iteration)
-        found += [[lengths[index] for index in each] for each in sets]
+        found += minibatches(lengths, config.update, seed=config.seed, iteration=iteration)
     return found, config.update.max_tokens_per_microbatch
 
 
@@ -75,9 +73,8 @@ def row(ranks: int, packed: bool, dealt: Sequence[Lengths], max_tokens: int) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Deals the work of a training out to ranks.")
+    parser = options("Deals the work of a training out to ranks.")
     parser.add_argument("--run", default="ppo")
-    parser.add_argument("--store", action="store_true", help="in docs/measured")
     given = parser.parse_args()
     dealt, max_tokens = steps(given.run)
     rows = [row(ranks, packed, dealt, max_tokens) for packed, ranks in product((False, True), RANKS)]

@@ -5,13 +5,12 @@ Means over 256 boards: on the ice those of RAGEN's validation seeds, in Sokoban 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterable
 from statistics import mean
 
 from agent_r1.games import lake, sokoban
 from agent_r1.games.rules import Cell
-from benchmarks.stored import Row, show
+from benchmarks.stored import Row, options, show
 
 VALIDATION = range(123, 379)
 STEPS, MOVES = 5, 10
@@ -110,8 +109,7 @@ def by_budget(rooms: list[sokoban.Board]) -> Iterable[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Computes the floors and ceilings of the games.")
-    parser.add_argument("--store", action="store_true", help="in docs/measured")
+    parser = options("Computes the floors and ceilings of the games.")
     store = parser.parse_args().store
     to_lengths = sokoban.Board.drawn_to(VALIDATION[0], sokoban.RAGEN_LENGTHS)
     rooms = {

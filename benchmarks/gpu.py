@@ -1,25 +1,26 @@
-"""What a CUDA device makes of learner and samplers: `python -m benchmarks.gpu --out FOLDER`, in at most 8 minutes.
+"""The first hour on a GPU: `python -m benchmarks.gpu --out FOLDER`, on one device. docs/first_hour_gpu.md says more.
 
 Models in the shapes of Qwen2.5 with random weights; nothing is downloaded, and no stage, store or server is needed. The
-output layer by the sizes of its chunks and blocks; then by size and by what trains: what an update of random episodes
-learns a second, which share of the device's own rate of matrix products that is, what memory it takes beside what was
-estimated, and what a checkpoint takes of time and of the machine's memory; then what a sampler samples a second, how
-the weights get there, and how far it and the learner are apart before and after an update (the canary). Writes gpu.json
-after every part, and prints a table at the end; a part that does not fit, fails or comes too late is left out, and the
-table says why.
+parts that decide most come first: what a sampler and the learner say of the same tokens (the canary), the output layer,
+packing, memory beside its estimate; then seconds, then rates. Writes gpu.json after every part, and prints a table at
+the end. A part that does not fit, fails, hangs or comes too late is left out, and the table says why.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
 import math
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
+from importlib.metadata import packages_distributions, version
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -32,17 +33,18 @@ from agent_r1.files import sha256
 from agent_r1.learn import checkpoint, memory, scoring
 from agent_r1.learn.learner import Learner, Options
 from agent_r1.learn.memory import measure, release
-from agent_r1.learn.model import load_policy, precision
-from agent_r1.params import SHIPPED, Params, load
-from agent_r1.params.sections import override, validated
+from agent_r1.learn.model import precision
+from agent_r1.params import Params
+from agent_r1.params.sections import override
 from agent_r1.pretrained import compute_dtype, default_device
 from agent_r1.records import Trajectory
-from agent_r1.rollout.engines import open_engine
-from agent_r1.rollout.sampling import Actor
+from agent_r1.rollout.sampling import Actor, Engine, Flowing
 from agent_r1.training.watch import prove_sampled
+from benchmarks.attention import compare_attention
 from benchmarks.kit import (
     Row,
     accept_grouped_heads,
+    attended,
     counted_kernel,
     emptied,
     flops_of,
@@ -61,6 +63,7 @@ from benchmarks.synthetic import (
     random_episodes,
     random_requests,
     seconds_of,
+    shipped_with,
     trajectory_of,
 )
 
@@ -72,6 +75,8 @@ TRAINS: dict[str, dict[str, Any]] = {  # what of params.yaml is changed
 }
 CHUNKS, BLOCKS = (2**25, 2**27, 2**29), (2**20, 2**24, 2**25)  # logits at a time
 SAMPLED = {"transformers": ("all weights", "adapters"), "vllm": ("all weights", "adapters", "all weights, offloaded")}
+VLLM = "0.32"  # that the project pins
+HEADS = (64, 128)  # sizes of the attention's heads
 MATRIX = 8192  # rows and columns of the products by which the device's own rate is measured
 
 logger = logging.getLogger(__name__)
@@ -87,8 +92,7 @@ def settings_of(shape: str, engine: str, trains: str, work: Work) -> Params:
             "update": {"max_tokens_per_microbatch": work.microbatch or SHAPES[shape][-1], "minibatches": 2, "epochs": 1}
         },
     }
-    shipped = load(SHIPPED).model_dump(by_alias=True)
-    return validated(Params, override(override(shipped, changes), TRAINS[trains]), "benchmarks.gpu")
+    return shipped_with(override(changes, TRAINS[trains]))
 
 
 def learner_of(folder: Path, settings: Params) -> Learner:
@@ -112,7 +116,7 @@ def measure_output(shape: str, chunk: int, block: int, tokens: int) -> Row:
         parts = whole.cut()
         for part in parts:
             with precision(device, compute_dtype("auto", device)):
-                logprobs, _ = part.logprobs_and_entropy()
+                logprobs, _ = part.scores(entropy=True)
             (logprobs.sum() / tokens).backward()
         model.zero_grad(set_to_none=False)
 
@@ -148,6 +152,8 @@ def measure_learner(shape: str, trains: str, *, work: Work, rate: float, folder:
         "tokens/s in new shapes": learned / first,  # which every iteration has, for the lengths of its episodes
         "updated tokens/s": learned / again,
         "share of the products' rate": flops_of(demand, trajectories) / again / rate,
+        "share with recomputation": flops_of(demand, trajectories, again=True) / again / rate,
+        "share of tokens in the loss": sum(int(each.action_mask.sum()) for each in trajectories) / learned,
         "kernel calls": len(calls),
         "allocated GiB": peak_gib(device),
         "memory GiB": peak,
@@ -176,54 +182,105 @@ def measure_checkpoint(shape: str, trains: str, *, work: Work, folder: Path) -> 
         return row
 
 
-def measure_sampler(shape: str, engine: str, trains: str, *, work: Work, folder: Path) -> Row:
-    """One size with one sampler: weights' way, sampling, canary, and the canary of the updated weights."""
-    if engine == "vllm" and not find_spec("vllm"):
-        raise ValueError("vLLM is not installed")
-    settings, device = settings_of(shape, engine, trains, work), default_device()
-    learner = learner_of(folder, settings)
-    actor = Actor(
-        model=str(folder),
-        end_id=learner.tokenizer.eos_token_id,
-        max_tokens=work.tokens,
-        temperature=1.0,
-        dtype=settings.model.dtype,
-        adapter_rank=settings.model.lora.rank,
-    )
-    requests = list(random_requests(work, SHAPES[shape][5], shortest=work.prompt // 4))
-    row: Row = {}
-    with open_engine(settings.engine, actor) as sampler, tempfile.TemporaryDirectory() as scratch:
+class Sampled:
+    """A learner and a sampler of its weights, opened when first asked for; several parts share them."""
 
-        def canary(version: int) -> tuple[float, list[Trajectory]]:
-            own = Path(scratch) / str(version)
-            row["weights written s"] = seconds_of(lambda: checkpoint.save_policy(own, learner), device)
-            release(learner)
-            row["weights read s"] = seconds_of(lambda: sampler.load_weights(own, version), device)
-            started = time.perf_counter()
-            actions = sampler.sample(requests)
-            row["sampled tokens/s"] = sum(len(each.token_ids) for each in actions) / (time.perf_counter() - started)
-            sampler.rest()
-            made = [trajectory_of(*pair) for pair in zip(requests, actions, strict=True)]
-            chosen = made[: settings.train.update.proved_trajectories]
-            tolerance = settings.train.update.canary_tolerance
-            return prove_sampled(chosen, learner.logprobs(chosen), learner.compute.dtype, tolerance), made
+    def __init__(self, shape: str, engine: str, trains: str, work: Work, folder: Path) -> None:
+        self._words, self._work, self._folder = SHAPES[shape][5], work, folder
+        self._asked, self._device = (shape, engine, trains, work), default_device()
+        self._opened = ExitStack()
+        self._version = 0
 
-        row["canary"], trajectories = canary(0)
+    @cached_property
+    def _settings(self) -> Params:
+        return settings_of(*self._asked)
+
+    @cached_property
+    def _both(self) -> tuple[Learner, Engine]:
+        from agent_r1.rollout.engines import open_engine
+
+        settings = self._settings
+        if settings.engine.kind == "vllm":
+            require_vllm()
+        learner = learner_of(self._folder, settings)
+        actor = Actor(
+            model=str(self._folder),
+            end_id=learner.tokenizer.eos_token_id,
+            max_tokens=self._work.tokens,
+            temperature=1.0,
+            dtype=settings.model.dtype,
+            adapter_rank=settings.model.lora.rank,
+        )
+        return learner, self._opened.enter_context(open_engine(settings.engine, actor))
+
+    def compare(self) -> Row:
+        """The same seeded requests twice, and each alone, together with others, and in another order."""
+        from agent_r1.rollout.episodes import apart, compare  # a bare machine lacks Parquet, and httpx
+
+        _, sampler = self._both
+        asked = list(random_requests(self._work, self._words, shortest=self._work.prompt // 4))
+        first, again = sampler.sample(asked), sampler.sample(asked)
+        same = all(apart(*pair) == (0.0, 0) for pair in zip(first, again, strict=True))
+        row: Row = {"same bits twice": same}
+        if isinstance(sampler, Flowing):
+            limits = self._settings.env.model_copy(update={"order": "arrival"})
+            row |= asyncio.run(compare(sampler, [each.context for each in asked], limits))
+        return row
+
+    def reload(self) -> Row:
+        """The canary of the weights as they are, and after an update of the learner."""
+        learner, _ = self._both
+        first, trajectories = self._proved()
         credits_ = [credit_of(each, sign=1 - 2 * (index % 2)) for index, each in enumerate(trajectories)]
         learner.update(trajectories, credits_, 0)
-        row["canary after an update"], _ = canary(1)
-    return row
+        second, _ = self._proved()
+        return {**first, **{f"updated, {name}": value for name, value in second.items()}}
+
+    def rest(self) -> Row:
+        """The memory that rest frees, and the canary of a sampler that wakes. Closes both."""
+        with self._opened:
+            _, sampler = self._both
+            sampler.sample(list(random_requests(self._work, self._words))[:1])
+            before = memory.available_gib(self._device)
+            seconds = seconds_of(sampler.rest, self._device)
+            row = {"rest s": seconds, "freed GiB": memory.available_gib(self._device) - before}
+            row |= self._proved()[0]
+        del self._both
+        return row
+
+    def _proved(self) -> tuple[Row, list[Trajectory]]:
+        """The way of the learner's weights to the sampler, what it samples a second, and the canary."""
+        (learner, sampler), device, update = self._both, self._device, self._settings.train.update
+        row, version, requests = Row(), self._version, random_requests(self._work, self._words, self._work.prompt // 4)
+        self._version += 1
+        with tempfile.TemporaryDirectory() as scratch:
+            own = Path(scratch) / "policy"
+            halved = sampler.halved and not learner.adapter
+            row["weights written s"] = seconds_of(lambda: checkpoint.hand_over(own, learner, halved=halved), device)
+            release(learner)
+            row["weights read s"] = seconds_of(lambda: sampler.load_weights(own, version), device)
+            asked, started = list(requests), time.perf_counter()
+            actions = sampler.sample(asked)
+        row["sampled tokens/s"] = sum(len(each.token_ids) for each in actions) / (time.perf_counter() - started)
+        sampler.rest()
+        made = [trajectory_of(*pair) for pair in zip(asked, actions, strict=True)]
+        chosen = made[: update.proved_trajectories]
+        logprobs = learner.logprobs(chosen)
+        row["canary"] = prove_sampled(chosen, logprobs, learner.compute.dtype, update.canary_tolerance)
+        return row, made
 
 
-def measure_bfloat16(folder: Path) -> Row:
-    """The weights' way through the disk in bfloat16, beside that in float32."""
-    device, row = default_device(), Row()
-    with tempfile.TemporaryDirectory() as scratch:
-        for dtype in (torch.float32, torch.bfloat16):
-            model, own = load_policy(folder, dtype), Path(scratch) / str(dtype)
-            row[f"{dtype} written s"] = seconds_of(partial(model.save_pretrained, own), device)
-            row[f"{dtype} read s"] = seconds_of(partial(load_policy, own, torch.bfloat16), device)
-    return row
+def require_vllm() -> None:
+    """Refuses a vLLM other than the one that the project pins: its parts would measure something else."""
+    found = version(packages_distributions()["vllm"][0]) if find_spec("vllm") else "none"
+    if not found.startswith(VLLM):
+        raise ValueError(f"vLLM {VLLM} is wanted, and {found} is installed")
+
+
+def in_python(episodes: int) -> Row:
+    from benchmarks.between import between, fastest  # a bare machine lacks Parquet
+
+    return fastest(lambda: between(episodes))
 
 
 def demand_of(folder: Path, settings: Params, device: torch.device) -> memory.Demand:
@@ -243,20 +300,42 @@ def parts_of(
 ) -> Iterator[tuple[str, Callable[[], Row]]]:
     """The parts by their names, those first that decide most."""
     short = replace(work, action=min(work.action, given.sampled))
-    for shape, trains in product(given.sizes, given.trains):
-        learn = partial(measure_learner, shape, trains, work=work, rate=rate, folder=models[shape])
-        yield f"{shape}: {trains}", learn
-    for shape, engine, trains in product(given.sizes, given.samplers, given.trains):
-        if trains in SAMPLED[engine]:  # of the others a sampler notices nothing
-            sample = partial(measure_sampler, shape, engine, trains, work=short, folder=models[shape])
-            yield f"{shape}: {trains}, {engine}", sample
+    learns = {
+        (shape, trains): partial(measure_learner, shape, trains, work=work, rate=rate, folder=models[shape])
+        for shape, trains in product(given.sizes, given.trains)
+    }
+    if "vllm" in given.samplers:
+        yield from sampled_parts(given, "vllm", short, models)
     for shape, chunk, block in product(given.sizes if given.outputs else [], CHUNKS, BLOCKS):
         name = f"{shape}: output in chunks of 2^{math.log2(chunk):.0f}, blocks of 2^{math.log2(block):.0f}"
         yield name, partial(measure_output, shape, chunk, block, SHAPES[shape][-1])
+    for size in HEADS if given.outputs else []:
+        yield f"packed attention against float64, heads of {size}", partial(compare_attention, None, size)
+    for each in ((given.sizes[-1], "adapters"), (given.sizes[0], "all weights")):
+        if each in learns:
+            yield "{}: {}".format(*each), learns.pop(each)
     for shape in given.sizes if given.disk else []:
-        yield f"{shape}: weights through the disk", partial(measure_bfloat16, models[shape])
         saved = partial(measure_checkpoint, shape, "all weights", work=work, folder=models[shape])
         yield f"{shape}: all weights, checkpoint", saved
+    if given.disk:
+        yield "CPU seconds between rounds", partial(in_python, work.episodes)
+    if "transformers" in given.samplers:
+        yield from sampled_parts(given, "transformers", short, models)
+    for each, learn in learns.items():
+        yield "{}: {}".format(*each), learn
+
+
+def sampled_parts(
+    given: argparse.Namespace, engine: str, work: Work, models: dict[str, Path]
+) -> Iterator[tuple[str, Callable[[], Row]]]:
+    """The parts with a sampler. Those of one way to train share theirs, and the last of them closes it."""
+    shape = given.sizes[0]
+    for trains in given.trains:
+        if trains in SAMPLED[engine]:  # of the others a sampler notices nothing
+            own = Sampled(shape, engine, trains, work, models[shape])
+            yield f"{shape}: {trains}, {engine}, again", own.compare
+            yield f"{shape}: {trains}, {engine}, reloaded", own.reload
+            yield f"{shape}: {trains}, {engine}, rested", own.rest
 
 
 def campaign(given: argparse.Namespace) -> list[Row]:
@@ -269,30 +348,41 @@ def campaign(given: argparse.Namespace) -> list[Row]:
         models = {shape: Path(folder) / shape for shape in given.sizes}
         for shape, own in models.items():
             make_model(own, SHAPES[shape], work.tokens)
-        parts = dict(parts_of(given, work, rate, models))
-        return tried(parts, given.out / "gpu.json", {"TFLOP/s of products": rate / 1e12}, ends)
+        parts, about = dict(parts_of(given, work, rate, models)), {"TFLOP/s of products": rate / 1e12}
+        return tried(parts, given.out / "gpu.json", about, ends, given.limit)
 
 
 def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measures learner and samplers on a CUDA device, in random weights.")
-    parser.add_argument("--sizes", nargs="+", choices=SHAPES, default=["0.5B", "3B"])
+    sizes = ["0.5B", "3B"] if default_device().type == "cuda" else ["tiny"]
+    parser.add_argument("--sizes", nargs="+", choices=SHAPES, default=sizes)
     parser.add_argument("--trains", nargs="+", choices=TRAINS, default=[*TRAINS])
     parser.add_argument("--samplers", nargs="+", choices=SAMPLED, default=[*SAMPLED])
     parser.add_argument("--episodes", type=int, default=64)
     parser.add_argument("--tokens", type=int, nargs=2, default=[512, 512], metavar=("PROMPT", "ACTION"))
     parser.add_argument("--microbatch", type=int, default=0, metavar="TOKENS", help="in place of the size's own")
     parser.add_argument("--outputs", action=argparse.BooleanOptionalAction, default=True, help="the output layer alone")
-    parser.add_argument("--disk", action=argparse.BooleanOptionalAction, default=True, help="weights and checkpoints")
+    parser.add_argument(
+        "--disk", action=argparse.BooleanOptionalAction, default=True, help="checkpoints, and Python alone"
+    )
     parser.add_argument("--sampled", type=int, default=64, metavar="TOKENS", help="of an action that is sampled")
-    parser.add_argument("--budget", type=float, default=420.0, metavar="SECONDS", help="no part begins after it")
+    parser.add_argument("--budget", type=float, default=2400.0, metavar="SECONDS", help="no part begins after it")
+    parser.add_argument("--limit", type=float, default=300.0, metavar="SECONDS", help="of a part, which then has hung")
+    parser.add_argument("--attended", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=Path(), help="the folder of gpu.json")
     return parser.parse_args(arguments)
 
 
 def main() -> None:
-    logging.basicConfig(level=logging.INFO)
-    accept_grouped_heads()
-    print(show_rows(campaign(parsed())))
+    """Measures in a process that is started anew behind a part that ends it."""
+    given = parsed()
+    if given.attended:
+        logging.basicConfig(level=logging.INFO)
+        accept_grouped_heads()
+        campaign(given)
+        return
+    command = [sys.executable, "-m", "benchmarks.gpu", *sys.argv[1:], "--attended"]
+    print(show_rows(attended(command, given.out / "gpu.json", given.budget)))
 
 
 if __name__ == "__main__":

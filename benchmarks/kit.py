@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import inspect
 import json
 import logging
 import os
+import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,9 +23,9 @@ import torch
 import transformers
 from torch.nn.attention import varlen
 
-from agent_r1.evaluation.comparison import markdown_table
 from agent_r1.learn.memory import GIB, Demand, count_parameters
 from agent_r1.records import Trajectory
+from benchmarks.stored import table
 from benchmarks.synthetic import seconds_of
 
 Row = dict[str, Any]
@@ -31,18 +34,51 @@ logger = logging.getLogger(__name__)
 
 
 def tried(
-    parts: Mapping[str, Callable[[], Row]], file: Path, about: Row | None = None, ends: float = 1e12
+    parts: Mapping[str, Callable[[], Row]], file: Path, about: Row | None = None, ends: float = 1e12, limit: float = 0.0
 ) -> list[Row]:
-    """What every part that begins before `ends` measured, or why there is nothing; the file grows with each."""
+    """What every part that begins before `ends` measured, or why there is nothing; the file grows with each.
+
+    A part that takes longer than the `limit` ends the process, as some faults do. Called again, this goes on behind it:
+    parts that the file names are not measured anew.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
-    rows: list[Row] = []
+    rows: list[Row] = json.loads(file.read_text())["parts"] if file.exists() else []
+
+    def keep(row: Row) -> None:
+        file.write_text(json.dumps({**machine(), **(about or {}), "parts": [*rows, row]}, indent=2) + "\n")
+
     for name, part in parts.items():
+        if any(row["part"] == name for row in rows):
+            continue
+        keep({"part": name, "left out": "it hung, or its process was killed"})
+        if limit:
+            faulthandler.dump_traceback_later(limit, exit=True)
         began = time.monotonic()
         found = _tried(part) if began < ends else {"left out": "out of time"}
-        rows.append({"part": name, **found, "seconds": time.monotonic() - began})
-        logger.info("%s", rows[-1])
-        file.write_text(json.dumps({**machine(), **(about or {}), "parts": rows}, indent=2) + "\n")
+        faulthandler.cancel_dump_traceback_later()
+        row = {"part": name, **found, "seconds": time.monotonic() - began}
+        logger.info("%s", row)
+        keep(row)
+        rows.append(row)
+        if "AcceleratorError" in found.get("left out", ""):
+            raise SystemExit("CUDA is of no more use to this process")
     return rows
+
+
+def attended(command: Sequence[str], file: Path, budget: float) -> list[Row]:
+    """The rows of a command that calls `tried`, started anew for as long as each start gets a part further."""
+    file.unlink(missing_ok=True)
+    ends, known = time.monotonic() + budget, -1
+    with tempfile.TemporaryDirectory() as scratch:
+        while True:
+            own = {**os.environ, "TMPDIR": scratch}
+            ended = subprocess.run([*command, "--budget", str(max(0.0, ends - time.monotonic()))], env=own).returncode
+            if not file.exists():
+                raise SystemExit("nothing was measured; the reason stands above")
+            rows: list[Row] = json.loads(file.read_text())["parts"]
+            if not ended or len(rows) <= known:
+                return rows
+            known = len(rows)
 
 
 def _tried(part: Callable[[], Row]) -> Row:
@@ -73,7 +109,7 @@ def show_rows(rows: Sequence[Row]) -> str:
     tables = []
     for _, alike in groupby(rows, lambda row: [*row]):
         same = [*alike]
-        tables.append(markdown_table([*same[0]], [[cell(value) for value in row.values()] for row in same]))
+        tables.append(table([{name: cell(value) for name, value in row.items()} for row in same]))
     return "\n\n".join(tables)
 
 
@@ -149,10 +185,10 @@ def rate_of_products(device: torch.device, dtype: torch.dtype, size: int) -> flo
     return 2 * size**3 / seconds
 
 
-def flops_of(demand: Demand, trajectories: Sequence[Trajectory]) -> float:
-    """What an update has to compute once: layers and attention of all tokens, and the output of those in the loss.
+def flops_of(demand: Demand, trajectories: Sequence[Trajectory], *, again: bool = False) -> float:
+    """The work of an update: layers and attention of all tokens, and the output of those in the loss. Padding is not.
 
-    What gradient checkpointing computes a second time is not in it, nor is padding.
+    With `again`, the forward pass that gradient checkpointing repeats counts too.
     """
     config: Any = demand.model
     count = count_parameters(config, None)
@@ -162,4 +198,6 @@ def flops_of(demand: Demand, trajectories: Sequence[Trajectory]) -> float:
         length, acted = len(each.token_ids), int(each.action_mask.sum())
         attended = 2 * config.num_hidden_layers * config.hidden_size * length**2  # causal: half of twice two products
         forward += 2 * layers * length + attended + 2 * config.vocab_size * config.hidden_size * acted
-    return forward * (2 if demand.adapter else 3)  # forward, what flows back, and gradients of the weights that train
+    repeated = again and demand.gradient_checkpointing
+    passes = 2 if demand.adapter else 3  # forward, what flows back, and gradients of the weights that train
+    return forward * (passes + repeated)

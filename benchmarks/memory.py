@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 
 from agent_r1.learn.memory import Demand, estimate
 from agent_r1.params.stages import LoraParams
-from benchmarks.stored import Row, show
+from benchmarks.stored import Row, options, show
 from benchmarks.synthetic import SHAPES, config_of
 
 SIZES = ("0.5B", "1.5B", "3B")
@@ -41,8 +40,7 @@ def row(size: str) -> Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Says what should fit into a GPU of 24 GiB.")
-    parser.add_argument("--store", action="store_true", help="in docs/measured")
+    parser = options("Says what should fit into a GPU of 24 GiB.")
     show("memory", [*map(row, SIZES)], store=parser.parse_args().store)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -39,9 +40,9 @@ with lock_repo(repo):
         stage.save(allow_missing=True, run_cache=False)
         stage.dump(update_pipeline=False)
 """
-TIMED = {"tool/waiting_share"}  # beside names that end with _s
-# Files and folders that name the code, the parameters or the run.
-ORIGIN = {"start.json", "progress.json", "SHA256SUMS", "mlflow_run_id", "register", "aside"}
+TIMED = {"tool/waiting_share", "cost/peak_gib", "cost/gpu_peak_gib"}  # beside names that end with _s
+# Files and folders that say seconds, or name the code, the parameters or the run.
+ORIGIN = {"costs.md", "start.json", "progress.json", "SHA256SUMS", "mlflow_run_id", "register", "aside"}
 
 
 def git(*arguments: str) -> bytes:
@@ -137,7 +138,8 @@ def content(path: Path) -> Any:
         return without_seconds(parquet.read_table(path).to_pylist())
     if path.suffix == ".jsonl":
         return [without_seconds(json.loads(line)) for line in path.read_text().splitlines()]
-    return path.read_bytes()
+    budgets = re.compile(rb"\n## Budgets\n.*?(?=\n## )", re.DOTALL)  # seconds are among them
+    return budgets.sub(b"", path.read_bytes()) if path.suffix == ".md" else path.read_bytes()
 
 
 def without_seconds(value: Any) -> Any:

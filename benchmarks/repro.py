@@ -6,7 +6,6 @@ where that is there, and makes everything twice.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -14,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.stored import ROOT, Row, show
+from benchmarks.stored import ROOT, Row, options, show
 
 
 def measured(what: str, folder: Path, *command: str) -> Row:
@@ -37,8 +36,7 @@ def duration(seconds: float) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measures installation and `make repro` in a fresh clone.")
-    parser.add_argument("--store", action="store_true", help="in docs/measured")
+    parser = options("Measures installation and `make repro` in a fresh clone.")
     parser.add_argument("--pip", action="store_true", help="install with pip, though uv is there")
     parser.add_argument("--into", type=Path, help="a folder that is not there yet, where the clone stays")
     given = parser.parse_args()

@@ -6,7 +6,6 @@ and `dvc status` says which stages it makes stale. Prints the table of docs/exte
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import shutil
@@ -19,7 +18,7 @@ from pathlib import Path
 
 import yaml
 
-from benchmarks.stored import Row, show
+from benchmarks.stored import Row, options, show
 
 LIBRARY = (
     "data/prepare search/bm25 training/warm_start learn/losses rollout/episodes rollout/engines credit/estimators "
@@ -68,8 +67,7 @@ def edits(folder: Path) -> Iterator[tuple[str, Path, str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Asks DVC what an edit makes it run again.")
-    parser.add_argument("--store", action="store_true", help="in docs/measured")
+    parser = options("Asks DVC what an edit makes it run again.")
     store, rows = parser.parse_args().store, list[Row]()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)

@@ -8,7 +8,6 @@ times also the processor's, which another process on the machine does not length
 
 from __future__ import annotations
 
-import argparse
 import resource
 import time
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from agent_r1.params.stages import SearchParams
 from agent_r1.records import Passage, Question
 from agent_r1.search.index import build, describe, open_index
 from agent_r1.tables import read_rows
-from benchmarks.stored import Row, show
+from benchmarks.stored import Row, options, show
 
 PARAMS = Path(__file__).parents[1] / "params.yaml"
 DEPTHS = (2, 5, 10)
@@ -99,7 +98,7 @@ def configured(kind: str | None, encoder: str | None, max_tokens: int | None) ->
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Measures recall, speed and size of an index.")
+    parser = options("Measures recall, speed and size of an index.")
     parser.add_argument("--prepared", type=Path, default=Path("data/prepared"), help="questions and passages")
     parser.add_argument(
         "--index", type=Path, default=Path("data/benchmark_index"), help="where it is built, or is already"
@@ -107,7 +106,6 @@ if __name__ == "__main__":
     parser.add_argument("--splits", nargs="+", default=["dev"])
     parser.add_argument("--limit", type=int, default=0, help="questions; 0 takes all")
     parser.add_argument("--rebuild", action="store_true")
-    parser.add_argument("--store", action="store_true", help="the recall, in docs/measured")
     parser.add_argument("--kind", help="instead of search.kind")
     parser.add_argument("--encoder", help="instead of search.dense.encoder")
     parser.add_argument("--max-tokens", type=int, help="instead of search.dense.max_tokens")

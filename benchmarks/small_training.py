@@ -18,8 +18,6 @@ from agent_r1.data.prepare import PASSAGES, QUESTIONS, prepare
 from agent_r1.envs.shared import Shared
 from agent_r1.files import model_hash
 from agent_r1.learn.adapter import save_merged
-from agent_r1.params import SHIPPED, Params, load
-from agent_r1.params.sections import override, validated
 from agent_r1.records import Passage, Question
 from agent_r1.search.index import build, open_index
 from agent_r1.tables import read_rows
@@ -27,8 +25,8 @@ from agent_r1.training.folder import RunFolder
 from agent_r1.training.identity import Identity
 from agent_r1.training.loop import Training, iterate
 from agent_r1.training.warm_start import train_on_demonstrations
+from benchmarks.synthetic import NO_WARMUP, shipped_with
 
-NO_WARMUP = {"iterations": 0, "explained_variance": 0.0, "limit": 0}  # so that the policy learns from the first on
 ATLAS = {"train_questions": 1200, "dev_questions": 20, "test_questions": 20}
 
 
@@ -40,7 +38,7 @@ def train(steps: int, iterations: int, folder: Path) -> dict[str, Any]:
         "engine": {"kind": "transformers", "transformers": {"batch_size": 256}},
         "train": {"iterations": iterations, "update": {"critic": {"warmup": NO_WARMUP}}},
     }
-    settings = validated(Params, override(load(SHIPPED).model_dump(by_alias=True), changes), "benchmarks")
+    settings = shipped_with(changes)
     prepare(settings.prepare, folder)
     build(settings.search, folder / PASSAGES, folder / "index")
     questions, passages = read_rows(folder / QUESTIONS, Question), read_rows(folder / PASSAGES, Passage)

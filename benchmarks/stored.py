@@ -5,6 +5,7 @@ Every row says which command measured it, when, and on what.
 
 from __future__ import annotations
 
+import argparse
 import csv
 import os
 import re
@@ -20,6 +21,13 @@ ORIGIN = ("command", "date", "machine")  # the last columns of every file
 NUMBER = re.compile(r"([-+]?[\d.,:]+(e-\d+)?( ([kMG]i?B|ms|s|min))?)?")
 
 Row = Mapping[str, str]  # cells as they are shown, with their units
+
+
+def options(description: str) -> argparse.ArgumentParser:
+    """A parser with the option of benchmarks whose rows may be stored."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--store", action="store_true", help="in docs/measured")
+    return parser
 
 
 def show(name: str, rows: Sequence[Row], *, store: bool, keys: int = 1) -> None:
@@ -63,8 +71,7 @@ def stored(file: Path) -> list[dict[str, str]]:
 
 def command() -> str:
     """What was typed to start this process."""
-    name = Path(sys.argv[0]).resolve().relative_to(ROOT).with_suffix("")
-    return shlex.join(["python", "-m", ".".join(name.parts), *sys.argv[1:]])
+    return shlex.join(["python", *sys.orig_argv[1:]])
 
 
 def machine() -> str:

@@ -7,12 +7,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from agent_r1.learn import builtin
+from agent_r1.params import SHIPPED, Params, load
+from agent_r1.params.sections import override, validated
 from agent_r1.pretrained import default_device
 from agent_r1.records import Credit, Outcome, Source, Step, StopReason, Trajectory
 from agent_r1.rollout.sampling import Action, Request
@@ -22,7 +25,9 @@ SHAPES = {  # hidden size, layers, heads, heads of keys and values, width of the
     "0.5B": (896, 24, 14, 2, 4864, 151936, 4096),
     "1.5B": (1536, 28, 12, 2, 8960, 151936, 4096),
     "3B": (2048, 36, 16, 2, 11008, 151936, 2048),
+    "7B": (3584, 28, 28, 4, 18944, 152064, 4096),
 }
+NO_WARMUP = {"iterations": 0, "explained_variance": 0.0, "limit": 0}  # so that the policy learns from the first on
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +55,11 @@ def make_model(folder: Path, shape: Sequence[int], tokens: int, device: torch.de
     tokenizer.save_pretrained(folder)
 
 
+def shipped_with(changes: dict[str, Any]) -> Params:
+    """The shipped params.yaml with changes."""
+    return validated(Params, override(load(SHIPPED).model_dump(by_alias=True), changes), "benchmarks")
+
+
 def config_of(shape: Sequence[int], tokens: int) -> Qwen2Config:
     """The configuration of a shape of `SHAPES`, for contexts of so many tokens."""
     hidden, layers, heads, key_heads, width, words = shape[:6]
@@ -61,7 +71,7 @@ def config_of(shape: Sequence[int], tokens: int) -> Qwen2Config:
         num_attention_heads=heads,
         num_key_value_heads=key_heads,
         max_position_embeddings=max(tokens, 1024),
-        tie_word_embeddings=True,
+        tie_word_embeddings=hidden < 3584,
     )
 
 

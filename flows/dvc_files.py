@@ -60,7 +60,6 @@ sys.stderr.flush()
 os._exit(code or 0)
 """
 DVC = (sys.executable, "-c", _COMMAND, "--wait-for-lock")
-SITE_CACHE = "DVC_SITE_CACHE_DIR"
 KEPT = Path(".dvc/tmp/kept")  # dvc.lock and those of sweeps, as the latest stage found them
 RUNNING = Path(".dvc/tmp/rwlock")  # the stages that run now, each with its process
 LISTING_BYTES = 2**26  # of a folder's listing at most, at 80 and more a file
@@ -88,7 +87,7 @@ logger = logging.getLogger(__name__)
 
 def dvc_environment() -> dict[str, str]:
     """The environment for DVC, with a closed folder for its pickles. By itself it takes one that all may write to."""
-    return {SITE_CACHE: str(closed_folder(own_folder() / "dvc")), **os.environ}
+    return {"DVC_SITE_CACHE_DIR": str(closed_folder(own_folder() / "dvc")), **os.environ}
 
 
 def ask_dvc(*arguments: str, timeout_s: float | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -97,14 +96,8 @@ def ask_dvc(*arguments: str, timeout_s: float | None = None, **environment: str)
     If it fails and a record of DVC's is cut off, puts that back and runs the command again. Raises ValueError if there
     is nothing to put back, and subprocess.TimeoutExpired if the command takes longer than `timeout_s`.
     """
-    done = subprocess.run(
-        [*DVC, *arguments],
-        env={**dvc_environment(), **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=timeout_s,
-    )
+    given = {**dvc_environment(), **environment}
+    done = subprocess.run([*DVC, *arguments], env=given, capture_output=True, text=True, timeout=timeout_s)
     if not done.returncode or not (cut_off := _cut_off()):
         return done
     if failed := complaint(in_dvc("from flows.dvc_files import put_back; put_back()")):
@@ -115,15 +108,12 @@ def ask_dvc(*arguments: str, timeout_s: float | None = None, **environment: str)
 
 def keep_records() -> None:
     """Copies dvc.lock, and those of sweeps, once DVC has read them: it may be ended while it writes the next ones."""
-    for record in (*Path().glob("dvc.lock"), *Path().glob("*/dvc.lock")):
+    for record in _records():
         write_text(KEPT / record, record.read_text())
 
 
 def put_back() -> None:
-    """Puts the copies of `keep_records` into the places of records that are cut off. Nobody else may hold DVC's lock.
-
-    Raises ValueError if there is no whole copy.
-    """
+    """Puts copies in the place of cut-off records, under DVC's lock; ValueError if there is no whole copy."""
     for path in _cut_off():
         if path == RUNNING:  # DVC would ask the processes anyway
             path.unlink()
@@ -134,9 +124,13 @@ def put_back() -> None:
             raise ValueError(f"{path} is cut off, and no whole copy was kept; {remedy}")
 
 
+def _records() -> list[Path]:
+    return [*Path().glob("dvc.lock"), *Path().glob("*/dvc.lock")]
+
+
 def _cut_off() -> list[Path]:
-    records = RUNNING, Path("dvc.lock"), *Path().glob("*/dvc.lock")
-    return [path for path in records if path.exists() and not _is_whole(path)]
+    running = [RUNNING] if RUNNING.exists() else []
+    return [path for path in (*running, *_records()) if not _is_whole(path)]
 
 
 def _is_whole(record: Path) -> bool:
@@ -148,8 +142,8 @@ def _is_whole(record: Path) -> bool:
 
 def restorable(output: Path) -> bool:
     """Whether DVC's cache holds an output of a stage as it was recorded, so that `dvc checkout` brings it back."""
-    whole = filter(_is_whole, (Path("dvc.lock"), *Path().glob("*/dvc.lock")))
-    stages = [stage for each in whole for stage in yaml.safe_load(each.read_text())["stages"].values()]
+    whole = [yaml.safe_load(record.read_text()) for record in _records() if _is_whole(record)]
+    stages = [stage for each in whole for stage in each["stages"].values()]
     outs = [out for stage in stages for out in stage.get("outs", ()) if out["path"] == str(output)]
     return any(_object(_cache(), out["md5"]).exists() for out in outs)
 
@@ -157,14 +151,9 @@ def restorable(output: Path) -> bool:
 def in_dvc(statements: str, *arguments: str, said: str = "") -> subprocess.CompletedProcess[str]:
     """Runs statements in a process of DVC's, where `repo` is this clone's; `said` is its standard input."""
     script = _WHOLE + _IN_DVC.format(indent(statements, " " * 8).strip())
+    command = [sys.executable, "-c", script, *arguments]
     return subprocess.run(
-        [sys.executable, "-c", script, *arguments],
-        env=dvc_environment(),
-        input=said,
-        capture_output=True,
-        encoding="utf-8",
-        errors="replace",
-        check=False,
+        command, env=dvc_environment(), input=said, capture_output=True, encoding="utf-8", errors="replace"
     )
 
 
@@ -226,10 +215,9 @@ def link_to_cache(dvc_file: Path) -> None:
 
 def is_linked(dvc_file: Path) -> bool:
     """Whether the folder of a .dvc file is beside it, as links into DVC's cache."""
-    try:
+    with suppress(FileNotFoundError):
         return dvc_file.exists() and all(file.samefile(cached) for file, cached in _places(dvc_file))
-    except FileNotFoundError:
-        return False
+    return False
 
 
 def _places(dvc_file: Path) -> list[tuple[Path, Path]]:

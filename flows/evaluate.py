@@ -16,21 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1 import params, tracking
+from agent_r1.costs import Costs
 from agent_r1.envs.kinds import require_playable
+from agent_r1.evaluation import scores
 from agent_r1.evaluation.protocols import SCRIPTED, open_exam, questions_under, with_endpoint
-from agent_r1.evaluation.scores import (
-    BASELINES,
-    BOUNDS,
-    asked_questions,
-    gold_recall_by_step,
-    headline,
-    in_words,
-    outcomes,
-    predict,
-    score,
-)
 from agent_r1.evaluation.transcript import plain_text, readable
 from agent_r1.files import METRICS, sha256, write_text
+from agent_r1.gpus import visible_gpus
 from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import Params
 from agent_r1.params.places import RunId
@@ -77,33 +69,23 @@ class Subject:
     sweep: str
     training: Path | None = None  # the folder of its training, if the scores belong to that one's MLflow run
 
-    def under(self, settings: Params) -> Params:
-        """The settings as they hold for it."""
-        return with_endpoint(settings) if self.policy.elsewhere else self.policy.as_trained(settings)
-
     def shown(self, settings: Params) -> dict[str, Any]:
-        """The parameters for MLflow, if the scores have a run of their own; `settings` come from `under`."""
-        known_as = self.policy.known_as
+        """The parameters for MLflow, if the scores have a run of their own."""
+        known_as, engine = self.policy.known_as, {"engine": TEXT_LEVEL} if self.policy.elsewhere else {}
         if self.policy.run and not known_as:
             return tracking.run_params(self.name, settings, settings.run(self.policy.run))
-        engine = {"engine": TEXT_LEVEL} if self.policy.elsewhere else {}
         return tracking.untrained_params(self.label, settings, known_as) | engine
 
 
 def subject_of(settings: Params, asked: EvaluationRequest) -> Subject:
-    """The policy that is asked for, under its protocol.
-
-    Raises ValueError for options that do not go together, for unknown names, and for another evaluation's label.
-    """
+    """The policy that is asked for, under its protocol; ValueError for options, names or labels that do not fit."""
     word, places = asked.policy, settings.places
-    baseline = BASELINES.get(word) if isinstance(word, str) else None
+    baseline = scores.BASELINES.get(word) if isinstance(word, str) else None
     if asked.endpoint is not None and (baseline or not isinstance(word, str) or asked.protocol in SCRIPTED):
         raise ValueError("--endpoint is where --model NAME acts; name one, and no protocol under which no model does")
     if baseline and asked.protocol:
-        raise ValueError(
-            f"{word} is the warm-started model under a protocol of its own; leave out --protocol, or evaluate "
-            f"--model {places.warm_start}"
-        )
+        remedy = f"leave out --protocol, or evaluate --model {places.warm_start}"
+        raise ValueError(f"{word} is the warm-started model under a protocol of its own; {remedy}")
     _require_known("there is no protocol", asked.protocol, PROTOCOLS)
     _require_known("no data set is prepared called", asked.dataset, settings.prepare.datasets)
     if asked.endpoint is not None:
@@ -114,11 +96,10 @@ def subject_of(settings: Params, asked: EvaluationRequest) -> Subject:
     as_trained = policy.run if not (policy.version or changes) else None
     label = asked.as_label or "-".join([policy.name if policy.run else plain_name(str(word)), *changes])
     if not LABEL.fullmatch(label):
-        raise ValueError(
-            f"{label!r} is to be a folder; give --as a name of letters, digits, _, - and ., and . not first"
-        )
+        remedy = "give --as a name of letters, digits, _, - and ., and . not first"
+        raise ValueError(f"{label!r} is to be a folder; {remedy}")
     whose = OF_A_SEED.sub("", label)
-    if not as_trained and (changes or not baseline) and (whose in settings.runs or whose in BASELINES):
+    if not as_trained and (changes or not baseline) and (whose in settings.runs or whose in scores.BASELINES):
         raise ValueError(f"{label!r} is the label of {whose}'s own evaluation; choose another with --as")
     return Subject(
         policy=policy,
@@ -146,7 +127,8 @@ def evaluate(asked: EvaluationRequest) -> None:
     settings = params.load()
     subject = subject_of(settings, asked)
     folder = asked.into or settings.places.evaluation(subject.label, subject.sweep)
-    tracked = _ask(subject.under(settings), subject, folder, asked)
+    policy = subject.policy
+    tracked = _ask(with_endpoint(settings) if policy.elsewhere else policy.as_trained(settings), subject, folder, asked)
     write_text(folder / "mlflow_run_id", tracked.run_id)
     if not asked.into and subject.label in settings.reported(subject.sweep):
         read = [folder / name for name in ("predictions.parquet", "trajectories.parquet", "hashes.json")]
@@ -157,30 +139,36 @@ def evaluate(asked: EvaluationRequest) -> None:
 
 def _ask(settings: Params, subject: Subject, folder: Path, asked: EvaluationRequest) -> tracking.Run:
     """Asks, grades, and writes the results to the folder and to MLflow."""
-    began_s, dataset, policy = time.time(), asked.dataset, subject.policy
+    began_s, dataset, policy, costs = time.time(), asked.dataset, subject.policy, Costs()
+    costs.spent["cost/evaluation_core_s"] = time.process_time()  # that it took to get here
     prepared = [row for row in read_rows(settings.places.questions, Question) if dataset in (None, row.dataset)]
-    chosen = asked_questions(prepared, settings.evaluate.questions, settings.evaluate.seed)
+    chosen = scores.asked_questions(prepared, settings.evaluate.questions, settings.evaluate.seed)
     questions = questions_under(subject.protocol, chosen)
     require_playable(questions, settings.env)
     logger.info("asking %d questions", len(questions))
-    tokenizer = load_tokenizer(policy.path)
-    trajectories, conditions, of_tools = _answers(settings, subject, questions, Chat(tokenizer))
+    tokenizer = load_tokenizer(policy.path, reads=0 if policy.elsewhere else settings.env.max_tokens)
+    kept = folder.with_name(f"{folder.name}.answers.jsonl")
+    trajectories, conditions, of_tools = _answers(settings, subject, questions, Chat(tokenizer), kept, costs)
     hashes = {**conditions, "policy": subject.protocol if subject.protocol in SCRIPTED else policy.identity()}
     seed = settings.evaluate.seed if policy.seed is None else policy.seed
-    predictions = predict(trajectories, questions, subject.name, seed)
-    scores = score(predictions, questions, settings.evaluate) | outcomes(trajectories)
-    scores = headline(scores | gold_recall_by_step(trajectories, questions) | of_tools)
+    predictions = scores.predict(trajectories, questions, subject.name, seed)
+    found = scores.score(predictions, questions, settings.evaluate) | scores.outcomes(trajectories)
+    found = scores.headline(found | scores.gold_recall_by_step(trajectories, questions) | of_tools)
 
     write_rows(folder / "predictions.parquet", predictions, Prediction)
     write_rows(folder / "trajectories.parquet", trajectories, Trajectory)
-    means = {name: value for name, value in scores.items() if not name.endswith(BOUNDS)}  # no statistic asks anew
+    means = {name: value for name, value in found.items() if not name.endswith(scores.BOUNDS)}  # no statistic asks anew
     write_text(folder / "scores.json", json.dumps(means, indent=2) + "\n")
     write_text(folder / "hashes.json", json.dumps(hashes, indent=2) + "\n")
+    kept.unlink(missing_ok=True)
+    costs.charge("evaluation")
+    spent = {name: value for name, value in costs.spent.items() if "evaluation" in name}  # the engine's memory is gone
+    write_text(folder / METRICS, json.dumps(spent) + "\n")
     tracked = tracking.run_of(subject.training) if subject.training else None
     tracked = tracked or _run_of_its_own(settings, subject, asked, began_s)
     tracked.uses(tracking.prepared(settings, hashes), "test")
-    tracked.final(scores)
-    logger.info("%s", in_words(scores, words_of(questions).right))
+    tracked.final(found | spent)
+    logger.info("%s", scores.in_words(found, words_of(questions).right))
     for title, text in readable(trajectories, questions, plain_text(tokenizer)).items():
         tracked.text(text, f"examples/{title}.txt")
     by_id = {question.question_id: question for question in questions}
@@ -191,11 +179,12 @@ def _ask(settings: Params, subject: Subject, folder: Path, asked: EvaluationRequ
 
 
 def _answers(
-    settings: Params, subject: Subject, questions: Sequence[Question], chat: Chat
+    settings: Params, subject: Subject, questions: Sequence[Question], chat: Chat, kept: Path, costs: Costs
 ) -> tuple[list[Trajectory], dict[str, str], dict[str, float]]:
     """Has the subject attempt every question; only a policy of this machine needs the accelerator.
 
-    Returns the trajectories, the conditions under which they came about, and the use of tools.
+    A server's answers are `kept` in a file. Returns the trajectories, the conditions under which they came about, and
+    the use of tools.
     """
     policy = subject.policy
     beneath = policy.beneath(settings)
@@ -206,21 +195,25 @@ def _answers(
             if subject.protocol in SCRIPTED:
                 made = exam.by_script(over)
             elif policy.elsewhere:
-                made = exam.by_endpoint(*policy.elsewhere, over)
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                made = exam.by_endpoint(*policy.elsewhere, over, kept)
+                measured["limits"] += "".join(f", without {name}" for name in sorted(policy.elsewhere[0].untold))
             else:
+                costs.charge("evaluation")
                 with accelerator(settings.operate.side_by_side, settings.engine.gpus):
+                    costs.charge("waiting")
+                    costs.devices = len(visible_gpus()) or 1
                     made = exam.by_policy(policy.path, policy.updates, beneath, over)
         return made, measured, exam.shared.use_of_tools(made)
 
 
 def _run_of_its_own(settings: Params, subject: Subject, asked: EvaluationRequest, began_s: float) -> tracking.Run:
-    """A new run, which only holds the scores."""
-    version = subject.policy.version
+    policy, version = subject.policy, subject.policy.version
     tags = tracking.provenance(asked.dataset or settings.prepare.dataset, subject.sweep)
     tags |= {VERSION_TAG: version.tag} if version else {}
-    tags[KIND_TAG] = "baseline" if subject.label in BASELINES else "evaluation"
+    tags[KIND_TAG] = "baseline" if subject.label in scores.BASELINES else "evaluation"
     shown = subject.shown(settings) | {"protocol": subject.protocol}
-    title, recurring = subject.policy.title, asked.into is not None
+    title, recurring = policy.title, asked.into is not None
     about = f"{title[0].upper()}{title[1:]} {PROTOCOLS[subject.protocol]}."
     with tracking.start(subject.label, shown, tags, about=about, recurring=recurring, began_s=began_s) as run:
         return run

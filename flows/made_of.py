@@ -79,10 +79,9 @@ def require_unedited() -> None:
     names = differing(was, now)
     ignored = ask_dvc("check-ignore", *names).stdout.splitlines() if names else []
     if edited := [said for name, said in zip(names, differences(was, now), strict=True) if name not in ignored]:
-        raise Edited(
-            f"edited while stage {address} ran: {some(edited)}; dvc.lock stays as it was. Take the edits back, and the "
-            "same command takes a finished training over; else it makes the stage anew"
-        )
+        said = f"edited while stage {address} ran: {some(edited)}; dvc.lock stays as it was"
+        remedy = "Take the edits back, and the same command takes a finished training over"
+        raise Edited(f"{said}. {remedy}; else it makes the stage anew")
 
 
 def members(path: Path) -> list[Path]:

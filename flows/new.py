@@ -17,10 +17,7 @@ NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 
 def begin(kind: str, name: str) -> str:
-    """Writes the files of a template under a name; returns their paths, and the commands that come next.
-
-    Raises ValueError, and writes nothing, for a name that cannot be used and for a file that exists.
-    """
+    """Writes a template's files; returns paths and next commands. ValueError for an unfit name or a file in the way."""
     settings = params.load()
     if not NAME.fullmatch(name) or keyword.iskeyword(name):
         raise ValueError(f"{name!r} is to name a module; take small letters, digits and _, a letter first")

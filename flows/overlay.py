@@ -12,7 +12,6 @@ import io
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import yaml
 from ruamel.yaml import YAML
@@ -28,6 +27,8 @@ BASE = FOLDER / "base.yaml"
 HEADER = re.compile(rf"# Composed of {BASE} and {FOLDER}/(?P<name>[\w.-]+)\.yaml \((?P<digest>\w+)\).*\n")
 # Links of a project in a folder to this one: the graph, data as it was released, and MLflow's store.
 SHARED = ("dvc.yaml", ".dvcignore", "data/raw", ".tracking")
+# DVC's records of its outputs, and where a scale's wait while another one is laid.
+RECORDS, WAITING = ("dvc.lock", "ablations/dvc.lock"), Path(".dvc/tmp/scales")
 # Without git, DVC neither looks into the folder from outside nor minds that git ignores it.
 OWN_DVC = "[core]\n    no_scm = true\n    analytics = false\n    check_update = false\n"
 
@@ -35,17 +36,23 @@ OWN_DVC = "[core]\n    no_scm = true\n    analytics = false\n    check_update = 
 def switch(name: str) -> None:
     """Makes params.yaml the composition of the base and one overlay, or the base itself again.
 
-    Raises ValueError, and writes nothing, if there is no such overlay, if its parameters are not valid, or if edits of
-    params.yaml under an overlay would be lost.
+    DVC's record of the scale that is left waits, and comes back with it. Raises ValueError, and writes nothing, if
+    there is no such overlay, its parameters are not valid, or edits of params.yaml under an overlay would be lost.
     """
-    base = _base()
+    base, found = _base(), Path(PARAMS)
+    composed = HEADER.match(found.read_text()) if found.exists() else None
+    left, text = composed["name"] if composed else "base", base if name == "base" else compose(base, name)
+    for record in filter(Path.exists, map(Path, RECORDS)):
+        (WAITING / left / record).parent.mkdir(parents=True, exist_ok=True)
+        write_text(WAITING / left / record, record.read_text())
+    if name != "base":
+        write_text(BASE, base)
+    write_text(found, text)
     if name == "base":
-        write_text(Path(PARAMS), base)
         BASE.unlink(missing_ok=True)
-        return
-    composed = compose(base, name)
-    write_text(BASE, base)
-    write_text(Path(PARAMS), composed)
+    for record in map(Path, RECORDS):
+        if name != left and (waits := WAITING / name / record).exists():
+            write_text(record, waits.read_text())
 
 
 def lay_out(name: str, folder: Path) -> None:
@@ -89,7 +96,9 @@ def compose(base: str, name: str, *, own_folder: bool = False) -> str:
     round_trip, text = YAML(), io.StringIO()
     round_trip.width, round_trip.preserve_quotes = 1 << 16, True  # no line is broken
     round_trip.indent(mapping=2, sequence=4, offset=2)
-    round_trip.representer.add_representer(type(None), _null)
+    # Null is written out, as in the base; ruamel would write nothing.
+    null = "tag:yaml.org,2002:null", "null"
+    round_trip.representer.add_representer(type(None), lambda dumper, _: dumper.represent_scalar(*null))
     changes = round_trip.load(path)
     if not isinstance(changes, dict):
         raise ValueError(f"{path}: expected a mapping of what differs, found {type(changes).__name__}")
@@ -109,14 +118,8 @@ def compose(base: str, name: str, *, own_folder: bool = False) -> str:
 
 
 def _is_as_composed(text: str) -> bool:
-    """Whether a text is a composition that nobody has edited."""
     composed = HEADER.match(text)
     return composed is not None and _digest(text[composed.end() :]) == composed["digest"]
-
-
-def _null(representer: Any, _: None) -> Any:
-    """Writes null out, as the base does; ruamel would write nothing."""
-    return representer.represent_scalar("tag:yaml.org,2002:null", "null")
 
 
 def _base() -> str:

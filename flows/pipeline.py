@@ -20,6 +20,7 @@ from uuid import UUID
 
 from httpx import HTTPError
 from prefect import Task, flow, task
+from prefect import settings as prefect_settings
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
@@ -29,32 +30,16 @@ from prefect.exceptions import PrefectException, TerminationSignal
 from prefect.futures import PrefectConcurrentFuture
 from prefect.logging.handlers import APILogWorker
 from prefect.runtime import deployment
-from prefect.settings import (
-    PREFECT_API_AUTH_STRING,
-    PREFECT_API_REQUEST_TIMEOUT,
-    PREFECT_API_URL,
-    PREFECT_CLIENT_MAX_RETRIES,
-    PREFECT_CLIENT_SERVER_VERSION_CHECK_ENABLED,
-    temporary_settings,
-)
 from prefect.states import Completed
 
 from agent_r1 import params
+from flows import processes
 from flows.dvc_files import DVC, collect_graph, dvc_environment
-from flows.graph import StageFailed, StageUnavailable, out_of_date, stages, waiting
-from flows.pool import Pool
-from flows.processes import (
-    OF_CLIENTS,
-    PIPELINE,
-    end_with_parent,
-    ended_after,
-    prefect_server,
-    process_group,
-    server_answers,
-)
+from flows.graph import Pool, StageFailed, StageUnavailable, out_of_date, stages, waiting
 from flows.stage import ALONE, EXIT_CODE_FILE, PARENT_TASK_RUN, TERMINATED, UNAVAILABLE, keep_results_own
 from flows.terminal import SideBySide, speak
 
+REPRO = (*DVC, "repro", "--single-item")
 CACHED = "Cached"  # the state of a stage that was up to date
 # Lines of DVC's after every stage: advice if there is a remote, and what the pipeline's own line says.
 UNSAID = ("Use `dvc push`", "Updating lock file")
@@ -67,10 +52,7 @@ keep_results_own()
 
 
 def run_command(stage: str, *arguments: str) -> None:
-    """Runs `agent-r1 STAGE ARGUMENTS` as a task.
-
-    Raises StageFailed if the command fails, or takes longer than `operate.timeouts_s`.
-    """
+    """Runs `agent-r1 STAGE ARGUMENTS` as a task; StageFailed if it fails, or outlasts `operate.timeouts_s`."""
     command = [sys.executable, "-m", "flows", stage, *arguments]
     _with_retries()(stage, partial(_follow, stage, command, SideBySide()))
 
@@ -81,7 +63,7 @@ def reproduce(stage: str) -> None:
     The stage is named by its address from the project's root: `train@ppo`, `ablations/dvc.yaml:train@ppo-0`. Raises
     StageFailed as `run_command` does.
     """
-    _with_retries()(stage, partial(_follow, stage, _repro(stage), SideBySide()), ask=True)
+    _with_retries()(stage, partial(_follow, stage, [*REPRO, stage], SideBySide()), ask=True)
 
 
 def reproduce_all(file: str, pool: str = "") -> None:
@@ -103,7 +85,7 @@ def reproduce_all(file: str, pool: str = "") -> None:
             ready = sorted([*ready, *order.get_ready()], key=lambda stage: -len(behind[stage]))
             for stage in [] if faults else [*ready]:
                 alone = not running and ready == [stage]  # nor does another get ready before it ends
-                work: Callable[[], None] = partial(_follow, stage, _repro(stage), beside, alone=alone)
+                work: Callable[[], None] = partial(_follow, stage, [*REPRO, stage], beside, alone=alone)
                 if elsewhere and elsewhere.takes(stage):
                     work = partial(elsewhere.make, stage, needs[stage], beside)
                     sent.add(stage)
@@ -169,14 +151,14 @@ def _follow(stage: str, command: Sequence[str], beside: SideBySide, *, alone: bo
     says that nothing runs beside the command.
     """
     if deployment.id:  # a worker started this process, and only the worker would end it
-        end_with_parent()
+        processes.end_with_parent()
     name = stage.rpartition(":")[2].partition("@")[0]
     timeout_s, environment = params.load().operate.timeout_s(name), _stage_environment(alone=alone)
     exit_code = Path(environment[EXIT_CODE_FILE])
     with (
-        process_group(command, environment) as process,
+        processes.process_group(command, environment) as process,
         beside.line(stage) as show,
-        ended_after(process, timeout_s, beside.over) as late,
+        processes.ended_after(process, timeout_s, beside.over) as late,
     ):
         progress = IterationsDone()
         for line in filter(str.strip, process.stdout or ()):
@@ -188,10 +170,8 @@ def _follow(stage: str, command: Sequence[str], beside: SideBySide, *, alone: bo
         code = int(exit_code.read_text())
         exit_code.unlink()
     if late.is_set():
-        raise StageFailed(
-            f"stage {name} took longer than {timeout_s:g} s and was ended; its lines above say what it was at; "
-            f"raise operate.timeouts_s.{name} in params.yaml if it needs more"
-        )
+        late_for = f"stage {name} took longer than {timeout_s:g} s and was ended; its lines above say what it was at"
+        raise StageFailed(f"{late_for}; raise operate.timeouts_s.{name} in params.yaml if it needs more")
     if code:
         fault = StageUnavailable if code == UNAVAILABLE else StageFailed
         raise fault(f"stage {stage} failed with exit code {code}; its own lines above say why")
@@ -210,8 +190,9 @@ class IterationsDone:
         if not found or (found["done"] != found["of"] and now_s < self.told_s + NEWS_S):
             return
         share, about = 100 * int(found["done"]) / int(found["of"]), f"{found['done']} of {found['of']} iterations"
-        waits = {PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: NEWS_S}
-        at_once = temporary_settings(waits | {PREFECT_CLIENT_SERVER_VERSION_CHECK_ENABLED: False})
+        waits = {prefect_settings.PREFECT_CLIENT_MAX_RETRIES: 0, prefect_settings.PREFECT_API_REQUEST_TIMEOUT: NEWS_S}
+        waits[prefect_settings.PREFECT_CLIENT_SERVER_VERSION_CHECK_ENABLED] = False
+        at_once = prefect_settings.temporary_settings(waits)
         # the flow has a client that tries again for minutes; this context brings another one
         with suppress(HTTPError, PrefectException), at_once, SyncClientContext({"timeout": NEWS_S}):
             if self.artifact:
@@ -243,11 +224,11 @@ def _stage_environment(*, alone: bool) -> dict[str, str]:
     return {
         **(ALONE if alone else {}),
         **dvc_environment(),
-        "PREFECT_API_URL": PREFECT_API_URL.value(),
-        **({OF_CLIENTS: password} if (password := PREFECT_API_AUTH_STRING.value()) else {}),
+        "PREFECT_API_URL": prefect_settings.PREFECT_API_URL.value(),
+        **({processes.OF_CLIENTS: password} if (password := prefect_settings.PREFECT_API_AUTH_STRING.value()) else {}),
         PARENT_TASK_RUN: str(context.task_run.id),
         EXIT_CODE_FILE: f"{gettempdir()}/agent_r1_exit_code_{context.task_run.id}",
-        PIPELINE: str(os.getpid()),
+        processes.PIPELINE: str(os.getpid()),
         "PYTHONUNBUFFERED": "1",
     }
 
@@ -274,22 +255,21 @@ def ablations(pool: str = "") -> None:
     reproduce_all(collect_graph(Path("ablations")), pool)
 
 
-def _repro(stage: str) -> list[str]:
-    return [*DVC, "repro", "--single-item", stage]
-
-
 def run_pipeline(sweep: str = "", pool: str = "") -> None:
     """Runs the pipeline or a sweep's on the server of PREFECT_API_URL, or on a temporary server.
 
     No temporary server is started if everything is up to date. Raises OSError if a pool is named and no server answers.
     """
-    if pool and not server_answers():
+    if pool and not processes.server_answers():
         raise OSError("a pool is on a Prefect server, and none answers; set PREFECT_API_URL to that of its workers")
     file = collect_graph(Path(sweep)) if sweep else "dvc.yaml"
     if not os.environ.get("PREFECT_API_URL") and not out_of_date("--with-deps", file):
         logger.info("everything is up to date")
         return
-    with prefect_server() as url, temporary_settings({PREFECT_API_URL: url}):
+    with (
+        processes.prefect_server() as url,
+        prefect_settings.temporary_settings({prefect_settings.PREFECT_API_URL: url}),
+    ):
         try:
             (ablations if sweep else pipeline)(pool)
         except StageFailed as fault:

@@ -16,7 +16,6 @@ from agent_r1.params.places import MODEL, PARAMS, RunId, adapter_in, policy_in
 from agent_r1.params.sections import nearest
 from agent_r1.rollout.sampling import Beneath
 from agent_r1.tracking import registry
-from agent_r1.tracking.registry import SCHEME, Descriptor, Version
 from flows.dvc_files import kept, require_listing, restorable, run_dvc
 
 logger = logging.getLogger(__name__)
@@ -32,7 +31,7 @@ class Policy:
     seed: int | None = None  # of its training; None if no stage made it
     updates: int = 0  # since the warm start
     run: RunId | None = None  # the training that made it, if known
-    version: Version | None = None  # its registered version, if a reference named it
+    version: registry.Version | None = None  # its registered version, if a reference named it
     elsewhere: tuple[Endpoint, str] | None = None  # a server that has the model, and the model's name there
 
     @property
@@ -43,10 +42,7 @@ class Policy:
         return self.title if self.seed is None else None
 
     def identity(self) -> str:
-        """The hash of its weights, or its title if a server has them.
-
-        Raises ValueError if the weights are no longer those of its registered version.
-        """
+        """The hash of its weights, or its title at a server; ValueError if a registered version's have changed."""
         if self.elsewhere:
             return self.title
         found = model_hash(self.path)
@@ -73,10 +69,7 @@ class Policy:
         return compute_dtype(settings.model.dtype, default_device()) is torch.bfloat16
 
     def beneath(self, settings: Params) -> Beneath | None:
-        """The model that its adapters run on top of, which trainings start from; None if its own weights run.
-
-        Raises ValueError if there are adapters alone and they cannot run, or if no training wrote them.
-        """
+        """The model beneath its adapters, None if its own weights run; ValueError for adapters that cannot run."""
         folder, start = Path(self.path), settings.places.warm_start
         alone = checkpoint.is_adapters_alone(folder)
         if not alone and not self.would_round(settings):
@@ -110,7 +103,7 @@ def policy_of(settings: Params, word: RunId | str) -> Policy:
         return _of_run(settings, word)
     if not word:
         return _warm_start(settings)
-    if word.startswith(SCHEME):
+    if word.startswith(registry.SCHEME):
         return _of_version(_registered(word, settings))
     if (folder := Path(word).expanduser()).is_dir():
         return _of_folder(word, folder)
@@ -130,7 +123,6 @@ def policy_at(settings: Params, url: str, model: str) -> Policy:
 
 
 def _of_run(settings: Params, run: RunId) -> Policy:
-    """The latest policy of a run."""
     seed, folder = settings.run(run).seed, policy_in(settings.places.training(run))
     progress = checkpoint.peek(folder.parent)
     if progress is None:
@@ -151,7 +143,7 @@ def _warm_start(settings: Params) -> Policy:
     return Policy(name=folder.name, title="the warm start", path=str(folder), seed=settings.warm_start.seed)
 
 
-def _of_version(version: Version) -> Policy:
+def _of_version(version: registry.Version) -> Policy:
     made = version.descriptor
     return Policy(
         name=version.name,
@@ -178,12 +170,9 @@ def plain_name(model: str) -> str:
     return "--".join(part for part in Path(model).parts if part.strip("/."))
 
 
-def version_of(word: str, settings: Params) -> Version:
-    """The registered version that a reference or a training's label (`ppo-seed3`) names.
-
-    A label means the policy in the training's folder, or the latest version of that label if the folder is gone.
-    """
-    if word.startswith(SCHEME):
+def version_of(word: str, settings: Params) -> registry.Version:
+    """The version of a reference or a label; a label means the policy in the training's folder, or else its latest."""
+    if word.startswith(registry.SCHEME):
         return _registered(word, settings)
     run, known = RunId.parse(word), registry.versions(settings.places.model)
     policy = policy_in(settings.places.training(run))
@@ -193,16 +182,14 @@ def version_of(word: str, settings: Params) -> Version:
         missing = f"{word}: the policy in {policy} is not registered; `agent-r1 register {' '.join(run.words)}` does"
     else:
         found = [version for version in known if (version.descriptor.label, version.descriptor.sweep) == (word, "")]
-        labels = [version.descriptor.label for version in known]
-        missing = (
-            f"there is no registered model {word!r}{nearest(word, labels) if labels else '; the registry is empty'}"
-        )
+        near = nearest(word, [version.descriptor.label for version in known]) if known else "; the registry is empty"
+        missing = f"there is no registered model {word!r}{near}"
     if not found:
         raise ValueError(missing)
     return found[-1]
 
 
-def _registered(reference: str, settings: Params) -> Version:
+def _registered(reference: str, settings: Params) -> registry.Version:
     """The version that a reference means; a ValueError refuses one of another scale, whose questions are others."""
     version = registry.find(reference)
     if version.model not in (MODEL, settings.places.model):
@@ -210,11 +197,8 @@ def _registered(reference: str, settings: Params) -> Version:
     return version
 
 
-def folder_of(version: Version) -> Path:
-    """A folder that holds a version's policy: the training's own, or else DVC's copy, which is brought back.
-
-    Raises ValueError if the training's folder holds another policy, and there is no copy.
-    """
+def folder_of(version: registry.Version) -> Path:
+    """A folder with a version's policy: the training's own, or DVC's copy, brought back; ValueError for neither."""
     found = version.descriptor
     if in_training(version):
         return Path(found.policy)
@@ -225,27 +209,22 @@ def folder_of(version: Version) -> Path:
         if not reason and _holds(copy, found):
             return copy
         reason = reason or "DVC's copy is another one"
-    raise ValueError(
-        f"the policy of {version.reference} ({found.label}) has gone: {found.policy} holds another one or none, and "
-        f"{reason}; train it again as of commit {found.git_commit or 'unknown'}, or `dvc pull {found.dvc_file}` where "
-        "a remote has it"
-    )
+    gone = f"the policy of {version.reference} ({found.label}) has gone: {found.policy} holds another one or none"
+    again = f"train it again as of commit {found.git_commit or 'unknown'}"
+    raise ValueError(f"{gone}, and {reason}; {again}, or `dvc pull {found.dvc_file}` where a remote has it")
 
 
-def in_training(version: Version) -> bool:
+def in_training(version: registry.Version) -> bool:
     """Whether the training's own folder still holds the policy of a version."""
     return _holds(Path(version.descriptor.policy), version.descriptor)
 
 
-def _holds(folder: Path, descriptor: Descriptor) -> bool:
+def _holds(folder: Path, descriptor: registry.Descriptor) -> bool:
     return folder.is_dir() and sha256(folder) == descriptor.policy_hash
 
 
 def bring_back(file: Path, md5: str) -> str:
-    """Has a .dvc file name a folder, and DVC restore it from its cache or a remote; returns "", or why it cannot.
-
-    Raises ValueError if the listing that DVC would follow leads out of that folder.
-    """
+    """Has DVC restore a .dvc file's folder; returns "" or why not. ValueError if the listing leads out of it."""
     if not Path(".dvc").is_dir():
         return "this project is no DVC repository"
     lacking = require_listing(md5)

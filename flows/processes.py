@@ -56,11 +56,7 @@ def process_group(
     grace_s: float = GRACE_S,
     fds: Sequence[int] = (),
 ) -> Iterator[subprocess.Popen[str]]:
-    """Runs a command in its own process group, and ends the group with the block.
-
-    Output and errors go to `output`, and it inherits `fds`. Processes that still run at the end have `grace_s` to end
-    themselves.
-    """
+    """Runs a command in a group of its own, with `fds`; the group ends with the block, after `grace_s` by force."""
     process = subprocess.Popen(
         command,
         env=environment,
@@ -256,10 +252,7 @@ def own_server() -> str | None:
 
 @contextmanager
 def prefect_server() -> Iterator[str]:
-    """The API URL of the server that `PREFECT_API_URL` names, or of one with a password that ends with the block.
-
-    If that one ends earlier, so does this process, with exit code 75.
-    """
+    """The API of PREFECT_API_URL, or of a server for this block alone; if that ends early, exit code 75."""
     if server_answers():
         yield os.environ["PREFECT_API_URL"]
         return
@@ -321,14 +314,11 @@ def prefect_environment(api_url: str) -> dict[str, str]:
 
 
 def server_part(listening: socket.socket, password: str = "") -> Supervised:
-    """A Prefect server that this machine alone can reach, and that logs errors alone.
-
-    It answers no page of another origin, and with a password only requests that send it.
-    """
+    """A Prefect server for this machine alone: no pages of other origins, no request without the password."""
     port = listening.getsockname()[1]
     return Supervised(
         name="Prefect server",
-        command=uvicorn("flows.prefect_app", listening),
+        command=uvicorn("prefect", listening),
         environment={
             **prefect_environment(api_on(port)),
             **({"PREFECT_SERVER_API_AUTH_STRING": password} if password else {}),
@@ -346,16 +336,13 @@ def server_part(listening: socket.socket, password: str = "") -> Supervised:
 
 
 def uvicorn(app: str, listening: socket.socket, *options: str) -> list[str]:
-    """The command that serves the app that `create` of a module makes."""
-    made = [f"{app}:create", "--factory", "--app-dir", str(Path(__file__).parents[1]), "--log-level", "error"]
+    """The command that serves an app of `flows.apps`."""
+    made = [f"flows.apps:{app}", "--factory", "--app-dir", str(Path(__file__).parents[1]), "--log-level", "error"]
     return [sys.executable, "-m", "uvicorn", *made, "--fd", str(listening.fileno()), *options]
 
 
 def own_folder() -> Path:
-    """The folder of this user's locks, the same from a terminal, cron or a service.
-
-    Raises ValueError if another user may write there, or owns it.
-    """
+    """The folder of this user's locks, the same for terminals and services; ValueError if others may write there."""
     home = Path(pwd.getpwuid(os.getuid()).pw_dir)
     folder = Path(os.environ.get(LOCKS) or home / ".cache" / "agent_r1")
     with suppress(FileExistsError):

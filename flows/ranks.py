@@ -18,16 +18,16 @@ from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 
-from agent_r1.devices.gpus import visible_gpus
-from agent_r1.devices.meeting import KEY, Place, require_alike, watched
+from agent_r1.devices.meeting import INTERFACE, KEY, Place, require_alike, require_interface, watched
 from agent_r1.devices.sharing import ALONE, Group, Ranks
 from agent_r1.files import sha256
-from agent_r1.params import fingerprint
+from agent_r1.gpus import visible_gpus
+from agent_r1.params import Params, fingerprint
 from agent_r1.params.sections import Section
 from agent_r1.params.stages import LearnerParams
 from flows.made_of import CODE, code_as_begun, members, read_yaml
 from flows.processes import end_with_parent
-from flows.stage import INTERRUPTED, TERMINATED, UNAVAILABLE, leave_code, run_stage
+from flows.stage import INTERRUPTED, TERMINATED, UNAVAILABLE, accelerator, leave_code, run_stage
 from flows.terminal import HarmlessFormatter
 
 LEADER = "AGENT_R1_LEADER"  # the variable in which a rank finds the process that started it
@@ -64,7 +64,7 @@ def leading(
             group.gather([seed])
             logger.info("%d ranks share the learner, on %s", group.size, group.device.type)
             yield group
-            watch.rest()
+            watch.over.set()  # nothing is asked of the other ranks any more
             if seed is not None:
                 group.dismiss()
 
@@ -84,7 +84,10 @@ def following(params: LearnerParams, alike: Callable[[], Mapping[str, str]]) -> 
     leader = int(os.environ.get(LEADER, 0))
     if leader:  # it may have gone already
         end_with_parent(leader)
-    with watched(place, {0: leader} if leader else {}, params.silence_s, _leave) as group:
+    with ExitStack() as ends:
+        if place.local_rank == 0 and visible_gpus():  # the first one of another machine holds the GPUs there
+            ends.enter_context(accelerator(1, params.processes))
+        group = ends.enter_context(watched(place, {0: leader} if leader else {}, params.silence_s, _leave))
         try:
             require_alike(group, alike())  # the leader has written the files by now
             [seed, *_] = group.gather([None])
@@ -139,16 +142,17 @@ def given_place(params: LearnerParams) -> Place | None:
     Raises ValueError if the place does not fit the params, if they need a launcher and there is none, and if this
     machine has fewer devices than processes.
     """
-    require_devices(params)
     place = Place.given()
+    require_devices(params, place)
     if place and (place.size != params.ranks or place.local_rank >= params.processes):
-        raise ValueError(
-            f"a launcher gave this process rank {place.rank} of {place.size}, on its machine {place.local_rank}, and "
-            f"learner asks for {params.processes} processes on {params.nodes} machines; correct learner.processes and "
-            "learner.nodes, or unset RANK"
-        )
+        given = f"rank {place.rank} of {place.size}, on its machine {place.local_rank}"
+        asked = f"{params.processes} processes on {params.nodes} machines"
+        remedy = "correct learner.processes and learner.nodes, or unset RANK"
+        raise ValueError(f"a launcher gave this process {given}, and learner asks for {asked}; {remedy}")
     if place:
         place.require_key()
+        if params.nodes > 1:
+            require_interface(place)
     if place is None and params.nodes > 1:
         raise ValueError(
             f"learner.nodes is {params.nodes}, and this process was given no rank; start it on every machine, with the "
@@ -158,13 +162,33 @@ def given_place(params: LearnerParams) -> Place | None:
     return place
 
 
-def require_devices(params: LearnerParams) -> str:
-    """The devices of this machine in words. Raises ValueError if there are fewer than processes."""
+def require_devices(params: LearnerParams, place: Place | None = None) -> str:
+    """The devices of this machine in words. Raises ValueError if there are fewer than processes.
+
+    A launcher that gives a place may show one GPU, or some cores, to each.
+    """
     gpus = len(visible_gpus())
     here, kind = (gpus, "GPUs") if gpus else (len(os.sched_getaffinity(0)), "cores")
-    if params.processes > here:
+    if params.processes > here and not (place and gpus < 2):
         raise ValueError(f"learner.processes is {params.processes}, and there are {here} {kind} here; lower it")
     return f"{here} {kind}"
+
+
+def shortfalls(settings: Params) -> Iterator[str]:
+    """The cores that a training lacks on this machine, and the GPUs that learn and do not sample, with remedies."""
+    learner, kind, vllm = settings.learner, settings.engine.kind, settings.engine.vllm
+    cores, gpus, parts = len(os.sched_getaffinity(0)), len(visible_gpus()), vllm.tensor_parallel_size
+    engines = vllm.processes(gpus=gpus, cores=cores) * parts if kind == "vllm" else 0
+    here = 1 if Place.given() else learner.processes
+    busy = max(here, 1 + engines) if gpus else here * settings.model.threads
+    if busy > cores:
+        allow = f"allow it more: under SLURM by `srun --cpus-per-task {busy}`, which is 1 unless asked for"
+        yield f"{busy} processes or threads share the {cores} of {os.cpu_count()} cores that are allowed here; {allow}"
+    if gpus and kind != "server" and learner.ranks - max(1, engines) >= parts:
+        sample = f"set engine.kind: vllm and engine.vllm.replicas: {learner.processes // parts}"
+        if learner.nodes > 1 or gpus < learner.processes:  # engines of this process do not see them
+            sample = "set engine.kind: server, with one on each: docs/devices.md"
+        yield f"{learner.ranks} GPUs learn, and actions are sampled on {max(1, engines)} of them; {sample}"
 
 
 class Watch:
@@ -174,7 +198,7 @@ class Watch:
         self.processes: list[subprocess.Popen[bytes]] = []  # started here, rank 1 first
         self._fault: BaseException | None = None
         self._raised = False
-        self._over = threading.Event()
+        self.over = threading.Event()  # set once the ranks may end, or one was lost
 
     @classmethod
     @contextmanager
@@ -184,16 +208,12 @@ class Watch:
         try:
             yield watch
         finally:
-            watch._over.set()
+            watch.over.set()
             signal.signal(signal.SIGUSR1, signal.SIG_IGN if watch._fault else before)  # it may be on its way
-
-    def rest(self) -> None:
-        """Lets the other ranks end: nothing is asked of them any more."""
-        self._over.set()
 
     def look(self) -> None:
         """Watches the ranks that were started here; the body of a thread."""
-        while not self._over.wait(LOOK_S):
+        while not self.over.wait(LOOK_S):
             ended = {rank: code for rank, each in enumerate(self.processes, 1) if (code := each.poll())}
             if ended:
                 first = min(ended, key=lambda rank: (ended[rank] == UNAVAILABLE, rank))
@@ -214,17 +234,17 @@ class Watch:
         except (RuntimeError, OSError) as error:
             if not isinstance(error, RuntimeError) and not isinstance(error.__cause__, RuntimeError):
                 raise
-            self._over.wait(BLAME_S)
+            self.over.wait(BLAME_S)
             if self._fault and not self._raised:
                 self._raised = True
                 raise self._fault from error
             raise
 
     def _lose(self, fault: BaseException) -> None:
-        if self._over.is_set():
+        if self.over.is_set():
             return
         self._fault = fault
-        self._over.set()
+        self.over.set()
         forced = threading.Timer(GRACE_S, _end_by_force, [fault])
         forced.daemon = True
         forced.start()
@@ -254,17 +274,12 @@ def _started(ranks: int, command: Sequence[str], watch: Watch) -> Iterator[Place
     meeting = os.memfd_create("ranks")
     path, key = f"/proc/self/fd/{meeting}", secrets.token_hex()
     places = [Place(rank=rank, size=ranks, local_rank=rank, address=path, port=1, key=key) for rank in range(ranks)]
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # else any machine can reach their messages
+    os.environ[INTERFACE] = "lo"  # else any machine can reach their messages
     try:
         for place in places[1:]:
             environment = {**os.environ, **place.environment, LEADER: str(os.getpid())}
-            process = subprocess.Popen(
-                [sys.executable, "-m", "flows", *command],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                pass_fds=[meeting],
-            )
-            watch.processes.append(process)
+            start, nothing = [sys.executable, "-m", "flows", *command], subprocess.DEVNULL
+            watch.processes.append(subprocess.Popen(start, env=environment, stdin=nothing, pass_fds=[meeting]))
         threading.Thread(target=watch.look, name="ranks", daemon=True).start()
         yield places[0]
         with suppress(subprocess.TimeoutExpired):
@@ -273,7 +288,7 @@ def _started(ranks: int, command: Sequence[str], watch: Watch) -> Iterator[Place
     finally:
         end(watch.processes)
         os.close(meeting)
-        os.environ.pop("GLOO_SOCKET_IFNAME", None)
+        os.environ.pop(INTERFACE, None)
 
 
 def fault_of(rank: int, code: int) -> BaseException:

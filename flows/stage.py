@@ -24,17 +24,9 @@ import psutil
 from agent_r1 import params
 from agent_r1.files import closed_folder, is_own, locked_some
 from agent_r1.params.places import NAMED_BY_DVC, RunId, project_root, tracking_folder
+from flows import processes
 from flows.dvc_files import keep_records
 from flows.made_of import Edited, require_unedited
-from flows.processes import (
-    IMPORTING,
-    OF_CLIENTS,
-    PASSWORD,
-    end_with_parent,
-    own_folder,
-    own_server,
-    server_answers,
-)
 from flows.terminal import HarmlessFormatter, configure_logging, show_traceback
 
 P = ParamSpec("P")
@@ -57,15 +49,18 @@ ENVIRONMENT = {
     "DVC_NO_ANALYTICS": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # transformers draws one for every checkpoint it reads or writes
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "MALLOC_MMAP_MAX_": "0",  # these two are for child processes; this one calls `keep_freed_memory`
-    "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30),
     # torch lays tensors from 2 MiB on at the borders of pages, in huge pages where the kernel lends them. Else glibc
     # seldom finds the place of one fit for the next, and with large vocabularies the heap doubles.
     "THP_MEM_ALLOC_ENABLE": "1",
+    "PYTORCH_ALLOC_CONF": "expandable_segments:True",  # of a GPU's memory; vLLM's processes go without it
     # A thread that waits for others of its process at a barrier gives its core to other stages, and does not spin.
     "OMP_WAIT_POLICY": "passive",
     "KMP_BLOCKTIME": "0",
 }
+# The drivers of GPUs. Where there is one, the memory that loading and checkpoints free is given back.
+DRIVERS = ("/dev/nvidiactl", "/dev/kfd")
+# For child processes where there is none; this one calls `keep_freed_memory`.
+KEEPING = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30)}
 # Where nothing runs beside the stage, it first looks this often whether the others are there: most come sooner than one
 # that sleeps is woken. Beside other stages that would cost more than it saves.
 ALONE = {"GOMP_SPINCOUNT": "3000"}
@@ -89,11 +84,11 @@ def run_stage(stage: Callable[..., None], **parameters: object) -> None:
 
     gc.set_threshold(*COLLECTING)
     if started_by_another():
-        end_with_parent()
+        processes.end_with_parent()
     if OF_DVC in os.environ:
         keep_records()
     HarmlessFormatter.label = f"{shown_name(stage, parameters)}: "
-    if server_answers():
+    if processes.server_answers():
         _run_tracked(recorded, parameters)
     else:
         recorded(**parameters)
@@ -129,17 +124,17 @@ def report_to_own_server() -> None:
 
     Must be called before Prefect is imported. A `PREFECT_API_URL` that is set stays.
     """
-    if "PREFECT_API_URL" in os.environ or not (api_url := own_server()):
+    if "PREFECT_API_URL" in os.environ or not (api_url := processes.own_server()):
         return
     os.environ["PREFECT_API_URL"] = api_url
     if password := kept_password():
-        os.environ.setdefault(OF_CLIENTS, password)
+        os.environ.setdefault(processes.OF_CLIENTS, password)
 
 
 def kept_password() -> str:
     """The password of this clone's Prefect server; "" if there is none, or others may know or have written it."""
-    own = PASSWORD.exists() and is_own(PASSWORD, stat.S_IFREG, closed=0o077)
-    return PASSWORD.read_text().strip() if own else ""
+    own = processes.PASSWORD.exists() and is_own(processes.PASSWORD, stat.S_IFREG, closed=0o077)
+    return processes.PASSWORD.read_text().strip() if own else ""
 
 
 def started_by_another() -> bool:
@@ -193,10 +188,12 @@ def prepare_process() -> None:
     current folder for `python -m flows`, and in the script's folder for `agent-r1`. Must be called before torch is
     imported. If params.yaml cannot be read, the command itself says so. Other users may not enter the folders of locks.
     """
-    for name, value in ENVIRONMENT.items():
+    on_cores = not any(map(os.path.exists, DRIVERS))
+    for name, value in (ENVIRONMENT | KEEPING if on_cores else ENVIRONMENT).items():
         os.environ.setdefault(name, value)
-    keep_freed_memory()
-    gc.set_threshold(*IMPORTING)
+    if on_cores:
+        keep_freed_memory()
+    gc.set_threshold(*processes.IMPORTING)
     try:
         root = project_root()
         os.chdir(root)
@@ -223,11 +220,11 @@ def accelerator(side_by_side: int, gpus: int = 1) -> Iterator[None]:
     On a machine without a GPU it holds one of `side_by_side` places on the CPU. Waits while other stages hold them. The
     kernel frees the locks when the process ends, however it ends.
     """
-    from agent_r1.devices.gpus import visible_gpus  # imports torch, which reads the number of threads
+    from agent_r1.gpus import visible_gpus  # imports torch, which reads the number of threads
 
     devices = visible_gpus()
     # One per machine and user, so that two clones of the project queue up as well.
-    locks = own_folder() / f"accelerator-{platform.node()}"
+    locks = processes.own_folder() / f"accelerator-{platform.node()}"
     # Optimizers make torch's folder of compiled code: not in the temporary folder, where others could have made it.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(locks.with_name("torchinductor")))
     paths = [locks.with_name(f"{locks.name}-{place}.lock") for place in devices or range(side_by_side)]
@@ -254,10 +251,14 @@ def task(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not _in_flow():
+        if "prefect" not in sys.modules:
             return function(*args, **kwargs)
         from prefect import task as prefect_task
         from prefect.cache_policies import NO_CACHE
+        from prefect.context import FlowRunContext
+
+        if FlowRunContext.get() is None:
+            return function(*args, **kwargs)
 
         results: list[R] = []
 
@@ -282,7 +283,7 @@ def _mendable(fault: Exception) -> Exception | None:
 
 
 def keep_freed_memory() -> None:
-    """Lets glibc keep freed memory, which every training step would fault in again.
+    """Lets glibc keep freed memory, which every training step on cores would fault in again.
 
     Works like MALLOC_MMAP_MAX_=0 and no trimming, on a running process; see mallopt(3).
     """
@@ -302,21 +303,17 @@ def _run_tracked(stage: Callable[..., None], parameters: dict[str, Any]) -> None
 
     keep_results_own()
     tracked = flow(name=stage.__name__, validate_parameters=False)(stage)
-    parent = os.environ.get(PARENT_TASK_RUN)
+    parent = UUID(os.environ[PARENT_TASK_RUN]) if os.environ.get(PARENT_TASK_RUN) else None
+    named, shown = shown_name(stage, parameters), typed(parameters)
     with get_client(sync_client=True) as client:
-        run = client.create_flow_run(
-            tracked,
-            name=shown_name(stage, parameters),
-            parameters=typed(parameters),
-            parent_task_run_id=UUID(parent) if parent else None,
-        )
+        run = client.create_flow_run(tracked, name=named, parameters=shown, parent_task_run_id=parent)
     try:
         run_flow(tracked, flow_run=run, parameters=parameters)
     except (TerminationSignal, SystemExit) as end:  # Prefect takes SIGTERM over, calls it a crash, and passes it on
         if isinstance(end, SystemExit) and end.code != TERMINATED:
             raise
         if parent:
-            _end_as_the_parent(run.id, UUID(parent))
+            _end_as_the_parent(run.id, parent)
         sys.exit(TERMINATED)
 
 
@@ -353,11 +350,3 @@ def _end_as_the_parent(run: UUID, parent: UUID) -> None:
         state = client.read_flow_run(whole).state if whole else None
         if state and state.type in (StateType.CANCELLING, StateType.CANCELLED):
             client.set_flow_run_state(run, cancelled, force=True)
-
-
-def _in_flow() -> bool:
-    if "prefect" not in sys.modules:
-        return False
-    from prefect.context import FlowRunContext
-
-    return FlowRunContext.get() is not None

@@ -14,17 +14,9 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Self
 
+from rich import progress as live
 from rich.console import Console, RenderableType
 from rich.logging import RichHandler
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
 from rich.table import Column
 
 from agent_r1.harmless import harmless, harmless_lines, without_password
@@ -43,16 +35,16 @@ def show(*parts: RenderableType) -> None:
         sys.stdout.write(f"{line.rstrip()}\n")
 
 
-def live_lines(*columns: ProgressColumn, expand: bool = False) -> Progress:
+def live_lines(*columns: live.ProgressColumn, expand: bool = False) -> live.Progress:
     """Lines at the end of the terminal that change while work lasts, and then go; elsewhere nothing is shown."""
-    return Progress(*columns, console=TERMINAL, transient=True, expand=expand, disable=not TERMINAL.is_terminal)
+    return live.Progress(*columns, console=TERMINAL, transient=True, expand=expand, disable=not TERMINAL.is_terminal)
 
 
 @contextmanager
 def counted(label: str, total: int, done: int = 0) -> Iterator[Callable[..., None]]:
     """Counts in a live line. Gives a function that adds one, or goes to a count and names the work that it begins."""
-    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with live_lines(*columns) as progress:
+    said, of = live.TextColumn("{task.description}"), live.MofNCompleteColumn()
+    with live_lines(live.SpinnerColumn(), said, live.BarColumn(), of, live.TimeElapsedColumn()) as progress:
         line = progress.add_task(label, completed=done, total=total)
 
         def count(begun: str = "", done: int | None = None) -> None:
@@ -71,8 +63,8 @@ class SideBySide:
     def __init__(self, total: int = 0) -> None:
         self.over = threading.Event()  # set once nothing is waited for any more
         self._done, self._total, self._begun = 0, total, time.monotonic()
-        said = TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True))
-        self._lines = live_lines(SpinnerColumn(), said, TimeElapsedColumn(), expand=True)
+        said = live.TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True))
+        self._lines = live_lines(live.SpinnerColumn(), said, live.TimeElapsedColumn(), expand=True)
         self._of_all = self._lines.add_task(f"0 of {total} stages done", visible=bool(total))
 
     def __enter__(self) -> Self:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+import time
 from contextlib import ExitStack
 from functools import partial, wraps
 from typing import Any
@@ -10,7 +12,6 @@ from typing import Any
 from agent_r1 import params, tracking
 from agent_r1.files import model_hash, write_text
 from agent_r1.learn.learner import learner_of
-from agent_r1.params import Params
 from agent_r1.params.places import RunId
 from agent_r1.tracking.runs import CODE_TAG, KIND_TAG
 from agent_r1.training.assembly import Assembly
@@ -19,9 +20,11 @@ from agent_r1.training.identity import START
 from agent_r1.training.loop import Training, Verb, iterate, leaves_work
 from agent_r1.training.watch import reseeded
 from flows import ranks
-from flows.ranks import code_of, facts_of, following, given_place, leading
+from flows.ranks import code_of, facts_of, following, given_place, leading, shortfalls
 from flows.stage import accelerator, started_by_another, task
 from flows.terminal import counted
+
+logger = logging.getLogger(__name__)
 
 
 def train(run: RunId, fresh: bool = False) -> None:
@@ -33,12 +36,15 @@ def train(run: RunId, fresh: bool = False) -> None:
     places = settings.places
     assembly = Assembly(settings, run, places.warm_start)
     place, code = given_place(settings.learner), code_of("train")
+    for shortfall in shortfalls(settings):
+        logger.warning(shortfall)
     with ExitStack() as stack:
         # before the folder is looked at: the process that holds the accelerator may be training this run
         stack.enter_context(accelerator(settings.operate.side_by_side, settings.gpus))
         aside, replace = places.aside, started_by_another()
         taken_up = assembly.taken_up(places.training(run), aside, code=code, fresh=fresh, replace=replace)
         folder, opening = stack.enter_context(taken_up)
+        folder.costs.spent["cost/other_core_s"] += time.process_time()  # that it took to get here
         tracked = stack.enter_context(_tracked(run, settings, folder))
         learns = leaves_work(folder)
         if learns or place:  # the ranks of a launcher wait to be told that there is nothing to do
@@ -77,13 +83,13 @@ def _follow(run: RunId) -> None:
             group.follow(learner_of(settings, config, model, seed=seed, ranks=group))
 
 
-def _facts(settings: Params, run: RunId) -> dict[str, str]:
+def _facts(settings: params.Params, run: RunId) -> dict[str, str]:
     """The facts that all ranks must share; the leader has taken up the run's folder before they are compared."""
     parameters, places = (settings, settings.run(run)), settings.places
     return facts_of("train", parameters, model_hash(str(places.warm_start)), places.training(run) / START)
 
 
-def _tracked(run: RunId, settings: Params, folder: RunFolder) -> tracking.Run:
+def _tracked(run: RunId, settings: params.Params, folder: RunFolder) -> tracking.Run:
     """The run's record in MLflow, which the id in its folder finds again."""
     if found := tracking.run_of(folder.path):
         return found

@@ -25,22 +25,23 @@ from flows.terminal import counted
 def play(run: RunId, model: str, endpoint: str | None) -> Iterator[str]:
     """Plays a run's first five training questions greedily; gives each episode with its rewards, and a line on all.
 
-    The run's own tools, rewards and limits hold. Without a model its latest policy plays, or the warm start. Sampling
-    is done in this process, and a server is asked once, so that a fault is seen at once.
+    Without a model its latest policy plays, or the warm start. A server is asked once, so that a fault is seen at once.
     """
     settings = params.load()
     credit, settings = settings.run(run).credit, settings.of(run)
     server = settings.engine.server.model_copy(update={"retries": 0})
     engine = settings.engine.model_copy(update={"kind": "transformers", "server": server})
     limits = settings.env.model_copy(update={"order": "arrival" if endpoint else "rounds"})
-    settings = settings.model_copy(update={"engine": engine, "env": limits})
+    greedy = settings.evaluate.model_copy(update={"samples": 1, "temperature": 0.0})
+    settings = settings.model_copy(update={"engine": engine, "env": limits, "evaluate": greedy})
     own = own_rewards.load(credit.rewards)
     require_own(limits)
     questions = [row for row in read_rows(settings.places.questions, Question) if row.split == "train"][:5]
     require_playable(questions, limits)
     word = model or (run if peek(settings.places.training(run) / "checkpoint") else "")
     policy = policy_at(settings, endpoint, model) if endpoint else policy_of(settings, word)
-    tokenizer, asked = load_tokenizer(policy.path), {question.question_id: question for question in questions}
+    tokenizer = load_tokenizer(policy.path, reads=0 if endpoint else limits.max_tokens)
+    asked = {question.question_id: question for question in questions}
     chat = Chat(tokenizer)
     with open_exam("tool_call", questions, chat, settings) as exam, counted("playing", len(questions)) as over:
         if policy.elsewhere:

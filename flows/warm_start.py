@@ -15,7 +15,6 @@ from agent_r1.files import load_pretrained, model_hash, remove_folder, replaced_
 from agent_r1.learn import memory
 from agent_r1.learn.adapter import save_merged
 from agent_r1.learn.model import load_policy, load_tokenizer
-from agent_r1.params import Params
 from agent_r1.params.places import RunId
 from agent_r1.params.sections import flatten
 from agent_r1.pretrained import compute_dtype, default_device
@@ -62,16 +61,16 @@ def warm_start() -> None:
             _write(model, tokenizer, settings)
 
 
-def _trains(settings: Params) -> bool:
+def _trains(settings: params.Params) -> bool:
     return not settings.model.path or settings.warm_start.fine_tune
 
 
-def _train(settings: Params, unfinished: Unfinished, group: Ranks) -> None:
+def _train(settings: params.Params, unfinished: Unfinished, group: Ranks) -> None:
     places = settings.places
     with trained_alone(places.warm_start):
         model, tokenizer = train_on_demonstrations(
             settings,
-            [row for row in read_rows(places.questions, Question) if row.split == "train"],
+            read_rows(places.questions, Question),
             read_rows(places.passages, Passage),
             open_index(settings.search, places.passages, places.index),
             ranks=group,
@@ -82,23 +81,19 @@ def _train(settings: Params, unfinished: Unfinished, group: Ranks) -> None:
         remove_folder(unfinished.folder)
 
 
-def _unfinished(settings: Params) -> Unfinished:
-    """The folder that records the progress of the warm start.
-
-    Its parameters and the model that it begins from tell it from others.
-    """
+def _unfinished(settings: params.Params) -> Unfinished:
+    """The folder of the warm start's progress, told apart by its parameters and the model that it begins from."""
     places, model = settings.places, settings.model.path
     sections = {
         "warm_start": settings.warm_start.model_dump(mode="json", exclude={"checkpoint_every"}),
         "model": settings.model.model_dump(mode="json"),
     }
-    identity = Identity(
-        parameters=flatten(sections), inputs={"model": model_hash(model)} if model else {}, code=code_of("warm_start")
-    )
+    inputs = {"model": model_hash(model)} if model else {}
+    identity = Identity(parameters=flatten(sections), inputs=inputs, code=code_of("warm_start"))
     return Unfinished(places.unfinished_warm_start, places.aside, settings.warm_start.checkpoint_every, identity)
 
 
-def _write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, settings: Params) -> None:
+def _write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, settings: params.Params) -> None:
     with replaced_folder(settings.places.warm_start) as fresh:
         save_merged(model, fresh)
         tokenizer.save_pretrained(fresh)
@@ -121,13 +116,12 @@ def _follow() -> None:
         group.hear()  # the leader says that it has written the model, and has no more to do
 
 
-def _facts(settings: Params, unfinished: Unfinished) -> Callable[[], dict[str, str]]:
-    """The facts that all ranks must share."""
+def _facts(settings: params.Params, unfinished: Unfinished) -> Callable[[], dict[str, str]]:
     return partial(facts_of, "warm_start", (settings,), unfinished.identity.inputs.get("model", "built in"))
 
 
-def _check_memory(settings: Params, path: str) -> None:
-    """Refuses a model that is too large for this machine, for the runs and for fine-tuning, before it is loaded."""
+def _check_memory(settings: params.Params, path: str) -> None:
+    """Refuses a model that reads too little, or is too large for the runs or fine-tuning, before it is loaded."""
     config = load_pretrained(AutoConfig, path)
     memory.check(config, settings, [RunId(run) for run in settings.repro_runs])
     if settings.warm_start.fine_tune:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any, NamedTuple
+
+import pytest
+
+from agent_r1.http import client
 
 
 class Heard(NamedTuple):
@@ -53,3 +59,14 @@ def answering(answer: Callable[[Heard], Said | None]) -> Iterator[str]:
             yield f"http://127.0.0.1:{server.server_port}"
         finally:
             server.shutdown()
+
+
+def noted_waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that the HTTP client waits between attempts from now on; it does not wait in truth."""
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr(client, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+    return waits

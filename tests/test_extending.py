@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -147,24 +150,42 @@ def test_the_attempts_at_a_task_are_a_group(page: dict[str, Any]) -> None:
     assert [attempt.group for attempt in page["attempts"]] == [0] * 8 + [1] * 8
 
 
-def test_worlds_of_others_are_a_line_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    section = (ROOT / "docs/extending.md").read_text().partition("## An environment that others wrote")[2]
-    lines, code = re.findall(r"```(?:python|yaml)\n(.*?)```", section, re.DOTALL)[:2]
-    (tmp_path / "my_worlds.py").write_text(code)
+@pytest.fixture
+def own_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's class in a project's root, and the database that it reads."""
+    section = (ROOT / "docs/extending.md").read_text().partition("## A world of your own")[2]
+    (tmp_path / "shop.py").write_text(re.findall(r"```python\n(.*?)```", section, re.DOTALL)[0])
+    (tmp_path / "data/raw").mkdir(parents=True)
+    with contextlib.closing(sqlite3.connect(tmp_path / "data/raw/shop.db")) as rows:
+        rows.execute("create table orders (customer, item)")
+        orders = [(f"C{order % 12}", f"I{order // 12 % 15}") for order in range(500)]
+        rows.executemany("insert into orders values (?, ?)", orders)
+        rows.commit()
+    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    params = changed(yaml.safe_load(lines))
-    taxi, wordle = (draw(name, world)["test"][0] for name, world in params.prepare.worlds.items())
+
+
+def test_worlds_are_a_line_each(own_world: None) -> None:
+    section = (ROOT / "docs/extending.md").read_text().partition("## An environment that others wrote")[2]
+    params = changed(yaml.safe_load(re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)[0]))
+    taxi, shop = (draw(name, world)["test"][0] for name, world in params.prepare.worlds.items())
     declared = Shared(params.env)
     require_gymnasium([taxi], declared.limits)
-    require_toolbox([wordle], declared.limits)
+    require_toolbox([shop], declared.limits)
     assert declared.limits.openenv["echo"].url == "http://127.0.0.1:8000"
     assert play(GymEnv(taxi, declared, 0), "north")[0].rewards["env"] == -1.0
-    guesses = [
-        f'<tool_call>{{"name": "guess", "arguments": {{"word": "{word}"}}}}</tool_call>' for word in ("ghast", "a")
-    ]
-    first, short, last = play(ToolboxEnv(wordle, declared, 0), *guesses, "done")
-    assert (first.observations, short.call_status) == (("gh.st",), CallStatus.FAILED)
-    assert (last.rewards["env"], last.rewards["success"]) == (0.8, 0.0)
+    env = ToolboxEnv(shop, declared, 0)
+    counted, written = "select count(*) from orders where customer = 'C0' and item = 'I10'", "drop table orders"
+    seen, found, refused, last = play(env, call("tables"), call("query", sql=counted), call("query", sql=written), "3")
+    assert env.user == "Answer from the database.\n\nHow many orders of C0 are for a I10?"
+    assert (seen.observations, found.observations) == (("[('CREATE TABLE orders (customer, item)',)]",), ("[(3,)]",))
+    assert (refused.call_status, last.outcome) == (CallStatus.FAILED, Outcome.ANSWERED)
+    assert (last.rewards["env"], last.rewards["success"]) == (1.0, 1.0)
+    assert play(ToolboxEnv(shop, declared, 0), "2")[0].rewards["success"] == 0.0
+
+
+def call(name: str, **arguments: str) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 def test_the_reward_part(page: dict[str, Any]) -> None:

@@ -19,10 +19,11 @@ GROUND = {
     "agent_r1.params": {"agent_r1.harmless"},
     "agent_r1.seeds": set[str](),
     "agent_r1.answers": set[str](),
-    "agent_r1.devices.gpus": set[str](),
+    "agent_r1.gpus": set[str](),
+    "agent_r1.costs": set[str](),
     "agent_r1.files": set[str](),
     "agent_r1.facts": {"agent_r1.files"},
-    "agent_r1.pretrained": {"agent_r1.files", "agent_r1.params"},
+    "agent_r1.pretrained": {"agent_r1.files", "agent_r1.gpus", "agent_r1.params"},
     "agent_r1.harmless": set[str](),
     "agent_r1.own_code": {"agent_r1.files", "agent_r1.params"},
     "agent_r1.faults": set[str](),
@@ -58,23 +59,21 @@ BY_NAME = {"outside": {"agent_r1.envs.kinds", "agent_r1.tools.toolbox"}, "device
 PROCESSES = {
     "agent_r1.data.trial": {"agent_r1.data.sources"},
     "agent_r1.rollout.vllm_process": {"agent_r1.rollout.vllm_engine"},
-    "flows.mlflow_app": {"flows.operation.serving"},
-    "flows.prefect_app": {"flows.operation.serving", "flows.processes"},
+    "flows.apps": {"flows.operation.serving", "flows.processes"},
 }
 # Wings that are entered by one door, and which modules are doors.
 DOORS = {
-    "agent_r1.inspection": {"flows.commands.look", "flows.commands.serve"},
+    "agent_r1.inspection": {"flows.commands.look", "flows.commands.operate"},
     "flows.operation": {
         "flows.commands.execute",
         "flows.commands.look",
         "flows.commands.operate",
-        "flows.commands.serve",
     },
 }
 # Where heavy libraries may be imported: modules, or packages with all below them.
 PLACES = {
     "vllm": ("agent_r1.rollout.vllm_process",),
-    "mlflow": ("agent_r1.tracking", "flows.mlflow_app"),
+    "mlflow": ("agent_r1.tracking", "flows.apps"),
     "prefect": ("flows",),
     "dvc": (),
     "faiss": ("agent_r1.search.dense",),

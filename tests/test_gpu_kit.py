@@ -2,41 +2,103 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from torch.nn.attention import varlen
 
 from benchmarks import cuda, gpu, kit
-from benchmarks.synthetic import make_model
+from benchmarks.synthetic import Work, make_model
+
+ROOT = Path(__file__).parents[1]
 
 SMALL = ["--sizes", "tiny", "--samplers", "transformers", "--tokens", "160", "96", "--episodes", "8", "--out"]
 
 
 def test_the_kit_measures_what_fits_and_names_what_it_leaves_out(tmp_path: Path) -> None:
     parts = gpu.campaign(gpu.parsed([*SMALL, str(tmp_path), "--no-outputs"]))
+    sampled = [f"tiny: {trains}, transformers, " for trains in gpu.SAMPLED["transformers"]]
     assert [part["part"] for part in parts] == [
-        *(f"tiny: {trains}" for trains in gpu.TRAINS),
-        "tiny: all weights, transformers",
-        "tiny: adapters, transformers",
-        "tiny: weights through the disk",
+        "tiny: adapters",
+        "tiny: all weights",
         "tiny: all weights, checkpoint",
+        "CPU seconds between rounds",
+        *(name + asked for name in sampled for asked in ("again", "reloaded", "rested")),
+        "tiny: all weights, packed",
+        "tiny: all weights, offloaded",
     ]
-    assert [part["part"] for part in parts if "left out" in part] == []
-    for part in parts[: len(gpu.TRAINS)]:
-        assert part["updated tokens/s"] > 0 < part["share of the products' rate"]
-    for part in parts[len(gpu.TRAINS) : -2]:
-        assert 0 <= part["canary"] < 1e-4
-        assert 0 <= part["canary after an update"] < 1e-4
+    assert [part for part in parts if "left out" in part] == []
+    rows = {part["part"]: part for part in parts}
+    for trains in gpu.TRAINS:
+        assert rows[f"tiny: {trains}"]["updated tokens/s"] > 0 < rows[f"tiny: {trains}"]["share of the products' rate"]
+    for name in sampled:
+        assert rows[f"{name}again"]["same bits twice"]
+        assert 0 <= rows[f"{name}reloaded"]["canary"] < 1e-4
+        assert 0 <= rows[f"{name}reloaded"]["updated, canary"] < 1e-4
+        assert 0 <= rows[f"{name}rested"]["canary"] < 1e-4
     stored = json.loads((tmp_path / "gpu.json").read_text())
     assert (stored["device"], stored["parts"]) == ("CPU", parts)
-    late = gpu.campaign(gpu.parsed([*SMALL, str(tmp_path), "--budget", "0"]))
+    late = gpu.campaign(gpu.parsed([*SMALL, str(tmp_path / "late"), "--budget", "0"]))
     assert {part["left out"] for part in late} == {"out of time"}
-    assert kit.show_rows(late[:1]).splitlines()[-1].startswith("| tiny: all weights | out of time |")
+    assert kit.show_rows(late[:1]).splitlines()[-1].startswith("| tiny: output in chunks of 2^25, blocks of 2^20 | out")
     few = ["--tokens", "16", "8", "--trains", "all weights", "--no-outputs", "--no-disk"]
-    [small, _] = gpu.campaign(gpu.parsed([*SMALL, str(tmp_path), *few]))
-    assert small["left out"].startswith("ValueError: benchmarks.gpu: runs.dapo: credit.overlong_buffer 102")
+    small = gpu.campaign(gpu.parsed([*SMALL, str(tmp_path / "small"), *few]))
+    assert len(small) == 4
+    assert all("runs.dapo: credit.overlong_buffer 102" in part["left out"] for part in small)
+
+
+def test_a_part_that_hangs_is_ended_and_the_others_are_measured(tmp_path: Path) -> None:
+    script = tmp_path / "three.py"
+    script.write_text(
+        "import time\n"
+        "from pathlib import Path\n"
+        "from benchmarks.kit import tried\n"
+        "parts = {'first': lambda: {'a': 1.0}, 'hangs': lambda: time.sleep(600), 'last': lambda: {'a': 2.0}}\n"
+        f"tried(parts, Path({str(tmp_path / 'gpu.json')!r}), limit=6)\n"
+    )
+    own = "import runpy, sys; sys.path.insert(0, '.'); runpy.run_path(sys.argv[1])"
+    first, hangs, last = kit.attended([sys.executable, "-c", own, str(script)], tmp_path / "gpu.json", 60)
+    assert (first["a"], last["a"]) == (1.0, 2.0)
+    assert hangs == {"part": "hangs", "left out": "it hung, or its process was killed"}
+
+
+def test_a_command_that_measures_nothing_says_so(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="nothing was measured"):
+        kit.attended([sys.executable, "-c", "raise SystemExit(2)"], tmp_path / "gpu.json", 60)
+
+
+def test_the_kit_begins_on_a_machine_with_little_installed() -> None:
+    hidden = {"vllm", "pyarrow", "httpx", "prefect", "mlflow", "dvc"}
+    code = (
+        "import sys\n"
+        "from importlib.machinery import PathFinder\n"
+        "class Bare(PathFinder):\n"
+        "    @classmethod\n"
+        "    def find_spec(cls, name, path=None, target=None):\n"
+        f"        hidden = name.split('.')[0] in {hidden}\n"
+        "        return None if hidden else super().find_spec(name, path, target)\n"
+        "sys.meta_path = [Bare if each is PathFinder else each for each in sys.meta_path]\n"
+        "import benchmarks.gpu, benchmarks.cuda\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+
+
+def test_the_page_explains_every_part_and_no_other(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "first_hour_gpu.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    patterns = [pattern for row in rows for pattern in re.findall(r"`([^`]+)`", row.split(" | ")[0])]
+    given, work = gpu.parsed(["--sizes", "0.5B", "3B"]), Work(episodes=2, prompt=160, action=96)
+    measured = dict(gpu.parts_of(given, work, 1.0, dict.fromkeys(given.sizes, tmp_path)))
+    parts = [*cuda.parts_of(tmp_path, 1, 1), *measured]
+    for part in parts:
+        assert sum(fnmatch.fnmatchcase(part, pattern) for pattern in patterns) == 1, part
+    assert [pattern for pattern in patterns if not fnmatch.filter(parts, pattern)] == []
 
 
 def test_what_is_learned_here_is_what_is_learned_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,9 +114,21 @@ def test_what_is_learned_here_is_what_is_learned_here(tmp_path: Path, monkeypatc
     assert parts["attention: window 20, heads of 64"]()["of keys"] < 0.01
 
 
+def test_a_comparison_does_not_repeat_what_it_found_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part, file = "supervised learning", tmp_path / "cuda.json"
+    file.write_text(json.dumps({"parts": [{"part": part, "losses": 0.5}]}))
+    monkeypatch.setattr(sys, "argv", ["cuda", "--out", str(tmp_path), "--parts", part, "--words", "512"])
+    cuda.main()
+    assert [row["losses"] for row in json.loads(file.read_text())["parts"]] == [0.0]
+
+
 def test_a_kernel_without_a_word_for_grouped_heads_is_given_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(varlen, "varlen_attn", lambda query, *, scale: (query, scale))
     kit.accept_grouped_heads()
     with kit.counted_kernel() as calls:
         assert varlen.varlen_attn([0, 0], scale=2.0, enable_gqa=True) == ([0, 0], 2.0)
     assert calls == [2]
+
+
+def test_the_output_layer_is_measured_in_other_chunks() -> None:
+    assert gpu.measure_output("tiny", 2**12, 2**10, 64)["tokens/s"] > 0

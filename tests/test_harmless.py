@@ -13,10 +13,11 @@ from rich.console import Console
 
 from agent_r1.evaluation.comparison import AnswerPair, Comparison
 from agent_r1.evaluation.runs_report import _table
+from agent_r1.evaluation.scores import AnsweredQuestion
 from agent_r1.harmless import harmless, harmless_lines, in_markdown, without_password
 from agent_r1.http.client import Answer
 from agent_r1.inspection.printed import comparison_tables
-from agent_r1.records import Prediction, Question
+from agent_r1.records import Question
 from flows.terminal import HarmlessFormatter
 
 EVIL = "\x1b]52;c;ZXZpbA==\x07\x9b2J \u202edesrever\u2066 \x08\r\x85|<img src=x>`code` [a](b)"
@@ -83,10 +84,8 @@ def test_a_comparison_is_text() -> None:
         gold_titles=[],
         strata={"hops": "1", "kind": "k"},
     )
-    said = Prediction(
-        **{**dict.fromkeys(Prediction.__slots__, 0), "question_id": "q", "answer": EVIL, "facts": {}, "success": 1.0}
-    )
-    pair = AnswerPair(asked, said, Prediction(**{**{n: getattr(said, n) for n in said.__slots__}, "success": 0.0}))
+    right, wrong = (AnsweredQuestion(question_id="q", answers=[EVIL], success=each, values={}) for each in (1.0, 0.0))
+    pair = AnswerPair(asked, right, wrong)
     console = Console(force_terminal=True, color_system=None, width=100)
     with console.capture() as capture:
         found = Comparison(a="a", b="b", differing=[EVIL], aborted=EVIL, pairs=[pair], measured=[])

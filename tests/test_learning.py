@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from agent_r1.files import sha256
+from agent_r1.params.sections import override
 from agent_r1.records import Trajectory
 from agent_r1.tables import read_rows
 from agent_r1.training import loop
@@ -82,7 +83,7 @@ VALIDATED = {
 def trained(training: Training) -> tuple[list[dict[str, float]], list[str]]:
     """The metrics of a run's iterations but seconds, and its trajectories."""
     iterate(training)
-    seconds = ("time/", "rollout/search_cache", "tool/waiting", "tool/search/latency")
+    seconds = ("time/", "cost/", "rollout/search_cache", "tool/waiting", "tool/search/latency")
     lines = [json.loads(line) for line in training.folder.metrics.read_text().splitlines()]
     rows = [read_rows(training.folder.trajectories(each), Trajectory) for each in range(len(lines))]
     for call in (call for each in rows for row in each for step in row.steps for call in step.calls):
@@ -94,11 +95,16 @@ def test_a_run_that_is_validated_trains_as_one_that_is_not(task: Any, open_train
     with open_training(task, VALIDATED | {"validation": {"every": 0}}) as training:
         plain, rows = trained(training)
     training.folder.path.rename(training.folder.path.with_name("plain"))
-    with open_training(task, VALIDATED) as training:
-        validated, same_rows = trained(training)
-    assert same_rows == rows
-    assert [{key: line[key] for key in line if not key.startswith("validation/")} for line in validated] == plain
-    assert all(0 <= line["validation/success"] <= 1 for line in validated)
+    scores = []
+    for samples in (1, 3):
+        with open_training(task, override(VALIDATED, {"validation": {"samples": samples}})) as training:
+            validated, same_rows = trained(training)
+        assert same_rows == rows
+        assert [{key: line[key] for key in line if not key.startswith("validation/")} for line in validated] == plain
+        scores.append([line["validation/success"] for line in validated])
+        assert all(0 <= each <= 1 for each in scores[-1])
+        training.folder.path.rename(training.folder.path.with_name(f"of_{samples}"))
+    assert scores[0] != scores[1]  # greedy answers, and the mean of three draws
 
 
 @pytest.fixture

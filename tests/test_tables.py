@@ -262,7 +262,7 @@ STORED = {  # Arrow type -> the fields that are stored so
     "Prediction.question_id Prediction.answer Trajectory.trajectory_id Trajectory.question_id "
     "Trajectory.outcome Trajectory.answer",
     "list<item: string>": "Question.answers Question.gold_titles",
-    "int64": "Prediction.seed Prediction.policy_version Prediction.steps Prediction.tool_calls "
+    "int64": "Prediction.seed Prediction.policy_version Prediction.sample Prediction.steps Prediction.tool_calls "
     "Prediction.tokens_read Prediction.tokens_sampled Trajectory.group "
     "Trajectory.sample Trajectory.seed Trajectory.policy_version Trajectory.iteration",
     "list<item: float>": "Proof.learner_logprobs Credit.advantages Credit.values Credit.value_targets "

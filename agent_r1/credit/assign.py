@@ -12,17 +12,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from agent_r1.credit import metrics
 from agent_r1.credit.batch import Floats, collate, group_statistics, groups_of, select_tokens
 from agent_r1.credit.estimators import estimate
-from agent_r1.credit.metrics import (
-    advantage_metrics,
-    reference_metrics,
-    repetition_metrics,
-    returns_of,
-    reward_metrics,
-    rollout_metrics,
-    value_metrics,
-)
 from agent_r1.credit.rewards import step_rewards
 from agent_r1.params.credit import CreditParams, FilterParams, LeftOutParams
 from agent_r1.records import CallStatus, Credit, Floats32, Mask, Trajectory
@@ -69,10 +61,10 @@ def assign(
         raise ValueError(f"the world cut all {len(trajectories)} episodes short; lower env.aborted_share")
     values, reference = (None if rows is None else [rows[index] for index in lived] for rows in (values, reference))
     living = [trajectories[index] for index in lived]
-    credited, metrics = _assign(living, values, reference, params, questions, max_tokens)
+    credited, measured = _assign(living, values, reference, params, questions, max_tokens)
     found = dict(zip(lived, credited, strict=True))
     credits_ = [found.get(index) or _uncredited(each) for index, each in enumerate(trajectories)]
-    return credits_, metrics | {"outcome/aborted": 1 - len(lived) / len(trajectories)}
+    return credits_, measured | {"outcome/aborted": 1 - len(lived) / len(trajectories)}
 
 
 def _lived(trajectories: Sequence[Trajectory]) -> list[int]:
@@ -91,7 +83,7 @@ def _assign(
     """`assign` without aborted trajectories. The estimator sees the kept ones alone."""
     _check(trajectories, values, reference, params)
     totals, parts = zip(*(step_rewards(trajectory, params, max_tokens) for trajectory in trajectories), strict=True)
-    returns, groups = returns_of(totals), groups_of(trajectories)
+    returns, groups = metrics.returns_of(totals), groups_of(trajectories)
     kept, share, threshold = select(returns, groups, params.filter, questions)
     kl = None if reference is None else [kl_rewards(*pair) for pair in zip(trajectories, reference, strict=True)]
     credits_ = [_uncredited(*pair) for pair in zip(trajectories, returns.tolist(), strict=True)]
@@ -117,14 +109,14 @@ def _assign(
         logger.warning("left_out leaves the policy loss no trajectory")
     filtered = {"filter/kept_share": share, "filter/std_threshold": threshold}
     return credits_, {
-        **rollout_metrics(trajectories),
-        **repetition_metrics(trajectories),
-        **reward_metrics(returns, parts, groups),
+        **metrics.rollout_metrics(trajectories),
+        **metrics.repetition_metrics(trajectories),
+        **metrics.reward_metrics(returns, parts, groups),
         **({} if params.filter.kind == "none" else filtered),
         **({"filter/left_out_share": float(out.mean())} if any(params.left_out.model_dump().values()) else {}),
-        **advantage_metrics(trajectories, credits_),
-        **value_metrics(credits_),
-        **({} if kl is None else reference_metrics(trajectories, kl)),
+        **metrics.advantage_metrics(trajectories, credits_),
+        **metrics.value_metrics(credits_),
+        **({} if kl is None else metrics.reference_metrics(trajectories, kl)),
     }
 
 
@@ -154,7 +146,6 @@ def _check(
     reference: Sequence[Floats32] | None,
     params: CreditParams,
 ) -> None:
-    """Refuses an iteration that cannot be credited, as `assign` says."""
     if not any(trajectory.action_mask.any() for trajectory in trajectories):
         raise ValueError(
             f"none of the {len(trajectories)} trajectories holds a sampled token; if their prompts fill the whole "
@@ -196,8 +187,9 @@ def groups_to_refill(
 ) -> int:
     """The number of groups that a refill is to bring: `questions` less the groups whose returns differ."""
     lived = [trajectories[index] for index in _lived(trajectories)]
-    returns = returns_of([step_rewards(trajectory, params, max_tokens)[0] for trajectory in lived])
-    return questions - differing(returns, groups_of(lived))
+    returns = metrics.returns_of([step_rewards(trajectory, params, max_tokens)[0] for trajectory in lived])
+    stds, _ = _group_stds(returns, groups_of(lived))
+    return questions - int((stds > EQUAL).sum())
 
 
 def select(
@@ -214,11 +206,6 @@ def select(
     stds, group = _group_stds(returns, groups)
     kept = FILTERS[params.kind](stds, params.share, questions or len(stds))
     return kept[group], float(kept.mean()), float(stds[kept].min()) if kept.any() else 0.0
-
-
-def differing(returns: Floats, groups: NDArray[np.int64]) -> int:
-    """The number of groups whose returns [B] are not all equal."""
-    return int((_group_stds(returns, groups)[0] > EQUAL).sum())
 
 
 def left_out(trajectories: Sequence[Trajectory], params: LeftOutParams) -> Mask:
@@ -241,16 +228,8 @@ def _group_stds(returns: Floats, groups: NDArray[np.int64]) -> tuple[Floats, Ind
     return group_statistics(returns, groups)[1][first], group
 
 
-def keep_all(stds: Floats, share: float, questions: int) -> Mask:
-    """[G] no filter: groups without differences are kept too."""
-    return np.ones(len(stds), np.bool_)
-
-
 def top_p(stds: Floats, share: float, questions: int) -> Mask:
-    """[G] as few groups as cover `share` of the stds' sum, those of largest std first; none of std 0.
-
-    The share is taken of the stds themselves ("linear"), not of their softmax.
-    """
+    """[G] as few groups as cover `share` of the sum of stds (not of their softmax), largest first; none of std 0."""
     ranked, back = _rank(stds)
     covered_before = ranked.cumsum() - ranked
     kept: Mask = (covered_before < (share - ROUNDING) * ranked.sum()) & (ranked > EQUAL)
@@ -265,8 +244,11 @@ def top_fraction(stds: Floats, share: float, questions: int) -> Mask:
     return kept[back]
 
 
-FILTERS: dict[str, Callable[[Floats, float, int], Mask]]
-FILTERS = {"none": keep_all, "top_p": top_p, "top_fraction": top_fraction}
+FILTERS: dict[str, Callable[[Floats, float, int], Mask]] = {
+    "none": lambda stds, share, questions: np.ones(len(stds), np.bool_),  # groups without differences are kept too
+    "top_p": top_p,
+    "top_fraction": top_fraction,
+}
 
 
 def _rank(stds: Floats) -> tuple[Floats, Indices]:

@@ -19,7 +19,9 @@ from agent_r1.params.credit import CreditParams
 from agent_r1.records import Mask, Source, Trajectory
 
 Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
 NO_STEP = -1
+WHITENING_EPSILON = 1e-8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,18 +69,13 @@ def collate(
     )
 
 
-def action_tokens(source: NDArray[np.uint8]) -> Mask:
-    """[L] true where the policy sampled the token."""
-    return np.equal(source, Source.ACTION)
-
-
 def after_prompt(source: NDArray[np.uint8]) -> Mask:
     """[L] true from the first sampled token on, at actions, observations and template text, never at a prompt.
 
     Template text that precedes the first action (a role header) belongs to the first prompt. The opening of a later
     context is a prompt too: it renders history again, which counted before.
     """
-    mask: Mask = np.logical_or.accumulate(action_tokens(source)) & np.not_equal(source, Source.PROMPT)
+    mask: Mask = np.logical_or.accumulate(source == Source.ACTION) & (source != Source.PROMPT)
     return mask
 
 
@@ -90,7 +87,7 @@ def select_tokens(source: NDArray[np.uint8], on: bool) -> Mask:
 
     Source: DESIGN §6; Agent-R1 (arXiv 2511.14460), §4.
     """
-    return action_tokens(source) if on else after_prompt(source)
+    return np.equal(source, Source.ACTION) if on else after_prompt(source)
 
 
 def groups_of(trajectories: Sequence[Trajectory]) -> NDArray[np.int64]:
@@ -136,10 +133,6 @@ def _pad(rows: Sequence[NDArray[Any]], fill: int = 0) -> NDArray[Any]:
     return padded
 
 
-Counts = NDArray[np.int64]
-WHITENING_EPSILON = 1e-8
-
-
 def generalized_advantages(rewards: Floats, values: Floats, lengths: Counts, *, gamma: float, lam: float) -> Floats:
     """[N] A_n = delta_n + gamma lam A_{n+1}, delta_n = r_n + gamma V_{n+1} - V_n, V and A 0 after a sequence's end.
 
@@ -169,10 +162,7 @@ def whitened(advantages: Floats, batch: Batch, floor: float) -> Floats:
 
 
 def whiten(advantages: Floats, over: Mask, floor: float) -> Floats:
-    """[B, L] all shifted and scaled by the same numbers, so that the tokens of `over` have mean 0, population std 1.
-
-    A std below `floor` counts as the floor, so that small differences are not scaled up.
-    """
+    """[B, L] scaled so that the tokens of `over` have mean 0 and population std 1; a std counts as `floor` at least."""
     counted = advantages[over]
     mean, std = float(counted.mean()), float(counted.std())
     return (advantages - mean) / (max(std, floor) + WHITENING_EPSILON)

@@ -209,20 +209,10 @@ def reinforce_pp_baseline(batch: Batch, params: CreditParams) -> Estimate:
     return without_critic(whitened(broadcast(_compare_returns(batch)[0], batch), batch, params.whitening_floor))
 
 
+_WITH_CRITIC = (gae, step_gae, bi_level_gae)
+_WITHOUT = (grpo, dr_grpo, rloo, step_return, gigpo, reinforce_pp, reinforce_pp_baseline)
 ESTIMATORS: dict[str, Callable[[Batch, CreditParams], Estimate]] = {
-    each.__name__: each
-    for each in (
-        gae,
-        step_gae,
-        bi_level_gae,
-        grpo,
-        dr_grpo,
-        rloo,
-        step_return,
-        gigpo,
-        reinforce_pp,
-        reinforce_pp_baseline,
-    )
+    each.__name__: each for each in (*_WITH_CRITIC, *_WITHOUT)
 }
 
 

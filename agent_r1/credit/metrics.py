@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from agent_r1.answers import normalize
 from agent_r1.credit.batch import Floats, group_statistics
-from agent_r1.params.update import LARGEST_K3_DIFFERENCE
+from agent_r1.params.train import LARGEST_K3, LARGEST_LOG_RATIO
 from agent_r1.records import CallStatus, Credit, Outcome, StopReason, Trajectory
 
 NGRAM = 4  # tokens; short enough for a bare answer, long enough that two questions rarely share one by chance
@@ -21,10 +21,10 @@ OUTCOMES = tuple(each for each in Outcome if each is not Outcome.ABORTED)  # cre
 def reference_metrics(trajectories: Sequence[Trajectory], kl: Sequence[Floats]) -> dict[str, float]:
     """The penalty (`kl_rewards`) per trajectory, before its coefficient, and the estimate k3 per action token."""
     differences = np.concatenate([each[t.action_mask] for t, each in zip(trajectories, kl, strict=True)])
-    clamped = differences.clip(-LARGEST_K3_DIFFERENCE, LARGEST_K3_DIFFERENCE)
+    clamped = differences.clip(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
     return {
         "reward/kl": _mean([each.sum() for each in kl]),
-        "policy/reference_kl": _mean(np.expm1(clamped) - clamped),
+        "policy/reference_kl": _mean(np.minimum(np.expm1(clamped) - clamped, LARGEST_K3)),
     }
 
 
@@ -108,10 +108,7 @@ def repetition_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def answer_repetition(trajectories: Sequence[Trajectory]) -> float:
-    """The share of the most frequent answer, normalised for comparison; every question weighs the same.
-
-    An episode without an answer repeats nothing.
-    """
+    """The share of the most frequent answer, normalised; every question weighs the same. No answer repeats nothing."""
     sizes = Counter(trajectory.group for trajectory in trajectories)
     shares: defaultdict[str, float] = defaultdict(float)
     for trajectory in trajectories:

@@ -44,20 +44,19 @@ class Episode:
 
 
 class OwnReward(NamedTuple):
-    """A function by its name in params.yaml; it takes some episodes and gives as many values."""
+    """A function by its name in params.yaml; it takes an episode, or where it is `batched` some of them."""
 
     name: str
     params: RewardFunction
-    function: Callable[[list[Episode]], Sequence[Any]]
+    function: Callable[..., Any]
 
 
 def load(rewards: RewardWeights) -> list[OwnReward]:
     """The functions that the weights name; a ValueError says which module or function is not there."""
-    found = []
-    for name, params in rewards.own.items():
-        call = own_code.load(f"credit.rewards.{name}", params.function)
-        found.append(OwnReward(name, params, call if params.batched else _one_by_one(call)))
-    return found
+    return [
+        OwnReward(name, params, own_code.load(f"credit.rewards.{name}", params.function))
+        for name, params in rewards.own.items()
+    ]
 
 
 def sources(rewards: RewardWeights) -> dict[str, str]:
@@ -66,10 +65,6 @@ def sources(rewards: RewardWeights) -> dict[str, str]:
         f"reward {name}": own_code.source_hash(f"credit.rewards.{name}", params.function)
         for name, params in rewards.own.items()
     }
-
-
-def _one_by_one(call: Callable[[Episode], Any]) -> Callable[[list[Episode]], Sequence[Any]]:
-    return lambda episodes: [call(episode) for episode in episodes]
 
 
 def state(
@@ -91,7 +86,12 @@ def state(
         asked = [place for place, each in enumerate(stated) if not each.aborted]
         values = _ask(reward, [stated[place] for place in asked], questions, decode)
         for place, value in zip(asked, values, strict=True):
-            stated[place] = _with_fact(stated[place], reward.name, value)
+            if isinstance(value, WorldFault):
+                stated[place] = replace(stated[place], outcome=Outcome.ABORTED)
+                continue
+            *before, last = stated[place].steps
+            rewarded = replace(last, rewards={**last.rewards, reward.name: value})
+            stated[place] = replace(stated[place], steps=[*before, rewarded])
     if rewards:
         how = f"rewards included, and env.aborted_share is {aborted_share}"
         require_few(sum(each.aborted for each in stated), len(stated), aborted_share, how)
@@ -118,8 +118,9 @@ def _ask(
 def _values(reward: OwnReward, names: Sequence[str], episodes: list[Episode]) -> list[Value]:
     """The checked values of one call; a fault of the world that it raises counts for all its episodes."""
     who = f"credit.rewards.{reward.name} ({reward.params.function}) of trajectory {', '.join(names[:3])}"
+    call = reward.function
     try:
-        values = list(reward.function(episodes))
+        values = list(call(episodes)) if reward.params.batched else [call(episode) for episode in episodes]
     except WorldFault as fault:
         return [fault] * len(episodes)
     except Exception as fault:
@@ -133,13 +134,6 @@ def _values(reward: OwnReward, names: Sequence[str], episodes: list[Episode]) ->
         if not isinstance(value, WorldFault) and not (isinstance(value, Real) and math.isfinite(value)):
             raise ValueError(f"{who}: the value of {name} is {value!r}; give a finite number")
     return [value if isinstance(value, WorldFault) else float(value) for value in values]
-
-
-def _with_fact(trajectory: Trajectory, name: str, value: Value) -> Trajectory:
-    if isinstance(value, WorldFault):
-        return replace(trajectory, outcome=Outcome.ABORTED)
-    *before, last = trajectory.steps
-    return replace(trajectory, steps=[*before, replace(last, rewards={**last.rewards, name: value})])
 
 
 def view(trajectory: Trajectory, question: Question, decode: Decode) -> Episode:

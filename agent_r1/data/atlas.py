@@ -43,6 +43,7 @@ languages: Veldic Aronish Basti Carvish Dorlic Estian Fenori Galdish Harvic Ithi
 """).items()
 }
 
+YEARS = [str(year) for year in range(1950, 2000)]
 POOLS: dict[str, tuple[list[str], list[str]]] = {  # first and second words; one "" where a name is one word
     "person": (_WORDS["first names"], _WORDS["last names"]),
     "film": ([f"The {adjective}" for adjective in _WORDS["adjectives"]], _WORDS["nouns"]),
@@ -67,10 +68,6 @@ def draw_names(kind: str, count: int, rng: random.Random) -> list[str]:
     return [f"{first[i % len(first)]} {second[(i + i // lap) % len(second)]}".strip() for i in range(count)]
 
 
-Entities = dict[str, dict[str, str]]  # entity -> relation -> value
-
-YEARS = [str(year) for year in range(1950, 2000)]
-
 # Two ways to tell an entity's facts, in any order. The value comes right after its relation and follows a space: a
 # byte-level tokenizer then gives a name the same tokens here, in a question and in a query, and a small model can learn
 # to find and to copy it.
@@ -82,14 +79,11 @@ class World:
     """Who and what there is, and what is true of it."""
 
     kinds: dict[str, str]  # entity -> person, film, company, city or country
-    facts: Entities
+    facts: dict[str, dict[str, str]]  # entity -> relation -> value
 
 
 def build_world(params: AtlasParams, seed: int) -> World:
-    """The world of a seed.
-
-    Raises ValueError if there are more entities than names, or fewer cities than countries that need a capital.
-    """
+    """The world of a seed. A ValueError says that names do not suffice, or cities for the countries' capitals."""
     if params.cities < params.countries:
         raise ValueError(
             f"prepare.atlas.cities {params.cities} cannot give {params.countries} countries a capital each; "
@@ -122,7 +116,7 @@ def _tell_of(name: str, kind: str, facts: dict[str, str], rng: random.Random) ->
     return rng.choice(_TELLINGS).format(name=name, kind=kind, facts=f"{', '.join(most)} and {last}")
 
 
-def _draw_facts(names: dict[str, list[str]], rng: random.Random) -> Entities:
+def _draw_facts(names: dict[str, list[str]], rng: random.Random) -> dict[str, dict[str, str]]:
     """All facts; city i lies in country i while there are countries, and is its capital."""
     people, films, companies, cities, countries = names.values()
 

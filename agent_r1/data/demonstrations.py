@@ -89,19 +89,18 @@ def demonstrate(
     """
     made = _hops_made(plan, question, facts, params, rng)
     thoughts = _THOUGHTS.get(question.strata["kind"], _follow)(plan, made)
-    searches = [_search(thought, hop) for thought, hop in zip(thoughts, made, strict=True)]
+    searches = [_call(thought, "search", {"query": hop.query}) for thought, hop in zip(thoughts, made, strict=True)]
     conclusion = _conclusion(plan, question, made, rng)
     if calculator and _can_calculate(plan, made):
-        return [*searches, _calculation(plan, made), _answer(conclusion, [])]
+        expression = f"{made[0].value} {plan.sign} {made[1].value}"
+        calculation = _call(f"{_found(made)}Now {expression}.", "calculator", {"expression": expression})
+        return [*searches, calculation, _answer(conclusion, [])]
     found = made if question.strata["kind"] in _THOUGHTS else made[-1:]
     return [*searches, _answer(conclusion, found)]
 
 
 def answer_at_once(plan: Plan, question: Question, passages: Sequence[Passage], rng: random.Random) -> str:
-    """The text of one action that answers without a search of its own, from the passages that are shown.
-
-    Hops count as made up to the first whose passage is not among them.
-    """
+    """One action that answers from the passages that are shown; hops count up to the first whose passage is missing."""
     titles = {passage.title for passage in passages}
     made = list(takewhile(lambda hop: hop.entity in titles, plan.hops))
     text = _conclusion(plan, question, made, rng) if made else rng.choice(sorted(titles) or ["unknown"])
@@ -118,15 +117,12 @@ def _hops_made(plan: Plan, question: Question, facts: Facts, params: WarmStartPa
             if hop.relation not in facts.get(at_hand, {}):
                 break
             hop = look_up(facts, at_hand, hop.relation)
-        made.append(_astray(hop, question, facts, rng) if rng.random() < params.wrong_relation else hop)
+        if rng.random() < params.wrong_relation:
+            others = [relation for relation in facts.get(hop.entity, {}) if relation != hop.relation]
+            in_words = Hop(question.text, hop.entity, "question", hop.value)
+            hop = look_up(facts, hop.entity, rng.choice(others)) if others else in_words
+        made.append(hop)
     return made
-
-
-def _astray(hop: Hop, question: Question, facts: Facts, rng: random.Random) -> Hop:
-    others = [relation for relation in facts.get(hop.entity, {}) if relation != hop.relation]
-    if others:
-        return look_up(facts, hop.entity, rng.choice(others))
-    return Hop(question.text, hop.entity, "question", hop.value)
 
 
 def _conclusion(plan: Plan, question: Question, made: list[Hop], rng: random.Random) -> str:
@@ -163,20 +159,11 @@ def _can_calculate(plan: Plan, made: Sequence[Hop]) -> bool:
     return bool(plan.sign) and len(made) == 2 and all(hop.value.isdecimal() for hop in made)
 
 
-def _calculation(plan: Plan, made: Sequence[Hop]) -> str:
-    expression = f"{made[0].value} {plan.sign} {made[1].value}"
-    return _call(f"{_found(made)}Now {expression}.", "calculator", {"expression": expression})
-
-
 def _need(hops: Sequence[Hop]) -> str:
     """Names the relations that are left to follow, or the next entity where relations are not known."""
     if not hops[0].relation:
         return f"I need {hops[0].entity}."
     return f"I need {', then '.join(f'the {hop.relation}' for hop in hops)}."
-
-
-def _search(thought: str, hop: Hop) -> str:
-    return _call(thought, "search", {"query": hop.query})
 
 
 def _call(thought: str, tool: str, arguments: dict[str, str]) -> str:

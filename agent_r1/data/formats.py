@@ -27,11 +27,6 @@ class Format(NamedTuple):
     complete: Callable[[Iterable[Row], Path], Iterable[Row]] = lambda rows, _: rows  # with a file beside theirs
 
 
-def _strata(hops: int, kind: str) -> dict[str, str]:
-    """How many passages must be combined, and how, in the words of the data set: bridge, comparison, 3hop1, ..."""
-    return {"hops": str(hops), "kind": kind}
-
-
 def supported_question(row: Row, dataset: str, split: str, *, kinds: Sequence[str]) -> Question:
     """A question whose gold passages are those of its supporting facts, one hop each (HotpotQA, 2WikiMultihopQA).
 
@@ -45,12 +40,11 @@ def supported_question(row: Row, dataset: str, split: str, *, kinds: Sequence[st
         text=row.text("question"),
         answers=_answers(row),
         gold_titles=titles,
-        strata=_strata(len(titles), row.choice("type", kinds)),
+        strata={"hops": str(len(titles)), "kind": row.choice("type", kinds)},
     )
 
 
 def _answers(row: Row) -> list[str]:
-    """The answer, and other accepted ones."""
     return list(dict.fromkeys([row.text("answer"), *row.texts(ACCEPTED)]))
 
 
@@ -61,21 +55,15 @@ def with_aliases(rows: Iterable[Row], split: Path) -> Iterator[Row]:
     demonyms of the entity that `answer_id` names.
     """
     listed = split.with_name(ALIASES)
-    names = {row.text("Q_id"): [*row.texts("aliases"), *row.texts("demonyms")] for row in _aliases(listed)}
+    aliases = read(listed) if listed.exists() else iter(())
+    names = {row.text("Q_id"): [*row.texts("aliases"), *row.texts("demonyms")] for row in aliases}
     for row in rows:
         others = names.get(str(row.fields.get("answer_id")), [])
         yield replace(row, fields={**row.fields, ACCEPTED: others}) if others else row
 
 
-def _aliases(listed: Path) -> Iterator[Row]:
-    return read(listed) if listed.exists() else iter(())
-
-
 def joined_context(row: Row, *, separator: str) -> list[tuple[str, str]]:
-    """The paragraphs of a context, their sentences joined.
-
-    In HotpotQA's fullwiki setting a search found the context, and gold passages may be missing.
-    """
+    """The paragraphs of a context, their sentences joined. HotpotQA's fullwiki rows may lack gold ones."""
     found = row.pairs("context", "sentences")
     if not all(
         isinstance(sentences, list) and all(isinstance(each, str) for each in sentences) for _, sentences in found
@@ -104,7 +92,7 @@ def musique_question(row: Row, dataset: str, split: str) -> Question:
         text=row.text("question"),
         answers=_answers(row),
         gold_titles=list(dict.fromkeys(titles)),
-        strata=_strata(hops, named if separator else f"{hops}hop"),
+        strata={"hops": str(hops), "kind": named if separator else f"{hops}hop"},
     )
 
 
@@ -142,7 +130,7 @@ def generic_question(row: Row, dataset: str, split: str) -> Question:
         text=row.text("question"),
         answers=answers,
         gold_titles=titles,
-        strata=_strata(hops, row.text("kind") if row.has("kind") else "unknown"),
+        strata={"hops": str(hops), "kind": row.text("kind") if row.has("kind") else "unknown"},
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import pyarrow.compute as pc
 
@@ -28,6 +28,8 @@ from agent_r1.tables import open_rows, row_writer
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+
+Portion = tuple[int, Iterable[T]]  # the items of a data set in a split, and before them how many they are
 
 QUESTIONS, PASSAGES = "questions.parquet", "passages.parquet"
 TEXT = ".txt"
@@ -85,16 +87,16 @@ def _entries(
     params: PrepareParams, generated: Sequence[Question], drawn: Mapping[str, Mapping[str, list[Question]]]
 ) -> Iterator[Entry]:
     for split in SPLITS:
-        portions = []
+        portions: list[Portion[Entry]] = []
         for name in params.datasets:
             if name == BUILT_IN:
                 entries = [Entry(BUILT_IN, question) for question in generated if question.split == split]
-                portions.append(Portion(len(entries), entries))
+                portions.append((len(entries), entries))
             elif name in drawn:
-                portions.append(Portion(len(drawn[name][split]), [Entry(name, each) for each in drawn[name][split]]))
+                portions.append((len(drawn[name][split]), [Entry(name, each) for each in drawn[name][split]]))
             elif split in params.files[name].splits:
                 portions.append(from_files(name, params.files[name], split, params.seed))
-        yield from progress(interleave(portions), f"{split} questions", sum(portion.size for portion in portions))
+        yield from progress(interleave(portions), f"{split} questions", sum(size for size, _ in portions))
 
 
 def _searchable(params: PrepareParams, generated: Sequence[Passage]) -> Iterator[tuple[str, Passage]]:
@@ -214,14 +216,6 @@ class Entry:
     passages: Sequence[Passage] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Portion(Generic[T]):
-    """The part of a data set in a split."""
-
-    size: int
-    items: Iterable[T]  # as many, read only when they are taken
-
-
 def from_files(name: str, params: FilesParams, split: str, seed: int) -> Portion[Entry]:
     """The questions of one split of a data set in files, in the order of its rows."""
     file, asked = params.splits[split].file, params.splits[split].questions
@@ -240,13 +234,14 @@ def from_files(name: str, params: FilesParams, split: str, seed: int) -> Portion
         paragraphs = form.paragraphs(row) if params.corpus is None else []
         return Entry(str(row), form.question(row, name, split), [named_by_content(*each) for each in paragraphs])
 
-    return Portion(asked or total, map(entry, form.complete(rows, file)))
+    return asked or total, map(entry, form.complete(rows, file))
 
 
 def interleave(portions: Sequence[Portion[T]]) -> Iterator[T]:
     """The items of all portions: wherever one stops, every portion has given the same share of its own."""
 
     def keyed(portion: Portion[T]) -> Iterator[tuple[float, T]]:
-        return (((at + 0.5) / portion.size, item) for at, item in enumerate(portion.items))
+        size, items = portion
+        return (((at + 0.5) / size, item) for at, item in enumerate(items))
 
     return (item for _, item in heapq.merge(*map(keyed, portions), key=itemgetter(0)))

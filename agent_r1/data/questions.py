@@ -15,6 +15,7 @@ from agent_r1.records import Passage, Question
 from agent_r1.seeds import derive
 
 Facts = Mapping[str, Mapping[str, str]]  # entity -> relation -> value
+Pair = tuple[str, str]  # of entities
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +60,6 @@ def calculate(first: str, sign: str, second: str) -> str:
     return str(int(first) + int(second) if sign == "+" else int(first) - int(second))
 
 
-Pair = tuple[str, str]  # of entities
-
-
 class Atlas(NamedTuple):
     """The built-in data set: everything in it follows from the parameters and a seed."""
 
@@ -72,10 +70,7 @@ class Atlas(NamedTuple):
 
 
 def generate_atlas(params: AtlasParams, seed: int) -> Atlas:
-    """Generates the built-in data set.
-
-    Raises ValueError if the world is too small for the questions, or the pools of names for the world.
-    """
+    """The built-in data set. A ValueError says that its world or a pool of names is too small for what is asked."""
     world = build_world(params, seed)
     rows = generate_questions(world, params, seed)
     plans = {question.question_id: plan for question, plan in rows}
@@ -156,10 +151,7 @@ class Draft:
 
 
 def generate_questions(world: World, params: AtlasParams, seed: int) -> list[tuple[Question, Plan]]:
-    """The questions of all three splits with their plans.
-
-    No two share a text, or both the entities asked about and the chain of relations.
-    """
+    """All splits' questions and plans; no two share a text, or both the entities asked about and the relations."""
     sizes = {"train": params.train_questions, "dev": params.dev_questions, "test": params.test_questions}
     counts = {split: _counts(size, params.shares) for split, size in sizes.items()}
     drafts = {
@@ -174,10 +166,7 @@ def _rng(seed: int, purpose: str) -> random.Random:
 
 
 def _counts(size: int, shares: AtlasShares) -> dict[str, int]:
-    """How many questions of each label; yes/no ones in even numbers, because they come as a yes and a no.
-
-    The rest that rounding leaves goes to the last label that has a share.
-    """
+    """How many questions of each label; yes/no ones come in pairs, and the last label gets the rest of rounding."""
     share_of = {label: getattr(shares, name) for name, (label, _) in _KINDS.items()}
     counts = {label: int(share * size) for label, share in share_of.items()}
     counts["yes/no"] -= counts["yes/no"] % 2
@@ -250,7 +239,6 @@ def _earlier(world: World, rng: random.Random) -> Iterator[Draft]:
 
 
 def _sums(world: World, rng: random.Random) -> Iterator[Draft]:
-    """Sums of the years of two entities."""
     for first, second in _year_pairs(world, tuple(_EARLIER), tuple(_EARLIER), rng):
         asked = [rng.choice(_PHRASES[hop.relation]).format(hop.entity) for hop in (first, second)]
         yield _arithmetic(rng.choice(_SUM).format(*asked), first, second, "+")
@@ -301,7 +289,6 @@ def _comparison(
 
 
 def _alike(world: World, relation: str) -> Iterator[Pair]:
-    """All pairs of entities with the same value."""
     by_value: dict[str, list[str]] = {}
     for entity, facts in world.facts.items():
         if relation in facts:

@@ -142,7 +142,6 @@ _DECODER = json.JSONDecoder(parse_int=_whole_number)
 
 
 def _decode(line: str) -> Any:
-    """The value of one JSON text."""
     if len(line) >= LONGEST_ROW:
         raise BrokenRowError(f"longer than {LONGEST_ROW} characters")
     value = _DECODER.decode(line)
@@ -170,10 +169,7 @@ def progress(items: Iterable[T], name: str, total: int | None = None) -> Iterato
 
 
 def data_files(location: Path, suffixes: tuple[str, ...] = ROWS) -> list[Path]:
-    """The files of a location, which is a file, a folder (with all below it) or a pattern such as train-*.parquet.
-
-    Raises FileNotFoundError if there is no such file or folder, or none that fits.
-    """
+    """The files at a path, below a folder, or of a pattern such as train-*.parquet; FileNotFoundError for none."""
     if location.is_dir():
         found = [path for path in location.rglob("*") if path.is_file() and suffix(path) in suffixes]
     else:
@@ -211,10 +207,7 @@ def count(location: Path) -> int:
 
 @contextmanager
 def open_text(path: Path) -> Iterator[TextIO]:
-    """A file as text, unzipped where its name ends in .gz.
-
-    Raises ValueError if it is not UTF-8, or not a whole gzip file, or one that unpacks to too much.
-    """
+    """A file as text, unzipped if its name ends in .gz. A ValueError refuses non-UTF-8, and broken or huge gzip."""
     try:
         with (
             _Unzipped(path) if path.suffix == ".gz" else path.open("rb") as file,

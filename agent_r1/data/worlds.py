@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from agent_r1.data.sources import Row, read
 from agent_r1.games import bandit, lake, sokoban
 from agent_r1.params.prepare import BanditParams, LakeParams, OthersParams, SokobanParams, WorldParams
 from agent_r1.records import Question
@@ -25,6 +28,7 @@ class Drawn(NamedTuple):
     setup: str
     text: str  # as a person would call it
     strata: dict[str, str]
+    answers: Sequence[str] = ()
 
 
 def draw(name: str, params: WorldParams) -> dict[str, list[Question]]:
@@ -37,16 +41,16 @@ def draw(name: str, params: WorldParams) -> dict[str, list[Question]]:
     taken: set[str] = set()
     found: dict[str, list[Question]] = {}
     for split in _DRAWN_FIRST:
-        first, stop = params.seeds_of(split)
+        first, stop = params.given.get(split, (0, 0))
         drawn = list(zip(range(first, stop), _draws(params, split, first, stop), strict=True))
         kept = [(seed, each) for seed, each in drawn if each.setup not in taken]
         taken |= {each.setup for _, each in kept}
         if len(kept) < len(drawn):
-            logger.info("%s: %d of the %s boards are in another split too", name, len(drawn) - len(kept), split)
+            logger.info("%s: %d of the %s rows are in another split too", name, len(drawn) - len(kept), split)
         if drawn and not kept:
             raise ValueError(
-                f"prepare.worlds.{name}.{split}: every board that its seeds draw is in another split too; make boards "
-                "larger"
+                f"prepare.worlds.{name}.{split}: every row that its seeds draw is in another split too; make boards "
+                "larger, or give it other seeds"
             )
         found[split] = [
             Question(
@@ -57,6 +61,7 @@ def draw(name: str, params: WorldParams) -> dict[str, list[Question]]:
                 env=params.env,
                 setup=each.setup,
                 strata=each.strata,
+                answers=[*each.answers],
             )
             for seed, each in kept
         ]
@@ -72,7 +77,7 @@ def _draws(params: WorldParams, split: str, first: int, stop: int) -> Iterator[D
         case BanditParams():
             return _arms(params, split, first, stop)
         case OthersParams():
-            return _starts(params, first, stop)
+            return _starts(params, split, first, stop)
 
 
 def _lakes(params: LakeParams, first: int, stop: int) -> Iterator[Drawn]:
@@ -104,14 +109,42 @@ def _arms(params: BanditParams, split: str, first: int, stop: int) -> Iterator[D
         yield Drawn(board.write(), f"Bandit, {' or '.join(board.arms)}, seed {seed}", {})
 
 
-def _starts(params: OthersParams, first: int, stop: int) -> Iterator[Drawn]:
-    for seed in range(first, stop):
-        begun: dict[str, dict[str, Any]] = {
-            "gymnasium": {"seed": seed},
-            "openenv": {"reset": {"seed": seed}},
-            "toolbox": {"row": {"seed": seed}},
-        }
-        yield Drawn(json.dumps({"name": params.name, **begun[params.env]}), f"{params.name}, seed {seed}", {})
+def _starts(params: OthersParams, split: str, first: int, stop: int) -> Iterator[Drawn]:
+    rows = [*islice(read(params.file), first, stop)] if params.file else [Row({}, Path(), 0)] * (stop - first)
+    if len(rows) < stop - first:
+        raise ValueError(f"{params.file} ends before row {stop}, and {split} is {[first, stop]}; lower it")
+    key, given = {"openenv": ("reset", params.reset), "toolbox": ("row", params.row)}.get(params.env, ("", None))
+    if given is None:
+        given = {} if params.file else {"seed": "{seed}"}
+    for index, (seed, row) in enumerate(zip(range(first, stop), rows, strict=True)):
+        begun = row.fields | _filled(given, seed=seed, index=index, split=split)
+        setup = {"name": params.name, **({key: begun} if key else begun)}
+        text, answers = _asked(row)
+        yield Drawn(json.dumps(setup, default=str), text or f"{params.name}, seed {seed}", {}, answers)
+
+
+def _filled(given: dict[str, Any], **own: int | str) -> dict[str, Any]:
+    """Arguments with the row's own in place of their names in braces, which YAML reads as mappings without quotes."""
+    spelled = json.dumps(given, default=str)
+    for name, value in own.items():
+        for alone in (f'"{{{name}}}"', f'{{"{name}": null}}'):
+            spelled = spelled.replace(alone, json.dumps(value))
+        spelled = spelled.replace(f"{{{name}}}", str(value))
+    return dict(json.loads(spelled))
+
+
+def _asked(row: Row) -> tuple[str, list[str]]:
+    """The task in a row's `question` or `prompt`, a text or one message of the user, "" without; and its answers."""
+    match row.fields.get(field := row.first("question", "prompt")):
+        case [{"role": "user", "content": str(text)}] | str(text):
+            pass
+        case None:
+            text = ""
+        case _:
+            raise row.fault(field, "must be a text or one message of the user; put others into env.instructions")
+    said = row.fields.get(row.first("answers", "answer"))
+    answers = said if isinstance(said, list) else [said]
+    return text, [str(answer) for answer in answers if isinstance(answer, str | int | float)]
 
 
 def _by_length(moves: int) -> dict[str, str]:

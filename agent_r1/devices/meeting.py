@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import platform
 import secrets
 import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import astuple, dataclass, field
 from datetime import timedelta
 from functools import partial
+from ipaddress import ip_address
 from typing import cast
 
 import psutil
@@ -25,10 +27,14 @@ from torch.distributed.rendezvous import rendezvous
 
 from agent_r1.devices.sharing import Group, Ranks
 from agent_r1.facts import differences, some
+from agent_r1.gpus import visible_gpus
+from agent_r1.pretrained import default_device
 
 KEY = "AGENT_R1_RANKS_KEY"  # the secret that all ranks of a start are given
 _LEAST_KEY = 32  # characters: others can read signed entries, and try keys out
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", KEY)  # of the fields of `Place`
+INTERFACE = "GLOO_SOCKET_IFNAME"  # names the network on which gloo listens
+_NAME_ONE = f"set {INTERFACE} and NCCL_SOCKET_IFNAME to the interface of this machine that leads to the others"
 _LOOK_S = 0.1  # between two looks whether all have arrived
 GATHERING_S = 600.0  # that ranks wait for each other at the start, for one whose machine is late
 PROVING = timedelta(minutes=1)  # that ranks, which are all there, wait for each other's proof
@@ -51,10 +57,7 @@ class Place:
 
     @classmethod
     def given(cls) -> Place | None:
-        """The place that a launcher such as torchrun or SLURM gave this process; None without a launcher.
-
-        A ValueError names the variable that is missing or out of range.
-        """
+        """The place that a launcher (torchrun, SLURM) gave; None without one. A ValueError names a wrong variable."""
         if "RANK" not in os.environ:
             return None
         size = _number("WORLD_SIZE", 1, 65536)
@@ -153,25 +156,70 @@ def require_meeting_place(place: Place) -> None:
             raise _no_port(place, str(fault)) from fault
 
 
+def require_interface(place: Place) -> None:
+    """Checks that other machines can reach this one where gloo will listen. Raises ValueError otherwise."""
+    given, here, name = os.environ.get(INTERFACE), [name for _, name in socket.if_nameindex()], socket.gethostname()
+    if given and not set(given.split(",")) <= set(here):
+        raise ValueError(f"{INTERFACE} is {given!r}, and there are {', '.join(here)} here; {_NAME_ONE}")
+    with suppress(OSError, UnicodeError):  # of names that are not found
+        own, met = (ip_address(socket.getaddrinfo(host, None)[0][4][0]) for host in (name, place.address))
+        if not given and own.is_loopback and not met.is_loopback:
+            raise ValueError(f"{name!r}, this machine's name, stands for {own}, which no other reaches; {_NAME_ONE}")
+
+
 @contextmanager
 def joined(store: SealedStore, place: Place, computing: timedelta = COMPUTING) -> Iterator[Group]:
-    """The group of all ranks while the block lasts. Raises OSError if another program took the place of one."""
-    cuda = torch.cuda.is_available()
-    device = torch.device("cuda", place.local_rank) if cuda else torch.device("cpu")
+    """The group of all ranks while the block lasts.
+
+    Raises ConnectionError if this rank cannot reach all, or another program took the place of one, and ValueError if
+    two ranks compute on the same GPU.
+    """
+    device = default_device()
+    cuda = device.type == "cuda"
     if cuda:
+        device = torch.device("cuda", own_gpu(store, place))
         torch.cuda.set_device(device)
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if cuda else "gloo",
-        store=PrefixStore("group", store),
-        rank=place.rank,
-        world_size=place.size,
-        timeout=computing,
-    )
-    host = dist.new_group(backend="gloo", timeout=LEADING)
-    for name, group in (("all", None), ("host", host)):
-        _require_ranks(store, place, name, group)
-    yield Group(device, host)
+    try:
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if cuda else "gloo",
+            store=PrefixStore("group", store),
+            rank=place.rank,
+            world_size=place.size,
+            timeout=computing,
+        )
+        host = dist.new_group(backend="gloo", timeout=LEADING)
+    except RuntimeError as fault:
+        raise ConnectionError(f"the ranks have met, and this one cannot reach all; {_NAME_ONE}: {fault}") from fault
+    _require_ranks(store, place, "all", None)
+    _require_ranks(store, place, "host", host)
+    group = Group(device, host)
+    if cuda:
+        require_apart(group.gather([str(torch.cuda.get_device_properties(device).uuid)]))
+    yield group
     dist.destroy_process_group()  # not where a rank has failed: others may be waiting in it
+
+
+def own_gpu(store: Store, place: Place) -> int:
+    """The number of a rank's GPU among all that it sees, which from now on are the GPUs of its machine's first rank.
+
+    That rank holds them. Another one to which a launcher shows a single GPU takes that.
+    """
+    held = f"gpus/{platform.node()}"
+    if place.local_rank == 0:
+        store.set(held, ",".join(visible_gpus()))
+    elif len(visible_gpus()) > 1:
+        os.environ["CUDA_VISIBLE_DEVICES"] = store.get(held).decode()
+    return place.local_rank if len(visible_gpus()) > 1 else 0
+
+
+def require_apart(gpus: Sequence[str]) -> None:
+    """Checks that no two ranks compute on one GPU, by the UUIDs of all. All ranks raise the same ValueError else."""
+    for rank, gpu in enumerate(gpus):
+        if (first := gpus.index(gpu)) != rank:
+            raise ValueError(
+                f"ranks {first} and {rank} compute on the same GPU, {gpu}; have a launcher show every rank one of its "
+                "own (srun --gpus-per-task=1), or all GPUs of the machine to each (unset CUDA_VISIBLE_DEVICES)"
+            )
 
 
 def _require_ranks(store: SealedStore, place: Place, name: str, group: dist.ProcessGroup | None) -> None:

@@ -12,7 +12,7 @@ import functools
 import json
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -27,16 +27,17 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from agent_r1.devices.tensor_files import ShardWriter
 from agent_r1.params.env import EnvParams
-from agent_r1.params.update import UpdateParams
-from agent_r1.pretrained import default_device
+from agent_r1.params.train import UpdateParams
+from agent_r1.pretrained import default_device, waiting
 from agent_r1.records import Call, Credit, Step, Trajectory
 
 P = ParamSpec("P")
@@ -78,10 +79,6 @@ class Ranks:
         """The device that this process computes on."""
         return default_device()
 
-    def loads_on(self, device: torch.device) -> torch.device:
-        """The device that holds a whole model before it is sharded."""
-        return device
-
     def tell(self, call: LedCall) -> None:
         """Has the followers repeat the leader's next call."""
 
@@ -93,8 +90,8 @@ class Ranks:
         """Joins arrays in which every entry is computed by one rank and 0 in the others."""
         return [*mine]
 
-    def share_out(self, model: nn.Module) -> None:
-        """Leaves each rank a shard of the weights. Their gradients add up over the losses of all ranks."""
+    def share_out(self, model: nn.Module, dtype: torch.dtype) -> None:
+        """Leaves each rank a shard of the weights, which compute in `dtype`. Their gradients add up over all ranks."""
 
     def backbone(self, policy: PreTrainedModel) -> nn.Module:
         """The module to call as the policy's backbone. The call gathers all weights outside of the layers."""
@@ -121,9 +118,6 @@ class Group(Ranks):
     @property
     def device(self) -> torch.device:
         return self._device
-
-    def loads_on(self, device: torch.device) -> torch.device:
-        return torch.device("cpu")
 
     def tell(self, call: LedCall | None) -> None:
         if self.leads:
@@ -166,17 +160,29 @@ class Group(Ranks):
         dist.all_reduce(added, group=self._host)
         return np.split(added.numpy(), np.cumsum([len(each) for each in mine])[:-1]) if mine else []
 
-    def share_out(self, model: nn.Module) -> None:
-        """Shards layer by layer. A policy keeps the weights outside of its layers gathered until its backward pass."""
+    def share_out(self, model: nn.Module, dtype: torch.dtype) -> None:
+        """Shards layer by layer. A policy keeps the weights outside of its layers gathered until its backward pass.
+
+        Weights are gathered in `dtype`, so that autocast casts none and keeps none; their gradients are added up in
+        float32. Norms, rotary positions and the residual stream stay in the precision that they have in one process.
+        """
+        precision = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
+        for module in model.modules():
+            if isinstance(module, nn.Embedding) and module.weight.dtype is torch.float32:
+                module.register_forward_hook(_in_float32)
+            if isinstance(module, nn.LayerNorm) and module.elementwise_affine:  # on a CPU it takes one type alone
+                module.register_forward_pre_hook(_in_type_of_weight)
         root = model
         if isinstance(model, PreTrainedModel):
             root = self._backbones[model] = Backbone(model)
         layers = [module for module in root.modules() if isinstance(module, GradientCheckpointingLayer)]
         for module in [*layers, root]:
+            stored = waiting(module)
             kept = not isinstance(module, Backbone)
-            sharded = fully_shard(module, mesh=self._mesh, reshard_after_forward=kept)
+            sharded = fully_shard(module, mesh=self._mesh, reshard_after_forward=kept, mp_policy=precision)
             sharded.set_gradient_divide_factor(1.0)  # losses are divided already, by the counts of all ranks
             sharded.set_force_sum_reduction_for_comms(True)
+            module.load_state_dict(parts(stored, module), strict=False)
             # The first gathering decides whether a gathered weight trains; adapters that are left out then would not.
             sharded.unshard()
             sharded.reshard()
@@ -186,6 +192,14 @@ class Group(Ranks):
 
     def let_go(self, policy: PreTrainedModel) -> None:
         cast(FSDPModule, self._backbones[policy]).reshard()
+
+
+def _in_float32(_: nn.Module, _inputs: Any, embedded: Tensor) -> Tensor:
+    return embedded.float()
+
+
+def _in_type_of_weight(norm: nn.Module, inputs: Any) -> Any:
+    return inputs[0].to(norm.weight.dtype), *inputs[1:]
 
 
 class Backbone(nn.Module):
@@ -231,9 +245,9 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def gathered(state: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
-    """The full tensors of a state on the CPU, gathered one by one; none where they are not to be kept."""
-    entire = ((name, whole(tensor)) for name, tensor in state.items())
+def gathered(state: Mapping[str, Tensor], *, keep: bool, halved: Collection[str] = ()) -> dict[str, Tensor]:
+    """The full tensors of a state on the CPU, some in bfloat16, gathered one by one; none if not to be kept."""
+    entire = ((name, whole(tensor.bfloat16() if name in halved else tensor)) for name, tensor in state.items())
     return {name: tensor.cpu() for name, tensor in entire if keep}
 
 
@@ -255,19 +269,20 @@ def is_sharded(model: nn.Module) -> bool:
     return any(isinstance(weight, DTensor) for weight in model.parameters())
 
 
-def save_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes tensors; every rank writes its own shards. Raises OSError as writing does."""
+def save_tensors(folder: Path, tensors: Mapping[str, Tensor], ranks: Ranks = ALONE) -> dict[str, str]:
+    """Writes tensors; every rank writes its own shards. Raises OSError as writing does.
+
+    Gives the sha256 of every rank's file by its path from the folder's parent.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    writer = ShardWriter(folder)
     with _own_faults():
         state_dict_saver.save({**tensors}, storage_writer=writer, no_dist=not dist.is_initialized())
+    return {f"{folder.name}/{name}": digest for name, digest in ranks.gather([*writer.hashes.items()])}
 
 
 def load_tensors(folder: Path, into: Mapping[str, Tensor]) -> None:
-    """Fills tensors with the stored ones of the same names, whichever ranks wrote them.
-
-    A ValueError names one that differs.
-    """
+    """Fills tensors by name with the stored ones, whichever ranks wrote them. A ValueError names one that differs."""
     reader = HuggingFaceStorageReader(str(folder))
     with _own_faults():
         state_dict_loader.load({**into}, storage_reader=reader, no_dist=not dist.is_initialized())

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import re
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
+from itertools import chain, zip_longest
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -13,10 +18,16 @@ from agent_r1.envs.game_env import GAMES, GameEnv
 from agent_r1.envs.scripts import SCRIPTS, Script, any_move, scripted
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import with_tools
+from agent_r1.faults import WorldFault
 from agent_r1.params.env import EnvParams
 from agent_r1.params.sections import nearest
 from agent_r1.records import QA, Question
 from agent_r1.tools.toolbox import require_own
+
+LOOKS_S = 10.0
+_OWN_SEED = re.compile(r", seed \d+")  # in the text of a row that has no task to say
+
+logger = logging.getLogger(__name__)
 
 
 class Kind(NamedTuple):
@@ -53,7 +64,7 @@ KINDS: dict[str, Kind] = {
     QA: Kind(with_tools),
     **{name: Kind(_game, _require_boards, SCRIPTS[name]) for name in GAMES},
     "gymnasium": _outside("agent_r1.outside.gym_env", "GymEnv", "require_gymnasium", {"random": any_move}),
-    "openenv": _outside("agent_r1.outside.openenv", "OpenEnv", "require_openenv"),
+    "openenv": _outside("agent_r1.outside.openenv", "played", "require_openenv"),
     "toolbox": _outside("agent_r1.outside.toolbox_env", "ToolboxEnv", "require_toolbox"),
 }
 
@@ -75,10 +86,7 @@ def require_playable(questions: Sequence[Question], limits: EnvParams) -> None:
 def attempts_at(
     questions: Sequence[Question], shared: Shared, *, samples: int = 1, first_group: int = 0
 ) -> list[Attempt]:
-    """`samples` attempts at each question in its own environment; the attempts of a question are a group.
-
-    Groups are numbered from `first_group`.
-    """
+    """`samples` attempts at each question in its own environment: a group, numbered from `first_group` on."""
     return [
         Attempt(
             question_id=question.question_id,
@@ -100,13 +108,28 @@ def openings(attempts: Sequence[Attempt], questions: Sequence[Question], shared:
     return [shared.run(opened(attempt.env(0))) for attempt in firsts.values()]
 
 
+def warn_of_alike(questions: Sequence[Question], shared: Shared) -> None:
+    """Says how many test rows of others' worlds begin as a training row does, in LOOKS_S seconds for each world."""
+    for dataset in dict.fromkeys(each.dataset for each in questions if each.env in shared.limits.declared):
+        begun: dict[str, dict[str, str]] = {"train": {}, "test": {}}  # the first texts, by id
+        rows = [[each for each in questions if (each.dataset, each.split) == (dataset, split)] for split in begun]
+        ends = time.monotonic() + LOOKS_S
+        with suppress(WorldFault):
+            for row in chain.from_iterable(zip_longest(*rows) if all(rows) else ()):
+                if row and time.monotonic() < ends:
+                    env = shared.run(opened(KINDS[row.env].env(row, shared, 0)))
+                    begun[row.split][row.question_id] = _OWN_SEED.sub("", env.user, count=1)
+        trained = {text: name for name, text in begun["train"].items()}
+        alike = [f"{name} and {trained[text]}" for name, text in begun["test"].items() if text in trained]
+        if alike:
+            told = "%s: %d of %d test rows begin as a training row does, such as %s, so that they may be one task"
+            logger.warning(told, dataset, len(alike), len(begun["test"]), alike[0])
+
+
 def played_by(
     name: str, attempts: Sequence[Attempt], questions: Sequence[Question], seed: int
 ) -> tuple[list[Attempt], list[Iterable[str]]]:
-    """The attempts with a script for each that plays in its environment: `random`, `oracle` or `demonstrator`.
-
-    Raises ValueError for an environment that nobody plays so.
-    """
+    """The attempts and who plays each: `random`, `oracle` or `demonstrator`; ValueError where nobody does."""
     env = {question.question_id: question.env for question in questions}
     played = []
     for attempt in attempts:

@@ -146,10 +146,7 @@ ARMS, ICE, ROOM = Habits(0.5, 0.0), Habits(0.5, 0.05), Habits(0.5, 0.05)
 
 
 def scripted(attempt: Attempt, script: Script, seed: int) -> tuple[Attempt, Iterable[str]]:
-    """The attempt, and the script as it plays in the environment that the attempt makes.
-
-    It raises TypeError in an environment that is neither a game nor a world played in text.
-    """
+    """The attempt, and the script in the environment that it makes; TypeError if that is neither game nor TextEnv."""
     player = _Player(attempt, script, seed)
     return replace(attempt, env=player.open), player
 

@@ -46,10 +46,7 @@ class Shared:
         return self._index
 
     def tools(self, seed: int) -> list[Tool]:
-        """The tools of one episode, whose chance is drawn from the seed. The first to ask has them opened.
-
-        Raises ValueError for tools that cannot be offered as params.yaml has them, and WorldFault if a server is down.
-        """
+        """One episode's tools by its seed, opened by the first call; ValueError if unfit, WorldFault if one is down."""
         if self._toolbox is None:
             self._toolbox = self.run(Toolbox(self.limits, self._index).__aenter__())
         return self._toolbox.tools(seed)

@@ -1,4 +1,4 @@
-"""Worlds that others wrote, played in text: the base of `outside.gym_env` and `outside.openenv`."""
+"""Worlds that others wrote, played with moves in text or with tools: the bases of those in `agent_r1.outside`."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import Field
 
 from agent_r1.envs.base import Env, ParsedAction, Transition, parse_action, refuse_constant
-from agent_r1.envs.tool_env import calls_without_tools, think, told
+from agent_r1.envs.shared import Shared
+from agent_r1.envs.tool_env import ToolEnv, calls_without_tools, think, told
 from agent_r1.params.env import EnvParams
 from agent_r1.params.sections import Section, nearest, validated
 from agent_r1.records import Call, CallStatus, Outcome, Question
-from agent_r1.tools.base import ToolError, ToolResult
-from agent_r1.tools.toolbox import cut
+from agent_r1.tools.base import Tool, ToolError, ToolResult
+from agent_r1.tools.toolbox import Limited, UnderWay, cut
 
+WITH_TOOLS = "Do the task with the tools, and answer when it is done."
 SYSTEM = "Act until the task is done, with one action at a time."
 FORMAT = "Write one action as <answer>...</answer>."
 MOVE = "move"  # the name of the calls in a world without tools
@@ -37,10 +40,7 @@ P = TypeVar("P")
 
 
 def meant(question: Question, kind: type[S], declared: Mapping[str, P]) -> tuple[S, P]:
-    """A question's setup, and the world that `env.<question.env>` of params.yaml declares under its name.
-
-    A ValueError names the question and the fault of its setup: no JSON, an unknown key, a name that nobody declares.
-    """
+    """A question's setup, and the world that `env` declares under its name; a ValueError names question and fault."""
     where = f"question {question.question_id!r}: setup"
     if len(question.setup) > MOST_CHARACTERS:
         raise ValueError(f"{where} takes {len(question.setup):,} characters; at most {MOST_CHARACTERS:,} are read")
@@ -126,6 +126,38 @@ class TextEnv(Env):
 
     def _shown(self, text: str) -> str:
         return cut(ToolResult(text=text), self._limits.max_result_characters).text
+
+
+class ToolWorld(ToolEnv):
+    """A world that is played with its own tools."""
+
+    def __init__(self, question: Question, task: str, shared: Shared) -> None:
+        """The task, if any, stands in place of the question's text."""
+        limits = shared.limits
+        super().__init__(
+            question if question.answers else question.text,
+            [],
+            max_steps=limits.max_steps,
+            parallel_calls=limits.parallel_calls,
+            system=told(WITH_TOOLS, limits),
+        )
+        self.user, self._most_characters = task or question.text, limits.max_result_characters
+
+    def offer(self, tools: Sequence[Tool]) -> None:
+        """Makes these the tools of the episode."""
+        self._tools = {tool.name: Limited(tool, self._most_characters, UnderWay()) for tool in tools}
+        self.tools = [tool.schema for tool in tools]
+
+    def show(self, text: str) -> None:
+        """Puts a text below the task."""
+        self.user = f"{self.user}\n\n{cut(ToolResult(text=text), self._most_characters).text}"
+
+
+def ended(reply: Transition) -> Transition:
+    """The reply to an action with which the world has ended."""
+    if reply.outcome not in (None, Outcome.TURN_LIMIT):
+        return reply
+    return replace(reply, outcome=Outcome.ENDED, observations=(), rewards_when_read={})
 
 
 def number(reward: Any, whose: str) -> float:

@@ -6,10 +6,20 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
-from agent_r1.evaluation.scores import CEILING, FLOOR, headline, measured, measures, score
+from agent_r1.evaluation.scores import (
+    CEILING,
+    FLOOR,
+    AnsweredQuestion,
+    by_question,
+    headline,
+    measured,
+    measures,
+    score,
+)
 from agent_r1.evaluation.statistics import Interval, interval, paired_difference
 from agent_r1.harmless import in_markdown
 from agent_r1.params import fingerprint
@@ -21,6 +31,7 @@ from agent_r1.tracking.registry import Version
 
 POLICY = "policy"  # the one hash that a comparison lets differ
 LIMITS = "limits"  # of an episode, with its engine; an evaluation that has none is measured like no other
+ONE_GREEDY_ANSWER = {"samples": "1", "temperature": "0"}
 NAMED = 6  # agents that are listed in full
 
 
@@ -35,13 +46,13 @@ class Evaluation:
 
     @property
     def success(self) -> dict[str, float]:
-        """Success by question, in the order of the predictions."""
-        return {prediction.question_id: prediction.success for prediction in self.predictions}
+        """Success by question, the mean of its samples, in the order of the predictions."""
+        return {each.question_id: each.success for each in by_question(self.predictions)}
 
     @property
     def asked(self) -> str:
         """A hash of all questions asked, in any order, including the ones that the world cut short."""
-        return fingerprint(sorted([*self.success, *self._cut_short]))
+        return fingerprint(sorted({*self.success, *self._cut_short}))
 
     @property
     def aborted(self) -> str:
@@ -51,17 +62,16 @@ class Evaluation:
 
     @property
     def _cut_short(self) -> list[str]:
-        """The questions without a prediction."""
         return [each.question_id for each in self.trajectories if each.aborted]
 
 
 def read_evaluation(name: str, folder: Path) -> Evaluation:
-    """Reads an evaluation from its folder."""
+    """Reads an evaluation from its folder; one that does not say it is of one greedy answer to each question."""
     return Evaluation(
         name=name,
         predictions=read_rows(folder / "predictions.parquet", Prediction),
         trajectories=read_rows(folder / "trajectories.parquet", Trajectory),
-        hashes=json.loads((folder / "hashes.json").read_text()),
+        hashes=ONE_GREEDY_ANSWER | json.loads((folder / "hashes.json").read_text()),
     )
 
 
@@ -132,13 +142,13 @@ class AnswerPair(NamedTuple):
     """One question that both evaluations answered."""
 
     question: Question
-    a: Prediction
-    b: Prediction
+    a: AnsweredQuestion
+    b: AnsweredQuestion
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """Two evaluations on their shared questions. An answer is right if it succeeded."""
+    """Two evaluations on their shared questions. Of several samples the more often right is the better."""
 
     a: str  # the evaluations' names
     b: str
@@ -149,12 +159,12 @@ class Comparison:
 
     @property
     def only_a_right(self) -> list[AnswerPair]:
-        """The questions that only a answers right."""
+        """The questions that only a answers right, or more often."""
         return [pair for pair in self.pairs if pair.a.success > pair.b.success]
 
     @property
     def only_b_right(self) -> list[AnswerPair]:
-        """The questions that only b answers right."""
+        """The questions that only b answers right, or more often."""
         return [pair for pair in self.pairs if pair.a.success < pair.b.success]
 
 
@@ -178,8 +188,8 @@ def compare(
             "on the questions that both answered"
         )
     by_id = {question.question_id: question for question in questions}
-    theirs = {prediction.question_id: prediction for prediction in b.predictions}
-    shared = [(each, theirs[each.question_id]) for each in a.predictions if each.question_id in theirs]
+    other = {each.question_id: each for each in by_question(b.predictions)}
+    shared = [(each, other[each.question_id]) for each in by_question(a.predictions) if each.question_id in other]
     if not shared:
         raise ValueError(f"{a.name} and {b.name} have no question in common; evaluate both on the same data set")
     if unknown := [one.question_id for one, _ in shared if one.question_id not in by_id]:
@@ -187,11 +197,6 @@ def compare(
             f"question {unknown[0]!r} of {a.name} is not prepared; prepare the data that it was evaluated on"
         )
     pairs = [AnswerPair(by_id[one.question_id], one, other) for one, other in shared]
-    found = _measured(pairs, params)
-    return Comparison(a=a.name, b=b.name, differing=unlike, aborted=aborted, pairs=pairs, measured=found)
-
-
-def _measured(pairs: Sequence[AnswerPair], params: EvaluateParams) -> list[Measured]:
     draws, found = (params.bootstrap_samples, params.seed), []
     of_a, of_b = [pair.a for pair in pairs], [pair.b for pair in pairs]
     for measure in measures(of_a):
@@ -199,7 +204,7 @@ def _measured(pairs: Sequence[AnswerPair], params: EvaluateParams) -> list[Measu
         if ours and len(ours) == len(theirs):
             difference = paired_difference(ours, theirs, *draws)
             found.append(Measured(measure, interval(ours, *draws), interval(theirs, *draws), difference))
-    return found
+    return Comparison(a=a.name, b=b.name, differing=unlike, aborted=aborted, pairs=pairs, measured=found)
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -236,6 +241,13 @@ def difference_cell(found: Interval) -> str:
     """A signed difference with its interval; bold if the interval excludes 0."""
     text = f"{found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
     return f"**{text}**" if found.excludes_zero else text
+
+
+def decoding(hashes: Mapping[str, str]) -> str:
+    """How an agent answered by the hashes of its evaluation, such as `greedy decoding`."""
+    samples, temperature = itemgetter("samples", "temperature")({**ONE_GREEDY_ANSWER, **hashes})
+    several = f"{samples} samples" if samples != "1" else "one sample"
+    return "greedy decoding" if temperature == "0" else f"{several} of each at temperature {temperature}"
 
 
 def warning(evaluations: Sequence[Evaluation]) -> list[str]:

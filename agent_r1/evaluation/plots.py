@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from agent_r1.evaluation.statistics import Interval
+from agent_r1.evaluation.statistics import RECIPE_SEEDS, Interval
+from agent_r1.params.stages import Budget
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 INK, MUTED, GRID = "#222222", "#6B6B6B", "#E3E3E3"
@@ -36,6 +38,13 @@ MEAN: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 10}
 CHANGE: dict[str, Any] = {"linewidth": 1.6, "linestyle": (0, (1, 1))}
 SEED: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 5, "fillstyle": "none"}
 
+BUDGETS: dict[Budget, tuple[str, str]] = {  # to its words, and to the metrics that it adds up
+    "episodes": ("episodes learned from", "update/episodes"),
+    "tokens": ("tokens sampled", "cost/sampled_tokens"),
+    "seconds": ("seconds", "time/*_s"),
+    "cores": ("core-seconds", "cost/*_core_s"),
+}
+
 Curve = Sequence[Mapping[str, float]]  # one mapping of metrics per iteration
 Curves = Mapping[str, Curve]  # by run
 
@@ -43,6 +52,36 @@ Curves = Mapping[str, Curve]  # by run
 def colours(runs: Sequence[str]) -> dict[str, str]:
     """A colour per run, equal in all pictures. Colours repeat after six runs."""
     return {run: PALETTE[i % len(PALETTE)] for i, run in enumerate(runs)}
+
+
+def spent(curve: Curve, budget: Budget) -> NDArray[np.float64]:
+    """[T + 1] the amount before each iteration and at the end; NaN from an iteration on that does not say it.
+
+    Costs are totals already, others are an iteration's own.
+    """
+    pattern = BUDGETS[budget][1]
+    amounts = [[row[name] for name in row if fnmatch(name, pattern)] or [np.nan] for row in curve]
+    joined: np.ufunc = np.maximum if pattern.startswith("cost/") else np.add
+    found: NDArray[np.float64] = joined.accumulate([0.0, *map(sum, amounts)])
+    return found
+
+
+def along(curve: Curve, budget: Budget) -> Curve:
+    """The curve drawn over the amount before each iteration. A ValueError says that its metrics do not hold that."""
+    words, before = BUDGETS[budget][0], spent(curve, budget)
+    if np.isnan(before[-1]):
+        raise ValueError(f"an older version did not count {words}; draw curves over seconds, or train their runs again")
+    return [{**row, words: amount} for row, amount in zip(curve, before.tolist(), strict=False)]
+
+
+def taken(seeds: Sequence[Curve], budget: Budget) -> float:
+    """The whole amount, the mean of the seeds; NaN if one does not say it."""
+    return float(np.mean([spent(curve, budget)[-1] for curve in seeds]))
+
+
+def axis_of(curve: Curve) -> str:
+    """The metric that a curve is drawn over."""
+    return next((words for words, _ in BUDGETS.values() if words in curve[0]), "iteration")
 
 
 def learning_curves(path: Path, curves: Curves, baselines: Mapping[str, float], word: str) -> None:
@@ -64,9 +103,9 @@ def learning_curves(path: Path, curves: Curves, baselines: Mapping[str, float], 
     colour = colours(list(curves))
     for axes, metric in zip(panels, metrics, strict=True):
         axes.margins(x=0.015)
-        axes.set_xlabel("iteration", color=MUTED, fontsize=12)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=True))
         for run, rows in curves.items():
+            axes.set_xlabel(axis_of(rows), color=MUTED, fontsize=12)
             x, y = _points(rows, metric)
             axes.plot(x, y, color=colour[run], linewidth=1, alpha=0.22)
             axes.plot(x, smoothed(y), color=colour[run], linewidth=2.8)
@@ -125,7 +164,7 @@ def seed_curves(
         panel.xaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
         if place + columns >= len(curves):  # no panel below it
             panel.tick_params(labelbottom=True)
-            panel.set_xlabel("iteration", color=MUTED)
+            panel.set_xlabel(axis_of(seeds[0]), color=MUTED)
     shown = zip(bounds, limits.items(), strict=True)
     keys = [
         _key("mean of the seeds", linewidth=2.6),
@@ -138,11 +177,15 @@ def seed_curves(
 
 
 def final_scores(
-    path: Path, scores: Mapping[str, Interval], trained: Sequence[str], seeds: Mapping[str, Sequence[float]], word: str
+    path: Path,
+    scores: Mapping[str, Interval],
+    trained: Sequence[str],
+    seeds: Mapping[str, Sequence[float]],
+    title: tuple[str, str],
 ) -> None:
-    """Draws success, titled with its `word`, and its interval, a row per agent; baselines in grey.
+    """Draws success with intervals per agent, baselines in grey; rings are single `seeds`.
 
-    `seeds` are the scores of an agent's single seeds, drawn as rings.
+    The title is the environment's word for success, and how the agents answered.
     """
     figure = Figure((9, 2 + 0.55 * len(scores)), **PAPER)
     axes = figure.subplots()
@@ -156,20 +199,21 @@ def final_scores(
         text: dict[str, Any] = {"color": ink, "fontsize": 14, "fontweight": "bold", "va": "center"}
         axes.annotate(f"{found.mean:.3f}", (found.high, row), (10, 0), textcoords="offset points", **text)
     axes.set_yticks(range(len(scores)), list(scores))
-    _titles(axes, f"{word.capitalize()} on the test questions", "greedy; baselines in grey")
+    word, answered = title
+    _titles(axes, f"{word.capitalize()} on the test questions", f"{answered}; baselines in grey")
     axes.set_ylim(len(scores) - 0.4, -0.6)
     axes.set_xlim(0, 1)
     axes.spines["left"].set_visible(False)
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0, labelsize=14, labelcolor=INK)
-    over = "questions and seeds" if seeds else "questions"
-    keys = [_key("mean", **MEAN), _key(f"95 % bootstrap interval over {over}", **INTERVAL)]
+    over = "questions and seeds" if any(len(of) >= RECIPE_SEEDS for of in seeds.values()) else "questions"
+    keys = [_key("mean", **MEAN), _key(f"95 % interval over {over}", **INTERVAL)]
     _save(figure, path, [*keys, *([_key("single seed", **SEED)] if seeds else [])])
 
 
 def change(rows: Curve) -> float | None:
     """The point between two iterations at which a run began to train under `monitor.stabilise`, or None."""
-    return next((row["iteration"] - 0.5 for row in rows if row.get(STABILISED)), None)
+    return next((row[axis_of(rows)] - 0.5 for row in rows if row.get(STABILISED)), None)
 
 
 def _mark_change(axes: Axes, rows: Curve, colour: str) -> None:
@@ -189,17 +233,18 @@ def _change_key(curves: Iterable[Curve]) -> list[Artist]:
 
 
 def _points(rows: Curve, metric: str) -> NDArray[np.float64]:
-    """[2, T] iterations and values of a metric, if it was logged."""
-    points = [(row["iteration"], row[metric]) for row in rows if metric in row]
+    """[2, T] the places and values of a metric, if it was logged."""
+    points = [(row[axis_of(rows)], row[metric]) for row in rows if metric in row]
     return np.array(points, dtype=np.float64).reshape(-1, 2).T
 
 
 def _band(seeds: Sequence[Curve], metric: str) -> tuple[NDArray[np.float64], ...]:
-    """The iterations [T] that all seeds have, and the seeds' mean, lowest and highest value [T]."""
+    """Places [T] of the iterations that all seeds have, their mean, and the mean, lowest and highest value [T]."""
     points = [_points(rows, metric) for rows in seeds]
     shortest = min(len(x) for x, _ in points)
     values = np.stack([y[:shortest] for _, y in points])
-    return points[0][0][:shortest], values.mean(axis=0), values.min(axis=0), values.max(axis=0)
+    places = np.mean([x[:shortest] for x, _ in points], axis=0)
+    return places, values.mean(axis=0), values.min(axis=0), values.max(axis=0)
 
 
 def smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
+import os
 from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Lock
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from agent_r1.envs.base import Attempt
 from agent_r1.envs.game_env import GAMES
@@ -16,7 +23,7 @@ from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import closed_book_attempts, gold_passages_attempts, naive_rag_attempts
 from agent_r1.evaluation.scores import CEILING, FLOOR, gold_passages
 from agent_r1.files import sha256
-from agent_r1.http.endpoint import Endpoint
+from agent_r1.http.endpoint import Endpoint, Reply
 from agent_r1.params import Params
 from agent_r1.params.env import EnvParams
 from agent_r1.params.stages import Protocol
@@ -27,6 +34,12 @@ from agent_r1.rollout.episode import Play
 from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.rollout.sampling import Action, Actor, Beneath, Request, Sampler
 from agent_r1.search.index import describe, open_index
+from agent_r1.seeds import derive
+
+NOWHERE = Path(os.devnull)
+_LINE = TypeAdapter(tuple[int, Reply])  # the hash of a request, and its answer
+
+logger = logging.getLogger(__name__)
 
 
 class EndpointSampler:
@@ -35,11 +48,28 @@ class EndpointSampler:
     Its actions are not token-exact: the server's own tokens and logprobs are unknown, the ids are one encoding of the
     text, and every logprob is 0. They can be evaluated, never learned from. An action that is longer than its request
     allows is cut, as a policy's is. Every request needs its messages; one without an answer is a WorldFault.
+    Answers are `kept` in a file, so that an evaluation that was cut short does not ask for them again.
     """
 
-    def __init__(self, endpoint: Endpoint, model: str, chat: Chat, *, concurrency: int) -> None:
-        self._endpoint, self._model, self._chat = endpoint, model, chat
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        model: str,
+        chat: Chat,
+        *,
+        concurrency: int,
+        temperature: float = 0.0,
+        kept: Path = NOWHERE,
+    ) -> None:
+        self._endpoint, self._model, self._chat, self._kept = endpoint, model, chat, kept
+        self._temperature = temperature
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="endpoint")
+        self._lock, self._known = Lock(), dict[int, Reply]()
+        for line in kept.read_bytes().splitlines() if kept.exists() else ():
+            with suppress(ValidationError):  # a kill may cut a line short
+                self._known |= [_LINE.validate_json(line)]
+        if self._known:
+            logger.warning("%d answers to an evaluation that was cut short come from %s", len(self._known), kept)
 
     def sample(self, requests: Sequence[Request]) -> list[Action]:
         """Answers all requests, or raises the first fault."""
@@ -54,7 +84,13 @@ class EndpointSampler:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _act(self, request: Request) -> Action:
-        said = self._endpoint.complete(self._model, request.messages, max_tokens=request.max_tokens)
+        options = {"max_tokens": request.max_tokens, "temperature": self._temperature}
+        key = derive(self._endpoint.url, self._model, request.seed, json.dumps([options, request.messages]))
+        if key not in self._known:
+            self._known[key] = self._endpoint.complete(self._model, request.messages, options)
+            with self._lock, self._kept.open("ab") as file:
+                file.write(b"\n" + _LINE.dump_json((key, self._known[key])))
+        said = self._known[key]
         ids = self._chat.encode_action(self._chat.escape_action(said.text), request.context)
         if said.cut and len(ids) > 1:  # the server stopped before the end token
             ids = ids[:-1]
@@ -62,7 +98,7 @@ class EndpointSampler:
         return Action.of(ids, [0.0] * len(ids), self._chat.end_id)
 
 
-SCRIPTED = (FLOOR, CEILING)  # protocols under which a script acts instead of a policy
+SCRIPTED: tuple[Protocol, ...] = (FLOOR, CEILING)  # protocols under which a script acts instead of a policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +107,7 @@ class Exam:
 
     protocol: Protocol
     questions: Sequence[Question]
-    attempts: Sequence[Attempt]  # one at each question
+    attempts: Sequence[Attempt]  # `evaluate.samples` at each question
     chat: Chat
     settings: Params
     shared: Shared
@@ -85,7 +121,7 @@ class Exam:
     def by_policy(
         self, model: str, version: int, beneath: Beneath | None, over: Callable[[], None]
     ) -> list[Trajectory]:
-        """The trajectories of a policy that takes the likeliest token. Calls `over` as each one ends.
+        """The trajectories of a policy, at `evaluate.temperature`. Calls `over` as each one ends.
 
         `model` is a folder or hub id. With a model `beneath` its adapters run unmerged beside that one.
         """
@@ -93,20 +129,29 @@ class Exam:
             model=model,
             end_id=self.chat.end_id,
             max_tokens=self.settings.env.max_tokens,
-            temperature=0.0,
+            temperature=self.settings.evaluate.temperature,
             dtype=self.settings.model.dtype,
             version=version,
         )
         with open_engine(self.settings.engine, actor.beside(beneath)) as engine:
             return self._by(engine, Play(policy_version=version, over=over))
 
-    def by_endpoint(self, endpoint: Endpoint, model: str, over: Callable[[], None]) -> list[Trajectory]:
-        """The trajectories of a served model. A request without an answer ends its episode as ABORTED.
+    def by_endpoint(
+        self, endpoint: Endpoint, model: str, over: Callable[[], None], kept: Path = NOWHERE
+    ) -> list[Trajectory]:
+        """The trajectories of a served model, whose answers are `kept`. Without an answer an episode is ABORTED.
 
         The settings must be those of `with_endpoint`. Calls `over` as each trajectory ends.
         """
-        concurrency = self.settings.engine.server.concurrency
-        with closing(EndpointSampler(endpoint, model, self.chat, concurrency=concurrency)) as sampler:
+        sampler = EndpointSampler(
+            endpoint,
+            model,
+            self.chat,
+            concurrency=self.settings.engine.server.concurrency,
+            temperature=self.settings.evaluate.temperature,
+            kept=kept,
+        )
+        with closing(sampler):
             return self._by(sampler, Play(told=True, over=over))
 
     def _by(self, sampler: Sampler, play: Play) -> list[Trajectory]:
@@ -130,6 +175,8 @@ class Exam:
             "prompt": self.chat.prompts_hash(openings(self.attempts, self.questions, self.shared)),
             # naive RAG and gold passages have the same prompt around other passages
             "protocol": "tool_call" if self.protocol in SCRIPTED else self.protocol,
+            "samples": str(settings.evaluate.samples),
+            "temperature": f"{settings.evaluate.temperature:g}",
             "limits": ", ".join(f"{name} {value}" for name, value in limits.items()),
             **(self.shared.sources() if self.protocol == "tool_call" else {}),
         }
@@ -141,11 +188,16 @@ def open_exam(protocol: Protocol, questions: Sequence[Question], chat: Chat, set
     places, searches = settings.places, protocol in ("tool_call", "naive_rag")
     index = open_index(settings.search, places.passages, places.index) if searches else None
     with Shared(settings.env, index) as shared:
-        attempts = _attempts(protocol, questions, settings, shared)
+        attempts = [
+            replace(attempt, sample=sample)
+            for attempt in _attempts(protocol, questions, settings, shared)
+            for sample in range(settings.evaluate.samples)
+        ]
         yield Exam(protocol, questions, attempts, chat, settings, shared)
 
 
 def _attempts(protocol: Protocol, questions: Sequence[Question], settings: Params, shared: Shared) -> list[Attempt]:
+    """One attempt at each question."""
     match protocol:
         case "tool_call" | "random" | "oracle":
             return attempts_at(questions, shared)
@@ -158,10 +210,7 @@ def _attempts(protocol: Protocol, questions: Sequence[Question], settings: Param
 
 
 def questions_under(protocol: Protocol, questions: Sequence[Question]) -> list[Question]:
-    """The questions that the protocol fits: all for `tool_call`, games for a script, otherwise those with answers.
-
-    Raises ValueError if it fits none.
-    """
+    """The questions that a protocol fits: all, only games, or only answered ones; a ValueError says that none do."""
     if protocol in SCRIPTED:
         found = [question for question in questions if protocol in KINDS[question.env].scripts]
     else:

@@ -6,32 +6,33 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from math import isnan, nan
 from pathlib import Path
+from statistics import fmean, median
 
-from agent_r1.evaluation.comparison import (
-    Evaluation,
-    above_chance,
-    difference_cell,
-    interval_of,
-    markdown_table,
-    mean_cell,
-    paired,
-    warning,
-)
-from agent_r1.evaluation.plots import SAMPLED, Curve, Curves, final_scores, learning_curves
-from agent_r1.evaluation.scores import SUCCESS, outcomes, score
-from agent_r1.evaluation.statistics import Interval, paired_difference
+from agent_r1.costs import costs_in
+from agent_r1.evaluation import comparison
+from agent_r1.evaluation.comparison import Evaluation
+from agent_r1.evaluation.plots import BUDGETS, SAMPLED, Curve, Curves, final_scores, learning_curves, taken
+from agent_r1.evaluation.scores import BASE_TOOL_CALL, SUCCESS, outcomes, score
+from agent_r1.evaluation.statistics import LEVEL, Interval, paired_difference
 from agent_r1.evaluation.transcript import examples
-from agent_r1.files import replaced_folder, write_text
+from agent_r1.files import METRICS, read_metrics, replaced_folder, write_text
 from agent_r1.harmless import in_markdown
 from agent_r1.params.stages import EvaluateParams
 from agent_r1.records import Decode, Question, words_of
 
-CURVES_PNG, FINAL_PNG = "learning_curves.png", "final_scores.png"
+CURVES_PNG, FINAL_PNG, COSTS = "learning_curves.png", "final_scores.png", "costs.md"
 ABSENT = "n/a"
+UNSHOWN = "as many questions and seeds show no smaller difference"
 DRAWN = {SUCCESS: SAMPLED, "reward": "reward/total"}  # file -> metric
 DECIMALS = 4
 STRATA = {"hops": "number of hops", "kind": "kind of question"}  # in words, if the name is not enough
+
+PURPOSES = ("sampling", "tools", "learning", "proof", "writing", "other")
+COST_ROWS = (*PURPOSES, "training", "evaluation", "tokens sampled", "tokens trained", "GiB", "money", "per point")
+ABOUT_COSTS = f"""Core-seconds / device-seconds by purpose, means of the seeds. GiB are of a GPU, else of the machine. \
+Money is the training's. Per point: its core-seconds per percentage point of success over `{BASE_TOOL_CALL}`."""
 
 NO_BOUND = (
     " `gold_passages` is below it: that is the warm start, whose searches it bounds, and not those of a trained run."
@@ -56,23 +57,24 @@ def render(
     scores = {e.name: score(e.predictions, questions, params) | outcomes(e.trajectories) for e in evaluations}
     baselines = {name: row[SUCCESS] for name, row in scores.items() if name not in curves}
     best = max(curves or scores, key=lambda name: scores[name][SUCCESS])
-    final = {name: interval_of(row, SUCCESS) for name, row in scores.items()}
+    final = {name: comparison.interval_of(row, SUCCESS) for name, row in scores.items()}
     word = words_of(questions).right
     passed = baselines.get("gold_passages", 1.0) < scores[best][SUCCESS]
     learning_curves(folder / CURVES_PNG, curves, baselines, word)
-    final_scores(folder / FINAL_PNG, final, list(curves), {}, word)
+    answered = comparison.decoding(evaluations[0].hashes)
+    final_scores(folder / FINAL_PNG, final, list(curves), {}, (word, answered))
     parts = [
         "# Report",
-        f"{len(scores)} agents, {scores[best]['questions']:.0f} test questions, greedy decoding. Brackets are 95 % "
+        f"{len(scores)} agents, {scores[best]['questions']:.0f} test questions, {answered}. Brackets are 95 % "
         f"bootstrap intervals over questions. Highest {word}: `{best}`, {_cell(scores[best], SUCCESS)}."
         + (NO_BOUND if passed else ""),
-        *warning(evaluations),
-        *above_chance(final),
+        *comparison.warning(evaluations),
+        *comparison.above_chance(final),
         f"![{word.capitalize()} on the test questions, per agent]({FINAL_PNG})",
         *_tables(scores, questions),
+        *budgets({run: [curve] for run, curve in curves.items()}, final, word),
         f"## {word.capitalize()}, difference on the same questions",
-        "The row's agent less the column's, paired by question. **Bold** where the interval leaves out 0.",
-        _differences(evaluations, [*list(curves)[:1], *list(baselines)[:1]], params),
+        *_differences(evaluations, [*list(curves)[:1], *list(baselines)[:1]], params),
         "## Learning curves",
         f"![{word.capitalize()}, reward, and what critics explain, per iteration]({CURVES_PNG})",
         *examples({e.name: e.trajectories for e in evaluations}, list(curves), questions, decode),
@@ -81,14 +83,71 @@ def render(
     return final
 
 
+def budgets(curves: Mapping[str, Sequence[Curve]], scores: Mapping[str, Interval], word: str) -> list[str]:
+    """A section with the amounts that runs took, means of their seeds, beside their scores."""
+    rows = [
+        [f"`{run}`", f"{scores[run].mean:.3f}", *(f"{taken(seeds, of):,.0f}" for of in BUDGETS)]
+        for run, seeds in curves.items()
+    ]
+    table = comparison.markdown_table(["run", word, *(words for words, _ in BUDGETS.values())], rows)
+    return ["## Budgets", "Of one training; of several seeds, their mean.", table.replace("nan", ABSENT)]
+
+
 def write_page(folder: Path, parts: Sequence[str]) -> None:
-    write_text(folder / "report.md", "\n\n".join(parts) + "\n")
+    write_text(folder / "report.md", "\n\n".join([*parts, f"[Costs]({COSTS})"]) + "\n")
 
 
-def differences_table(agents: Sequence[str], references: Sequence[str], cell: Callable[[str, str], str]) -> str:
-    """A row per agent and a column per reference. `cell` gives the text for an agent and a reference."""
-    rows = [[f"`{name}`", *(cell(name, other) for other in references)] for name in agents]
-    return markdown_table(["agent", *(f"less `{other}`" for other in references)], rows)
+def write_costs(
+    folder: Path, folders: Mapping[str, Sequence[tuple[Path, Path]]], scores: Mapping[str, Interval], price: float
+) -> None:
+    """Writes costs.md, by the `folders` of every run's trainings and evaluations, with the `price` of a device-hour."""
+    base, columns = scores.get(BASE_TOOL_CALL), list[Sequence[str]]([COST_ROWS])
+    for run, seeds in folders.items():
+        mean = _mean_costs(seeds)
+        pairs = [(mean[f"cost/{purpose}_core_s"], mean[f"cost/{purpose}_device_s"]) for purpose in PURPOSES]
+        cores, devices = (sum(seconds) for seconds in zip(*pairs, strict=True))
+        pairs += [(cores, devices), (mean["cost/evaluation_core_s"], mean["cost/evaluation_device_s"])]
+        points = 100 * (scores[run].mean - base.mean) if base else 0.0
+        column = [" / ".join(map(_amount, pair)) for pair in pairs]
+        column += [_amount(mean[name]) for name in ("cost/sampled_tokens", "update/tokens")]
+        column += [_amount(mean["cost/gpu_peak_gib"] or mean["cost/peak_gib"], 1)]
+        column += [_amount(price * devices / 3600, 2) if price else ABSENT]
+        columns.append([*column, _amount(cores / points) if points > 0 else "none"])
+    table = comparison.markdown_table(["", *(f"`{run}`" for run in folders)], [*zip(*columns, strict=True)])
+    write_text(folder / COSTS, f"# Costs\n\n{ABOUT_COSTS}\n\n{table}\n")
+
+
+def _mean_costs(seeds: Sequence[tuple[Path, Path]]) -> defaultdict[str, float]:
+    """The costs of trainings and evaluations, and the trained tokens, with NaN where a version did not measure."""
+    found = []
+    for training, evaluation in seeds:
+        rows, asked = read_metrics(training), read_metrics(evaluation) if (evaluation / METRICS).exists() else []
+        costs = costs_in([*rows, *asked]) if "cost/peak_gib" in rows[0] else {}  # else an older version began
+        found.append(costs | {"update/tokens": sum(row.get("update/tokens", 0.0) for row in rows)})
+    names = set.intersection(*map(set, found))
+    return defaultdict(lambda: nan, {name: fmean(each[name] for each in found) for name in names})
+
+
+def _amount(value: float, decimals: int = 0) -> str:
+    return "unknown" if isnan(value) else f"{value:,.{decimals}f}"
+
+
+def differences(
+    agents: Sequence[str], references: Sequence[str], difference: Callable[[str, str], Interval | None]
+) -> list[str]:
+    """Two paragraphs: how to read the table below it, which has a row per agent and a column per reference."""
+    found = [[difference(name, other) for other in references] for name in agents]
+    rows = [
+        [f"`{name}`", *(comparison.difference_cell(each) if each else ABSENT for each in row)]
+        for name, row in zip(agents, found, strict=True)
+    ]
+    halves = [(each.high - each.low) / 2 for row in found for each in row if each]
+    return [
+        "The row's agent less the column's, paired by question. **Bold** where the interval leaves out 0; if no two "
+        f"agents differed, chance alone would make {len(halves) * (1 - LEVEL):.1f} of these {len(halves)} bold."
+        + (f" Half of these intervals reach at most {median(halves):.3f} to either side: {UNSHOWN}." if halves else ""),
+        comparison.markdown_table(["agent", *(f"less `{other}`" for other in references)], rows),
+    ]
 
 
 def _tables(scores: AgentScores, questions: Sequence[Question]) -> list[str]:
@@ -111,10 +170,20 @@ def _tables(scores: AgentScores, questions: Sequence[Question]) -> list[str]:
         f"## Scores by {STRATA.get(first, first)}" if first else "## Scores",
         *by(first, graded | calls),
         *(part for name in strata[1:] for part in by(name, {f"## {word} by {STRATA.get(name, name)}": SUCCESS})),
+        *_passes(scores),
         "## Tokens per question",
         "Sampled tokens are the policy's actions; all others it reads. Each counts once, as with a cache.",
-        markdown_table(["agent", "read", "sampled"], tokens),
+        comparison.markdown_table(["agent", "read", "sampled"], tokens),
     ]
+
+
+def _passes(scores: AgentScores) -> list[str]:
+    """The chances that one of k samples is right and that all are; nothing where each question has one answer."""
+    names = dict.fromkeys(key for row in scores.values() for key in row if key.startswith("pass_") and "/" not in key)
+    titles = [name.replace("pass_at_", "pass@").replace("pass_hat_", "pass^") for name in names]
+    rows = [[_agent(name, row), *(_cell(row, key) for key in names)] for name, row in scores.items()]
+    said = "pass@k: one of k samples is right. pass^k: all of them are."
+    return ["## Several samples", said, comparison.markdown_table(["agent", *titles], rows)] if names else []
 
 
 def strata_of(questions: Sequence[Question]) -> list[str]:
@@ -143,7 +212,7 @@ def stratum_title(stratum: str) -> str:
 def _table(scores: AgentScores, measure: str, strata: Sequence[str]) -> str:
     keys = [measure, *(f"{measure}/{stratum}" for stratum in strata)]
     rows = [[_agent(name, row), *(_cell(row, key) for key in keys)] for name, row in scores.items()]
-    return markdown_table(["agent", "all", *map(stratum_title, strata)], rows)
+    return comparison.markdown_table(["agent", "all", *map(stratum_title, strata)], rows)
 
 
 def _agent(name: str, row: Mapping[str, float]) -> str:
@@ -153,19 +222,19 @@ def _agent(name: str, row: Mapping[str, float]) -> str:
 
 
 def _cell(scores: Mapping[str, float], key: str, decimals: int = 3) -> str:
-    return mean_cell(interval_of(scores, key), decimals) if key in scores else ABSENT
+    return comparison.mean_cell(comparison.interval_of(scores, key), decimals) if key in scores else ABSENT
 
 
-def _differences(evaluations: Sequence[Evaluation], references: Sequence[str], params: EvaluateParams) -> str:
+def _differences(evaluations: Sequence[Evaluation], references: Sequence[str], params: EvaluateParams) -> list[str]:
     by_name = {e.name: e for e in evaluations}
 
-    def cell(name: str, other: str) -> str:
+    def difference(name: str, other: str) -> Interval | None:
         if name == other or by_name[name].asked != by_name[other].asked:
-            return ABSENT
-        values = paired(by_name[name], by_name[other])
-        return difference_cell(paired_difference(*values, params.bootstrap_samples, params.seed))
+            return None
+        values = comparison.paired(by_name[name], by_name[other])
+        return paired_difference(*values, params.bootstrap_samples, params.seed)
 
-    return differences_table(list(by_name), references, cell)
+    return differences(list(by_name), references, difference)
 
 
 def write_scores(folder: Path, scores: Mapping[str, Interval]) -> None:
@@ -178,10 +247,7 @@ def write_scores(folder: Path, scores: Mapping[str, Interval]) -> None:
 
 
 def write_curves(folder: Path, curves: Mapping[str, Sequence[Curve]]) -> None:
-    """Writes a file per metric of `DRAWN`: a row per iteration with the mean of each run's seeds.
-
-    A run has null at an iteration unless all its seeds have a value.
-    """
+    """Writes a file per metric of `DRAWN`: by iteration the mean of each run's seeds, null unless all have one."""
     with replaced_folder(folder) as fresh:
         for name, metric in DRAWN.items():
             means = {run: _means(seeds, metric) for run, seeds in curves.items()}

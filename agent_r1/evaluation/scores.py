@@ -6,29 +6,26 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import comb
 from pathlib import Path
+from statistics import fmean
+from typing import Final, Self
 
 import numpy as np
 import pyarrow.compute as pc
 
 from agent_r1.answers import contains, exact_match, f1
 from agent_r1.evaluation.statistics import interval
-from agent_r1.params.stages import Baseline, EvaluateParams, Protocol
+from agent_r1.params.stages import PROTOCOLS, Baseline, EvaluateParams, Protocol
 from agent_r1.records import QA, Outcome, Passage, Prediction, Question, Trajectory
 from agent_r1.tables import read_rows
 
 BASE_TOOL_CALL: Baseline = "base_tool_call"
 NAIVE_RAG: Baseline = "naive_rag"
-FLOOR: Baseline = "random"
-CEILING: Baseline = "oracle"
-BASELINES: dict[str, Protocol] = {  # by name
-    BASE_TOOL_CALL: "tool_call",
-    NAIVE_RAG: "naive_rag",
-    "closed_book": "closed_book",
-    "gold_passages": "gold_passages",
-    "random": "random",
-    "oracle": "oracle",
-}
+FLOOR: Final = "random"
+CEILING: Final = "oracle"
+BASELINES: dict[str, Protocol] = {BASE_TOOL_CALL if each == "tool_call" else each: each for each in PROTOCOLS}
 
 SUCCESS, COUNTS = "success", ("tool_calls", "tokens_read", "tokens_sampled")
 BOUNDS = ("/low", "/high")  # of a measure's interval
@@ -92,6 +89,7 @@ def predict(trajectories: Sequence[Trajectory], questions: Sequence[Question], r
             seed=seed,
             policy_version=trajectory.policy_version,
             question_id=trajectory.question_id,
+            sample=trajectory.sample,
             answer=trajectory.answer,
             success=trajectory.success,
             facts=_facts(trajectory, by_id[trajectory.question_id]),
@@ -142,17 +140,64 @@ def gold_recall_by_step(trajectories: Sequence[Trajectory], questions: Sequence[
     return {f"gold_recall/step_{k}": sum(sum(steps[:k]) for steps in found) / len(found) for k in range(1, longest + 1)}
 
 
-def measures(predictions: Sequence[Prediction]) -> list[str]:
-    """The measures of some predictions: success unless EM is the same, every known fact, and the counts."""
-    facts = dict.fromkeys(name for each in predictions for name in each.facts)
-    return [*([] if "em" in facts else [SUCCESS]), *facts, *COUNTS]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnsweredQuestion:
+    """One question with all samples of one agent, n of them."""
+
+    question_id: str
+    answers: list[str]  # [n]
+    success: float  # the mean of the samples, which is avg@n
+    values: dict[str, float]  # further measures: means of the samples, pass@k and pass^k
+
+    @classmethod
+    def of(cls, samples: Sequence[Prediction], most: int) -> Self:
+        """A question with its predictions, where the most that a question has is `most`."""
+        values: dict[str, list[float]] = {}
+        for each in samples:
+            for name, value in {**each.facts, **{name: float(getattr(each, name)) for name in COUNTS}}.items():
+                values.setdefault(name, []).append(value)
+        return cls(
+            question_id=samples[0].question_id,
+            answers=[each.answer for each in samples],
+            success=fmean(each.success for each in samples),
+            values={name: fmean(of) for name, of in values.items()}
+            | passes(len(samples), sum(each.success == 1 for each in samples), most),
+        )
 
 
-def measured(measure: str, predictions: Sequence[Prediction]) -> list[float]:
+def passes(n: int, right: int, most: int) -> dict[str, float]:
+    """The chances that of k samples one is right, `pass_at_k`, and that all are, `pass_hat_k`.
+
+    k is 2, 4, 8, ... and `most`, up to n. Where c of n samples are right they are unbiased: pass@k is
+    1 - C(n - c, k) / C(n, k) (Chen et al., 2021, arXiv 2107.03374), pass^k is C(c, k) / C(n, k) (Yao et al., 2024,
+    arXiv 2406.12045).
+    """
+    powers = {2**power for power in range(1, most.bit_length())}
+    tried = [k for k in sorted({*powers, most} - {1}) if k <= n]
+    at = {f"pass_at_{k}": 1 - comb(n - right, k) / comb(n, k) for k in tried}
+    return at | {f"pass_hat_{k}": comb(right, k) / comb(n, k) for k in tried}
+
+
+def by_question(predictions: Sequence[Prediction]) -> list[AnsweredQuestion]:
+    """The questions of some predictions, in their order."""
+    samples: dict[str, list[Prediction]] = {}
+    for each in predictions:
+        samples.setdefault(each.question_id, []).append(each)
+    most = max(map(len, samples.values()), default=0)
+    return [AnsweredQuestion.of(each, most) for each in samples.values()]
+
+
+def measures(answered: Sequence[AnsweredQuestion]) -> list[str]:
+    """The measures of some questions: success unless EM is the same, and every other one."""
+    values = dict.fromkeys(name for each in answered for name in each.values)
+    return [*([] if "em" in values else [SUCCESS]), *values]
+
+
+def measured(measure: str, answered: Sequence[AnsweredQuestion]) -> list[float]:
     """The values of one of `measures`, for the questions that have one."""
-    if measure in (SUCCESS, *COUNTS):
-        return [float(getattr(each, measure)) for each in predictions]
-    return [each.facts[measure] for each in predictions if measure in each.facts]
+    if measure == SUCCESS:
+        return [each.success for each in answered]
+    return [each.values[measure] for each in answered if measure in each.values]
 
 
 def score(predictions: Sequence[Prediction], questions: Sequence[Question], params: EvaluateParams) -> dict[str, float]:
@@ -167,26 +212,27 @@ def score(predictions: Sequence[Prediction], questions: Sequence[Question], para
         raise ValueError("no predictions to score; check evaluate.questions and the test split")
     by_id = {question.question_id: question for question in questions}
     scores: dict[str, float] = {}
-    for stratum, members in _strata(predictions, by_id).items():
+    answered = by_question(predictions)
+    for stratum, members in _strata(answered, by_id).items():
         suffix = f"/{stratum}" if stratum else ""
         scores[f"questions{suffix}"] = len(members)
-        for measure in dict.fromkeys([SUCCESS, *measures(predictions)]):
+        for measure in dict.fromkeys([SUCCESS, *measures(answered)]):
             if values := measured(measure, members):
                 found, key = interval(values, params.bootstrap_samples, params.seed), measure + suffix
                 scores |= {key: found.mean, f"{key}/low": found.low, f"{key}/high": found.high}
     return scores
 
 
-def _strata(predictions: Sequence[Prediction], by_id: Mapping[str, Question]) -> dict[str, list[Prediction]]:
-    """All predictions under "", then those of every stratum and data set, sorted by name."""
-    strata: dict[str, list[Prediction]] = {}
-    several = len({by_id[each.question_id].dataset for each in predictions}) > 1
-    for prediction in predictions:
-        question = by_id[prediction.question_id]
+def _strata(answered: Sequence[AnsweredQuestion], by_id: Mapping[str, Question]) -> dict[str, list[AnsweredQuestion]]:
+    """All questions under "", then those of every stratum and data set, sorted by name."""
+    strata: dict[str, list[AnsweredQuestion]] = {}
+    several = len({by_id[each.question_id].dataset for each in answered}) > 1
+    for each in answered:
+        question = by_id[each.question_id]
         datasets = [f"dataset_{question.dataset}"] if several else []
         for stratum in (*(f"{name}_{value}" for name, value in question.strata.items()), *datasets):
-            strata.setdefault(stratum, []).append(prediction)
-    return {"": list(predictions), **{stratum: strata[stratum] for stratum in sorted(strata)}}
+            strata.setdefault(stratum, []).append(each)
+    return {"": list(answered), **{stratum: strata[stratum] for stratum in sorted(strata)}}
 
 
 def in_words(scores: Mapping[str, float], success: str) -> str:

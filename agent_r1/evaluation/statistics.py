@@ -1,18 +1,22 @@
-"""Confidence intervals of means over questions and seeds, by the percentile bootstrap.
+"""Confidence intervals of means: over questions by the percentile bootstrap, over seeds by random effects.
 
-Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13. N = questions, S = seeds.
+Source of the first: Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13. N = questions, S = seeds
+of one recipe, which are trainings that differ in nothing else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 BLOCK_DRAWS = 1 << 22  # question draws held in memory at a time
 LEVEL = 0.95  # both tails together
+RECIPE_SEEDS = 3  # fewer trainings say nothing about other seeds
+FORETOLD = 4000  # sweeps drawn
 
 Values = Sequence[float] | NDArray[np.float64]  # [N]
 
@@ -41,42 +45,116 @@ def interval(values: Values, samples: int, seed: int, level: float = LEVEL) -> I
     if not 0 < level < 1:
         raise ValueError(f"level {level} is not a share between 0 and 1; {LEVEL} is usual")
     observed = np.asarray(values, dtype=np.float64)
-    return _percentiles(float(observed.mean()), _resampled_means(observed, samples, seed), level)
+    low, high = np.quantile(_resampled_means(observed, samples, seed), [(1 - level) / 2, 1 - (1 - level) / 2])
+    return Interval(mean=float(observed.mean()), low=float(low), high=float(high))
 
 
 def paired_difference(a: Values, b: Values, samples: int, seed: int, level: float = LEVEL) -> Interval:
-    """The mean of `a - b` [N] with its interval; both are of the same questions in the same order.
-
-    Raises ValueError if their lengths differ.
-    """
+    """The mean of `a - b` [N], by question in the same order, with its interval. A ValueError refuses other lengths."""
     if len(a) != len(b):
         raise ValueError(f"{len(a)} and {len(b)} values cannot be paired: measure both on the same questions")
     return interval(np.asarray(a, dtype=np.float64) - np.asarray(b, dtype=np.float64), samples, seed, level)
 
 
 def interval_over_seeds(values: NDArray[np.float64], samples: int, seed: int) -> Interval:
-    """The mean of `values` [S, N] with its interval; questions and seeds are both drawn with replacement.
-
-    All seeds answered the same questions, so a drawn question counts with all its answers (Owen, The pigeonhole
-    bootstrap, 2007). With one seed this is the interval over questions.
-    """
-    rng, n = np.random.default_rng(seed), values.shape[1]
-    means = _weighted_means(values, rng.multinomial(n, np.full(n, 1 / n), size=samples), rng)
-    return _percentiles(float(values.mean()), means, LEVEL)
+    """The mean of one recipe's `values` [S, N] with its interval, as `difference_over_seeds` has it."""
+    return difference_over_seeds(values, np.zeros((1, values.shape[1])), samples, seed)
 
 
 def difference_over_seeds(a: NDArray[np.float64], b: NDArray[np.float64], samples: int, seed: int) -> Interval:
     """The mean of `a` [S, N] minus that of `b` [S', N] on the same questions, with its interval.
 
-    A drawn question counts for both. The seeds of each are drawn separately, because trainings are independent.
+    A recipe with `RECIPE_SEEDS` seeds or more stands for its trainings by any seed. Questions and seeds then have
+    random effects. The variance is that of the seeds' means by S, for each such recipe, and the questions' part. The
+    interval is Student's with Satterthwaite's degrees of freedom (Searle, Casella and McCulloch, Variance Components,
+    1992, chapter 4; Satterthwaite, 1946). Fewer seeds are fixed policies, such as a baseline, and add no part of
+    seeds. Of fixed policies alone the interval is the bootstrap's, over questions.
+
     Raises ValueError if the numbers of questions differ.
     """
     if a.shape[1] != b.shape[1]:
         raise ValueError(f"{a.shape[1]} and {b.shape[1]} questions cannot be paired: measure both on the same ones")
-    rng, n = np.random.default_rng(seed), a.shape[1]
-    questions = rng.multinomial(n, np.full(n, 1 / n), size=samples)
-    means = _weighted_means(a, questions, rng) - _weighted_means(b, questions, rng)
-    return _percentiles(float(a.mean() - b.mean()), means, LEVEL)
+    by_question = a.mean(axis=0) - b.mean(axis=0)
+    recipes = [side for side in (a, b) if len(side) >= RECIPE_SEEDS]
+    if not recipes or len(by_question) == 1:
+        return interval(by_question, samples, seed)
+    of_seeds = [side.mean(axis=1).var(ddof=1) / len(side) for side in recipes]
+    # the variance over questions holds each seed's own noise by question, which the seeds' means hold already
+    twice = sum(_noise(side) / side.size for side in recipes)
+    parts = [*of_seeds, max(0.0, by_question.var(ddof=1) / len(by_question) - twice)]
+    freedom = [*(len(side) - 1 for side in recipes), len(by_question) - 1]
+    mean, half = float(a.mean() - b.mean()), float(half_width(np.array(parts), freedom))
+    low, high = max(mean - half, a.min() - b.max()), min(mean + half, a.max() - b.min())  # of the possible values
+    return Interval(mean=mean, low=float(low), high=float(high))
+
+
+def _noise(values: NDArray[np.float64]) -> float:
+    """The mean square of values [S, N] beside the effects of seeds and of questions."""
+    rest = values - values.mean(axis=0) - values.mean(axis=1, keepdims=True) + values.mean()
+    s, n = values.shape
+    return float((rest**2).sum() / ((s - 1) * (n - 1)))
+
+
+def half_width(parts: NDArray[np.float64], freedom: Sequence[int]) -> NDArray[np.float64]:
+    """Half of Student's interval, for variances that are sums of parts [..., P] with degrees of freedom [P]."""
+    from scipy.special import stdtrit  # its import takes longer than an interval
+
+    variance, least = parts.sum(axis=-1), np.finfo(np.float64).tiny
+    joint = variance**2 / np.maximum((parts**2 / freedom).sum(axis=-1), least)
+    return np.asarray(stdtrit(np.maximum(joint, 1), (1 + LEVEL) / 2) * variance**0.5)
+
+
+class Variances(NamedTuple):
+    """Parts of the variance of success, from which the intervals of a sweep are foretold."""
+
+    seeds: float  # of a recipe's seeds, over all questions there are
+    freedom: int  # degrees of freedom of `seeds`
+    questions: float  # of a recipe's questions
+    paired: float  # of the difference of two recipes, by question
+    noise: float  # of a seed at a question, beside all others
+    samples: float  # of a sample of a seed at a question; 0 where each has one, as part of the noise
+
+
+def variances(recipes: Sequence[NDArray[np.float64]], samples: int) -> Variances:
+    """The variances of recipes' success [S, N] on the same questions, each a mean of so many right or wrong samples.
+
+    They are unbiased, but for negative ones, which are 0. A ValueError refuses less than two recipes, seeds, questions.
+    """
+    shapes = [each.shape for each in recipes]
+    if len(shapes) < 2 or min(map(min, shapes)) < 2:
+        raise ValueError(
+            f"{shapes} are (seeds, questions) by run, and two of each can vary; `make ablations` makes more"
+        )
+    freedom = [s - 1 for s, _ in shapes]
+    parts = [(each.mean(axis=1).var(ddof=1), _noise(each), (each * (1 - each)).mean()) for each in recipes]
+    of_means, noise, unlike = np.average(parts, axis=0, weights=freedom).tolist()
+    by_recipe = np.stack([each.mean(axis=0) for each in recipes])
+    left = noise * float(np.mean([1 / s for s, _ in shapes]))
+    sampled = unlike / (samples - 1) if samples > 1 else 0.0
+    of_questions = by_recipe.var(axis=1, ddof=1).mean() - left
+    found = [of_means - noise / by_recipe.shape[1], of_questions, 2 * (_noise(by_recipe) - left), noise - sampled]
+    seeds, questions, paired, rest = np.maximum(found, 0).tolist()
+    return Variances(seeds, sum(freedom), questions, paired, rest, sampled * samples)
+
+
+def foretold(of: Variances, seeds: int, questions: int, samples: int, recipes: int) -> Interval:
+    """The mean half width that the interval of a score will have, or of a difference where `recipes` is 2.
+
+    The bounds hold 90 % of such sweeps: seeds vary as chi-square has it, there and where their variance was found.
+    Fewer than `RECIPE_SEEDS` are fixed policies, whose questions alone vary.
+    """
+    noise, s = (of.noise + of.samples / samples) / questions, seeds - 1
+    part = (of.paired if recipes == 2 else of.questions) / questions
+    if seeds < RECIPE_SEEDS:
+        half = float(half_width(np.array([part + recipes * noise / seeds]), [questions - 1]))
+        return Interval(mean=half, low=half, high=half)
+    rng = np.random.default_rng(0)
+    drawn = rng.chisquare(s, (FORETOLD, recipes)) / s
+    known = of.freedom / rng.chisquare(of.freedom, (FORETOLD, 1))
+    of_seeds = (of.seeds + noise) / seeds * np.stack([drawn, drawn * known])
+    halves = half_width(np.insert(of_seeds, recipes, part, axis=-1), [*[s] * recipes, questions - 1])
+    low, high = np.quantile(halves[1], [0.05, 0.95])
+    return Interval(mean=float(halves[0].mean()), low=float(low), high=float(high))
 
 
 def _resampled_means(values: NDArray[np.float64], samples: int, seed: int) -> NDArray[np.float64]:
@@ -85,18 +163,3 @@ def _resampled_means(values: NDArray[np.float64], samples: int, seed: int) -> ND
     rows = max(1, BLOCK_DRAWS // n)
     blocks = [min(rows, samples - start) for start in range(0, samples, rows)]
     return np.concatenate([values[rng.integers(n, size=(block, n))].mean(axis=1) for block in blocks])
-
-
-def _weighted_means(
-    values: NDArray[np.float64], questions: NDArray[np.int64], rng: np.random.Generator
-) -> NDArray[np.float64]:
-    """[samples] means of values [S, N], weighted by the draws of questions [samples, N] and of seeds."""
-    s, n = values.shape
-    seeds = rng.multinomial(s, np.full(s, 1 / s), size=len(questions))
-    return np.asarray(((seeds @ values) * questions).sum(axis=1) / (s * n), dtype=np.float64)
-
-
-def _percentiles(mean: float, resampled: NDArray[np.float64], level: float) -> Interval:
-    tail = (1 - level) / 2
-    low, high = np.quantile(resampled, [tail, 1 - tail])
-    return Interval(mean=mean, low=float(low), high=float(high))

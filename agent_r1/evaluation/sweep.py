@@ -4,39 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_r1.evaluation.comparison import (
-    Evaluation,
-    above_chance,
-    cut_short,
-    difference_cell,
-    markdown_table,
-    mean_cell,
-    warning,
-)
+from agent_r1.evaluation import comparison, plots, runs_report
+from agent_r1.evaluation.comparison import Evaluation
 from agent_r1.evaluation.plots import EXPLAINED, SAMPLED, VALIDATED, Curve, final_scores, seed_curves
-from agent_r1.evaluation.runs_report import (
-    ABSENT,
-    CURVES_PNG,
-    FINAL_PNG,
-    STRATA,
-    differences_table,
-    in_order,
-    strata_of,
-    stratum_title,
-    write_page,
-)
 from agent_r1.evaluation.scores import CEILING, FLOOR
-from agent_r1.evaluation.statistics import Interval, difference_over_seeds, interval_over_seeds
-from agent_r1.params.stages import EvaluateParams
+from agent_r1.evaluation.statistics import RECIPE_SEEDS, Interval, difference_over_seeds, interval_over_seeds
+from agent_r1.params.stages import Budget, EvaluateParams
 from agent_r1.records import Question, words_of
 
 AT_THE_END = 3  # iterations
+TOLERANCE = 0.05  # share of a budget by which runs may differ that have it alike
 
 Agents = Mapping[str, Sequence[Evaluation]]  # by run or baseline, an evaluation per seed
 Hits = Mapping[str, NDArray[np.float64]]  # by run or baseline, success [S, N] of every seed and question
@@ -51,6 +33,7 @@ class SweptAgents:
     baselines: Sequence[Evaluation]
     curves: Mapping[str, Sequence[Curve]]  # by run, a curve per seed
     references: Sequence[str] = ()  # the first run and the first baseline if empty
+    equal: Budget = "episodes"  # that runs should have alike
 
     @property
     def agents(self) -> Agents:
@@ -72,53 +55,70 @@ def render_sweep(
     reference, several = next(iter(sweep.runs)), len(sweep.runs) > 1
     seeds = sorted({len(evaluations) for evaluations in sweep.runs.values()})
     limits = {str(name): found[name].mean for name in (FLOOR, CEILING) if name in found}
-    final_scores(folder / FINAL_PNG, found, list(sweep.runs), of_seeds, word)
-    title = f"{word.capitalize()} of the sampled episodes, by iteration"
-    seed_curves(folder / CURVES_PNG, sweep.curves, reference, SAMPLED, title, limits)
-    strata = {name: _strata(agents[reference][0], questions, name) for name in strata_of(questions)}
+    everyone = [evaluation for evaluations in agents.values() for evaluation in evaluations]
+    answered = comparison.decoding(everyone[0].hashes)
+    final_scores(folder / runs_report.FINAL_PNG, found, list(sweep.runs), of_seeds, (word, answered))
+    title = f"{word.capitalize()} of the sampled episodes, by {plots.axis_of(sweep.curves[reference][0])}"
+    seed_curves(folder / runs_report.CURVES_PNG, sweep.curves, reference, SAMPLED, title, limits)
+    strata = {name: _strata(agents[reference][0], questions, name) for name in runs_report.strata_of(questions)}
     parts = [
         "# Ablations",
         f"{_counted([len(sweep.runs)], 'run')} with {_counted(seeds, 'seed')}{' each' * several}, "
-        f"{hits[reference].shape[1]} test questions, greedy decoding. Brackets are 95 % bootstrap intervals over "
-        "questions and seeds; of a baseline, which has one seed, over questions.",
-        *warning([evaluation for evaluations in agents.values() for evaluation in evaluations]),
-        *above_chance(found),
-        f"![{word.capitalize()} on the test questions, per agent and seed]({FINAL_PNG})",
+        f"{hits[reference].shape[1]} test questions, {answered}. Brackets are 95 % intervals: over questions and "
+        f"seeds from {RECIPE_SEEDS} seeds on, else of these policies, over questions.",
+        *comparison.warning(everyone),
+        *comparison.above_chance(found),
+        f"![{word.capitalize()} on the test questions, per agent and seed]({runs_report.FINAL_PNG})",
         f"## {word.capitalize()}",
         _scores_by_seed(hits, found, next(iter(strata.values()), {})),
-        *_differences(sweep, hits, strata, draws),
+        *runs_report.budgets(sweep.curves, found, word),
+        _with_budgets(sweep, _differences(sweep, hits, strata, draws)),
         *_about_training(sweep.curves, reference, word),
     ]
-    write_page(folder, parts)
+    runs_report.write_page(folder, parts)
     return found
+
+
+def _with_budgets(sweep: SweptAgents, differences: Sequence[str]) -> str:
+    """The runs that differ from the first in the budget that should be equal; everywhere their names say how far."""
+    first, *others = sweep.runs
+    amounts = {run: plots.taken(seeds, sweep.equal) for run, seeds in sweep.curves.items()}
+    shares = {run: amounts[run] / (amounts[first] or 1) - 1 for run in others}
+    apart = [run for run in others if not abs(shares[run]) <= TOLERANCE]
+    words, named = plots.BUDGETS[sweep.equal][0], ", ".join(f"`{run}`" for run in apart) or "none"
+    said = f"Runs should have equal {words}. More than {100 * TOLERANCE:.0f} % from `{first}`: {named}."
+    text = "\n\n".join([*[said] * bool(others), *differences])
+    for run in apart:
+        text = text.replace(f"`{run}`", f"`{run}` ({100 * shares[run]:+.0f} %)")
+    return text.replace("+nan %", "not known")
 
 
 def _differences(sweep: SweptAgents, hits: Hits, strata: Mapping[str, Chosen], draws: tuple[int, int]) -> list[str]:
     """Paragraphs with the differences from every reference, and from the first run by each of the strata."""
     first, base = next(iter(sweep.runs)), sweep.baselines[0].name
 
-    def difference(name: str, other: str, chosen: NDArray[np.bool_] | slice = slice(None)) -> str:
-        if name == other:
-            return ""
-        return difference_cell(difference_over_seeds(hits[name][:, chosen], hits[other][:, chosen], *draws))
+    def difference(name: str, other: str, chosen: NDArray[np.bool_] | slice = slice(None)) -> Interval:
+        return difference_over_seeds(hits[name][:, chosen], hits[other][:, chosen], *draws)
 
     compared = dict.fromkeys([*(sweep.references or (first, base)), *([FLOOR] if FLOOR in hits else [])])
     parts = [
         "## Differences on the same questions",
-        "The row's agent less the column's. **Bold** where the interval leaves out 0; it is over questions and seeds.",
-        differences_table(list(hits), list(compared), difference),
+        *runs_report.differences(
+            list(hits), list(compared), lambda name, other: difference(name, other) if name != other else None
+        ),
     ]
     for name, chosen in strata.items():
         if len(chosen) > 1:
-            parts.append(f"## Differences from `{first}` by {STRATA.get(name, name)}")
-            others = [agent for agent in hits if agent != first]
-            rows = [[f"`{agent}`", *(difference(agent, first, each) for each in chosen.values())] for agent in others]
-            parts.append(markdown_table(["agent", *chosen], rows))
+            parts.append(f"## Differences from `{first}` by {runs_report.STRATA.get(name, name)}")
+            others = {
+                agent: [difference(agent, first, of) for of in chosen.values()] for agent in hits if agent != first
+            }
+            rows = [[f"`{agent}`", *map(comparison.difference_cell, found)] for agent, found in others.items()]
+            parts.append(comparison.markdown_table(["agent", *chosen], rows))
     return parts
 
 
 def _about_training(curves: Mapping[str, Sequence[Curve]], reference: str, word: str) -> list[str]:
-    """Paragraphs on the trainings."""
     several, reached = len(curves) > 1, f"the last {AT_THE_END} iterations that had ended when the fastest training"
     at_equal_time = f"At equal time is of {reached} was over. " * several
     dashed = f", dashed: {reference}" * several
@@ -126,20 +126,17 @@ def _about_training(curves: Mapping[str, Sequence[Curve]], reference: str, word:
         "## Training",
         f"Sampled {word} is of the training rollouts, over the last {AT_THE_END} iterations and all seeds, and so "
         f"is the share of its targets' variance that a critic explains. {at_equal_time}On dev is the {word} of the "
-        "last validation, greedy: what is chosen among runs is chosen by it. An alarm is the collapse monitor's; the "
+        "last validation: what is chosen among runs is chosen by it. An alarm is the collapse monitor's; the "
         "iteration is that of the first one.",
         _training(curves, word),
-        f"![{word.capitalize()} per iteration: mean and range of the seeds{dashed}]({CURVES_PNG})",
+        f"![{word.capitalize()} per iteration: mean and range of the seeds{dashed}]({runs_report.CURVES_PNG})",
     ]
 
 
 def successes(agents: Agents) -> dict[str, NDArray[np.float64]]:
-    """Success [S, N] of every seed by agent, with the questions in one order.
-
-    Raises ValueError if the agents answered different questions, or the world cut episodes short.
-    """
+    """Success [S, N] by agent, questions in one order. A ValueError refuses other questions, and episodes cut short."""
     named = [(name, evaluation) for name, seeds in agents.items() for evaluation in seeds]
-    if aborted := cut_short([evaluation for _, evaluation in named]):
+    if aborted := comparison.cut_short([evaluation for _, evaluation in named]):
         raise ValueError(f"the world cut episodes short, {aborted}: their questions are missing; evaluate again")
     first, one = named[0]
     if others := [name for name, evaluation in named if evaluation.asked != one.asked]:
@@ -156,7 +153,8 @@ def _strata(evaluation: Evaluation, questions: Sequence[Question], name: str) ->
     """The questions in each value of a stratum such as hops, in the order of `successes`."""
     strata = {each.question_id: f"{name}_{each.strata[name]}" if name in each.strata else "" for each in questions}
     found = np.array([strata[question_id] for question_id in sorted(evaluation.success)])
-    return {stratum_title(each): found == each for each in sorted(set(found.tolist()) - {""}, key=in_order)}
+    values = sorted(set(found.tolist()) - {""}, key=runs_report.in_order)
+    return {runs_report.stratum_title(each): found == each for each in values}
 
 
 def _scores_by_seed(hits: Hits, found: Mapping[str, Interval], strata: Chosen) -> str:
@@ -164,12 +162,13 @@ def _scores_by_seed(hits: Hits, found: Mapping[str, Interval], strata: Chosen) -
     for name, values in hits.items():
         seeds = " ".join(f"{mean:.3f}" for mean in values.mean(axis=1))
         of_each = [f"{values[:, chosen].mean():.3f}" for chosen in strata.values()]
-        rows.append([f"`{name}`", mean_cell(found[name]), seeds, *of_each])
-    return markdown_table(["agent", "all", "single seeds", *strata], rows)
+        rows.append([f"`{name}`", comparison.mean_cell(found[name]), seeds, *of_each])
+    return comparison.markdown_table(["agent", "all", "single seeds", *strata], rows)
 
 
 def _training(curves: Mapping[str, Sequence[Curve]], word: str) -> str:
-    shortest, several = min(_seconds(curve) for seeds in curves.values() for curve in seeds), len(curves) > 1
+    everyone, several = [curve for seeds in curves.values() for curve in seeds], len(curves) > 1
+    shortest = min(plots.spent(curve, "seconds")[-1] for curve in everyone)
     compared = [f"at equal time, {shortest / 60:.1f} min"] * several
     header = ["run", "iterations", f"sampled {word}", *compared, "on dev", "explained"]
     rows = []
@@ -187,10 +186,9 @@ def _training(curves: Mapping[str, Sequence[Curve]], word: str) -> str:
                 _mean([score for scores in validated for score in scores], 3),
                 _mean([metrics[EXPLAINED] for metrics in ends if EXPLAINED in metrics], 2),
                 ", ".join(str(iterations[0]) if iterations else "none" for iterations in alarms),
-                _mean([_seconds(curve) / 60 for curve in seeds], 1),
             ]
         )
-    return markdown_table([*header, "first alarm, by seed", "minutes per seed"], rows)
+    return comparison.markdown_table([*header, "first alarm, by seed"], rows)
 
 
 def _counted(numbers: Sequence[int], noun: str) -> str:
@@ -199,14 +197,9 @@ def _counted(numbers: Sequence[int], noun: str) -> str:
 
 
 def _mean(values: Sequence[float], decimals: int) -> str:
-    return f"{np.mean(values):.{decimals}f}" if values else ABSENT
+    return f"{np.mean(values):.{decimals}f}" if values else runs_report.ABSENT
 
 
 def _until(curve: Curve, seconds: float) -> Curve:
     """The iterations that ended within `seconds` of training."""
-    return [metrics for number, metrics in enumerate(curve) if _seconds(curve[: number + 1]) <= seconds]
-
-
-def _seconds(curve: Curve) -> float:
-    """The seconds of training: the sum of `time/*_s`."""
-    return sum(metrics[name] for metrics in curve for name in metrics if fnmatch(name, "time/*_s"))
+    return [row for row, after in zip(curve, plots.spent(curve, "seconds")[1:], strict=True) if after <= seconds]

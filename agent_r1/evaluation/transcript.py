@@ -18,11 +18,7 @@ WIDTH, LABEL = 100, 11  # columns of a line, of which for the label
 
 
 def transcript(trajectory: Trajectory, question: Question, decode: Decode, *, with_prompt: bool = False) -> str:
-    """The whole episode as plain text: question, thought, call and reply of every step, outcome, answer.
-
-    A rewritten context is shown whole, roles included. `with_prompt` adds the opening messages, which hold the passages
-    of naive RAG.
-    """
+    """The whole episode as plain text, with rewritten contexts; `with_prompt` adds the opening messages."""
 
     def said(span: slice, source: Source | None = None) -> str:
         return decode(trajectory.ids(span, source)).strip()
@@ -78,10 +74,7 @@ def _field(label: str, text: str) -> list[str]:
 
 
 def worth_reading(trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> dict[str, Trajectory]:
-    """The hardest `right` and the hardest `wrong` episode, if there are any. Aborted ones are neither.
-
-    The hardest has the most hops, if these are known; then several steps before a single one; then comes first.
-    """
+    """The `right` and the `wrong` episode with the most hops, then with several steps; aborted ones are neither."""
     found: dict[str, Trajectory] = {}
     hops = {question.question_id: int(question.strata.get("hops", 0)) for question in questions}
     for trajectory in sorted(trajectories, key=lambda t: (-hops[t.question_id], len(t.steps) == 1)):
@@ -110,10 +103,7 @@ def examples(
     questions: Sequence[Question],
     decode: Decode,
 ) -> list[str]:
-    """A Markdown section with example transcripts of the first trained agent; none without a trained agent.
-
-    `trajectories` are by agent. An example that does not exist is left out.
-    """
+    """A Markdown section with example transcripts of the first trained agent, if any; `trajectories` are by agent."""
     if not trained:
         return []
     by_id = {question.question_id: question for question in questions}

@@ -14,20 +14,12 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent_r1.evaluation.comparison import (
-    POLICY,
-    AnswerPair,
-    Evaluation,
-    compare,
-    cut_short,
-    differences_of_setting,
-    markdown_table,
-    paired,
-)
+from agent_r1.evaluation import comparison
+from agent_r1.evaluation.comparison import AnswerPair, Evaluation
 from agent_r1.evaluation.statistics import Interval, paired_difference
 from agent_r1.harmless import harmless, in_markdown
 from agent_r1.params.stages import EvaluateParams, PromoteParams
-from agent_r1.records import Prediction, Question, words_of
+from agent_r1.records import Question, words_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,21 +43,17 @@ def drift(current: Evaluation, previous: Evaluation, questions: Sequence[Questio
 
     Raises ValueError if they are of two policies, were not measured alike, or the world cut episodes short.
     """
-    if current.hashes[POLICY] != previous.hashes[POLICY]:
+    if current.hashes[comparison.POLICY] != previous.hashes[comparison.POLICY]:
         raise ValueError(f"{current.name} and {previous.name} are of two policies: that is no drift; compare them")
-    pairs = compare(current, previous, questions, params).pairs
+    pairs = comparison.compare(current, previous, questions, params).pairs
     differences = {}
     for dataset in dict.fromkeys(pair.question.dataset for pair in pairs):
         of_it = [pair for pair in pairs if pair.question.dataset == dataset]
         now, before = [pair.a.success for pair in of_it], [pair.b.success for pair in of_it]
         differences[dataset] = paired_difference(now, before, params.bootstrap_samples, params.seed)
-    changed = [pair for pair in pairs if _went(pair.a) != _went(pair.b)]
+    changed = [pair for pair in pairs if (pair.a.answers, pair.a.success) != (pair.b.answers, pair.b.success)]
     word = words_of([pair.question for pair in pairs]).right
     return Drift(current=current.name, previous=previous.name, changed=changed, differences=differences, word=word)
-
-
-def _went(prediction: Prediction) -> tuple[str, float]:
-    return prediction.answer, prediction.success
 
 
 def explain(found: Drift, shown: int | None = None) -> str:
@@ -83,7 +71,7 @@ def explain(found: Drift, shown: int | None = None) -> str:
         f"{found.word} now less before: {', '.join(moved)}"
     ]
     for question, now, before in found.changed[:shown]:
-        answers = f"{before.answer or '(none)'!r} -> {now.answer or '(none)'!r}"
+        answers = " -> ".join(", ".join(repr(answer or "(none)") for answer in each.answers) for each in (before, now))
         lines.append(f"  {harmless(question.question_id)}: {answers}, success {before.success:g} -> {now.success:g}")
     further = len(found.changed) - len(lines) + 1
     return "\n".join([*lines, f"  and {further} more"] if further else lines)
@@ -126,14 +114,16 @@ def decide(
     At level 0.95 an equal challenger is promoted in at most 1 of 40 cases. The bootstrap only approximates how rarely
     one passes that is better by less than the margin.
     """
+    from scipy.stats import binomtest  # its import takes longer than a decision
+
     if challenger.name == champion.name:
         raise ValueError(f"{champion.name} is no challenger of its own; name another version")
     obstacle = _obstacle(challenger, champion, anyway=anyway)
-    ours, theirs = ([], []) if obstacle else paired(challenger, champion)
-    sampling = draws.bootstrap_samples, draws.seed, gate.level
-    difference = paired_difference(ours, theirs, *sampling) if ours else None
+    ours, theirs = ([], []) if obstacle else comparison.paired(challenger, champion)
+    difference = paired_difference(ours, theirs, draws.bootstrap_samples, draws.seed, gate.level) if ours else None
     gained, lost = sum(map(operator.gt, ours, theirs)), sum(map(operator.lt, ours, theirs))
-    luck = _sign_test(gained, gained + lost) if gained + lost else 1.0
+    # the chance that a fair coin shows heads so often
+    luck = float(binomtest(gained, gained + lost, alternative="greater").pvalue) if gained + lost else 1.0
     most_luck = (1 - gate.level) / 2
     promoted, reason = _verdict(difference, gate.margin, luck, most_luck, obstacle)
     return Decision(
@@ -156,18 +146,11 @@ def decide(
 
 def _obstacle(challenger: Evaluation, champion: Evaluation, *, anyway: bool) -> str:
     """The reason why the two cannot be compared; "" if they can."""
-    differing = ", ".join(differences_of_setting([challenger, champion]))
+    differing = ", ".join(comparison.differences_of_setting([challenger, champion]))
     if differing:
         return f"they were not measured alike, they differ in {differing}; evaluate both under one configuration"
-    aborted = "" if anyway else cut_short([challenger, champion])
+    aborted = "" if anyway else comparison.cut_short([challenger, champion])
     return f"the world cut episodes short, {aborted}; evaluate again, or decide --anyway" if aborted else ""
-
-
-def _sign_test(gained: int, of: int) -> float:
-    """The chance that a fair coin shows heads at least `gained` times."""
-    from scipy.stats import binomtest  # its import takes longer than a decision
-
-    return float(binomtest(gained, of, alternative="greater").pvalue)
 
 
 def _verdict(
@@ -209,4 +192,4 @@ def decision_table(decision: Decision) -> str:
         ["margin", f"{decision.margin:+.3f}"],
         ["chance of an equal one (sign test)", f"{decision.luck:.4f}, at most {decision.most_luck:.4f} passes"],
     ]
-    return f"{sentence}\n\n{markdown_table(['', ''], rows)}\n"
+    return f"{sentence}\n\n{comparison.markdown_table(['', ''], rows)}\n"

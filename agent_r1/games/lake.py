@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent_r1.games import rules
-from agent_r1.games.rules import Cell, fewest_moves, found, just_one, rows_of
+from agent_r1.games.rules import Cell, fewest_moves, found, just_one, require_rows
 
 MOVES = {"Left": (0, -1), "Down": (1, 0), "Right": (0, 1), "Up": (-1, 0)}  # in a circle: a move's sides are beside it
 _ICE, _HOLE, _START, _GOAL = "FHSG"
@@ -34,7 +34,7 @@ class Board(rules.WrittenBoard):
     intended: float = 1.0  # chance that a move goes where it was meant to
 
     def __post_init__(self) -> None:
-        rows_of(self.rows, _ICE + _HOLE + _START + _GOAL)
+        require_rows(self.rows, _ICE + _HOLE + _START + _GOAL)
         just_one(self.rows, _START, "start"), just_one(self.rows, _GOAL, "goal")
         if isinstance(self.intended, bool) or not isinstance(self.intended, int | float) or not 0 < self.intended <= 1:
             raise ValueError(f"field 'intended' is a chance above 0 and at most 1; got {self.intended!r}")
@@ -110,14 +110,11 @@ class Game(rules.Game):
         return {"Goal": [self.board.goal], "Player": [self.player], "Holes": found(self.board.rows, _HOLE)}
 
     def _made(self, move: str) -> float:
-        self.player = self.board.after(self.player, self._turned(move))
-        return float(self.won)
-
-    def _turned(self, move: str) -> str:
         intended = self.board.intended
-        if intended == 1 or (drawn := self._rng.random()) < intended:
-            return move
-        return _sides(move)[drawn < (1 + intended) / 2]
+        if intended < 1 and (drawn := self._rng.random()) >= intended:
+            move = _sides(move)[drawn < (1 + intended) / 2]
+        self.player = self.board.after(self.player, move)
+        return float(self.won)
 
 
 def _sides(move: str) -> tuple[str, str]:
@@ -134,10 +131,7 @@ class Best(NamedTuple):
 
 
 class Planner:
-    """The best play on a board where up to so many moves at a time are made without looking in between.
-
-    Plans have at most six moves: with six there are 5,460 plans.
-    """
+    """The best play on a board where up to six moves at a time (5,460 plans) are made without looking in between."""
 
     def __init__(self, board: Board, moves_per_step: int) -> None:
         self._across = len(board.rows[0])
@@ -181,13 +175,10 @@ def _transitions(board: Board) -> Chances:
     across, cells = len(board.rows[0]), len(board.rows) * len(board.rows[0])
     leads = np.zeros((len(MOVES), cells, cells))
     for number, move in enumerate(MOVES):
+        turns = [(board.intended, move), *(((1 - board.intended) / 2, side) for side in _sides(move))]
         for y, row in enumerate(board.rows):
             for x, cell in enumerate(row):
-                for chance, turned in _turns(move, board.intended):
+                for chance, turned in turns:
                     to = (y, x) if cell in _HOLE + _GOAL else board.after((y, x), turned)
                     leads[number, y * across + x, to[0] * across + to[1]] += chance
     return leads
-
-
-def _turns(move: str, intended: float) -> list[tuple[float, str]]:
-    return [(intended, move), *(((1 - intended) / 2, side) for side in _sides(move))]

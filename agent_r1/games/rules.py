@@ -78,10 +78,7 @@ def fewest_moves(
     moves: Iterable[str],
     most: int | None = None,
 ) -> list[str] | None:
-    """The fewest moves to a state that is `reached`, in breadth-first order; None if that takes more than `most`.
-
-    `after` gives the state after a move, or None for a move that is not to be made.
-    """
+    """The fewest moves to a `reached` state, breadth first; None beyond `most`. `after` gives None to bar a move."""
     moves, plans, waiting = tuple(moves), {state: list[str]()}, deque([state])
     while waiting:
         here = waiting.popleft()
@@ -97,15 +94,14 @@ def fewest_moves(
     return None
 
 
-def rows_of(rows: Any, cells: str) -> tuple[str, ...]:
-    """The rows of a board; a ValueError says why they are no rectangle of these cells."""
+def require_rows(rows: Any, cells: str) -> None:
+    """Raises ValueError if the rows of a board are no rectangle of these cells."""
     if not isinstance(rows, Sequence) or isinstance(rows, str) or not all(isinstance(row, str) for row in rows):
         raise ValueError("field 'rows' is a list of texts, one for each row of the board")
     if not 1 <= len(rows) <= MOST_CELLS or not 1 <= len(rows[0]) <= MOST_CELLS or len({*map(len, rows)}) > 1:
         raise ValueError(f"field 'rows' is no rectangle of at most {MOST_CELLS} by {MOST_CELLS} cells")
     if strange := {*"".join(rows)} - {*cells}:
         raise ValueError(f"field 'rows' holds {', '.join(map(repr, sorted(strange)))}; cells are {' '.join(cells)}")
-    return tuple(rows)
 
 
 def found(rows: Sequence[str], cells: str) -> list[Cell]:

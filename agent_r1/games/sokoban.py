@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 from agent_r1.games import rules
-from agent_r1.games.rules import Cell, fewest_moves, found, just_one, rows_of
+from agent_r1.games.rules import Cell, fewest_moves, found, just_one, require_rows
 
 MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
 _CELLS = "#_OX√PS"  # wall, floor, target, box, box on a target, player, player on a target
@@ -38,7 +38,7 @@ class Board(rules.WrittenBoard):
     rows: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        rows_of(self.rows, _CELLS)
+        require_rows(self.rows, _CELLS)
         just_one(self.rows, _PLAYERS, "player")
         boxes, targets = len(found(self.rows, _BOXES)), len(self.targets)
         if not boxes or boxes != targets:
@@ -72,10 +72,7 @@ class Board(rules.WrittenBoard):
 
     @classmethod
     def drawn_to(cls, seed: int, lengths: Mapping[int, int], *, size: int = 6, walls: float = 0.12) -> list[Self]:
-        """Different boards, so many of them for each length of the best solution, in the order in which they came.
-
-        A ValueError says of which length there are too few.
-        """
+        """Different boards, as many of each length of the best solution as asked; ValueError if there are too few."""
         missing, boards, in_vain = Counter(lengths), dict[Self, None](), 0
         drawn = cls.drawn(random.Random(seed), size=size, walls=walls, most_moves=max(lengths))
         while +missing:

@@ -77,10 +77,7 @@ class Answer(NamedTuple):
         return parsed(self.body, kind)
 
     def require_ok(self, again: Container[int] = FAILED) -> Answer:
-        """This answer, if it is one of status 200.
-
-        Raises ConnectionError for a status after which the request is tried `again`, and RefusalError for others.
-        """
+        """This answer if its status is 200; ConnectionError for a status to try `again`, RefusalError for others."""
         if self.status in again:
             raise ConnectionError(", ".join(filter(None, (f"status {self.status}", self.reason))))
         if self.status != 200:
@@ -122,10 +119,7 @@ class Client:
                 return Answer(part.status, bytes(body))
 
     def lines(self, path: str, content: str) -> Iterator[bytes]:
-        """The lines of the answer to a POST, as they come.
-
-        Raises the errors of `ask`, and those of `Answer.require_ok` for another status than 200.
-        """
+        """The lines of the answer to a POST as they come; raises the errors of `ask` and of `require_ok`."""
         ends, pieces = time.monotonic() + self._timeout_s, self._pieces("POST", path, content)
 
         async def coming() -> Answer | None:
@@ -192,39 +186,22 @@ class Retries:
         """The number of attempts that the next call makes at most."""
         return 1 if self._down else 1 + self._retries
 
-    def run(self, attempt: Callable[[], T]) -> T:
+    async def run(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """The result of an attempt. Raises the last TimeoutError, ConnectionError or BadAnswerError."""
-        number, attempts = 1, self.attempts
-        while True:
-            try:
-                found = attempt()
-            except _PASSING as fault:
-                time.sleep(self._wait_after(fault, number, attempts))
-                number += 1
-            else:
-                self._down = False
-                return found
-
-    async def run_async(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """As `run`, for an attempt that is awaited."""
         number, attempts = 1, self.attempts
         while True:
             try:
                 found = await attempt()
             except _PASSING as fault:
-                await asyncio.sleep(self._wait_after(fault, number, attempts))
+                if number == attempts:
+                    self._down = True
+                    raise
+                logger.warning("%s: attempt %d of %d: %s", self._who, number, attempts, fault)
+                await asyncio.sleep(min(self._wait_s * 2.0 ** (number - 1), self._longest_wait_s))
                 number += 1
             else:
                 self._down = False
                 return found
-
-    def _wait_after(self, fault: Exception, number: int, attempts: int) -> float:
-        """The seconds until the next attempt. Raises the fault after the last one."""
-        if number == attempts:
-            self._down = True
-            raise fault
-        logger.warning("%s: attempt %d of %d: %s", self._who, number, attempts, fault)
-        return min(self._wait_s * 2.0 ** (number - 1), self._longest_wait_s)
 
 
 @contextmanager

@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator, Sequence
+import logging
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, Field
 
-from agent_r1.faults import WorldFault
-from agent_r1.http.client import Client, Retries, Shape, named_faults, parsed, read_key
+from agent_r1.faults import ContextFull, WorldFault
+from agent_r1.http.client import Client, RefusalError, Retries, Shape, named_faults, parsed, read_key
 from agent_r1.params.sections import address
 
 ENDPOINT_KEY = "AGENT_R1_ENDPOINT_KEY"  # the key of an endpoint, which its clients send
 MAX_TEXT = 1 << 20  # characters of one message
 _LONGEST_WAIT_S = 30.0  # between two attempts
+_NO_ROOM = re.compile(rb"context[ _](length|size|limit|window)|(prompt|input) is too long", re.IGNORECASE)
+
+logger = logging.getLogger(__name__)
+
+
+class _Part(BaseModel):
+    text: str = ""  # none in a thought or a picture
+
+
+class _Called(BaseModel):
+    function: dict[str, Any]  # `name` and `arguments`, an object or a text of JSON
 
 
 class _Said(BaseModel):
-    content: Annotated[str, Field(max_length=MAX_TEXT)] | None = None
+    content: Annotated[str, Field(max_length=MAX_TEXT)] | list[_Part] | None = None
+    tool_calls: list[_Called] | None = None
+
+    @property
+    def text(self) -> str:
+        """All parts, then the calls that the server took out, in an action's tags."""
+        said = self.content or ""
+        parts = [said] if isinstance(said, str) else [part.text for part in said]
+        calls = ({name: each.function.get(name) for name in ("name", "arguments")} for each in self.tool_calls or ())
+        return "".join([*parts, *(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls)])[:MAX_TEXT]
 
 
 class _Completed(BaseModel):
@@ -41,8 +64,8 @@ class Reply(NamedTuple):
 class Endpoint:
     """One address, such as https://api.example.org/v1. Its methods may run in several threads at once.
 
-    Raises ValueError for a wrong address, key, model or request, and WorldFault if no answer comes, or none that such
-    an endpoint gives, after all retries.
+    Raises ValueError for a wrong address, key, model or request, ContextFull if a conversation leaves the model no
+    room, and WorldFault if no answer comes, or none that such an endpoint gives, after all retries.
     """
 
     def __init__(self, url: str, *, timeout_s: float, retries: int = 0) -> None:
@@ -50,20 +73,42 @@ class Endpoint:
         self._who = f"the endpoint {self.url}"
         self._client = Client(self.url, timeout_s, read_key(ENDPOINT_KEY))
         self._retries = Retries(self._who, retries, longest_wait_s=_LONGEST_WAIT_S)
+        self.untold = set[str]()  # options that were refused, and are left out from then on
 
     def describe(self, kind: type[Shape]) -> Shape:
         """The answer to /models, in the shape of a model."""
-        return self._fetch(kind, "GET", "/models")
+        with self._named():
+            return self._ask(kind, "GET", "/models")
 
-    def complete(self, model: str, messages: Sequence[tuple[str, str]], *, max_tokens: int) -> Reply:
-        """A model's answer to a conversation of roles and texts, at temperature 0."""
+    def complete(self, model: str, messages: Sequence[tuple[str, str]], options: Mapping[str, float]) -> Reply:
+        """A model's answer to roles and texts; an option (`temperature`, `max_tokens`) that it refuses is left out."""
         said = [{"role": role, "content": text} for role, text in messages]
-        body = json.dumps({"model": model, "messages": said, "temperature": 0, "max_tokens": max_tokens})
-        [choice] = self._fetch(_Completion, "POST", "/chat/completions", body).choices
-        return Reply(text=choice.message.content or "", cut=choice.finish_reason == "length")
+        asked = {"model": model, "messages": said, **{name: options[name] for name in options.keys() - self.untold}}
+        with self._named():
+            while True:
+                try:
+                    [choice] = self._ask(_Completion, "POST", "/chat/completions", json.dumps(asked)).choices
+                    return Reply(text=choice.message.text, cut=choice.finish_reason == "length")
+                except RefusalError as refusal:
+                    del asked[self._refused(refusal, asked)]
 
-    def stream(self, body: dict[str, Any]) -> Iterator[bytes]:
-        """The events of a completion as they come, in JSON; one attempt."""
+    def _refused(self, refusal: RefusalError, asked: Collection[str]) -> str:
+        """The option without which to ask again. Raises the refusal if there is none."""
+        if _NO_ROOM.search(refusal.answer.body):
+            if "max_tokens" in asked:
+                return "max_tokens"  # there may be room for fewer
+            raise ContextFull(f"{self._who} refused with {refusal}") from None
+        words = refusal.answer.reason
+        name = next((name for name in ("temperature", "max_tokens") if name in asked and name in words), None)
+        if name is None:
+            raise refusal
+        if name not in self.untold:
+            self.untold.add(name)
+            logger.warning("%s is not told %s from now on: %s", self._who, name, words)
+        return name
+
+    def stream(self, kind: type[Shape], body: dict[str, Any]) -> Iterator[Shape]:
+        """The events of a completion as they come, in the shape of a model; one attempt."""
         content = json.dumps(body | {"stream": True})
         with self._named():
             for line in self._client.lines("/chat/completions", content):
@@ -71,17 +116,14 @@ class Endpoint:
                 if event == b"[DONE]":
                     return
                 if event:
-                    yield event
+                    yield parsed(event, kind)
         raise WorldFault(f"{self._who} ended in the middle of an answer")
 
-    def read(self, event: bytes, kind: type[Shape]) -> Shape:
-        """An event in the shape of a model."""
-        with self._named():
-            return parsed(event, kind)
+    def _ask(self, kind: type[Shape], method: str, path: str, body: str | None = None) -> Shape:
+        async def attempt() -> Shape:
+            return (await self._client.answer(method, path, body)).require_ok().parse(kind)
 
-    def _fetch(self, kind: type[Shape], method: str, path: str, body: str | None = None) -> Shape:
-        with self._named():
-            return self._retries.run(lambda: self._client.ask(method, path, body).require_ok().parse(kind))
+        return asyncio.run(self._retries.run(attempt))
 
     def _named(self) -> AbstractContextManager[None]:
         remedy = f"; set {ENDPOINT_KEY} to its key"

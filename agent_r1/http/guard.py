@@ -86,10 +86,7 @@ async def read_body(request: Request, most: int, remedy: str) -> bytes:
 
 
 def open_to_all(variable: str, host: str, risk: str) -> str:
-    """The warning for a server without a key, "" for one with a key.
-
-    Raises ValueError if a server without a key would listen beyond this machine.
-    """
+    """The warning for a server without a key, else ""; ValueError if such a one would listen beyond this machine."""
     if read_key(variable):
         return ""
     risk = f"without {variable} all who reach this server may {risk}"

@@ -19,8 +19,7 @@ function start(data) {
   if (!WIDE.matches) state.beside = "";
 
   drawFrame(data, colourings);
-  refilter();
-  open(state.shown[0], { keepView: true });
+  follow();
   listen();
   document.documentElement.dataset.ready = "true";
 
@@ -29,7 +28,7 @@ function start(data) {
     at("notes").append(...data.notes.map((note) => node("li", note)));
     for (const { key, name, of } of FILTERS) {
       state.filters[key] = "";
-      at("selects").append(filterSelect(key, name, countValues(data.episodes.flatMap(of))));
+      at("selects").append(filterSelect(key, name, data.episodes.flatMap(of)));
     }
     const sort = labelled("Order", "sort", SORTS.map(({ name }, place) => [String(place), name]));
     at("selects").append(sort);
@@ -38,11 +37,20 @@ function start(data) {
     drawLegend(at("legend"), state.colouring);
   }
 
+  // Sets the filters that the page's address names, such as #kind=turn+limit.
+  function follow() {
+    const named = new URLSearchParams(location.hash.slice(1));
+    for (const { key } of FILTERS) if (named.has(key)) state.filters[key] = at(key).value = named.get(key);
+    refilter();
+    if (!state.shown.includes(state.current)) open(state.shown[0], { keepView: true });
+  }
+
   function refilter() {
     state.words = state.filters.search;
     state.shown = chosen(data.episodes, state.filters);
     at("list").replaceChildren(...state.shown.map(row));
-    at("count").textContent = `${state.shown.length} of ${data.episodes.length}, ${share(state.shown)} right`;
+    const share = Math.round((100 * state.shown.filter((episode) => episode.right).length) / state.shown.length);
+    at("count").textContent = `${state.shown.length} of ${data.episodes.length}, ${state.shown.length ? `${share} %` : "none"} right`;
     const active = [...FILTERS.map(({ key }) => key), "low", "high"].filter((key) => state.filters[key] !== "").length;
     at("active").textContent = active ? `(${active} active)` : "";
     at("reset").hidden = !active && !state.filters.search;
@@ -135,11 +143,6 @@ function start(data) {
     element.scrollIntoView({ block: "nearest" });
   }
 
-  function togglePrompts() {
-    state.prompts = !state.prompts;
-    redraw();
-  }
-
   function toggleTheme() {
     const root = document.documentElement;
     const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
@@ -180,6 +183,7 @@ function start(data) {
     at("theme").addEventListener("click", toggleTheme);
     at("about-button").addEventListener("click", () => at("about").showModal());
     document.addEventListener("keydown", onKey);
+    addEventListener("hashchange", follow);
   }
 
   function onKey(event) {
@@ -194,7 +198,10 @@ function start(data) {
       ArrowRight: () => step(1),
       ArrowLeft: () => step(-1),
       c: () => state.current.twins.length && setBeside(at("twin").value ? "" : "usual"),
-      p: togglePrompts,
+      p: () => {
+        state.prompts = !state.prompts;
+        redraw();
+      },
       t: toggleTheme,
       "/": () => at("search").focus(),
       "?": () => at("about").showModal(),
@@ -227,13 +234,9 @@ function row(episode) {
   return element;
 }
 
-function countValues(values) {
+function filterSelect(key, name, found) {
   const counts = new Map();
-  for (const value of values) counts.set(value, (counts.get(value) ?? 0) + 1);
-  return counts;
-}
-
-function filterSelect(key, name, counts) {
+  for (const value of found) counts.set(value, (counts.get(value) ?? 0) + 1);
   const numbered = (value) => Number(value.match(/\d+/)?.[0] ?? 0);
   const values = [...counts.keys()].sort((one, other) => numbered(one) - numbered(other) || compare(one, other));
   return labelled(name, key, [["", "any"], ...values.map((value) => [value, `${value.replaceAll("_", " ")} (${counts.get(value)})`])]);
@@ -246,10 +249,6 @@ function labelled(name, key, options) {
   select.append(...options.map(([value, shown]) => new Option(shown, value)));
   label.append(node("span", name), select);
   return label;
-}
-
-function share(episodes) {
-  return episodes.length ? `${Math.round((100 * episodes.filter((episode) => episode.right).length) / episodes.length)} %` : "none";
 }
 
 unpack(at("data").textContent).then(start);

@@ -1,8 +1,4 @@
-"""Conversations with an agent: every question is an episode of its own, token for token as in training.
-
-Output on a terminal is coloured and cut to its width, elsewhere plain and whole. Text of the policy, the passages and
-the person is untrusted: it is never markup, and never reaches the terminal as a command.
-"""
+"""Conversations with an agent: every question is an episode of its own, whose untrusted text is never a command."""
 
 from __future__ import annotations
 
@@ -57,17 +53,13 @@ def here(opening: AbstractContextManager[Agent], seed: int, title: str) -> Itera
 
 @contextlib.contextmanager
 def elsewhere(endpoint: Endpoint, name: str | None) -> Iterator[Answerer]:
-    """An agent behind `agent_r1.inspection.served`. Raises ValueError if it has another name.
-
-    To ask raises ValueError if the agent refuses, WorldFault if it fails.
-    """
+    """An agent behind a server; ValueError for another name or a refused question, WorldFault if it fails."""
     [card] = endpoint.describe(Cards).data
     if name not in (None, card.id):
         raise ValueError(f"the agent at {endpoint.url} is called {harmless(card.id)!r}, not {name!r}")
 
     def ask(text: str) -> Iterator[StepView]:
-        for said in endpoint.stream({"model": card.id, "messages": [{"role": "user", "content": text}]}):
-            event = endpoint.read(said, Event)
+        for event in endpoint.stream(Event, {"model": card.id, "messages": [{"role": "user", "content": text}]}):
             if event.error:
                 raise WorldFault(f"the agent at {endpoint.url}: {harmless(event.error.message)}")
             if event.agent_r1:
@@ -80,10 +72,7 @@ def elsewhere(endpoint: Endpoint, name: str | None) -> Iterator[Answerer]:
 
 
 def chat(opening: AbstractContextManager[Answerer], question: str | None) -> None:
-    """Answers one question, or typed questions, or the lines of standard input if that is no terminal.
-
-    `opening` loads the agent. Its title is shown first.
-    """
+    """Opens an agent, shows its title, and answers one question, typed ones, or the lines of standard input."""
     at_keyboard = question is None and sys.stdin.isatty()
     console = Console(highlight=False, force_terminal=None if at_keyboard or question is not None else False)
     with contextlib.ExitStack() as stack:
@@ -214,7 +203,6 @@ def passage(line: str) -> Text:
 
 
 def _why(last: StepView, limits: Limits) -> str:
-    """The reason why an episode ended without an answer."""
     match last.outcome:
         case Outcome.TURN_LIMIT:
             return f"all {limits.max_steps} steps are used (env.max_steps)"

@@ -24,6 +24,7 @@ function prepare(data) {
     episode.loss = episode.loss && expand(episode.loss);
     for (const key of NUMBERS) if (key in episode) episode[key] = perToken(spelled(episode[key], data.numbers), episode.source);
     episode.surprise = episode.logprobs.map((value) => value && -value);
+    episode.failures = Object.keys(data.failures ?? {}).filter((kind) => data.failures[kind].includes(episode.id));
   }
   data.episodes.sort(chronologically);
   data.episodes.forEach((episode, place) => {
@@ -75,10 +76,6 @@ function text(episode) {
   return (episode.whole ??= episode.lower.join(""));
 }
 
-function matches(episode, words) {
-  return !words || text(episode).includes(words) || episode.question.text.toLowerCase().includes(words);
-}
-
 // Places of the tokens in which some words stand.
 function found(episode, words) {
   const places = new Set();
@@ -101,6 +98,7 @@ const FILTERS = [
   { key: "outcome", name: "Outcome", of: (episode) => [episode.outcome] },
   { key: "stratum", name: "Stratum", of: (episode) => Object.entries(episode.question.strata).map((one) => one.join(" ")) },
   { key: "call", name: "A tool call", of: (episode) => [...new Set(calls(episode))] },
+  { key: "kind", name: "Went wrong", of: (episode) => episode.failures },
   { key: "change", name: "Same question", of: changes },
 ];
 
@@ -142,7 +140,7 @@ function chosen(episodes, filters) {
       episode.return >= low &&
       episode.return <= high &&
       FILTERS.every(({ key, of }) => !filters[key] || of(episode).includes(filters[key])) &&
-      matches(episode, filters.search),
+      (!filters.search || `${text(episode)}\n${episode.question.text.toLowerCase()}`.includes(filters.search)),
   );
   return kept.sort(SORTS[filters.sort].by);
 }

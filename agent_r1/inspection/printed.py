@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
+from urllib.parse import urlencode
 
 from rich import box
 from rich.console import Group
@@ -16,9 +18,10 @@ from rich.text import Text
 from agent_r1.evaluation.comparison import AnswerPair, Comparison, compare, read_evaluation
 from agent_r1.evaluation.statistics import Interval
 from agent_r1.harmless import harmless
+from agent_r1.inspection.health import FailureKind
 from agent_r1.inspection.replay import Replayed, reads_untrained_values
 from agent_r1.params import Params
-from agent_r1.params.places import Places
+from agent_r1.params.places import Places, RunId
 from agent_r1.params.sections import nearest
 from agent_r1.records import Question
 from agent_r1.tables import read_rows
@@ -61,6 +64,13 @@ ABOUT_GRADIENT = (
     "parts."
 )
 ABOUT_VALUES = "Values as the run's critic gave them, against the undiscounted return yet to come."
+ABOUT_HEALTH = (
+    "Lost, per episode of the run: how much more the episodes without the kind earn, times the kind's share; it shows "
+    "no cause. Named, in bold: kinds from a fifth of the episodes or a tenth of success lost on, and rewards that rise "
+    "in six iterations or more while success (of three validations, else of training) does not. This is an audit after "
+    "the fact, and no early warning."
+)
+KINDS = 20  # of failure, in a table
 NAME_WIDTH = 22  # a longer name goes on in another line
 ROUNDING = 1e-6  # of metrics, whose scale is 1
 Line = tuple[int, str, Mapping[str, float]]  # iteration, name, metrics
@@ -90,9 +100,11 @@ def comparison_tables(found: Comparison) -> Group:
     """The measures with their differences, and some questions that only one answers right."""
     one, other = len(found.only_a_right), len(found.only_b_right)
     right = sum(pair.a.success == pair.b.success == 1 for pair in found.pairs)
+    several = any(len(pair.a.answers) > 1 for pair in found.pairs)
+    alone, rest = ("more often", "as often, or never") if several else ("alone", "in neither")
     counts = (
-        f"Of {len(found.pairs)} questions {one} are right in {found.a} alone, {other} in {found.b} alone, {right} in "
-        f"both and {len(found.pairs) - one - other - right} in neither."
+        f"Of {len(found.pairs)} questions {one} are right in {found.a} {alone}, {other} in {found.b} {alone}, {right} "
+        f"in both and {len(found.pairs) - one - other - right} {rest}."
     )
     unlike = [f"Not measured alike: {', '.join(found.differing)} differ."] if found.differing else []
     shorter = [f"Cut short by the world: {found.aborted}."] if found.aborted else []
@@ -100,8 +112,8 @@ def comparison_tables(found: Comparison) -> Group:
         *(Text(harmless(warning), style="bold red") for warning in [*unlike, *shorter]),
         _scores(found),
         Text(counts),
-        *_examples(found.a, found.only_a_right, found),
-        *_examples(found.b, found.only_b_right, found),
+        *_examples(f"{found.a} {alone}", found.only_a_right, found),
+        *_examples(f"{found.b} {alone}", found.only_b_right, found),
     )
 
 
@@ -122,23 +134,25 @@ def _cell(value: Interval, decimals: int, sign: str = "") -> str:
     return f"{mean} ({low} to {high})"
 
 
-def _examples(name: str, pairs: Sequence[AnswerPair], found: Comparison) -> list[Table]:
-    """A table of some questions that only one answers right; none without such a question."""
+def _examples(where: str, pairs: Sequence[AnswerPair], found: Comparison) -> list[Table]:
     shown = pairs[:EXAMPLES]
-    title = escape(f"{len(shown)} of the {len(pairs)} right in {name} alone")
+    title = escape(f"{len(shown)} of the {len(pairs)} right in {where}")
     headings = map(escape, ("question", "gold", found.a, found.b))
     table = Table(*headings, title=title, title_justify="left", show_lines=True)
     for question, one, other in shown:
-        cells = (question.text, " | ".join(question.answers), one.answer, other.answer)
+        cells = (question.text, " | ".join(question.answers), *(_said(each.answers) for each in (one, other)))
         table.add_row(*(Text(harmless(cell) or "(none)") for cell in cells))
     return [table] if shown else []
 
 
-def replay_tables(replayed: Sequence[Replayed]) -> Iterator[Table | str]:
-    """Tables of credit, of reward parts if their weights differ, of gradients and of the critic, with notes.
+def _said(answers: Sequence[str]) -> str:
+    """The answers of a question's samples, each once with how often it was given."""
+    counted = Counter(answers).most_common()
+    return " | ".join(f"{answer or '(none)'}{f' x {times}' * (len(answers) > 1)}" for answer, times in counted)
 
-    Needs at least one iteration. Every iteration has the same configurations.
-    """
+
+def replay_tables(replayed: Sequence[Replayed]) -> Iterator[Table | str]:
+    """Tables of credit, of reward parts if weights differ, of gradients and of the critic, with notes."""
     own, *others = [replay.configuration for replay in replayed[0].replays]
     lines = [(one.iteration, replay.configuration.name, replay.metrics) for one in replayed for replay in one.replays]
     yield _iterations("Credit", CREDIT, lines, ABOUT_CREDIT)
@@ -191,3 +205,21 @@ def number(value: float | None) -> str:
     if abs(value) < ROUNDING:
         return "0.000"
     return f"{value:.1e}" if abs(value) < 0.0005 else f"{value:.3f}"
+
+
+def health_tables(found: Sequence[FailureKind], run: RunId, page: Path) -> Iterator[Table | str]:
+    """The kinds of failure, how gamed rewards rose, and links that open the viewer's page at one kind."""
+    named = ", ".join(harmless(each.kind) for each in found if each.named)
+    yield f"Named in {run.label}: {named or 'nothing; all that follows is merely counted'}."
+    yield from (f"{each.gamed}." for each in found if each.gamed)
+    shown = found[:KINDS]
+    table = Table(f"kind ({len(shown)} of {len(found)})", caption=ABOUT_HEALTH, caption_justify="left")
+    for heading in ("episodes", "share", "last iteration", "reward lost", "success lost"):
+        table.add_column(heading, justify="right")
+    for each in shown:
+        counts = (f"{len(each.episodes):,}", f"{each.share:.1%}", f"{each.at_end:.1%}")
+        kind = Text(harmless(each.kind), "bold" if each.named else "")
+        table.add_row(kind, *counts, number(each.reward_lost), number(each.success_lost))
+    yield table
+    yield f"`agent-r1 view {' '.join(run.words)}` makes the page that these links open, each at one kind:"
+    yield from (f"{page.resolve().as_uri()}#{urlencode({'kind': each.kind})}" for each in shown)

@@ -24,7 +24,9 @@ function drawEpisode(episode, state) {
   const first = episode.steps.length ? episode.steps[0].start : episode.ids.length;
   column.append(block("prompt", "prompt", episode, 0, first, state, hits, state.prompts));
   episode.steps.forEach((step, number) => column.append(drawStep(episode, step, number, state, hits)));
-  column.append(ending(episode));
+  const end = node("p", "", "ending");
+  end.append(verdict(episode), node("b", episode.answer || "no answer"), node("span", episode.outcome.replaceAll("_", " "), "quiet"));
+  column.append(end);
   return column;
 }
 
@@ -107,10 +109,4 @@ function block(kind, name, episode, start, stop, state, hits, open) {
   if (open) fill();
   else details.addEventListener("toggle", () => body.childElementCount || fill());
   return details;
-}
-
-function ending(episode) {
-  const line = node("p", "", "ending");
-  line.append(verdict(episode), node("b", episode.answer || "no answer"), node("span", episode.outcome.replaceAll("_", " "), "quiet"));
-  return line;
 }

@@ -1,46 +1,47 @@
-"""Replays of a run's stored iterations under other configurations."""
+"""Replays of a run's stored iterations under other configurations, and how credits and gradients agree."""
 
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 import yaml
+from numpy.typing import NDArray
 from rich.progress import track
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from agent_r1.credit.assign import assign
-from agent_r1.inspection.agreement import PolicyGradient, advantage_comparison, policy_gradient, value_errors
+from agent_r1.credit.batch import after_prompt, token_rewards
+from agent_r1.credit.rewards import step_rewards
 from agent_r1.inspection.stored import PolicyOnDisk, StoredRun
+from agent_r1.learn import losses
+from agent_r1.learn.gradients import join_credit, policy_pass
 from agent_r1.learn.learner import Learner, Reference, frozen, reference_of
-from agent_r1.learn.losses import Metrics
-from agent_r1.learn.scoring import compute_of
+from agent_r1.learn.scoring import Compute, compute_of
 from agent_r1.params import Params
 from agent_r1.params.credit import CreditParams
 from agent_r1.params.places import RunId, adapter_in
 from agent_r1.params.sections import override, validated
-from agent_r1.params.train import TrainParams
+from agent_r1.params.train import TrainParams, UpdateParams
 from agent_r1.pretrained import default_device
 from agent_r1.records import Credit, Trajectory
 from agent_r1.training.watch import accepted_gap
 
 REPLAYED = ("credit", "update")  # sections of `train` that a replay reads
-OF_STEPS = {  # keys of `update` that steer the optimiser, which a replay does not use
-    "learning_rate",
-    "learning_rate_decay",
-    "learning_rate_warmup",
-    "weight_decay",
-    "betas",
-    "critic",
-    "epochs",
-    "minibatches",
-    "max_grad_norm",
-}
+# Keys of `update` that steer the optimiser, which a replay does not use.
+OF_STEPS = {
+    "learning_rate", "learning_rate_decay", "learning_rate_warmup", "weight_decay", "betas", "critic", "epochs",
+    "minibatches", "max_grad_norm",
+}  # fmt: skip
 OTHER_NUMERICS = 1e-4  # of advantages, whose scale is 1; the same parameters and code give the same bits
 OTHER_MODEL = 10  # times the canary's tolerance, because here every token of an iteration is looked at
 
@@ -58,7 +59,7 @@ class Replay(NamedTuple):
     """One iteration under one configuration."""
 
     configuration: Configuration
-    metrics: Metrics  # of training, and of the comparison with the run's own configuration
+    metrics: losses.Metrics  # of training, and of the comparison with the run's own configuration
 
 
 class Replayed(NamedTuple):
@@ -67,15 +68,14 @@ class Replayed(NamedTuple):
     iteration: int
     policy: PolicyOnDisk  # at which the gradients were taken
     replays: list[Replay]  # the run's own first
-    values: Metrics  # errors of the run's critic; empty without one
+    values: losses.Metrics  # errors of the run's critic; empty without one
 
 
 def configurations(settings: Params, run: RunId, others: Sequence[str], changes: Sequence[str]) -> list[Configuration]:
     """The run's own configuration in params.yaml, followed by the others.
 
-    Each of the others has the `credit` and `update` of one of `others`, or of the run, with `changes` such as
-    `credit.lam=1.0` on top. Raises ValueError if one is unknown or invalid, or needs a critic that the run did not
-    train.
+    Each has the `credit` and `update` of one of `others`, or of the run, with `changes` on top. Raises ValueError for
+    an unknown or invalid one, or one that needs a critic that the run did not train.
     """
     settings = settings.of(run)
     own, wanted = settings.run(run), parse_changes(changes)
@@ -87,10 +87,9 @@ def configurations(settings: Params, run: RunId, others: Sequence[str], changes:
         config = validated(TrainParams, override(base, wanted), where)
         config.require_read(wanted, where)
         if config.credit.needs_critic and not own.credit.needs_critic:
-            raise ValueError(
-                f"{run.run} trained no critic, so it stored no values, which estimator {config.credit.estimator} of "
-                f"{name} needs; replay a run with a critic, or take an estimator without one"
-            )
+            lacking = f"no critic, so it stored no values, which estimator {config.credit.estimator} of {name} needs"
+            remedy = "replay a run with a critic, or take an estimator without one"
+            raise ValueError(f"{run.run} trained {lacking}; {remedy}")
         found.append(Configuration(name, config))
     return found
 
@@ -152,8 +151,10 @@ class Replayer:
         self.stored, self.compared, self.with_gradient = stored, compared, with_gradient
         self.max_tokens, self.model = settings.env.max_tokens, settings.model
         self.taken: Path | None = None  # the folder of the policy that the learner has taken over
-        if with_gradient:
-            _require_like_adapters(stored, settings)
+        trained, rank = adapter_in(stored.policy_folder).is_dir(), settings.model.lora.rank
+        if with_gradient and trained != bool(rank):
+            how = f"{'with' if trained else 'without'} adapters, and model.lora.rank is {rank}"
+            raise ValueError(f"{stored.run} was trained {how}; set it back, or compare without gradients")
         needed = any(each.train.needs_reference for each in compared)
         self.reference = self._reference(compared[0].train) if needed else None
 
@@ -167,7 +168,14 @@ class Replayer:
             own = own._replace(train=own.train.stabilised)
         under = [own, *others]
         assigned = [self._assign(trajectories, stored, each) for each in under]
-        self._compare_with_stored(number, assigned[0][0], stored)
+        again = zip(assigned[0][0], stored, strict=True)
+        gap = max(np.abs(new.advantages - old.advantages).max() for new, old in again)
+        if gap > OTHER_NUMERICS:
+            logger.warning(
+                "iteration %d: the advantages that %s was trained with differ by up to %.2g from those of its "
+                "configuration in params.yaml, which has changed since; the comparison is with params.yaml's",
+                *(number, self.stored.run, gap),
+            )
         replays, first = [], None
         for each, (credits_, metrics) in zip(under, assigned, strict=True):
             gradient = self._gradient(number, policy, trajectories, credits_, each.train)
@@ -181,7 +189,7 @@ class Replayer:
 
     def _assign(
         self, trajectories: list[Trajectory], stored: list[Credit], configuration: Configuration
-    ) -> tuple[list[Credit], Metrics]:
+    ) -> tuple[list[Credit], losses.Metrics]:
         """Assigns credit with the values that the run's critic gave in training."""
         credit = configuration.train.credit
         values = [row.values for row in stored] if credit.needs_critic else None
@@ -193,10 +201,9 @@ class Replayer:
             trajectories, values, credit, reference=reference, questions=questions, max_tokens=self.max_tokens
         )
         if values and any(new.kept and not old.kept for new, old in zip(credits_, stored, strict=True)):
-            raise ValueError(
-                f"{configuration.name} keeps trajectories that the filter of {self.stored.run} dropped, and no values "
-                "are stored for those; choose the same filter, or an estimator without a critic"
-            )
+            kept = f"{configuration.name} keeps trajectories that the filter of {self.stored.run} dropped"
+            remedy = "choose the same filter, or an estimator without a critic"
+            raise ValueError(f"{kept}, and no values are stored for those; {remedy}")
         return credits_, metrics
 
     @cached_property
@@ -204,13 +211,6 @@ class Replayer:
         """The run's learner at its start, without a critic. It needs no more memory than training did."""
         own = self.compared[0].train
         return Learner(self.stored.warm_start, own.update, self.model, with_critic=False, seed=own.seed)
-
-    def _policy(self, path: Path) -> PreTrainedModel:
-        """The learner's policy with the weights at `path`. It starts with the warm start's."""
-        if path not in (self.stored.warm_start, self.taken):
-            self.learner.take_policy(path)
-            self.taken = path
-        return self.learner.policy
 
     def _reference(self, config: TrainParams) -> Reference:
         """The warm start; with adapters, the learner's own model without them."""
@@ -225,33 +225,143 @@ class Replayer:
             return None
         logger.info("iteration %d: a gradient over %d trajectories", number, len(rows))
         compute = compute_of(self.model, config.update, default_device())
-        gradient = policy_gradient(self._policy(policy.path), rows, credits_, config.update, compute)
+        if policy.path not in (self.stored.warm_start, self.taken):  # the learner begins with the warm start
+            self.learner.take_policy(policy.path)
+            self.taken = policy.path
+        gradient = policy_gradient(self.learner.policy, rows, credits_, config.update, compute)
         measure, allowed = accepted_gap(compute.dtype, config.update.canary_tolerance)
         gap = gradient.metrics.get(f"policy/mismatch_{measure}", 0.0)
         if policy.sampled_it and gap > OTHER_MODEL * allowed:
-            raise ValueError(
-                f"{policy.path} is not the model that sampled iteration {number} of {self.stored.run}: logprobs differ "
-                f"by {gap:.2g} nats ({measure}); bring its outputs back (dvc checkout), or compare without gradients"
-            )
+            other = f"{policy.path} is not the model that sampled iteration {number} of {self.stored.run}"
+            remedy = "bring its outputs back (dvc checkout), or compare without gradients"
+            raise ValueError(f"{other}: logprobs differ by {gap:.2g} nats ({measure}); {remedy}")
         return gradient
 
-    def _compare_with_stored(self, number: int, credits_: list[Credit], stored: list[Credit]) -> None:
-        gap = max(np.abs(new.advantages - old.advantages).max() for new, old in zip(credits_, stored, strict=True))
-        if gap > OTHER_NUMERICS:
-            logger.warning(
-                "iteration %d: the advantages that %s was trained with differ by up to %.2g from those of its "
-                "configuration in params.yaml, which has changed since; the comparison is with params.yaml's",
-                number,
-                self.stored.run,
-                gap,
-            )
+
+def advantage_comparison(
+    trajectories: Sequence[Trajectory], credits_: Sequence[Credit], others: Sequence[Credit]
+) -> dict[str, float]:
+    """The share of tokens with an advantage, and the agreement with other credits of the same trajectories.
+
+    `advantage/nonzero_share` is of the tokens after the first prompt of all trajectories, kept or not. Pearson's
+    `advantage/correlation` is at the action tokens that both keep; NaN without such tokens, or if one side is constant.
+    """
+    after = np.concatenate([after_prompt(trajectory.source) for trajectory in trajectories])
+    rows = zip(trajectories, credits_, others, strict=True)
+    acting = np.concatenate([t.action_mask & one.kept & other.kept for t, one, other in rows])
+    ours, theirs = (np.concatenate([row.advantages for row in each], dtype=np.float64) for each in (credits_, others))
+    varied = acting.any() and ours[acting].std() and theirs[acting].std()
+    return {
+        "advantage/kept_share": float(np.mean([credit.kept for credit in credits_])),
+        "advantage/nonzero_share": float(np.mean(ours[after] != 0)),
+        "advantage/correlation": float(np.corrcoef(ours[acting], theirs[acting])[0, 1]) if varied else math.nan,
+    }
 
 
-def _require_like_adapters(stored: StoredRun, settings: Params) -> None:
-    """Raises ValueError if only one of params.yaml and the run has adapters."""
-    trained, rank = adapter_in(stored.policy_folder).is_dir(), settings.model.lora.rank
-    if trained != bool(rank):
-        raise ValueError(
-            f"{stored.run} was trained {'with' if trained else 'without'} adapters, and model.lora.rank is {rank}; set "
-            "it back, or compare without gradients"
-        )
+def value_errors(
+    trajectories: Sequence[Trajectory], credits_: Sequence[Credit], params: CreditParams, max_tokens: int | None = None
+) -> dict[str, float]:
+    """The errors of the kept trajectories' values against the undiscounted return to go.
+
+    For action and observation tokens, if they occur: `value/<tokens>_rmse`, and `value/<tokens>_std` of that return,
+    the error of the best constant.
+    """
+    kept = [(t, credit) for t, credit in zip(trajectories, credits_, strict=True) if credit.kept]
+    if not kept:
+        return {}
+    values = np.concatenate([credit.values for _, credit in kept])
+    to_come = np.concatenate([returns_to_come(trajectory, params, max_tokens) for trajectory, _ in kept])
+    acted = np.concatenate([trajectory.action_mask for trajectory, _ in kept])
+    read = np.concatenate([after_prompt(trajectory.source) for trajectory, _ in kept]) & ~acted
+    errors: dict[str, float] = {}
+    for name, chosen in (("action", acted), ("observation", read)):
+        if chosen.any():
+            target = to_come[chosen]
+            errors[f"value/{name}_rmse"] = float(np.sqrt(np.mean((values[chosen] - target) ** 2)))
+            errors[f"value/{name}_std"] = float(target.std())
+    return errors
+
+
+def returns_to_come(trajectory: Trajectory, params: CreditParams, max_tokens: int | None = None) -> NDArray[np.float64]:
+    """[L] the undiscounted sum of the rewards at a token and after it."""
+    rewards = token_rewards(trajectory, step_rewards(trajectory, params, max_tokens)[0])
+    return np.cumsum(rewards[::-1])[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyGradient:
+    """The gradient of a policy loss before clipping: a part through sampled tokens, and one through all others."""
+
+    sampled: Tensor  # [P] float32, on the CPU
+    observed: Tensor  # [P] float32, on the CPU; 0 with the loss mask on
+    metrics: losses.Metrics  # of the step, as training logs them; empty if no token is trained on
+    observed_loss_share: float  # of the sum of the tokens' absolute losses; 0 if that is 0
+
+    @property
+    def total(self) -> Tensor:
+        """[P] the gradient that the optimiser would get."""
+        return self.sampled + self.observed
+
+    @property
+    def observed_share(self) -> float:
+        """The observed part's share of both squared norms, in [0, 1]; 0 for a gradient of 0."""
+        sampled, observed = (part.double().square().sum().item() for part in (self.sampled, self.observed))
+        return observed / (sampled + observed) if sampled + observed else 0.0
+
+    def compared_with(self, other: PolicyGradient) -> losses.Metrics:
+        """The metrics of this gradient, and its cosine with another one of the same policy."""
+        return {
+            **self.metrics,
+            "policy/grad_norm": self.total.double().norm().item(),
+            "policy/observed_loss_share": self.observed_loss_share,
+            "policy/observed_gradient_share": self.observed_share,
+            "policy/gradient_cosine": cosine(self.total, other.total),
+        }
+
+
+def policy_gradient(
+    policy: PreTrainedModel,
+    trajectories: Sequence[Trajectory],
+    credits: Sequence[Credit],
+    params: UpdateParams,
+    compute: Compute,
+) -> PolicyGradient:
+    """The gradient of all kept trajectories in one step, over the P trainable weights, none of which changes.
+
+    Raises FloatingPointError, which names the trajectories, if a loss is not finite, and ValueError if `kl_loss` needs
+    a reference that the credits lack.
+    """
+    rows = join_credit(policy, trajectories, credits, params, compute)  # those not kept have no loss token
+    divisor = losses.normaliser([row.loss_tokens for row in rows], params)
+    weights = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    sampled, observed = torch.zeros(2, sum(weight.numel() for weight in weights))
+    seen: list[losses.LossTokens] = []
+    for tokens, _ in policy_pass(policy, rows, params, compute, learn=True, whole=True):
+        for part, total in ((tokens.sampled, sampled), (~tokens.sampled, observed)):
+            if part.any():
+                loss = (losses.token_losses(_only(tokens, part), params) * tokens.weights).sum() / divisor
+                gradients = torch.autograd.grad(loss, weights, retain_graph=True, materialize_grads=True)
+                for piece, each in zip(total.split([each.numel() for each in gradients]), gradients, strict=True):
+                    piece += each.flatten().cpu()
+        seen.append(tokens.detach())
+    if not seen:
+        return PolicyGradient(sampled, observed, {}, 0.0)
+    step = losses.concatenate(seen)
+    acting = step.sampled
+    metrics = losses.policy_metrics(step, params, divisor, int(acting.sum()))
+    metrics |= losses.mismatch_metrics(step.logprobs[acting], step.sampler_logprobs[acting])
+    sizes = (losses.token_losses(step, params) * step.weights).abs().double()
+    whole = sizes.sum().item()
+    return PolicyGradient(sampled, observed, metrics, sizes[~acting].sum().item() / whole if whole else 0.0)
+
+
+def cosine(one: Tensor, other: Tensor) -> float:
+    """The cosine of the angle between two vectors [P]; NaN if one of them is 0."""
+    one, other = one.double(), other.double()
+    return float((one @ other / (one.norm() * other.norm())).item())
+
+
+def _only(tokens: losses.LossTokens, part: Tensor) -> losses.LossTokens:
+    """Cuts the graph of all tokens outside `part` [N]. Tokens of one span share a ratio, not a gradient."""
+    logprobs, entropy = (torch.where(part, each, each.detach()) for each in (tokens.logprobs, tokens.entropy))
+    return replace(tokens, logprobs=logprobs, entropy=entropy)

@@ -185,7 +185,6 @@ def _event(content: dict[str, Any]) -> str:
 
 
 def _refused(_: Request | None, refused: Exception) -> Response:
-    """The answer to a refused request."""
     match refused:
         case Refused(param=param, status=status, code=code):
             return refusal(status, str(refused), code, param)

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import NamedTuple, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
 
 from agent_r1.credit.rewards import step_rewards
 from agent_r1.evaluation.comparison import POLICY, differences_of_setting, read_evaluation
 from agent_r1.files import read_metrics, sha256
 from agent_r1.learn import checkpoint
+from agent_r1.learn.model import load_tokenizer
 from agent_r1.params.credit import CreditParams
 from agent_r1.params.places import policy_in
-from agent_r1.records import Credit, Proof, Question, Trajectory
+from agent_r1.records import Credit, Decode, Floats32, Proof, Question, Trajectory
 from agent_r1.seeds import derive
 from agent_r1.tables import read_rows
 from agent_r1.tracking.traces import Rewarded
@@ -28,7 +28,6 @@ PER_ITERATION = 5
 ROUNDING = 1e-6  # largest difference between two sums of a trajectory's rewards
 
 T = TypeVar("T")
-Logprobs = NDArray[np.float32]
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +52,14 @@ class StoredRun:
         self.policy_folder = policy_in(folder)  # of the latest policy, in Hugging Face's form
         finished = range(progress.iterations)
         self.kept = [number for number in finished if self._rows("trajectories", number).exists()]
+        if not self.kept:
+            raise FileNotFoundError(f"{folder} has no trajectories of {run}; `dvc checkout {folder}` brings them back")
+
+    @cached_property
+    def decode(self) -> Decode:
+        """Token ids as text, with special tokens."""
+        tokenizer = load_tokenizer(self.policy_folder)
+        return lambda token_ids: str(tokenizer.decode(list(token_ids), clean_up_tokenization_spaces=False))
 
     def trajectories(self, iteration: int) -> list[Trajectory]:
         """The trajectories of one iteration."""
@@ -72,10 +79,7 @@ class StoredRun:
         return bool(read_metrics(self.folder)[iteration].get("monitor/stabilised"))
 
     def choose(self, wanted: Sequence[str]) -> list[int]:
-        """The wanted iterations, by number or `all`. The default is two: the warm start's last and the last of all.
-
-        If a critic is warmed up, the first of the two is the iteration of the policy's first update.
-        """
+        """The wanted iterations, by number or `all`; by default the last that the warm start sampled, and the last."""
         if list(wanted) == ["all"]:
             return list(self.kept)
         if not wanted:
@@ -114,7 +118,7 @@ class Shown(Rewarded):
     """One trajectory of the page, from one `When`."""
 
     credit: Credit | None = None  # None outside training
-    learner_logprobs: Logprobs | None = None  # [L] nats; None if the learner was not asked
+    learner_logprobs: Floats32 | None = None  # [L] nats; None if the learner was not asked
 
 
 class Selection:
@@ -126,14 +130,14 @@ class Selection:
         self._stored, self._questions, self._seed = stored, questions, seed
         self._credit, self._max_tokens = params, max_tokens
 
-    def groups(self, count: int, before: Path, after: Path) -> list[list[Shown]]:
+    def groups(self, count: int, before: Path, after: Path, examples: Collection[str] = ()) -> list[list[Shown]]:
         """At most `count` trajectories in groups of one question; test and training questions alternate.
 
-        Half of them answer test questions before and after training, if both evaluations exist, were measured alike
-        and the second is of this run's policy. The rest are from training.
+        Half of them answer test questions before and after training, if `_tested` finds any. The rest are of training,
+        with the `examples`, which are ids.
         """
         tested = self._tested(count // 4, before, after)
-        return interleaved([tested, self._trained(count - 2 * len(tested))])
+        return interleaved([tested, self._trained(count - sum(map(len, tested)), examples)])
 
     def _tested(self, count: int, before: Path, after: Path) -> list[list[Shown]]:
         """Pairs of answers before and after training; none, and a line in the log, without two that can be compared."""
@@ -146,56 +150,48 @@ class Selection:
             logger.warning("the page shows no test questions: %s is of another policy than %s", after, policy)
             return []
         if unlike := differences_of_setting(evaluations):
-            logger.warning(
-                "the page shows no test questions: %s and %s were not evaluated alike, they differ in %s",
-                *(before, after, ", ".join(unlike)),
-            )
+            said = "the page shows no test questions: %s and %s were not evaluated alike, they differ in %s"
+            logger.warning(said, before, after, ", ".join(unlike))
             return []
-        earlier, later = (
-            [self._shown(when, row) for row in evaluation.trajectories]
-            for when, evaluation in zip((When.BEFORE, When.AFTER), evaluations, strict=True)
-        )
-        return pairs(earlier, later, count, seed=self._seed)
+        earlier = [self._shown(When.BEFORE, row) for row in evaluations[0].trajectories]
+        later = [self._shown(When.AFTER, row) for row in evaluations[1].trajectories]
+        samples = max(map(len, of_questions(later).values()), default=1)
+        return pairs(earlier, later, count // samples, seed=self._seed)
 
-    def _trained(self, count: int) -> list[list[Shown]]:
+    def _trained(self, count: int, examples: Collection[str]) -> list[list[Shown]]:
         """Groups of one question, whose trajectories are taken from the kept iterations in turns."""
         kept = self._stored.kept
         places = [kept[place] for place in spread(len(kept), max(1, count // PER_ITERATION))]
         ends = [{each.question_id for each in self._stored.trajectories(place)} for place in {places[0], places[-1]}]
         recurring = set.intersection(*ends) if len(ends) > 1 else set()
-        shares = quotas(len(places), count, len(recurring))
-        rows = [self._iteration(place, share, recurring) for place, share in zip(places, shares, strict=True)]
-        by_question: dict[str, list[Shown]] = {}
-        for shown in interleaved(rows):
-            by_question.setdefault(shown.question.question_id, []).append(shown)
-        return list(by_question.values())
+        shares = Counter(int(name.partition("/")[0]) for name in examples)
+        shares.update(dict(zip(places, quotas(len(places), count - len(examples), len(recurring)), strict=True)))
+        rows = [self._iteration(place, share, recurring, examples) for place, share in sorted(shares.items())]
+        return list(of_questions(interleaved(rows)).values())
 
-    def _iteration(self, iteration: int, count: int, recurring: set[str]) -> list[Shown]:
+    def _iteration(self, iteration: int, count: int, recurring: set[str], examples: Collection[str]) -> list[Shown]:
         credits_ = {credit.trajectory_id: credit for credit in self._stored.credits(iteration)}
         proofs = {proof.trajectory_id: proof.learner_logprobs for proof in self._stored.proofs(iteration)}
         rows = self._stored.trajectories(iteration)
-        chosen = from_iteration(rows, count, recurring=recurring, proved=proofs, seed=self._seed)
-        return [
-            self._shown(When.TRAINING, each, credits_[each.trajectory_id], proofs.get(each.trajectory_id))
-            for each in chosen
-        ]
+        drawn = from_iteration(rows, count, recurring=recurring, proved=proofs, seed=self._seed)
+        first = [each for each in rows if each.trajectory_id in examples]
+        named = [*{each.trajectory_id: each for each in [*first, *drawn]}.items()][:count]
+        return [self._shown(When.TRAINING, each, credits_[name], proofs.get(name)) for name, each in named]
 
     def _shown(
-        self, when: When, trajectory: Trajectory, credit: Credit | None = None, learners: Logprobs | None = None
+        self, when: When, trajectory: Trajectory, credit: Credit | None = None, learners: Floats32 | None = None
     ) -> Shown:
         question = self._questions.get(trajectory.question_id)
         if question is None:
-            raise ValueError(
-                f"question {trajectory.question_id!r} of {self._stored.run} is not among the prepared ones; "
-                "set prepare: as it was when the run was trained and run `dvc repro prepare`, or train the run again"
-            )
+            lacking = f"question {trajectory.question_id!r} of {self._stored.run} is not among the prepared ones"
+            remedy = "set prepare: as it was when the run was trained and run `dvc repro prepare`"
+            raise ValueError(f"{lacking}; {remedy}, or train the run again")
         params = self._credit if credit else self._credit.model_copy(update={"rewards": self._credit.rewards.built_in})
         totals, parts = step_rewards(trajectory, params, self._max_tokens)
         if credit is not None and abs(credit.return_ - totals.sum()) > ROUNDING:
-            raise ValueError(
-                f"trajectory {trajectory.trajectory_id!r} has a return of {credit.return_:g}, and {totals.sum():g} "
-                f"with the reward weights of {self._stored.run} in params.yaml; set them as they were or train again"
-            )
+            stored = f"trajectory {trajectory.trajectory_id!r} has a return of {credit.return_:g}"
+            now = f"{totals.sum():g} with the reward weights of {self._stored.run} in params.yaml"
+            raise ValueError(f"{stored}, and {now}; set them as they were or train again")
         return Shown(when, question, trajectory, totals, parts, credit, learners)
 
 
@@ -209,10 +205,7 @@ def spread(count: int, at_most: int) -> list[int]:
 
 
 def quotas(iterations: int, count: int, recurring: int) -> list[int]:
-    """The number of trajectories that each iteration gives to a page of `count`.
-
-    The first and the last give up to a quarter each for questions that occur in both. The rest is shared evenly.
-    """
+    """How many trajectories iterations give to a page: the ends a quarter for shared questions, all an even rest."""
     if not iterations:
         return []
     extra = min(recurring, count // 4) if iterations > 1 else 0
@@ -223,11 +216,7 @@ def quotas(iterations: int, count: int, recurring: int) -> list[int]:
 def from_iteration(
     trajectories: Sequence[Trajectory], count: int, *, recurring: Collection[str], proved: Collection[str], seed: int
 ) -> list[Trajectory]:
-    """At most `count` trajectories of one iteration, otherwise in random order.
-
-    Trajectories of `recurring` questions come first: each question once before any twice, in an order that every
-    iteration shares. Then come the trajectories whose ids the learner has `proved`.
-    """
+    """At most `count`, at random: first of each `recurring` question, in all iterations alike, then proved ones."""
 
     def rank(trajectory: Trajectory) -> tuple[int, int, int]:
         if trajectory.question_id in recurring:
@@ -238,15 +227,26 @@ def from_iteration(
 
 
 def pairs(before: Sequence[Shown], after: Sequence[Shown], count: int, *, seed: int) -> list[list[Shown]]:
-    """At most `count` pairs of answers of two policies to one question, with every kind of change in turns.
+    """All samples of two policies for `count` questions: more or less often right, never or as often, in turns."""
+    kinds: dict[tuple[bool, bool, bool], list[list[Shown]]] = {
+        (False, True, True): [],
+        (True, False, True): [],
+        (False, False, False): [],
+        (False, False, True): [],
+    }
+    earlier, later = of_questions(before), of_questions(after)
+    for question_id in sorted(earlier.keys() & later.keys(), key=lambda each: derive(seed, each)):
+        was, now = (sum(bool(each.trajectory.success) for each in of[question_id]) for of in (earlier, later))
+        kinds[was > now, now > was, was + now > 0].append([*earlier[question_id], *later[question_id]])
+    return interleaved(list(kinds.values()))[:count]
 
-    The kinds: wrong then right, right then wrong, wrong twice, right twice. Within a kind the order is random.
-    """
-    earlier = {shown.question.question_id: shown for shown in before}
-    both = [[earlier[later.question.question_id], later] for later in after if later.question.question_id in earlier]
-    both.sort(key=lambda pair: derive(seed, pair[1].question.question_id))
-    kinds = [[False, True], [True, False], [False, False], [True, True]]
-    return interleaved([[pair for pair in both if [shown.right for shown in pair] == kind] for kind in kinds])[:count]
+
+def of_questions(shown: Iterable[Shown]) -> dict[str, list[Shown]]:
+    """The episodes of each question, in their order."""
+    found: dict[str, list[Shown]] = {}
+    for each in shown:
+        found.setdefault(each.question.question_id, []).append(each)
+    return found
 
 
 def interleaved(rows: Sequence[Sequence[T]]) -> list[T]:

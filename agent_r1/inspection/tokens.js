@@ -49,18 +49,13 @@ function tokenElements(episode, start, stop, colouring, hits) {
     const element = document.createElement("span");
     element.className = `token${piece ? "" : " part"}${hits.has(place) ? " hit" : ""}`;
     element.dataset.place = place;
-    write(element, piece, edge || place >= trailing ? "" : "\n");
+    const [line, ...lines] = piece.split("\n");
+    element.append(line);
+    for (const next of lines) element.append(node("i", "", "break"), (edge || place >= trailing ? "" : "\n") + next);
     if (values) paint(element, values[place], colouring);
     fragment.append(element);
   }
   return fragment;
-}
-
-// The text of a token, with a sign and `lineBreak` for every line break in it.
-function write(element, piece, lineBreak) {
-  const [line, ...lines] = piece.split("\n");
-  element.append(line);
-  for (const next of lines) element.append(node("i", "", "break"), lineBreak + next);
 }
 
 function drawLegend(into, colouring) {
@@ -90,7 +85,7 @@ function describe(episode, place) {
     [piece ? JSON.stringify(piece) : "first bytes of the next character", `id ${episode.ids[place]}, token ${place}`],
     ["", SOURCES[episode.source[place]]],
   ];
-  if (sampled) said.push(["log p", `${short(episode.logprobs[place])} (${percent(Math.exp(episode.logprobs[place]))})`]);
+  if (sampled) said.push(["log p", `${short(episode.logprobs[place])} (${Number((100 * Math.exp(episode.logprobs[place])).toPrecision(2))} %)`]);
   if (sampled && episode.gap) said.push(["gap", signed(episode.gap[place])]);
   if (episode.advantages) said.push(["advantage", signed(episode.advantages[place])]);
   if (episode.values) said.push(["value", `${signed(episode.values[place])} towards ${signed(episode.targets[place])}`]);
@@ -109,10 +104,6 @@ function short(value) {
 
 function signed(value) {
   return value > 0 ? `+${short(value)}` : short(value);
-}
-
-function percent(share) {
-  return `${Number((100 * share).toPrecision(2))} %`;
 }
 
 function node(tag, content = "", className = "") {

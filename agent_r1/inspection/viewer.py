@@ -24,9 +24,9 @@ from agent_r1.envs.base import split_action
 from agent_r1.evaluation.comparison import latest_folder
 from agent_r1.evaluation.scores import BASE_TOOL_CALL
 from agent_r1.files import sha256, write_text
+from agent_r1.inspection.health import audit
 from agent_r1.inspection.stored import Selection, Shown, StoredRun, When
-from agent_r1.learn.model import load_tokenizer
-from agent_r1.params import Params
+from agent_r1.params import load
 from agent_r1.params.places import RunId
 from agent_r1.records import QA, Decode, Question, StopReason, words_of
 from agent_r1.tables import read_rows
@@ -46,18 +46,10 @@ Numbers = NDArray[np.floating[Any]]
 class Alphabet(dict[T, int], Generic[T]):
     """Numbers values in the order of their first use. A letter stands for each number."""
 
-    def of(self, value: T) -> int:
-        """The number of a value. A new value is added."""
-        return self.setdefault(value, len(self))
-
     def spell(self, values: Iterable[T]) -> str:
-        """Spells values with a letter each."""
-        return "".join([_letter(self.of(value)) for value in values])
-
-
-def _letter(place: int) -> str:
-    code = FIRST_LETTER + place
-    return chr(code if code < SURROGATES.start else code + len(SURROGATES))
+        """Spells values with a letter each. A new value is added."""
+        codes = [FIRST_LETTER + self.setdefault(value, len(self)) for value in values]
+        return "".join(chr(code if code < SURROGATES.start else code + len(SURROGATES)) for code in codes)
 
 
 class Payload:
@@ -108,7 +100,7 @@ class Payload:
             "version": trajectory.policy_version,
             "outcome": trajectory.outcome,
             "answer": trajectory.answer,
-            "right": shown.right,
+            "right": bool(trajectory.success),
             "return": _number(float(shown.totals.sum())),
             "contexts": trajectory.context_starts,
             "tokens": self._tokens.spell(zip(ids, pieces, strict=True)),
@@ -204,8 +196,7 @@ class Pieces:
 def action_parts(pieces: Sequence[str], *, ended: bool) -> list[tuple[str, int]]:
     """An action's thoughts, calls, answers and other texts in order, each with its number of tokens.
 
-    A token belongs to the part of its first letter. White space belongs to the part before it, and so does the end
-    token if the action `ended` with one.
+    A token belongs to the part of its first letter; white space, and an end token, belong to the part before them.
     """
     kinds = [kind for kind, text in split_action("".join(pieces)) for _ in text]  # of every character
     found: list[str | None] = []  # None: as the one before
@@ -226,8 +217,8 @@ ARTIFACT = "viewer.html"
 NOTES = [
     "Test questions, answered greedily before and after training, are chosen so that every kind of change is there: "
     "their shares are not those of the whole test.",
-    "Trajectories of training are drawn evenly over the iterations; first come questions that the first and the last "
-    "iteration share, then those whose log-probabilities the learner has confirmed.",
+    "Trajectories of training are drawn evenly over the iterations, besides the latest of each kind of failure; first "
+    "come questions that the first and the last share, then those whose log-probabilities the learner has confirmed.",
     "The gap is the sampler's log-probability less the learner's right after the weights were handed over, known for "
     "the trajectories that prove the transfer.",
 ]
@@ -235,25 +226,18 @@ NOTES = [
 logger = logging.getLogger(__name__)
 
 
-def show(settings: Params, run: RunId, file: Path | None, *, trajectories: int, traces: int) -> None:
-    """Writes the page of a training's trajectories, and adds the page and some traces to its run in MLflow.
-
-    The artifact replaces an earlier one. Trajectories from before training, or with a trace, get none. `file` replaces
-    outputs/view/LABEL.html.
-    """
-    settings = settings.of(run)
+def view(run: RunId, out: Path | None = None, trajectories: int = 200, traces: int = 20) -> None:
+    """Writes a training's page to outputs/view/LABEL.html or `out`; MLflow gets it too, and traces that it lacks."""
+    settings = load().of(run)
     config, places = settings.run(run), settings.places
     stored = StoredRun(run.run, places.training(run), places.warm_start)
-    tokenizer = load_tokenizer(stored.policy_folder)
-
-    def decode(token_ids: Sequence[int]) -> str:
-        return str(tokenizer.decode(list(token_ids), clean_up_tokenization_spaces=False))
-
     questions = {row.question_id: row for row in read_rows(places.questions, Question)}
     selection = Selection(stored, questions, config.credit, settings.env.max_tokens, config.seed)
     version = registry.of_policy(sha256(stored.policy_folder), places.model)
     after = (latest_folder(version, places) if version else None) or places.evaluation(run.label, run.sweep)
-    groups = selection.groups(trajectories, places.evaluation(BASE_TOOL_CALL), after)
+    found = audit(stored, config.credit, settings.env.max_tokens)
+    examples = {each.episodes[-1] for each in found[: trajectories // 8]}
+    groups = selection.groups(trajectories, places.evaluation(BASE_TOOL_CALL), after, examples)
     weights = config.credit.rewards.weights
     about = {
         "facts": [
@@ -264,30 +248,26 @@ def show(settings: Params, run: RunId, file: Path | None, *, trajectories: int, 
             ["policy updates", str(stored.progress.policy_version)],
         ],
         "weights": {name: weight for name, weight in weights.items() if weight},
+        "failures": {each.kind: each.episodes for each in found},
         "notes": NOTES,
     }
-    text, path = page(run.label, about, groups, decode), file or places.page(run)
+    text, path = page(run.label, about, groups, stored.decode), out or places.page(run)
     write_text(path, text)
     logger.info("%s: %.1f MB", path, len(text) / 1e6)
     later = [each for each in chain.from_iterable(groups) if each.when is not When.BEFORE]
-    _track(stored, text, later[:traces], decode)
-
-
-def _track(stored: StoredRun, text: str, traced: Sequence[Shown], decode: Decode) -> None:
-    run = tracking.run_of(stored.folder)
-    if run is None:
+    tracked = tracking.run_of(stored.folder)
+    if tracked is None:
         logger.warning("MLflow does not have the run of %s: the page is only on disk", stored.folder)
         return
-    run.text(text, ARTIFACT)
-    added = tracking.log_traces(run.run_id, traced, decode)
-    logger.info("MLflow run %s: %s and %d new traces", run.run_id, ARTIFACT, added)
+    tracked.text(text, ARTIFACT)
+    added = tracking.log_traces(tracked.run_id, later[:traces], stored.decode)
+    logger.info("MLflow run %s: %s and %d new traces", tracked.run_id, ARTIFACT, added)
 
 
 def page(title: str, about: Mapping[str, Any], groups: Sequence[Sequence[Shown]], decode: Decode) -> str:
-    """The page of some groups of trajectories, the most important groups first.
+    """The page of groups of trajectories; beyond LARGEST_PAGE bytes the last are left out, and a note says so.
 
-    Leaves out the last groups if the page would exceed LARGEST_PAGE bytes, and adds a note that says so. The script
-    reads `about`: `facts`, pairs of a label and a text; `weights`, name -> weight of a reward's part; `notes`.
+    The script reads `about`: `facts` (label, text), `weights` by a reward's part, ids by kind of `failures`, `notes`.
     """
     text = _page(title, about, groups, decode)
     count = len(groups)

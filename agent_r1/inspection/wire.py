@@ -1,7 +1,6 @@
 """Requests to a served agent and its answers: OpenAI's chat completions, with the agent's steps added.
 
-An agent was trained on single questions, with a system message and tools of its own. So a request holds one question.
-Fields that frameworks always send are taken with values that change nothing; others are refused, not ignored.
+A request holds one question, as in training. Fields that would change the answer are refused, not ignored.
 """
 
 from __future__ import annotations
@@ -119,10 +118,8 @@ class Asked(BaseModel):
         """Raises Refused if an agent at this temperature, `lenient` towards system messages or not, cannot answer."""
         *before, last = [message.role for message in self.messages]
         if last != "user" or not {"system", "developer"}.issuperset(before):
-            sent = f"{len(self.messages)} messages ({', '.join([*before, last][:8])[:80]})"
-            raise Refused(
-                f"this agent answers one question, in one message of role user, and was sent {sent}", "messages"
-            )
+            sent = f"and was sent {len(self.messages)} messages ({', '.join([*before, last][:8])[:80]})"
+            raise Refused(f"this agent answers one question, in one message of role user, {sent}", "messages")
         if self.system and not lenient:
             raise Refused("this agent has its own system message; put this one into the user's message", "messages")
         if not self.messages[-1].text.strip():

@@ -6,7 +6,7 @@ Source: Hu et al. 2021 (arXiv 2106.09685), as implemented by peft. Dropout is of
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
@@ -68,10 +68,7 @@ class Stored(NamedTuple):
 
 
 def attach(model: nn.Module, params: LoraParams, *, seed: int) -> None:
-    """Freezes a model and puts float32 adapters beside its linear layers, in place. At first they change nothing.
-
-    A ValueError refuses targets that name no layer.
-    """
+    """Freezes a model and adds float32 adapters, which change nothing yet. A ValueError refuses targets of no layer."""
     from peft import LoraConfig, inject_adapter_in_model  # slow imports, needed by adapters alone
 
     with torch.random.fork_rng(devices=[]):
@@ -118,23 +115,25 @@ def trained_state(model: nn.Module) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def require_same_weights(stored: Iterable[str], own: Iterable[str]) -> None:
-    """Raises ValueError for a weight that trains in only one of two models."""
-    if differing := sorted({*stored} ^ {*own}):
-        raise ValueError(f"the state is of a model that trains other weights, {differing[0]} for one; train it again")
+def save_merged(model: PreTrainedModel, folder: Path, *, writes: bool = True, halved: bool = False) -> None:
+    """Writes a Hugging Face folder with merged adapters, its matrices in bfloat16 if `halved`.
 
-
-def save_merged(model: PreTrainedModel, folder: Path, *, writes: bool = True) -> None:
-    """Writes a model as an ordinary Hugging Face folder, with its adapters merged into the weights.
-
-    Only the rank that `writes` does; the others contribute their shards.
+    Only the rank that `writes` does; others contribute shards.
     """
     state = merged_state(model) if _adapted(model) else None
-    if is_sharded(model):  # then transformers does not see which weights are tied
+    if is_sharded(model) or halved:  # then transformers does not see which weights are tied
         own = (state or model.state_dict()).items()
-        state = gathered({name: weight for name, weight in own if name not in model.all_tied_weights_keys}, keep=writes)
+        untied = {name: weight for name, weight in own if name not in model.all_tied_weights_keys}
+        state = gathered(untied, keep=writes, halved=_matrices(untied, model) if halved else ())
     if writes:
         model.save_pretrained(folder, state_dict=state)
+
+
+def _matrices(state: Mapping[str, Tensor], model: PreTrainedModel) -> set[str]:
+    """The names of the weights that samplers in bfloat16 round. Vectors are small, and some stay in float32 there."""
+    kept = model._keep_in_fp32_modules_strict or ()
+    found = {name for name, weight in state.items() if weight.dim() > 1 and weight.is_floating_point()}
+    return {name for name in found if not any(each in name for each in kept)}
 
 
 def save_adapter(model: nn.Module, params: LoraParams, folder: Path, beneath: str, *, writes: bool = True) -> None:
@@ -152,10 +151,7 @@ def save_adapter(model: nn.Module, params: LoraParams, folder: Path, beneath: st
 
 
 def load_adapter(model: nn.Module, params: LoraParams, folder: Path, beneath: str) -> None:
-    """Loads adapters of the same shape from the folder of a policy.
-
-    Raises ValueError if the folder holds others, or none.
-    """
+    """Loads adapters of the same shape from the folder of a policy. A ValueError refuses others, or none."""
     stored = read_stored(folder)
     if stored is None:
         raise ValueError(f"{folder} holds no adapters, and model.lora.rank is {params.rank}; set it back to 0")
@@ -168,10 +164,7 @@ def load_adapter(model: nn.Module, params: LoraParams, folder: Path, beneath: st
 
 
 def read_stored(folder: Path) -> Stored | None:
-    """Describes the adapters in the folder of a policy; None where there are none.
-
-    Raises ValueError if `save_adapter` did not write them.
-    """
+    """The adapters in the folder of a policy; None where there are none. A ValueError refuses damaged ones."""
     own = adapter_in(folder)
     if not own.is_dir():
         return None
@@ -181,9 +174,13 @@ def read_stored(folder: Path) -> Stored | None:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
             shapes = {name: (each.get_dtype(), each.get_shape()) for name, each in slices.items()}
             beneath = (file.metadata() or {}).get(BENEATH, "")
-    except (OSError, SafetensorError, ValidationError) as fault:
-        raise ValueError(f"{own} holds no adapters that were written here: {_reason(fault)}; {REMEDY}") from None
-    return Stored(config.params, beneath, shapes)
+        return Stored(config.params, beneath, shapes)
+    except ValidationError as fault:
+        [first, *_] = fault.errors()
+        reason = f"{CONFIG}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+    except (OSError, SafetensorError) as fault:
+        reason = str(fault).splitlines()[0]
+    raise ValueError(f"{own} holds no adapters that were written here: {reason}; {REMEDY}")
 
 
 def require_fit(stored: Stored, folder: Path, model: str | Path) -> None:
@@ -211,10 +208,7 @@ def _require_fit(stored: Stored, folder: Path, expected: Shapes, beneath: str) -
 
 
 def merge(folder: Path, model: str | Path, dtype: torch.dtype) -> None:
-    """Writes merged weights in `dtype` into the folder of a policy that holds adapters alone.
-
-    `model` is the one that they were trained beside. Raises as `load_adapter`.
-    """
+    """Merges a policy's adapters, trained beside `model`, into weights in `dtype`. Raises as `load_adapter`."""
     stored = read_stored(folder)
     if stored is None:
         raise ValueError(f"{folder} holds no adapters to merge; {REMEDY}")
@@ -229,10 +223,9 @@ def warn_of_rounding(settings: Params) -> None:
     merged = settings.model.adapter is not None and settings.engine.kind == "server"
     if merged and compute_dtype(settings.model.dtype, default_device()) is torch.bfloat16:
         logger.warning(
-            "engine.kind %s samples with adapters merged into bfloat16 weights: changes below half a unit in the last "
-            "place vanish, and at small learning rates those are most; set another engine.kind, raise "
-            "train.update.learning_rate, set model.lora.rank: 0, or model.dtype: float32",
-            settings.engine.kind,
+            "engine.kind server samples with adapters merged into bfloat16 weights: changes below half a unit in the "
+            "last place vanish, and at small learning rates those are most; set another engine.kind, raise "
+            "train.update.learning_rate, set model.lora.rank: 0, or model.dtype: float32"
         )
 
 
@@ -249,11 +242,3 @@ def _peft_name(name: str) -> str:
 def _shapes_of(model: nn.Module) -> Shapes:
     """The tensors that `save_adapter` writes for a model."""
     return {_peft_name(name): ("F32", list(weight.shape)) for name, weight in trained_state(model).items()}
-
-
-def _reason(fault: Exception) -> str:
-    """The reason in one line."""
-    if isinstance(fault, ValidationError):
-        [first, *_] = fault.errors()
-        return f"{CONFIG}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
-    return str(fault).splitlines()[0]

@@ -40,23 +40,20 @@ class Progress:
     rollbacks: int = 0  # times the run went back to an earlier checkpoint
     stopped: bool = False  # whether the run was ended before its last iteration
     code: list[tuple[int, str]] = field(default_factory=list)  # (first iteration, digest) of the code that trained it
+    policy_from: int | None = None  # the first iteration after the critic's warm-up; None before, and in older versions
 
 
 def save(folder: Path, learner: Learner, record: Progress) -> None:
-    """Writes the checkpoint, whole or not at all.
-
-    An OSError says that the disk is full or not writable; an earlier checkpoint stays as it is.
-    """
+    """Writes the checkpoint, whole or not at all. An OSError says that it cannot be written; an earlier one stays."""
     with written(folder) as fresh:
         learner.save_policy(fresh / POLICY)
-        learner.save_state(fresh / LEARNER)
-        seal(fresh, record)
+        seal(fresh, record, learner.save_state(fresh / LEARNER))
 
 
-def save_policy(folder: Path, learner: Learner) -> None:
-    """Writes the policy alone, whole or not at all. Raises as `save`."""
-    with written(folder) as fresh:
-        learner.save_policy(fresh)
+def hand_over(folder: Path, learner: Learner, *, halved: bool) -> None:
+    """Writes the policy for a sampler alone, in bfloat16 if `halved`: no power cut matters. Raises as `save`."""
+    with written(folder, lasting=False) as fresh:
+        learner.save_policy(fresh, halved=halved)
 
 
 def complete(folder: Path, merge: Callable[[Path], None]) -> None:
@@ -78,12 +75,12 @@ def is_adapters_alone(policy: Path) -> bool:
 
 
 @contextmanager
-def written(folder: Path) -> Iterator[Path]:
+def written(folder: Path, *, lasting: bool = True) -> Iterator[Path]:
     """Replaces a checkpoint's folder by `replaced_folder`; the error of a full disk names the remedy."""
     import torch  # a slow import, needed by writers alone
 
     try:
-        with replaced_folder(folder) as fresh:
+        with replaced_folder(folder, lasting=lasting) as fresh:
             yield fresh
     except (torch.OutOfMemoryError, ChildProcessError):  # a device's memory, and a lost rank
         raise
@@ -137,10 +134,7 @@ def seal(fresh: Path, record: Progress, known: Mapping[str, str] | None = None) 
 
 
 def progress(folder: Path) -> Progress | None:
-    """The progress of the checkpoint in `folder`; None where there is no such folder.
-
-    Raises ValueError if its file is missing or not as it was written.
-    """
+    """The progress of the checkpoint in `folder`, None without one. A ValueError refuses a missing or damaged file."""
     clear_leftovers(folder)
     if folder.exists():
         require_whole(folder, PROGRESS)
@@ -148,10 +142,7 @@ def progress(folder: Path) -> Progress | None:
 
 
 def peek(folder: Path) -> Progress | None:
-    """The progress of a checkpoint that a training may be writing; None where there is none. Cleans nothing up.
-
-    Raises ValueError if its file is not as it was written.
-    """
+    """The `progress` of a checkpoint that a training may be writing: cleans nothing up. Raises as `progress`."""
     record = folder / PROGRESS
     if not record.exists() and not (folder / SUMS).exists():
         return None
@@ -199,19 +190,14 @@ def require_whole(folder: Path, part: str = "") -> None:
     remedy = f"bring the checkpoint back (`dvc checkout --force {named}`, a backup), or train it again with --fresh"
     if listed:
         raise ValueError(f"{changed} is missing or not as it was written, by {SUMS}; {remedy}")
-    if not _is_of_before_sums(folder):
+    record = folder / PROGRESS  # the versions of the project that wrote no hashes did not write which code trained
+    if (folder / SUMS).exists() or not record.exists() or b'"code"' in record.read_bytes():
         raise ValueError(f"{folder} has no complete {SUMS}, the hashes of its files; {remedy}")
     write = f"cd {named} && find * -type f ! -name {SUMS} -exec sha256sum {{}} + > {SUMS}"
     raise ValueError(
         f"{folder} has no {SUMS}, the hashes of its files, which the older version of the project that made it did not "
         f"write; write them: `{write}`"
     )
-
-
-def _is_of_before_sums(folder: Path) -> bool:
-    """Whether a checkpoint's record is of a version of the project that wrote no hashes, and not which code trained."""
-    record = folder / PROGRESS
-    return not (folder / SUMS).exists() and record.exists() and b'"code"' not in record.read_bytes()
 
 
 def _sums(folder: Path) -> list[tuple[str, str]]:

@@ -16,7 +16,7 @@ from agent_r1.learn import losses
 from agent_r1.learn.losses import LossTokens, Metrics
 from agent_r1.learn.model import Critic, precision
 from agent_r1.learn.scoring import Compute, MicroBatch, micro_batches, output_of, score_logprobs
-from agent_r1.params.update import CriticParams, UpdateParams
+from agent_r1.params.train import CriticParams, UpdateParams
 from agent_r1.records import Credit, Floats32, Mask, Trajectory
 
 
@@ -89,10 +89,7 @@ def credited(trajectory: Trajectory, credit: Credit, own: Floats32, params: Upda
 
 
 def span_lengths(trajectory: Trajectory, loss_mask: Mask, params: UpdateParams) -> list[int] | None:
-    """The number of loss tokens in each span of `params.ratio`, in order; None for single tokens.
-
-    A step reaches from its action to the next one, its observation included.
-    """
+    """The loss tokens of each span of `params.ratio`, None for single ones. A step reaches up to the next action."""
     if params.ratio == "token":
         return None
     if params.ratio != "step":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,22 +15,16 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
-from agent_r1.devices.sharing import ALONE, Ranks, led, parts, whole
+from agent_r1.devices.sharing import ALONE, Ranks, led, parts, save_tensors, whole
 from agent_r1.files import model_hash
 from agent_r1.learn import adapter, gradients, losses, optimizers, scoring
 from agent_r1.learn.gradients import CreditedTrajectory
-from agent_r1.learn.model import (
-    Critic,
-    compute_output_in_float32,
-    load_policy,
-    load_tokenizer,
-    recompute_activations,
-)
+from agent_r1.learn.model import Critic, compute_output_in_float32, load_policy, load_tokenizer, recompute_activations
 from agent_r1.learn.scoring import Compute, score_logprobs
 from agent_r1.params import Params
 from agent_r1.params.stages import ModelParams
-from agent_r1.params.train import TrainParams
-from agent_r1.params.update import CriticParams, UpdateParams
+from agent_r1.params.train import TrainParams, UpdateParams
+from agent_r1.pretrained import waiting
 from agent_r1.records import Credit, Floats32, Mask, Trajectory
 from agent_r1.seeds import derive
 
@@ -68,10 +62,7 @@ class Models:
         seed: int,
         options: Options = DEFAULTS,
     ) -> None:
-        """Starts from a Hugging Face folder or hub id; `model.path` is not read.
-
-        A ValueError names a part that is missing in `path`, or an option that its model does not support.
-        """
+        """Starts from a folder or hub id; `model.path` is not read. A ValueError names a missing or unfit part."""
         self.params, self.seed, self.ranks, self.merges = params, seed, options.ranks, options.merges
         self.policy_version = 0  # updates that changed the policy's weights, since `path`
         self.compute = scoring.compute_of(model, params, options.device or self.ranks.device, self.ranks)
@@ -106,24 +97,21 @@ class Models:
 
     @led
     def reference_logprobs(self, trajectories: Sequence[Trajectory]) -> list[Floats32]:
-        """The starting policy's logprobs [L] of the sampled tokens in nats, 0 elsewhere.
-
-        Raises ValueError if this learner has no reference.
-        """
+        """The reference's logprobs [L] of sampled tokens in nats, 0 elsewhere. A ValueError says that there is none."""
         if self.reference is None:
             raise ValueError("this learner has no reference; build it with one")
         return self.reference.logprobs(trajectories, [each.action_mask for each in trajectories])
 
     @led
-    def save_policy(self, folder: Path) -> None:
-        """Writes policy and tokenizer as an ordinary Hugging Face folder.
+    def save_policy(self, folder: Path, *, halved: bool = False) -> None:
+        """Writes policy and tokenizer as an ordinary Hugging Face folder, with matrices in bfloat16 if `halved`.
 
         Its folder `adapter` holds adapters as they are. The merged weights, which bfloat16 rounds, are written only if
         the learner `merges`; an engine with adapters does without them.
         """
         writes = self.ranks.leads
         if self.merges or not self.adapter:
-            adapter.save_merged(self.policy, folder, writes=writes)
+            adapter.save_merged(self.policy, folder, writes=writes, halved=halved)
         elif writes:
             self.policy.config.save_pretrained(folder)
         if self.adapter:
@@ -136,33 +124,24 @@ class Models:
         if self.adapter:
             adapter.load_adapter(self.policy, self.adapter, folder, self.beneath)
         else:
-            stored = load_policy(folder, device=torch.device("cpu")).state_dict()
-            self.policy.load_state_dict(parts(stored, self.policy))
+            stored = load_policy(folder, device=torch.device("cpu"), waits=self.ranks.size > 1)
+            self.policy.load_state_dict(parts(stored.state_dict() | waiting(stored), self.policy))
 
     @led
-    def save_state(self, folder: Path) -> None:
-        """Writes all that training needs besides the policy: critic, optimisers and the process's random states.
-
-        Weights beneath a critic's adapters are left out.
-        """
-        optimizers.save(folder, self.critic, self.optimizers, self.policy_version)
+    def save_state(self, folder: Path) -> dict[str, str]:
+        """Writes critic (no weights beneath adapters), optimisers and random states; gives hashes as `save_tensors`."""
+        return save_tensors(folder, optimizers.state_of(self.critic, self.optimizers, self.policy_version), self.ranks)
 
     @led
     def restore(self, policy: Path, saved: Path) -> None:
-        """Loads a policy and a state that a learner of the same shape saved.
-
-        Raises ValueError if only one of the two learners has a critic, or it trained other weights.
-        """
+        """Loads policy and state that a learner of this shape saved. A ValueError refuses another critic or weights."""
         stored = optimizers.names(saved, self.critic)
         self.take_policy(policy)
         self.policy_version = optimizers.restore(saved, stored, self.critic, self.optimizers)
 
 
 class Learner(Models):
-    """Trains policy and critic.
-
-    No random numbers are drawn after the start: the order of the trajectories follows from (seed, iteration, epoch).
-    """
+    """Trains policy and critic. Nothing is random after the start: the order follows from (seed, iteration, epoch)."""
 
     @led
     def update(
@@ -172,50 +151,45 @@ class Learner(Models):
         iteration: int,
         *,
         rate: float = 1.0,
-        explained_variance: float = 0.0,
+        critic_rate: float = 1.0,
     ) -> losses.Metrics:
         """Trains on one iteration's trajectories: the policy's optimiser steps, then the critic's.
 
-        During the critic's warm-up it trains alone. `explained_variance`, the critic's share of the value targets'
-        variance, can end the warm-up, and the first policy update ends it for good. Trajectories that are not kept are
-        in no minibatch. Kept ones without a gradient cost nothing, but count in the losses' denominators. `rate` scales
-        the configured learning rates.
+        Each rate scales the configured learning rate of its model; at a `rate` of 0 the critic trains alone, and the
+        policy is measured. Trajectories that are not kept are in no minibatch. Kept ones without a gradient cost
+        nothing, but count in the losses' denominators.
 
         The metrics are means over the optimiser steps that had a gradient; the mismatch of sampler and learner is that
         of the first step, before any weight changes, over all its action tokens. A FloatingPointError reports a loss or
         gradient that is not finite; its step changes no weight. A ValueError asks for the reference of a `kl_loss`.
         """
         rows = [row for row in self.credited(trajectories, credits) if row.credit.kept]
-        optimizers.set_rate(self.policy_optimizer, self.params.learning_rate * rate)
+        rates, learn = {"policy/learning_rate": self.params.learning_rate * rate}, rate > 0
+        optimizers.set_rate(self.policy_optimizer, rates["policy/learning_rate"])
         if self.critic_optimizer:
-            optimizers.set_rate(self.critic_optimizer, self.params.critic.learning_rate * rate)
-        over = self.policy_version > 0 or self.params.critic.warmup.is_over(iteration, explained_variance)
-        learn = self.critic is None or over
+            rates["critic/learning_rate"] = self.params.critic.learning_rate * critic_rate
+            optimizers.set_rate(self.critic_optimizer, rates["critic/learning_rate"])
+        draw = partial(scoring.minibatches, rows, seed=self.seed, iteration=iteration)
         steps: list[losses.Metrics] = []
-        for chosen in self._minibatches(rows, self.params, iteration):
+        for chosen in draw(self.params):
             steps.append(self.policy_step(chosen, learn=learn, first=not any(steps)))
         self.policy_version += learn and any(steps)
-        critics = [self.critic_step(chosen) for chosen in self._minibatches(rows, self.params.critic, iteration)]
+        critics = [self.critic_step(chosen) for chosen in draw(self.params.critic)]
         teaching = [row for row in rows if row.has_gradient(self.params)]
         tokens = sum(len(row.trajectory.token_ids) for row in teaching)
         return {
             **losses.means(steps),
             **losses.means(critics),
-            "policy/learning_rate": self.params.learning_rate * rate,
+            **rates,
+            "update/episodes": float(sum(row.loss_tokens > 0 for row in rows) if learn else 0),
             "update/trained_share": len(teaching) / len(trajectories),
             "update/tokens": float(self.params.epochs * tokens),
+            "cost/gpu_peak_gib": torch.cuda.max_memory_reserved() / 2**30,
         }
 
     def credited(self, trajectories: Sequence[Trajectory], credits: Sequence[Credit]) -> list[CreditedTrajectory]:
         """The trajectories with their credits, as `policy_step` and `critic_step` take them."""
         return gradients.join_credit(self.policy, trajectories, credits, self.params, self.compute)
-
-    def _minibatches(
-        self, rows: Sequence[CreditedTrajectory], params: UpdateParams | CriticParams, iteration: int
-    ) -> Iterator[list[CreditedTrajectory]]:
-        """The rows of each optimiser step."""
-        for chosen in scoring.minibatches(len(rows), params, seed=self.seed, iteration=iteration) if rows else ():
-            yield [rows[index] for index in chosen]
 
     def policy_step(self, rows: Sequence[CreditedTrajectory], *, learn: bool, first: bool) -> losses.Metrics:
         """Takes one optimiser step of the policy, or only measures it; no metrics where no loss has a gradient.
@@ -271,7 +245,7 @@ class Reference:
 
 def _load_policy(path: str | Path, dtype: torch.dtype, compute: Compute) -> PreTrainedModel:
     """The policy at `path` with weights in `dtype`, ready to compute, but not yet sharded. Raises as `load_policy`."""
-    policy = load_policy(path, dtype, compute.ranks.loads_on(compute.device), packed=compute.packed)
+    policy = load_policy(path, dtype, compute.device, packed=compute.packed, waits=compute.ranks.size > 1)
     if compute.float32_output:
         compute_output_in_float32(policy)
     return policy
@@ -280,7 +254,7 @@ def _load_policy(path: str | Path, dtype: torch.dtype, compute: Compute) -> PreT
 def frozen(path: str | Path, compute: Compute) -> Reference:
     """The policy at `path` as a reference, in the compute dtype. Raises as `load_policy`."""
     policy = _load_policy(path, compute.dtype, compute).requires_grad_(False)
-    compute.ranks.share_out(policy)
+    compute.ranks.share_out(policy, compute.dtype)
     return Reference(policy, compute)
 
 
@@ -294,8 +268,8 @@ def _load_models(
         )
     stored = compute.dtype if model.adapter else torch.float32
     policy = _load_policy(path, stored, compute)
-    loads_on = compute.ranks.loads_on(compute.device)
-    critic = Critic(path, stored, loads_on, packed=compute.packed) if with_critic else None
+    options = {"packed": compute.packed, "waits": compute.ranks.size > 1}
+    critic = Critic(path, stored, compute.device, **options) if with_critic else None
     backbones = {"policy": policy} | ({"critic": critic.backbone} if critic else {})
     for name, backbone in backbones.items():
         if model.adapter:
@@ -303,7 +277,7 @@ def _load_models(
         if model.gradient_checkpointing:
             recompute_activations(backbone)
     for shared in (policy, *([critic] if critic else [])):
-        compute.ranks.share_out(shared)
+        compute.ranks.share_out(shared, compute.dtype)
     return policy, critic
 
 

@@ -15,7 +15,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from agent_r1.params.update import LARGEST_K3_DIFFERENCE, LARGEST_LOG_RATIO, UpdateParams
+from agent_r1.params.train import LARGEST_K3, LARGEST_LOG_RATIO, UpdateParams
 
 Metrics = dict[str, float]
 
@@ -211,15 +211,15 @@ def importance_weights(logprobs: Tensor, sampler_logprobs: Tensor, *, cap: float
 def k3(logprobs: Tensor, others: Tensor) -> Tensor:
     """[N] an estimate of KL(p || q) in nats at each of the tokens that p drew; never negative.
 
-    With x = log q - log p, `others` less `logprobs`, it is exp(x) - 1 - x. An x beyond 10 counts as 10 and has no
-    gradient. Between sampler and learner it is 0 if both hold the same weights and compute alike. Before an update it
-    measures numerical mismatch, or stale weights in the sampler.
+    With x = log q - log p, `others` less `logprobs`, it is exp(x) - 1 - x. An estimate beyond 10 counts as 10 and has
+    no gradient. Between sampler and learner it is 0 if both hold the same weights and compute alike. Before an update
+    it measures numerical mismatch, or stale weights in the sampler.
 
     Source: Schulman 2020, "Approximating KL Divergence" (joschu.net/blog/kl-approx.html); as a loss: DeepSeekMath
     (arXiv 2402.03300), Eq. 4.
     """
-    difference = (others - logprobs).clamp(-LARGEST_K3_DIFFERENCE, LARGEST_K3_DIFFERENCE)
-    return torch.expm1(difference) - difference
+    difference = (others - logprobs).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
+    return (torch.expm1(difference) - difference).clamp(max=LARGEST_K3)
 
 
 def clipped_value_loss(values: Tensor, old_values: Tensor, targets: Tensor, *, value_clip: float) -> Tensor:

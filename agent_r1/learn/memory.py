@@ -1,7 +1,4 @@
-"""The memory that a training run takes: estimated from the model's configuration before it starts, measured in it.
-
-Units are bytes unless a name says GiB.
-"""
+"""The memory that a training run takes: estimated before it starts, measured in it; bytes unless a name says GiB."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from agent_r1.params import Params
 from agent_r1.params.env import EnvParams
 from agent_r1.params.places import RunId
 from agent_r1.params.stages import LoraParams
-from agent_r1.pretrained import compute_dtype, default_device
+from agent_r1.pretrained import compute_dtype, default_device, require_window
 from agent_r1.records import Credit, Outcome, Source, Trajectory
 
 if TYPE_CHECKING:  # an estimate depends on no learner
@@ -87,7 +84,8 @@ def demand_of(config: PretrainedConfig, settings: Params, meant: RunId, device: 
 
 
 def check(config: PretrainedConfig, settings: Params, runs: Sequence[RunId]) -> None:
-    """Logs how much memory the most demanding run needs on this machine's device. A ValueError refuses too much."""
+    """Logs the memory that the most demanding run needs here. A ValueError refuses too much, and too small a window."""
+    require_window(config, max(settings.of(run).env.max_tokens for run in runs))
     device = default_device()
     asked = {
         "learner.optimizer_offload": settings.learner.optimizer_offload,
@@ -138,8 +136,9 @@ def estimate(demand: Demand) -> dict[str, float]:
 
     Weights that train are float32, with a gradient and two Adam states of the same size. Weights beneath adapters and
     of the reference are in the compute dtype. Policy and critic take turns, so activations count once. A rank counts
-    its shard and the weights that it gathers: one layer, and all outside of the layers. A sleeping sampler counts only
-    with its excess over gradients, activations and logits.
+    its shard and the weights that it gathers, in the compute dtype: two layers, and all outside of the layers; their
+    gradients are added up in float32. A sleeping sampler counts only with its excess over gradients, activations and
+    logits.
     """
     count, shape = count_parameters(demand.model, demand.adapter), demand.model.get_text_config()
     frozen, states = demand.dtype.itemsize, 0 if demand.optimizer_offload else ADAM_STATES
@@ -153,13 +152,13 @@ def estimate(demand: Demand) -> dict[str, float]:
     }
     if demand.reference and not demand.adapter:
         parts["reference"] = count.policy * frozen
-    if frozen < FLOAT32 and not demand.adapter:
+    if frozen < FLOAT32 and not demand.adapter and demand.ranks == 1:  # ranks gather them in the compute dtype
         parts["weights cast for matrix products"] = count.policy * frozen
     parts = {name: size / demand.ranks for name, size in parts.items()}
     if demand.ranks > 1:
         layer = (count.backbone - shape.vocab_size * shape.hidden_size) // shape.num_hidden_layers
         gathered = count.policy - (shape.num_hidden_layers - 2) * layer  # one layer, and the next beside it
-        parts["weights gathered"] = gathered * (frozen if demand.adapter else 2 * FLOAT32)  # and their gradients
+        parts["weights gathered"] = gathered * (frozen if demand.adapter else frozen + FLOAT32)  # and their gradients
     parts["activations"] = activation_bytes(demand)
     chunk, _ = room(demand.device)
     parts["logits"] = min(demand.tokens * shape.vocab_size, chunk) * FLOAT32 * LOGIT_COPIES
@@ -205,17 +204,18 @@ def activation_bytes(demand: Demand) -> int:
     """The activations that a micro-batch keeps for its backward pass, without the logits.
 
     Per token and layer these are 4 h (the hidden size) for input and output of two norms in the residual stream's
-    precision, 2 h for their outputs in that of the matrix products, 5 q for queries, keys and values, repeated to as
-    many heads, and attention's result twice, and 4 i for the MLP's width. With gradient checkpointing every layer keeps
-    its input alone, and one layer at a time is computed again.
+    precision, and in that of the matrix products 2 h for their outputs, of which autocast makes 5 h, one copy for each
+    product, 5 q for queries, keys and values, repeated to as many heads, and attention's result twice, and 4 i for the
+    MLP's width. With gradient checkpointing every layer keeps its input alone, and one at a time is computed again.
     """
     config: Any = demand.model.get_text_config()  # its fields are those of the architecture
-    compute, hidden, mlp = demand.dtype.itemsize, config.hidden_size, _mlp_size(config)
+    compute, hidden = demand.dtype.itemsize, config.hidden_size
+    widths = (getattr(config, name, None) for name in ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner"))
+    mlp = next(filter(None, widths), 4 * hidden)
     stream = compute if demand.adapter else FLOAT32
     queries = config.num_attention_heads * _head_size(config)
-    layer = 4 * stream * hidden + compute * (2 * hidden + 5 * queries + 4 * mlp)
-    if demand.adapter and compute < FLOAT32:  # adapted layers also keep inputs in the adapters' precision
-        layer += FLOAT32 * (2 * hidden + queries + mlp)
+    copies = 5 if compute < FLOAT32 else 2
+    layer = 4 * stream * hidden + compute * (copies * hidden + 5 * queries + 4 * mlp)
     kept = config.num_hidden_layers * (stream * hidden if demand.gradient_checkpointing else layer)
     return int(demand.tokens * (kept + layer * demand.gradient_checkpointing))
 
@@ -238,22 +238,15 @@ def _sampler_gib(config: PretrainedConfig, settings: Params, dtype: torch.dtype,
 
 
 def _head_size(config: PretrainedConfig) -> int:
-    default = config.hidden_size // config.num_attention_heads
-    return int(config.to_dict().get("head_dim") or default)
-
-
-def _mlp_size(config: PretrainedConfig) -> int:
-    """The width of the MLP, under the architecture's name for it; without one, four times the hidden size."""
-    names = ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner")
-    return next((int(size) for name in names if (size := getattr(config, name, None))), 4 * config.hidden_size)
+    return int(config.to_dict().get("head_dim") or config.hidden_size // config.num_attention_heads)
 
 
 @led
 def measure(learner: Learner, env: EnvParams) -> float:
     """Runs updates of the largest micro-batches that the limits allow, undoes them, and returns the peak in GiB.
 
-    Call it with the sampler and the reference loaded. It takes two optimiser steps of two micro-batches each: in the
-    second, gradients and optimiser states are there while a micro-batch is computed, as in training. Weights,
+    Call it with the sampler and the reference loaded. It takes two optimiser steps of two micro-batches on every rank:
+    in the second, gradients and optimiser states are there while a micro-batch is computed, as in training. Weights,
     gradients, optimiser and random states are restored bit for bit. The peak is the most memory that torch has reserved
     on CUDA, or that this process has ever used on a CPU. Raises ValueError, with remedies, if the device has too little
     memory.
@@ -267,8 +260,10 @@ def measure(learner: Learner, env: EnvParams) -> float:
                 learner.critic_step(rows)
         except torch.OutOfMemoryError as error:  # raised below, once this error has released the activations
             refusal = str(error)
-        peak, free = _peak_gib(device), available_gib(device)
-    tokens = len(rows) // 2 * len(rows[0].trajectory.token_ids)
+        used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        peak = (torch.cuda.max_memory_reserved(device) if device.type == "cuda" else used) / GIB
+        free = available_gib(device)
+    tokens = len(rows) // (2 * learner.ranks.size) * len(rows[0].trajectory.token_ids)
     if refusal:
         raise ValueError(
             f"an update of micro-batches of {tokens} tokens does not fit into the memory of {device}, of which "
@@ -286,7 +281,7 @@ def release(learner: Learner) -> None:
 
 
 def _largest_step(learner: Learner, env: EnvParams) -> list[CreditedTrajectory]:
-    """An optimiser step of two micro-batches of the largest size, whose loss runs over all tokens but the first."""
+    """An optimiser step of two of the largest micro-batches a rank, whose loss runs over all tokens but the first."""
     budget = learner.params.max_tokens_per_microbatch
     contexts = -(-budget // env.max_tokens)  # the fewest and longest; one beyond the budget is a micro-batch
     length = budget // contexts if contexts > 1 else env.max_tokens
@@ -319,11 +314,5 @@ def _largest_step(learner: Learner, env: EnvParams) -> list[CreditedTrajectory]:
         critic_mask=mask if learner.critic else zeros > 0,
         kept=True,
     )
-    count = 2 * contexts
+    count = 2 * contexts * learner.ranks.size
     return learner.credited([trajectory] * count, [credit] * count)
-
-
-def _peak_gib(device: torch.device) -> float:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_reserved(device) / GIB
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB

@@ -15,6 +15,7 @@ from transformers import (
     AttentionInterface,
     AutoConfig,
     AutoModel,
+    AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -23,7 +24,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agent_r1.files import load_pretrained
-from agent_r1.pretrained import default_device, load_model, settle
+from agent_r1.pretrained import default_device, load_model, require_window
 
 PACKED = "agent_r1_packed"  # the name under which transformers knows the attention
 KEEP_TO_CONTEXTS = {"full_attention", "sliding_attention"}  # layers whose attention takes the starts of contexts
@@ -135,10 +136,7 @@ AttentionInterface.register(PACKED, attend)
 
 
 def precision(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[None]:
-    """Runs matrix products in `dtype` over float32 weights.
-
-    The weights stay float32: bfloat16 would round the steps of a learning rate of 1e-6 away.
-    """
+    """Runs matrix products in `dtype` over float32 weights: bfloat16 ones would lose steps of a small learning rate."""
     return torch.autocast(device.type, torch.bfloat16, enabled=dtype is torch.bfloat16)
 
 
@@ -146,24 +144,24 @@ def load_policy(
     path: str | Path,
     dtype: torch.dtype | Literal["auto"] = torch.float32,
     device: torch.device | None = None,
+    kind: Any = AutoModelForCausalLM,
     *,
     packed: bool = False,
+    waits: bool = False,
 ) -> PreTrainedModel:
-    """Loads a causal language model from a Hugging Face folder or hub id, by default onto the accelerator.
+    """Loads a model from a Hugging Face folder or hub id, by default onto the accelerator.
 
-    `dtype` is that of the weights; `auto` leaves them as they are stored. A ValueError says that `path` holds no model,
-    that some of its weights are missing, or that it cannot read contexts `packed`.
+    Arguments are those of `load_model`, whose errors it raises. A ValueError also refuses a model that cannot read
+    contexts `packed`.
     """
-    model = load_model(path, dtype, device or default_device())
-    if packed:
-        pack(model)
-    return model
+    return load_model(path, dtype, device or default_device(), kind, pack if packed else None, waits=waits)
 
 
-def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
+def load_tokenizer(path: str | Path, reads: int = 0) -> PreTrainedTokenizerFast:
     """Loads the tokenizer of a Hugging Face folder or hub id.
 
-    A ValueError refuses one that is missing or slow, has no chat template, or has more tokens than its model.
+    A ValueError refuses one that is missing or slow, has no chat template, or has more tokens than its model, and a
+    model that `reads` fewer tokens at once.
     """
     folder = Path(path)
     if folder.is_dir() and not (folder / "tokenizer_config.json").exists():
@@ -183,7 +181,9 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
     if tokenizer.chat_template is None:
         raise ValueError(f"the tokenizer of {str(path)!r} has no chat template; choose an instruction-tuned model")
     if not folder.is_dir() or (folder / "config.json").exists():  # else it is a tokenizer alone
-        rows = load_pretrained(AutoConfig, path).get_text_config().vocab_size
+        config = load_pretrained(AutoConfig, path)
+        require_window(config, reads)
+        rows = config.get_text_config().vocab_size
         ids = max(tokenizer.get_vocab().values()) + 1
         if rows < ids:
             raise ValueError(
@@ -232,21 +232,17 @@ def compute_output_in_float32(model: PreTrainedModel) -> None:
 
 
 class Critic(nn.Module):
-    """A backbone like the policy's, with weights of its own and a scalar head.
+    """A backbone like the policy's with weights of its own, and a scalar head that starts at 0, as do all values."""
 
-    The head starts at zero, so every value is 0 before the first step.
-    """
-
-    def __init__(self, path: str | Path, dtype: torch.dtype, device: torch.device, *, packed: bool = False) -> None:
-        """Starts from a Hugging Face folder or hub id; `dtype` is the backbone's. Raises as `load_policy`."""
+    def __init__(self, path: str | Path, dtype: torch.dtype, device: torch.device, **options: Any) -> None:
+        """Starts from a Hugging Face folder or hub id; `dtype` is the backbone's. The rest is as in `load_policy`."""
         super().__init__()
-        self.backbone = load_pretrained(AutoModel, path, dtype=dtype, attn_implementation="sdpa")
-        self.head = nn.Linear(self.backbone.config.hidden_size, 1)
+        self.backbone = load_policy(path, dtype, device, AutoModel, **options)
+        self.head = Float32Output(self.backbone.config.hidden_size, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
-        settle(self, device)
-        if packed:
-            pack(self.backbone)
+        self.head.to(device)
+        self.eval()
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         """The values [N] in float32 before the tokens that the mask [B, T] selects from right-padded ids [B, T].
@@ -255,6 +251,5 @@ class Critic(nn.Module):
         t is about to be emitted: V_n of credit assignment at action token t_n. At the first token it is 0.
         """
         hidden = see(self.backbone, ids, mask).last_hidden_state
-        with torch.autocast(ids.device.type, enabled=False):
-            values: Tensor = self.head(hidden[:, :-1].float()).squeeze(-1)
+        values = self.head(hidden[:, :-1]).squeeze(-1)
         return nn.functional.pad(values, (1, 0))[mask]

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.adamw import adamw as take_steps
 
-from agent_r1.devices.sharing import load_tensors, save_tensors, tensor_names
-from agent_r1.learn.adapter import require_same_weights, trained_state
+from agent_r1.devices.sharing import load_tensors, tensor_names
+from agent_r1.learn.adapter import trained_state
 
 AdamState = dict[int, dict[str, Tensor]]  # by the number of a weight that trains
 
@@ -100,7 +100,6 @@ def undone(optimizers: Sequence[Optimizer], device: torch.device) -> Iterator[No
 
 
 def _copied(state: AdamState) -> AdamState:
-    """A copy of a state on the CPU."""
     return {
         index: {name: entry.to("cpu", copy=True) for name, entry in entries.items()} for index, entries in state.items()
     }
@@ -133,14 +132,14 @@ def flat(states: Mapping[str, AdamState]) -> dict[str, Tensor]:
     }
 
 
-def save(folder: Path, critic: nn.Module | None, optimizers: Mapping[str, Optimizer], policy_version: int) -> None:
-    """Writes the critic's weights that train, the optimisers' states and the process's random states."""
+def state_of(critic: nn.Module | None, optimizers: Mapping[str, Optimizer], policy_version: int) -> dict[str, Tensor]:
+    """The critic's weights that train, the optimisers' states and the process's random states, by name."""
     states = {name: optimizer.state_dict()["state"] for name, optimizer in optimizers.items()}
-    save_tensors(folder, _trained(critic) | flat(states) | _whole(policy_version))
+    return _trained(critic) | flat(states) | _whole(policy_version)
 
 
 def names(folder: Path, critic: nn.Module | None) -> set[str]:
-    """The names under which `save` wrote. A ValueError says that only one of the two learners has a critic."""
+    """The names of the stored entries. A ValueError says that only one of the two learners has a critic."""
     stored = tensor_names(folder)
     if any(name.startswith(CRITIC) for name in stored) != (critic is not None):
         raise ValueError("of this learner and the saved one only one has a critic; set credit.estimator back")
@@ -156,7 +155,8 @@ def restore(folder: Path, stored: Set[str], critic: nn.Module | None, optimizers
     begun = {name: state for name, state in states.items() if any(flat({name: state}).keys() & stored)}
     own = _whole(0)
     found = _trained(critic) | flat(begun) | own
-    require_same_weights(stored, found)
+    if differing := sorted(stored ^ found.keys()):
+        raise ValueError(f"the state is of a model that trains other weights, {differing[0]} for one; train it again")
     load_tensors(folder, found)
     for name, taken in begun.items():
         take_state(optimizers[name], taken)

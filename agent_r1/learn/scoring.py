@@ -8,10 +8,9 @@ trajectories, n = tokens of a chunk, V = the vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -24,13 +23,16 @@ from transformers import PreTrainedModel
 from agent_r1.devices.sharing import ALONE, Ranks
 from agent_r1.learn.model import precision, see
 from agent_r1.params.stages import ModelParams
-from agent_r1.params.update import CriticParams, UpdateParams
+from agent_r1.params.train import CriticParams, UpdateParams
 from agent_r1.pretrained import compute_dtype
 from agent_r1.records import Floats32, Mask, Trajectory
 from agent_r1.seeds import derive
 
+T = TypeVar("T")
+
 CHUNK = 2**25  # logits that exist at a time on a CPU: 128 MiB
 BLOCK = 2**20  # logits that become logprobs at a time on a CPU, so few that they stay in its cache
+LEAST = torch.finfo(torch.float32).min  # for -inf, which times 0 is no number
 ON_CUDA = 4, 16  # times as many chunks and blocks: a GPU waits for the launches of smaller ones
 
 
@@ -99,20 +101,19 @@ class MicroBatch:
 
 
 def minibatches(
-    count: int, params: UpdateParams | CriticParams, *, seed: int, iteration: int
-) -> Iterator[NDArray[np.int64]]:
-    """Splits `range(count)` in each of the `epochs` into `minibatches` random sets, one for every optimiser step.
+    rows: Sequence[T], params: UpdateParams | CriticParams, *, seed: int, iteration: int
+) -> Iterator[list[T]]:
+    """Splits rows in each of the `epochs` into `minibatches` random sets, one for every optimiser step.
 
-    Their sizes differ by 1 at most. A ValueError refuses fewer trajectories than sets.
+    Their sizes differ by 1 at most. No rows make no step. Where a filter and the world leave fewer rows than sets, each
+    row is a set.
     """
-    if count < params.minibatches:
-        raise ValueError(
-            f"minibatches {params.minibatches} splits {count} trajectories into empty parts; lower it in "
-            f"train.update{'.critic' * isinstance(params, CriticParams)}, or raise rollout.questions"
-        )
+    if not rows:
+        return
     for epoch in range(params.epochs):
-        order = np.random.default_rng(derive(seed, iteration, epoch)).permutation(count)
-        yield from np.array_split(order, params.minibatches)
+        order = np.random.default_rng(derive(seed, iteration, epoch)).permutation(len(rows))
+        for chosen in np.array_split(order, min(params.minibatches, len(rows))):
+            yield [rows[index] for index in chosen]
 
 
 def micro_batches(trajectories: Sequence[Trajectory], masks: Sequence[Mask], compute: Compute) -> Iterator[MicroBatch]:
@@ -220,10 +221,7 @@ def score(
 def score_logprobs(
     policy: PreTrainedModel, trajectories: Sequence[Trajectory], masks: Sequence[Mask], compute: Compute
 ) -> list[Floats32]:
-    """The logprob in nats of every masked token: [L] per trajectory, 0 elsewhere.
-
-    No mask may select the first token of a context: nothing predicts it.
-    """
+    """The logprob in nats of every masked token: [L] per trajectory, 0 elsewhere. None may be a context's first."""
     scorer = partial(token_logprobs, policy, backbone=compute.ranks.backbone(policy))
     scores = score(scorer, trajectories, masks, compute)
     compute.ranks.let_go(policy)
@@ -243,10 +241,6 @@ class Output:
     seen: Any  # the backbone's output
     hidden: Tensor  # [N, hidden size] the states that predict the tokens
     chosen: Tensor  # [N] the tokens
-
-    def logprobs(self) -> Tensor:
-        """The tokens' logprobs [N] in nats."""
-        return self.scores(entropy=False)[0]
 
     def scores(self, *, entropy: bool) -> tuple[Tensor, Tensor]:
         """The tokens' logprobs [N], and the `entropy` [N] of the distributions that predict them or 0, in nats.
@@ -284,13 +278,16 @@ class Output:
         return max(1, -(-len(self.chosen) * words // chunk))
 
     def _split(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The states and tokens of each chunk."""
         return zip(*(each.tensor_split(self._chunks) for each in (self.hidden, self.chosen)), strict=True)
 
     def _scores_of(self, hidden: Tensor, chosen: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
-        with _answering(self.model.get_decoder(), replace(self.seen, last_hidden_state=hidden.unsqueeze(0))):
+        backbone, seen = self.model.get_decoder(), replace(self.seen, last_hidden_state=hidden.unsqueeze(0))
+        backbone.forward = lambda *_args, **_kwargs: seen  # so that the model computes the output layer alone
+        try:
             # `forward`, because the hooks of ranks around a call are for all chunks at once
             logits: Tensor = self.model.forward(input_ids=chosen[None, :1], use_cache=False).logits.squeeze(0)
+        finally:
+            del backbone.forward
         if len(logits) != len(chosen):
             raise ValueError(
                 f"{type(self.model).__name__} does not go on from what its get_decoder() says; take another"
@@ -313,7 +310,7 @@ def output_of(model: PreTrainedModel, ids: Tensor, mask: Tensor, backbone: nn.Mo
 
 def token_logprobs(model: PreTrainedModel, ids: Tensor, mask: Tensor, backbone: nn.Module | None = None) -> Tensor:
     """The logprobs [N] in nats of the selected tokens; arguments as in `output_of`."""
-    return output_of(model, ids, mask, backbone).logprobs()
+    return output_of(model, ids, mask, backbone).scores(entropy=False)[0]
 
 
 class TokenScores(torch.autograd.Function):
@@ -328,9 +325,9 @@ class TokenScores(torch.autograd.Function):
         entropies = logits.new_zeros(len(logits))
         for block, rows, logprobs, part in _blocks(logits):
             torch.log_softmax(block, -1, out=logprobs)
-            if entropy:
-                entropies[rows] = -torch.exp(logprobs, out=part).mul_(logprobs).sum(-1)
             block.copy_(logprobs)
+            if entropy:  # a token of probability 0 adds 0
+                entropies[rows] = -torch.exp(block, out=part).mul_(logprobs.clamp_(min=LEAST)).sum(-1)
         ctx.save_for_backward(logits, chosen)
         return logits.gather(-1, chosen.unsqueeze(-1)).squeeze(-1), entropies
 
@@ -340,7 +337,8 @@ class TokenScores(torch.autograd.Function):
         result, entropy = torch.empty_like(logprobs), bool(of_entropies.any())
         for block, rows, given, part in _blocks(logprobs):
             if entropy:
-                torch.exp(block, out=given).mul_(torch.add(block, 1, out=part)).mul_(-of_entropies[rows, None])
+                slope = torch.add(block, 1, out=part).clamp_(min=LEAST)
+                torch.exp(block, out=given).mul_(slope).mul_(-of_entropies[rows, None])
             else:
                 given.zero_()
             given.scatter_add_(-1, chosen[rows, None], of_logprobs[rows, None])
@@ -356,13 +354,3 @@ def _blocks(logits: Tensor) -> Iterator[tuple[Tensor, slice, Tensor, Tensor]]:
     for start in range(0, len(logits), size):
         rows = logits[start : start + size]
         yield rows, slice(start, start + size), one[: len(rows)], another[: len(rows)]
-
-
-@contextmanager
-def _answering(backbone: nn.Module, answer: Any) -> Iterator[None]:
-    """Fixes the output of a backbone for a while, so that its model computes the output layer alone."""
-    backbone.forward = lambda *_args, **_kwargs: answer
-    try:
-        yield
-    finally:
-        del backbone.forward

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from operator import itemgetter
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from agent_r1 import own_code
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.text_env import Moved, Seed, Setup, TextEnv, meant, number
 from agent_r1.params.env import SUCCESSES, EnvParams, GymnasiumParams
+from agent_r1.params.sections import nearest
 from agent_r1.records import Outcome, Question
 from agent_r1.tools.base import ToolError
 
@@ -49,28 +53,30 @@ class GymEnv(TextEnv):
         super().__init__(self._params.task or question.text, shared.limits)
         self.moves = self._params.actions or ()
         self._seed, self._return = seed, 0.0
-        self._world: GymWorld | None = None
+        self._read = _reader(self._setup.name, self._params)
+        self.world: GymWorld | None = None
 
     async def begin(self) -> str:
-        self._world = _make(self._setup.name, self._params)
-        observed, _ = self._world.reset(seed=self._setup.seed)
-        self._world.unwrapped.np_random = np.random.Generator(np.random.PCG64(self._seed))
+        self.world = _make(self._setup.name, self._params)
+        observed, _ = self.world.reset(seed=self._setup.seed)
+        self.world.unwrapped.np_random = np.random.Generator(np.random.PCG64(self._seed))
         actions = f"Actions: {', '.join(self.moves)}.\n\n" if self.moves else ""
-        return actions + _seen(self._world, observed)
+        return actions + _seen(self.world, self._read(observed))
 
     async def move(self, text: str) -> Moved:
-        if self._world is None:
+        if self.world is None:
             raise RuntimeError("the environment was not opened")
-        action = _action(text, self.moves, self._world.action_space)
-        observed, reward, terminated, truncated, info = self._world.step(action)
+        action = _action(text, self.moves, self.world.action_space)
+        observed, reward, terminated, truncated, info = self.world.step(action)
         earned = number(reward, f"env.gymnasium.{self._setup.name}")
         self._return += earned
         over = Outcome.ENDED if terminated else Outcome.TURN_LIMIT if truncated else None
-        return Moved("" if over else _seen(self._world, observed), earned, self._succeeded(earned, over, info), over)
+        seen = "" if over else _seen(self.world, self._read(observed))
+        return Moved(seen, earned, self._succeeded(earned, over, info), over)
 
     async def close(self) -> None:
-        if self._world:
-            self._world.close()
+        if self.world:
+            self.world.close()
 
     def _succeeded(self, reward: float, over: Outcome | None, info: Mapping[str, Any]) -> bool:
         match self._params.success:
@@ -91,9 +97,16 @@ def require_gymnasium(questions: Sequence[Question], limits: EnvParams) -> None:
     """Raises ValueError for a question whose world is not declared, or cannot be made or played."""
     used = [meant(question, GymSetup, limits.gymnasium) for question in questions]
     for name, params in {setup.name: params for setup, params in used}.items():
+        read = _reader(name, params)
         with closing(_make(name, params)) as world, closing(_make(name, params)) as other:
-            begun = [_seen(each, each.reset(seed=0)[0]) for each in (world, other)]
+            begun = [_seen(each, read(each.reset(seed=0)[0])) for each in (world, other)]
             _require_success(world, name, params, limits.max_steps)
+        if len(begun[0]) > limits.max_result_characters and world.render_mode != "ansi":
+            raise ValueError(
+                f"env.gymnasium.{name}: an observation of {params.id} takes {len(begun[0]):,} characters, of which "
+                f"env.max_result_characters shows {limits.max_result_characters:,}; raise that, or name a key of it or "
+                "a function (module:name) under observation"
+            )
         if begun[0] != begun[1]:
             raise ValueError(
                 f"env.gymnasium.{name}: {params.id} begins in two ways with the same seed, so that nothing could be "
@@ -142,6 +155,10 @@ def _make(name: str, params: GymnasiumParams) -> GymWorld:
     try:
         world: GymWorld = gymnasium.make(params.id, disable_env_checker=True, **params.kwargs)
         _require_playable(world.action_space, params.actions)
+        keys = world.observation_space.spaces if isinstance(world.observation_space, spaces.Dict) else {}
+        if params.observation not in ("", *keys) and ":" not in params.observation:
+            close = nearest(params.observation, keys) if keys else ", nor any other key"
+            raise ValueError(f"it observes no {params.observation!r}{close}")
     except Exception as fault:
         raise ValueError(
             f"env.gymnasium.{name}: {params.id} cannot be used ({type(fault).__name__}: {fault})"
@@ -172,13 +189,30 @@ def _action(text: str, moves: Sequence[str], space: spaces.Space[Any]) -> int | 
 
 
 def _seen(world: GymWorld, observed: Any) -> str:
-    """The world's drawing, if it draws text, and else the observation."""
+    """The world's drawing, if it draws text, and else the whole of the observation."""
     if world.render_mode != "ansi":
-        return str(observed)
+        return _written(observed)
     drawn = world.render()
     if not isinstance(drawn, str):
         raise ValueError(f"{world} draws {type(drawn).__name__} under render_mode ansi, and not text")
     return plain(drawn).strip("\n")
+
+
+def _reader(name: str, params: GymnasiumParams) -> Callable[[Any], Any]:
+    """Takes the part of an observation that `observation` has shown: all, one key, or the result of an own function."""
+    if ":" in params.observation:
+        return own_code.load(f"env.gymnasium.{name}.observation", params.observation)
+    return itemgetter(params.observation) if params.observation else lambda observed: observed
+
+
+def _written(observed: Any) -> str:
+    """All of an observation; of a mapping a line for each value, the longest array last, as the end may be cut."""
+    with np.printoptions(threshold=sys.maxsize):
+        if not isinstance(observed, Mapping):
+            return str(observed)
+        values = sorted(observed.items(), key=lambda item: item[1].size if isinstance(item[1], np.ndarray) else 0)
+        texts = {key: value if isinstance(value, str) else " ".join(str(value).split()) for key, value in values}
+    return "\n".join(f"{key}: {text}" for key, text in texts.items())
 
 
 def plain(drawn: str) -> str:

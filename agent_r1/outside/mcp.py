@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import os
+import re
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -35,13 +37,14 @@ from agent_r1.harmless import harmless, without_password
 from agent_r1.http.client import EXCERPT, BadAnswerError, in_words, read_key, require_plain, require_small
 from agent_r1.params.env import McpParams
 from agent_r1.records import CallStatus
-from agent_r1.tools.base import Schema, Tool, ToolResult, function_schema
+from agent_r1.tools.base import Schema, ServedTool, Tool, ToolResult, function_schema
 
 KEY = "AGENT_R1_MCP_KEY_"  # with a server's name in capitals: the bearer token that it is sent
 START_S = 60.0  # until a server has listed its tools
 STOP_S = 15.0
 MAX_TOOLS = 64
 SESSION_LOST = 40_404  # in place of a server's code: it does not know the session of a request, and did nothing
+_ASKS = re.compile("elicit|sampling|roots/", re.IGNORECASE)  # in a server's words, of a tool that asks its client back
 _LOST = {"code": SESSION_LOST, "message": "the server does not know the session"}
 _FAULTS = (  # of a session with a server that is ill
     OSError,
@@ -65,10 +68,7 @@ class SessionLost(WorldFault):
 
 
 class McpSession:
-    """A session with one server, held open by a task of its own: any task may open or close it, and its end ends none.
-
-    It can be opened again after it was closed.
-    """
+    """A session with one server in a task of its own: any task may open or close it, and open it again."""
 
     def __init__(self, name: str, params: McpParams) -> None:
         """Starts nothing yet. Raises ValueError for an environment variable that cannot be handed on."""
@@ -81,10 +81,7 @@ class McpSession:
         logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it logs a server's unasked words line by line
 
     async def open(self, check: Check) -> list[Schema]:
-        """The schemas of the tools, which have passed the check.
-
-        Raises WorldFault if the server cannot be reached, and ValueError if it cannot be used as it is.
-        """
+        """The checked schemas of the tools; WorldFault if the server is out of reach, ValueError if it is unfit."""
         self._opened: asyncio.Future[list[Schema]] = asyncio.get_running_loop().create_future()
         self._end, self._lost = asyncio.Event(), False
         self._task = asyncio.create_task(self._live(check), name=self.who)
@@ -124,15 +121,18 @@ class McpSession:
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
         try:
-            return _as_result(await self._answered(call, tool))
+            return as_result(await self._answered(call, tool))
         except WorldFault as fault:
             if isinstance(cause := fault.__cause__, MCPError) and cause.code == INVALID_PARAMS:
                 return ToolResult(text=str(cause), call_status=CallStatus.BAD_ARGUMENTS)
+            if isinstance(cause, MCPError) and _ASKS.search(str(cause)):
+                _warn_once(f"{self.who}: its tool {tool} asks a person or a model; leave it out by the key tools")
+                return ToolResult(text=str(cause), call_status=CallStatus.FAILED)
             raise
 
     async def schemas(self) -> list[Schema]:
         """The schemas of the tools now. Raises ValueError if they cannot be offered, and else the errors of `call`."""
-        return await self._answered(_listed(self._client, self._params.tools), "the list of its tools")
+        return await self._answered(self._listed(), "the list of its tools")
 
     async def _answered(self, request: Awaitable[T], what: str) -> T:
         """The answer to a request, within its limit of time. A fault of the session is noted."""
@@ -149,6 +149,31 @@ class McpSession:
             kind = SessionLost if code == SESSION_LOST else WorldFault
             raise kind(f"{self.who} failed in {what}: {in_words(fault)}") from fault
 
+    async def _listed(self) -> list[Schema]:
+        """The schemas of the tools that params.yaml names, or of all; a ValueError says why they cannot be offered."""
+        names, page = self._params.tools, await self._client.list_tools()
+        tools = [*page.tools]
+        while page.next_cursor is not None and page.tools and len(tools) <= MAX_TOOLS:
+            page = await self._client.list_tools(cursor=page.next_cursor)
+            tools += page.tools
+        known = [tool.name for tool in tools]
+        if missing := [name for name in names or () if name not in known]:
+            raise ValueError(f"it has no tool {missing[0]!r}, only {', '.join(known)[:EXCERPT]}")
+        chosen = [tool for tool in tools if names is None or tool.name in names]
+        if not 0 < len(chosen) <= MAX_TOOLS:
+            raise ValueError(f"it offers {len(chosen)} tools, and not 1 to {MAX_TOOLS}; name some under its key tools")
+        schemas = []
+        for tool in chosen:
+            try:
+                if tool.execution and tool.execution.task_support == "required":
+                    raise ValueError(f"tool {tool.name[:80]!r}: it runs as a task, whose result nobody would fetch")
+                schemas.append(function_schema(tool.name, tool.description or "", tool.input_schema))
+            except ValueError as fault:
+                if names or (tool is chosen[-1] and not schemas):  # nothing would be left
+                    raise
+                _warn_once(f"{self.who}: {harmless(str(fault))}; it is left out")
+        return schemas
+
     async def _live(self, check: Check) -> None:
         """Opens the session, says so, and closes it at the end."""
         with tempfile.TemporaryFile("w+", errors="replace") as log:
@@ -156,7 +181,7 @@ class McpSession:
                 try:
                     async with asyncio.timeout(START_S):
                         self._client = await stack.enter_async_context(_connected(self._params, self._key, log))
-                        schemas = await _listed(self._client, self._params.tools)
+                        schemas = await self._listed()
                         check(schemas)
                 except FileNotFoundError as fault:
                     self._opened.set_exception(ValueError(f"{self.who} has no command {fault.filename!r}"))
@@ -191,21 +216,18 @@ class Server:
     async def __aenter__(self) -> Self:
         """Raises WorldFault if the server cannot be reached, and ValueError if it cannot be used as it is."""
         schemas = await self._session.open(self._require_same)
-        self.tools = [_McpTool(self, schema) for schema in schemas]
+        self.tools = [ServedTool(schema, self.ask) for schema in schemas]
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._session.close()
 
     def for_episode(self, is_as_kept: Callable[[ToolResult, ToolResult], bool]) -> Sequence[Tool]:
-        """The tools of one episode: those of the stage's session, or of a session of its own.
-
-        `is_as_kept` compares a result with the one that was kept of the same call.
-        """
+        """The tools of one episode: those of the stage's session, or of a session of its own."""
         if self._params.scope == "stage":
             return self.tools
         own = _EpisodeServer(self._name, self._params, self.tools, is_as_kept)
-        return [_McpTool(own, tool.schema) for tool in self.tools]
+        return [_EpisodeTool(tool.schema, own) for tool in self.tools]
 
     async def verify(self) -> None:
         """Raises ValueError if the server has other tools now, and WorldFault if it does not say."""
@@ -214,12 +236,6 @@ class Server:
     async def ask(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
         """The result of a call; raises WorldFault if there is none."""
         return await self._in_session(lambda: self._session.call(tool, arguments))
-
-    async def recall(self, tool: str, arguments: dict[str, Any], result: ToolResult) -> None:
-        """Does nothing: the session is not of one episode."""
-
-    async def close(self) -> None:
-        """Does nothing: the session is not of one episode."""
 
     async def _in_session(self, request: Callable[[], Awaitable[T]]) -> T:
         """Makes a request, and once more in a new session if the server did not know the old one."""
@@ -244,6 +260,20 @@ class Server:
             raise ValueError(f"{self._session.who} has other tools than when this began ({names}); begin again")
 
 
+class _EpisodeTool(ServedTool):
+    """A tool of an episode's own session."""
+
+    def __init__(self, schema: Schema, server: _EpisodeServer) -> None:
+        super().__init__(schema, server.ask)
+        self._server = server
+
+    async def recall(self, arguments: dict[str, Any], result: ToolResult) -> None:
+        self._server.recalled.append((self.name, arguments, result))
+
+    async def close(self) -> None:
+        await self._server.close()
+
+
 class _EpisodeServer(Server):
     """A session of one episode, opened by its first call and closed with it, so that its state is the episode's own.
 
@@ -256,7 +286,7 @@ class _EpisodeServer(Server):
     ) -> None:
         super().__init__(name, params, known)
         self._is_as_kept, self._is_open = is_as_kept, False
-        self._recalled: list[tuple[str, dict[str, Any], ToolResult]] = []
+        self.recalled: list[tuple[str, dict[str, Any], ToolResult]] = []  # calls that a journal answered
 
     async def ask(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
         """The result of a call; raises WorldFault if there is none, or the session was lost."""
@@ -265,44 +295,19 @@ class _EpisodeServer(Server):
             if not self._is_open:
                 await self._session.open(self._require_same)
                 self._is_open = True
-            for name, given, kept in self._recalled:
+            for name, given, kept in self.recalled:
                 if not self._is_as_kept(await self._session.call(name, given), kept):
                     raise WorldFault(f"{who} answers {name} in another way than before the stage was ended")
-            self._recalled.clear()
+            self.recalled.clear()
         if self._session.is_lost:
             raise WorldFault(f"{who} ended the session of an episode")
         return await self._session.call(tool, arguments)
-
-    async def recall(self, tool: str, arguments: dict[str, Any], result: ToolResult) -> None:
-        """Notes a call that a journal answered."""
-        self._recalled.append((tool, arguments, result))
 
     async def close(self) -> None:
         """Closes the session, if a call has opened it."""
         if self._is_open:
             self._is_open = False
             await self._session.close()
-
-
-@dataclass
-class _McpTool(Tool):
-    """A tool of a server, which checks the arguments itself."""
-
-    server: Server
-    schema: Schema
-
-    def __post_init__(self) -> None:
-        self.name: str = self.schema["function"]["name"]
-        self.waits = True
-
-    async def call(self, arguments: dict[str, Any]) -> ToolResult:
-        return await self.server.ask(self.name, arguments)
-
-    async def recall(self, arguments: dict[str, Any], result: ToolResult) -> None:
-        await self.server.recall(self.name, arguments, result)
-
-    async def close(self) -> None:
-        await self.server.close()
 
 
 @contextlib.asynccontextmanager
@@ -358,23 +363,12 @@ class _Counted(httpx2.AsyncByteStream):
         await self.stream.aclose()
 
 
-async def _listed(client: Client, names: Sequence[str] | None) -> list[Schema]:
-    """The schemas of a server's tools of these names, or of all; a ValueError says why they cannot be offered."""
-    page = await client.list_tools()
-    tools = [*page.tools]
-    while page.next_cursor is not None and page.tools and len(tools) <= MAX_TOOLS:
-        page = await client.list_tools(cursor=page.next_cursor)
-        tools += page.tools
-    known = [tool.name for tool in tools]
-    if missing := [name for name in names or () if name not in known]:
-        raise ValueError(f"it has no tool {missing[0]!r}, only {', '.join(known)[:EXCERPT]}")
-    chosen = [tool for tool in tools if names is None or tool.name in names]
-    if not 0 < len(chosen) <= MAX_TOOLS:
-        raise ValueError(f"it offers {len(chosen)} tools, and not 1 to {MAX_TOOLS}; name some under its key tools")
-    return [function_schema(tool.name, tool.description or "", tool.input_schema) for tool in chosen]
+@functools.cache  # a server is asked again and again
+def _warn_once(words: str) -> None:
+    logger.warning("%s", words)
 
 
-def _as_result(result: CallToolResult) -> ToolResult:
+def as_result(result: CallToolResult) -> ToolResult:
     """Joins the text blocks, notes each other block as left out, and falls back to the structured content."""
     text = "\n".join(_texts(result))
     if not result.content and result.structured_content is not None:

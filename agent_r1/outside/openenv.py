@@ -10,22 +10,28 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, FiniteFloat, RootModel
+from mcp_types import CallToolResult
+from mcp_types import Tool as Listed
+from pydantic import BaseModel, Field, FiniteFloat, RootModel, TypeAdapter
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
+from agent_r1.envs.base import Transition, opened
 from agent_r1.envs.shared import Shared
-from agent_r1.envs.text_env import Moved, Setup, TextEnv, meant
+from agent_r1.envs.text_env import Moved, Setup, TextEnv, ToolWorld, ended, meant
 from agent_r1.faults import WorldFault, WorldTimeout
 from agent_r1.harmless import harmless
 from agent_r1.http.client import EXCERPT, Client, in_words, parsed, read_key, tls
+from agent_r1.outside.mcp import as_result
 from agent_r1.params.env import EnvParams, OpenEnvParams
 from agent_r1.params.sections import nearest
-from agent_r1.records import Outcome, Question
-from agent_r1.tools.base import ToolError
+from agent_r1.records import CallStatus, Outcome, Question
+from agent_r1.tools.base import ServedTool, ToolError, ToolResult, function_schema
 
 KEY = "AGENT_R1_OPENENV_KEY_"  # with a server's name in capitals: the bearer token that it is sent
 MAX_ANSWER_BYTES = 1 << 22
@@ -91,28 +97,29 @@ class OpenEnv(TextEnv):
 
     def __init__(self, question: Question, shared: Shared, seed: int) -> None:
         """`seed` is sent if the row has none."""
-        setup, self._params = meant(question, OpenEnvSetup, shared.limits.openenv)
-        super().__init__(self._params.task or question.text, shared.limits)
+        setup, self.params = meant(question, OpenEnvSetup, shared.limits.openenv)
+        super().__init__(self.params.task or question.text, shared.limits)
         self._reset = {"seed": seed % _SEEDS} | setup.reset
-        self._who, self._key = _who(setup.name, self._params), read_key(KEY, setup.name)
+        self.who, self._key = _who(setup.name, self.params), read_key(KEY, setup.name)
         self._session: ClientConnection | None = None
+        self._one_at_a_time = asyncio.Lock()
 
     async def begin(self) -> str:
         self._session = await self._connected()
-        begun = await self._ask("reset", self._reset)
+        begun = await self.ask("reset", self._reset)
         if isinstance(begun, _Problem):
-            raise WorldFault(f"{self._who} does not begin: {begun}")
+            raise WorldFault(f"{self.who} does not begin: {begun}")
         if begun.done:
-            raise WorldFault(f"{self._who} has ended before it began")
+            raise WorldFault(f"{self.who} has ended before it began")
         return self._read(begun)
 
     async def move(self, text: str) -> Moved:
-        reached = await self._ask("step", {self._params.action: text})
+        reached = await self.ask("step", {str(self.params.action): text})
         if isinstance(reached, _Problem):
             raise ToolError(str(reached))
         if reached.reward is None:
-            raise WorldFault(f"{self._who} gave no reward for a step")
-        success = reached.reward > self._params.success_above
+            raise WorldFault(f"{self.who} gave no reward for a step")
+        success = reached.reward > self.params.success_above
         if reached.done:
             return Moved("", reached.reward, success, Outcome.ENDED)
         return Moved(self._read(reached), reached.reward, success)
@@ -124,62 +131,132 @@ class OpenEnv(TextEnv):
                 await self._session.close()
 
     async def _connected(self) -> ClientConnection:
-        url = f"ws{self._params.url.removeprefix('http')}/ws"
+        url = f"ws{self.params.url.removeprefix('http')}/ws"
         _wire.setLevel(logging.INFO)
-        with self._named("connection"):
+        with self.named("connection"):
             return await connect(
                 url,
                 additional_headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
                 compression=None,  # compressed, a small answer could become a large one while it is read
                 logger=_wire,
                 max_size=MAX_ANSWER_BYTES,
-                open_timeout=self._params.timeout_s,
+                open_timeout=self.params.timeout_s,
                 ping_timeout=None,  # a step may keep a server from anything else, and has a limit of its own
                 close_timeout=CLOSE_S,
                 ssl=tls() if url.startswith("wss://") else None,
             )
 
-    async def _ask(self, kind: str, data: dict[str, Any]) -> _State | _Problem:
+    async def ask(self, kind: str, data: dict[str, Any]) -> _State | _Problem:
         """The state that a request leads to, or its refusal. Raises WorldFault for any other answer, or none."""
         if self._session is None:
             raise RuntimeError("the environment was not opened")
-        with self._named(kind):
-            async with asyncio.timeout(self._params.timeout_s):
+        with self.named(kind):
+            async with self._one_at_a_time, asyncio.timeout(self.params.timeout_s):
                 with contextlib.suppress(ConnectionClosed):  # a server that is full has said so before it is asked
                     await self._session.send(json.dumps({"type": kind, "data": data}))
                 answer = parsed(await self._session.recv(decode=False), _Frame).root.data
         if isinstance(answer, _Problem) and answer.code != _REFUSED:
             code = harmless(answer.code[:EXCERPT]) or "an error without a code"
-            raise WorldFault(f"{self._who} failed in a {kind}: {code}: {answer}")
+            raise WorldFault(f"{self.who} failed in a {kind}: {code}: {answer}")
         return answer
 
     @contextlib.contextmanager
-    def _named(self, kind: str) -> Iterator[None]:
+    def named(self, kind: str) -> Iterator[None]:
         """Turns the faults of a request into WorldFaults that name the server and the request."""
         try:
             yield
         except TimeoutError:
-            raise WorldTimeout(f"{self._who} did not answer a {kind} within {self._params.timeout_s:g} s") from None
+            raise WorldTimeout(f"{self.who} did not answer a {kind} within {self.params.timeout_s:g} s") from None
         except (OSError, WebSocketException, ValueError) as fault:
-            raise WorldFault(f"{self._who} failed in a {kind}: {in_words(fault)}") from fault
+            raise WorldFault(f"{self.who} failed in a {kind}: {in_words(fault)}") from fault
 
     def _read(self, state: _State) -> str:
-        name = self._params.observation
-        if name not in state.observation:
-            raise WorldFault(f"{self._who} sent an observation without {name!r}{nearest(name, state.observation)}")
-        said = state.observation[name]
-        return said if isinstance(said, str) else json.dumps(said, ensure_ascii=False)
+        name = self.params.observation
+        if name is not None and name not in state.observation:
+            raise WorldFault(f"{self.who} sent an observation without {name!r}{nearest(name, state.observation)}")
+        return _text(state.observation if name is None else state.observation[name])
+
+
+class OpenEnvTools(ToolWorld):
+    """One session of a server whose environment has tools, played with these.
+
+    Rewards are `env`, the sum over a step's calls, and at the end `success`, a last reward above `success_above`.
+    """
+
+    def __init__(self, question: Question, shared: Shared, seed: int) -> None:
+        """`seed` is sent if the row has none."""
+        self._world = OpenEnv(question, shared, seed)
+        super().__init__(question, self._world.params.task, shared)
+        self._paid, self._last = 0.0, -math.inf  # by the calls of a step; by the last call that was paid
+        self._done = False
+
+    async def open(self) -> None:
+        self.show(await self._world.begin())
+        listed = await self._world.ask("step", {"type": "list_tools"})
+        if isinstance(listed, _Problem):
+            raise ValueError("it knows no tools; name the fields of its action and its observation")
+        with self._world.named("list of its tools"):
+            tools = TypeAdapter(list[Listed]).validate_python(listed.observation.get("tools"))
+        schemas = [function_schema(tool.name, tool.description or "", tool.input_schema) for tool in tools]
+        self.offer([ServedTool(schema, self._asked) for schema in schemas])
+
+    async def close(self) -> None:
+        await self._world.close()
+
+    async def step(self, action: str) -> Transition:
+        """Takes an action's text, without its end token."""
+        self._paid = 0.0
+        reply = await super().step(action)
+        if self._done:
+            reply = ended(reply)
+        if reply.outcome is Outcome.ABORTED:
+            return reply
+        success = {"success": float(self._last > self._world.params.success_above)} if reply.outcome else {}
+        return replace(reply, rewards=reply.rewards | {"env": self._paid} | success)
+
+    async def _asked(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
+        reached = await self._world.ask("step", {"type": "call_tool", "tool_name": tool, "arguments": arguments})
+        if isinstance(reached, _Problem):
+            return ToolResult(text=str(reached), call_status=CallStatus.BAD_ARGUMENTS)
+        if reached.reward is not None:
+            self._paid, self._last = self._paid + reached.reward, reached.reward
+        self._done |= reached.done
+        with self._world.named(f"call of {tool}"):
+            return _result(reached.observation)
+
+
+def _result(observation: Mapping[str, Any]) -> ToolResult:
+    """The result of a call. Raises WorldFault if the call did not reach the tool, and ValueError for another shape."""
+    match observation:
+        case {"error": {"error_type": "transport_error", "message": message}}:
+            raise WorldFault(harmless(str(message)[:EXCERPT]))
+        case {"error": {"error_type": kind, "message": message}}:
+            status = CallStatus.TIMEOUT if kind == "timeout" else CallStatus.FAILED
+            return ToolResult(text=str(message), call_status=status)
+        case {"result": {"content": _} as result}:
+            return as_result(CallToolResult.model_validate(result))
+    return ToolResult(text=_text(observation.get("result", observation)))
+
+
+def _text(said: Any) -> str:
+    return said if isinstance(said, str) else json.dumps(said, ensure_ascii=False)
+
+
+def played(question: Question, shared: Shared, seed: int) -> OpenEnv | OpenEnvTools:
+    """An episode with the server that a question names, with its tools unless params.yaml names an action's field."""
+    _, params = meant(question, OpenEnvSetup, shared.limits.openenv)
+    return (OpenEnv if params.action else OpenEnvTools)(question, shared, seed)
 
 
 def require_openenv(questions: Sequence[Question], limits: EnvParams) -> None:
-    """Checks the schemas of the servers that the questions name.
-
-    Raises ValueError for a server that is not declared, or has other fields than params.yaml names, and WorldFault for
-    a server that does not answer.
-    """
-    used = [meant(question, OpenEnvSetup, limits.openenv) for question in questions]
-    for name, params in {setup.name: params for setup, params in used}.items():
+    """Checks the questions' servers: ValueError if undeclared or of other fields, WorldFault if silent."""
+    named = {meant(question, OpenEnvSetup, limits.openenv)[0].name: question for question in questions}
+    for name, question in named.items():
+        params = limits.openenv[name]
         try:
+            if params.action is None:
+                asyncio.run(opened(OpenEnvTools(question, Shared(limits), 0)))
+                continue
             answer = Client(params.url, params.timeout_s, read_key(KEY, name)).ask("GET", "/schema")
             if answer.status != 200:
                 raise OSError(f"status {answer.status}: {answer.reason}")
@@ -191,11 +268,12 @@ def require_openenv(questions: Sequence[Question], limits: EnvParams) -> None:
 
 
 def _require_fields(schema: _Schema, params: OpenEnvParams) -> None:
-    shown = [fields for fields in (schema.observation, schema.reset_observation) if fields]
+    shown = [fields for fields in (schema.observation, schema.reset_observation) if fields and params.observation]
     sides = [("action", params.action, schema.action), *(("observation", params.observation, each) for each in shown)]
     for side, name, fields in sides:
         if name not in fields.properties:
-            raise ValueError(f"its {side} has no field {name!r}{nearest(name, fields.properties)}")
+            tools = "; leave out `action` to call its tools" if "tool_name" in fields.properties else ""
+            raise ValueError(f"its {side} has no field {name!r}{nearest(str(name), fields.properties)}{tools}")
     if more := [name for name in schema.action.required if name != params.action]:
         raise ValueError(f"its action needs {more[0]!r} too, and the policy writes one text")
 

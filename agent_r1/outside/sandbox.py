@@ -164,10 +164,7 @@ def _last_value(program: str) -> ast.expr | None:
 
 
 def _showing_its_value(program: str) -> str:
-    """The program with its last value assigned to `_`, and printed if it is not None.
-
-    The sandbox prints it: brought out, a value would be ordered and shown in this process's way.
-    """
+    """The program with its last value in `_`, printed inside: brought out, it would be shown in another way."""
     if len(program) > MAX_CHARACTERS:
         raise ToolError(f"the program is longer than {MAX_CHARACTERS:,} characters")
     last = _last_value(program)

@@ -12,15 +12,11 @@ from pydantic import Field
 from agent_r1 import own_code
 from agent_r1.envs.base import Transition
 from agent_r1.envs.shared import Shared
-from agent_r1.envs.text_env import Setup, meant, number
-from agent_r1.envs.tool_env import ToolEnv, told
+from agent_r1.envs.text_env import Setup, ToolWorld, ended, meant, number
 from agent_r1.faults import WorldTimeout
 from agent_r1.params.env import EnvParams, ToolboxParams
 from agent_r1.records import Outcome, Question
-from agent_r1.tools.base import Tool, ToolResult, methods, within
-from agent_r1.tools.toolbox import Limited, UnderWay, cut
-
-SYSTEM = "Do the task with the tools, and answer when it is done."
+from agent_r1.tools.base import methods, within
 
 
 class ToolboxSetup(Setup):
@@ -31,81 +27,69 @@ class ToolboxSetup(Setup):
 
 @runtime_checkable
 class Box(Protocol):
-    """An object of one episode; its other public methods are tools."""
+    """An object of one episode; its public methods but `get_reward` are tools.
+
+    `get_reward` gives a finite number at the end, now or when awaited; its parameter `answer`, if any, is the agent's
+    answer. Without it `self.reward` is the reward. `self.done = True` ends the episode.
+    """
 
     def reset(self, **row: Any) -> Any:
         """Begins the episode, now or when awaited; a result other than None is shown below the question."""
         ...
 
 
-@runtime_checkable
-class Rewarding(Protocol):
-    """A Box that rewards the episode at its end."""
-
-    def get_reward(self) -> Any:
-        """A finite number, now or when awaited."""
-        ...
-
-
-class ToolboxEnv(ToolEnv):
+class ToolboxEnv(ToolWorld):
     """An episode whose tools are the methods of an object of its own.
 
-    Rewards at the end are `env`, the result of `get_reward`, and `success`: whether that is above `success_above`. For
-    a class without `get_reward`, success is an exactly right answer.
+    Rewards at the end are `env`, the object's reward, and `success`: whether that is above `success_above`. Without a
+    reward, success is an exactly right answer.
     """
 
     def __init__(self, question: Question, shared: Shared, seed: int) -> None:
         """`seed` is not used: all chance of such a class comes from the row."""
-        limits = shared.limits
-        self._setup, self._params = meant(question, ToolboxSetup, limits.toolbox)
-        self._box = _made(self._setup.name, self._params)
-        super().__init__(
-            question if question.answers else question.text,
-            _tools(self._box, self._params, limits),
-            max_steps=limits.max_steps,
-            parallel_calls=limits.parallel_calls,
-            system=told(SYSTEM, limits),
-        )
-        self.user = self._params.task or question.text
-        self._max_characters = limits.max_result_characters
+        self._setup, self._params = meant(question, ToolboxSetup, shared.limits.toolbox)
+        super().__init__(question, self._params.task, shared)
+        self._where = f"env.toolbox.{self._setup.name}"
+        self._box = _made(self._where, self._params)
+        self.offer(methods(self._box, timeout_s=self._params.timeout_s, refusal=Exception))
 
     async def open(self) -> None:
-        said = await self._told("reset", self._box.reset(**self._setup.row))
-        if said is not None:
-            self.user = f"{self.user}\n\n{cut(ToolResult(text=str(said)), self._max_characters).text}"
+        if (said := await self._told("reset", self._box.reset(**self._setup.row))) is not None:
+            self.show(str(said))
 
     async def step(self, action: str) -> Transition:
         """Takes an action's text, without its end token."""
-        transition = await super().step(action)
-        if transition.outcome in (None, Outcome.ABORTED):
-            return transition
-        return replace(transition, rewards=transition.rewards | await self._earned(transition))
+        reply = await super().step(action)
+        if getattr(self._box, "done", None) is True:
+            reply = ended(reply)
+        if reply.outcome in (None, Outcome.ABORTED):
+            return reply
+        return replace(reply, rewards=reply.rewards | await self._earned(reply))
 
     async def _earned(self, end: Transition) -> dict[str, float]:
-        if not isinstance(self._box, Rewarding):
+        earned, get_reward = getattr(self._box, "reward", None), getattr(self._box, "get_reward", None)
+        if get_reward:
+            asks = "answer" in inspect.signature(get_reward).parameters
+            earned = await self._told("get_reward", get_reward(**({"answer": end.answer} if asks else {})))
+        elif earned is None:
             return {"success": end.rewards.get("em", 0.0)}
-        reward = number(await self._told("get_reward", self._box.get_reward()), f"env.toolbox.{self._setup.name}")
+        reward = number(earned, self._where)
         return {"env": reward, "success": float(reward > self._params.success_above)}
 
     async def _told(self, method: str, said: Any) -> Any:
         if not inspect.isawaitable(said):
             return said
-        where = f"env.toolbox.{self._setup.name}: {method}"
-        return await within(self._params.timeout_s, said, lambda late: WorldTimeout(f"{where} {late}"))
+        return await within(self._params.timeout_s, said, lambda late: WorldTimeout(f"{self._where}: {method} {late}"))
 
 
 def require_toolbox(questions: Sequence[Question], limits: EnvParams) -> None:
-    """Makes one object of each class that the questions name.
-
-    Raises ValueError for a question whose class is not declared, whose row `reset` does not take, or whose success is
-    undefined; and for a class that is not there, cannot be made, or has no `reset`.
-    """
+    """Makes an object of each class that is named; ValueError if class, row or success is undeclared or unfit."""
     boxes: dict[str, Box] = {}
     for question in questions:
         setup, params = meant(question, ToolboxSetup, limits.toolbox)
         if setup.name not in boxes:
-            boxes[setup.name] = _made(setup.name, params)
-            _require_tools(setup.name, boxes[setup.name], params, limits)
+            boxes[setup.name] = _made(f"env.toolbox.{setup.name}", params)
+            _require_tools(f"env.toolbox.{setup.name}", boxes[setup.name], params)
         _require_row(question, setup, boxes[setup.name])
 
 
@@ -115,43 +99,33 @@ def _require_row(question: Question, setup: ToolboxSetup, box: Box) -> None:
         inspect.signature(box.reset).bind(**setup.row)
     except TypeError as fault:
         raise ValueError(f"{where} does not fit env.toolbox.{setup.name}.reset: {fault}") from None
-    if not question.answers and not isinstance(box, Rewarding):
+    members = [each.__code__.co_names for _, each in inspect.getmembers(type(box), inspect.isfunction)]
+    if not (question.answers or hasattr(box, "get_reward") or any("reward" in names for names in members)):
         raise ValueError(
-            f"question {question.question_id!r} has no answers, and {type(box).__name__} has no get_reward: its "
-            "success is undefined; give it one of the two"
+            f"question {question.question_id!r} has no answers, and {type(box).__name__} has no get_reward and sets no "
+            "reward: its success is undefined; give it one of the three"
         )
 
 
-def _require_tools(name: str, box: Box, params: ToolboxParams, limits: EnvParams) -> None:
+def _require_tools(where: str, box: Box, params: ToolboxParams) -> None:
     try:
-        tools = _tools(box, params, limits)
+        tools = methods(box, timeout_s=params.timeout_s)
     except ValueError as fault:
-        raise ValueError(f"env.toolbox.{name}: {fault}") from None
+        raise ValueError(f"{where}: {fault}") from None
     if not tools:
-        raise ValueError(f"env.toolbox.{name}: {params.class_} has no public method that could be a tool")
-    if _waits(box, tools) != (params.timeout_s is not None):
+        raise ValueError(f"{where}: {params.class_} has no public method that could be a tool")
+    if bool(inspect.getmembers(type(box), inspect.iscoroutinefunction)) != (params.timeout_s is not None):
         mend = "a method waits, and for ever; set" if params.timeout_s is None else "no method waits; leave out"
-        raise ValueError(f"env.toolbox.{name}: {mend} timeout_s")
+        raise ValueError(f"{where}: {mend} timeout_s")
 
 
-def _waits(box: Box, tools: Sequence[Tool]) -> bool:
-    methods = [box.reset, *([box.get_reward] if isinstance(box, Rewarding) else [])]
-    return any(tool.waits for tool in tools) or any(map(inspect.iscoroutinefunction, methods))
-
-
-def _made(name: str, params: ToolboxParams) -> Box:
-    made = own_code.load(f"env.toolbox.{name}", params.class_)
+def _made(where: str, params: ToolboxParams) -> Box:
+    made = own_code.load(where, params.class_)
     try:
         box = made()
     except Exception as fault:
         told = f"{type(fault).__name__}: {fault}"
-        raise ValueError(f"env.toolbox.{name}: {params.class_}() cannot be made ({told})") from fault
+        raise ValueError(f"{where}: {params.class_}() cannot be made ({told})") from fault
     if not isinstance(box, Box):
-        raise ValueError(f"env.toolbox.{name}: {params.class_} has no method reset")
+        raise ValueError(f"{where}: {params.class_} has no method reset")
     return box
-
-
-def _tools(box: Box, params: ToolboxParams, limits: EnvParams) -> list[Tool]:
-    """The methods as tools. Their ValueErrors are the agent's fault, as in TRL."""
-    made = methods(box, timeout_s=params.timeout_s, refusal=ValueError)
-    return [Limited(tool, limits.max_result_characters, UnderWay()) for tool in made]

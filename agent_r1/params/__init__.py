@@ -25,10 +25,7 @@ SHIPPED = Path(__file__).with_name("shipped.yaml")  # the project's params.yaml,
 
 
 def load(path: Path = Path(PARAMS)) -> Params:
-    """Reads and checks a parameter file.
-
-    A FileNotFoundError says that there is none; a ValueError names what is unknown, missing or out of range in it.
-    """
+    """Reads a parameter file. A FileNotFoundError says that there is none, a ValueError names every refused key."""
     if not path.exists():
         raise FileNotFoundError(f"{path.absolute()} does not exist; run from the project's root")
     try:

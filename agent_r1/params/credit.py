@@ -11,6 +11,7 @@ from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from agent_r1.params.sections import Natural, Section, Share, Weight, nearest
 
 LOGGED = frozenset({"total", "max", "std", "std_in_groups", "kl"})  # metrics reward/... that are no parts
+OF_ANSWERS = ["agent_r1", "em", "f1", "grounded", "progress", "no_answer"]  # parts of questions that are answered
 _NAME = re.compile(r"[A-Za-z_]\w{,99}", re.ASCII)
 
 
@@ -34,9 +35,6 @@ class RewardFunction(Section):
     function: Annotated[str, AfterValidator(_reference)]
     weight: Weight
     batched: bool = False  # whether it takes a list of episodes and gives a list of values
-
-
-OF_ANSWERS = ["agent_r1", "em", "f1", "grounded", "progress", "no_answer"]  # parts of questions that are answered
 
 
 class RewardWeights(Section):
@@ -182,11 +180,6 @@ class CreditParams(Section):
         if self.estimator == "gae":
             return self.gamma == self.lam == 1  # the deltas telescope
         return self.in_groups or self.gamma == 1
-
-    @property
-    def divides_by_std(self) -> bool:
-        """Whether advantages are divided by the standard deviation of their own group's returns."""
-        return self.estimator == "grpo" or (self.estimator == "gigpo" and self.gigpo.std)
 
     @property
     def of_targets(self) -> CreditParams:

@@ -130,6 +130,7 @@ class GymnasiumParams(_WorldParams):
     id: Annotated[str, Field(pattern=rf"^({_MODULE}:)?([\w-]+/)?[\w.-]+$")]
     success: Success | None = None  # null is info, and refused where the world's info has no success
     kwargs: dict[str, Any] = Field(default={})
+    observation: str = ""  # the key of its observations that is shown, or `module:name`, a function of them; "" is all
     # What its moves are called, from the first on; null where it takes text.
     actions: Annotated[list[Annotated[str, Field(pattern=_WORDS)]], Field(min_length=1)] | None = None
 
@@ -138,8 +139,8 @@ class OpenEnvParams(_WorldParams):
     """A server of OpenEnv's; see `agent_r1.outside.openenv`."""
 
     url: Annotated[str, AfterValidator(_web)]
-    observation: str  # the field of its observation that the policy reads
-    action: str  # the field of its action that takes what the policy writes
+    action: str | None = None  # the field of its action that takes what the policy writes; null calls its tools
+    observation: str | None = None  # the field of its observation that the policy reads; null shows all
     timeout_s: Positive  # of one answer
     success_above: Reward = 0.0  # the reward of the last step, beyond which it is a success
 
@@ -151,7 +152,7 @@ class ToolboxParams(_WorldParams):
 
     class_: Annotated[str, Field(alias="class", pattern=rf"^{_MODULE}:[A-Za-z_]\w*$")]
     timeout_s: Positive | None = None  # of one call of an `async def`
-    success_above: Reward = 0.0  # what `get_reward` says, beyond which it is a success
+    success_above: Reward = 0.0  # its reward, beyond which it is a success
 
 
 class EnvParams(Section):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -57,8 +57,7 @@ class FilesParams(Section):
     @property
     def splits(self) -> dict[str, SplitParams]:
         """The splits that there are, by name."""
-        named = {"train": self.train, "dev": self.dev, "test": self.test}
-        return {name: split for name, split in named.items() if split is not None}
+        return {name: split for name in SPLITS if (split := vars(self)[name])}
 
 
 Seeds = Annotated[list[Natural], Field(min_length=2, max_length=2)]  # from the first up to, and without, the second
@@ -74,14 +73,8 @@ class WorldSeeds(Section):
 
     @property
     def given(self) -> dict[str, list[int]]:
-        """The splits that have seeds."""
-        named = {"train": self.train, "dev": self.dev, "test": self.test}
-        return {split: seeds for split, seeds in named.items() if seeds}
-
-    def seeds_of(self, split: str) -> tuple[int, int]:
-        """The first, and the one after the last; the same twice where there are none."""
-        first, stop = self.given.get(split, (0, 0))
-        return first, stop
+        """The splits that have seeds, with the first of them, and the one after the last."""
+        return {split: seeds for split in SPLITS if (seeds := vars(self)[split])}
 
 
 class LakeParams(WorldSeeds):
@@ -115,6 +108,9 @@ class OthersParams(WorldSeeds):
 
     env: Literal["gymnasium", "openenv", "toolbox"]
     name: str
+    reset: dict[str, Any] | None = None  # of openenv, arguments in which {seed}, {index} and {split} are the row's own
+    row: dict[str, Any] | None = None  # of toolbox, the same
+    file: Path | None = None  # of both, rows of further arguments; seeds are their numbers, from 0
 
 
 WorldParams = LakeParams | SokobanParams | BanditParams | OthersParams

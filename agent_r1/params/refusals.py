@@ -1,7 +1,4 @@
-"""Values of params.yaml that do not go together: the knob, what it needs, and the remedy.
-
-That every value is in its own range is up to the types of the sections.
-"""
+"""Values of params.yaml that do not go together. Their own ranges are up to the types of the sections."""
 
 from __future__ import annotations
 
@@ -20,8 +17,7 @@ from agent_r1.params.env import ContextParams, EnvParams, GymnasiumParams, McpPa
 from agent_r1.params.places import SWEEP, RunId
 from agent_r1.params.prepare import BUILT_IN, AtlasShares, OthersParams, PrepareParams, SokobanParams, WorldSeeds
 from agent_r1.params.sections import CHECKS, Section, nearest
-from agent_r1.params.train import MonitorParams, TrainParams
-from agent_r1.params.update import LARGEST_LOG_RATIO, UpdateParams
+from agent_r1.params.train import LARGEST_LOG_RATIO, MonitorParams, TrainParams, UpdateParams
 from agent_r1.params.whole import AblationsParams, OneRun, Params
 
 ROUNDING = 1e-9  # by which a sum of shares may miss 1
@@ -58,7 +54,7 @@ class Needs:
 
 
 def _shown(value: Any) -> str:
-    return value if isinstance(value, str) and value else json.dumps(value)
+    return value if isinstance(value, str) and value else json.dumps(value, default=str)
 
 
 NEEDS = [
@@ -68,6 +64,9 @@ NEEDS = [
     Needs(stages.DenseParams, "nprobe", 0, "faiss", ("ivf",), ", which looks at every passage"),
     Needs(stages.ModelParams, "float32_output", False, "dtype", ("auto", "bfloat16"), ", in which all layers compute"),
     Needs(stages.EngineParams, "server.urls", [], "kind", ("server",), missing=SERVE),
+    Needs(OthersParams, "reset", None, "env", ("openenv",), ", whose rows hold a seed, or a row"),
+    Needs(OthersParams, "row", None, "env", ("toolbox",), ", whose rows hold a seed, or a reset"),
+    Needs(OthersParams, "file", None, "env", ("openenv", "toolbox"), ", whose rows hold a seed"),
     Needs(McpParams, "environment", [], "url", (None,), ", which starts no process"),
     Needs(ContextParams, "every", 0, "kind", ("window", "summary"), ", which keeps everything", REWRITES),
     Needs(UpdateParams, "dual_clip", 0, "loss", ("clip",), ", whose weights clip_high bounds for every advantage"),
@@ -112,7 +111,7 @@ def world(p: WorldSeeds) -> Refusals:
 
 
 def sokoban(p: SokobanParams) -> Refusals:
-    boards, (first, stop) = sum(p.test_lengths.values()), p.seeds_of("test")
+    boards, (first, stop) = sum(p.test_lengths.values()), p.given.get("test", (0, 0))
     if p.walls > 1 / 2:
         yield f"walls {p.walls} leaves no room to push; take at most .5"
     if boards and boards != stop - first:
@@ -125,6 +124,8 @@ def gymnasium(p: GymnasiumParams) -> Refusals:
     mode = p.kwargs.get("render_mode", "ansi")
     if mode != "ansi":
         yield f"kwargs.render_mode {mode!r} draws no text; set it to ansi, or leave it out to show what is observed"
+    if p.observation and "render_mode" in p.kwargs:
+        yield f"observation {p.observation!r} has no effect where kwargs.render_mode draws; leave out one of the two"
     [(name, times)] = Counter(action.casefold() for action in p.actions or ["any"]).most_common(1)
     if times > 1:
         yield f"actions names {name!r} {times} times, in whatever case; give every move a name of its own"
@@ -148,6 +149,11 @@ def learner(p: stages.LearnerParams) -> Refusals:
 def servers(p: stages.ServerParams) -> Refusals:
     if len(set(p.urls)) < len(p.urls):
         yield f"urls names a server twice: {', '.join(p.urls)}; name it once"
+
+
+def evaluate(p: stages.EvaluateParams) -> Refusals:
+    if p.samples > 1 and p.temperature == 0:
+        yield f"samples: {p.samples} at temperature: 0 are one answer as often; set samples: 1, or temperature: 1"
 
 
 def mcp(p: McpParams) -> Refusals:
@@ -178,7 +184,8 @@ def credit(p: CreditParams) -> Refusals:
     estimator, mask = f"estimator {p.estimator}", p.advantage_mask
     if not any(p.rewards.weights.values()):
         yield "all reward weights are 0: nothing can be learned; set at least one above 0"
-    if p.divides_by_std and p.kl_reward:
+    divides_by_std = p.estimator == "grpo" or (p.estimator == "gigpo" and p.gigpo.std)
+    if divides_by_std and p.kl_reward:
         why = "would be scaled up to unit variance where a group's rewards are equal"
         yield f"kl_reward {p.kl_reward} with {estimator} {why}; set it to 0, and train.update.kl_loss instead"
     if (p.rewards.overlong > 0) != (p.overlong_buffer > 0):
@@ -278,12 +285,10 @@ def minibatches(p: TrainParams) -> Refusals:
 
 
 def warmups(p: TrainParams) -> Refusals:
-    rise, critic, learns = p.update.learning_rate_warmup, p.update.critic.warmup, p.credit.needs_critic
-    if rise >= p.iterations:
-        yield f"update.learning_rate_warmup {rise} lasts all {p.iterations} iterations; lower it or raise iterations"
-    if learns and 0 < rise <= critic.iterations:
-        why = f"after the {critic.iterations} iterations of update.critic.warmup; raise it above them, or set it to 0"
-        yield f"update.learning_rate_warmup {rise} is over before the policy is first trained, {why}"
+    rise, alone = p.update.learning_rate_warmup, p.update.critic.warmup.longest if p.credit.needs_critic else 0
+    if rise and rise + alone >= p.iterations:
+        given = f"update.learning_rate_warmup {rise}" + f" after the {alone} of update.critic.warmup" * (alone > 0)
+        yield f"{given} lasts all {p.iterations} iterations; lower it or raise iterations"
 
 
 def ablations(p: AblationsParams) -> Refusals:
@@ -322,7 +327,7 @@ def warm_start(p: Params) -> Refusals:
     if taught.demonstrations and not passed_through and p.env.context.kind == "summary":
         why = "hold no summaries, and env.context.kind is summary"
         yield f"{demonstrations} {why}; set it for single runs, as runs.NAME.env.context, or set demonstrations: 0"
-    if not (taught.teaches or passed_through):
+    if not (taught.demonstrations or taught.naive_rag_demonstrations or taught.conversations or passed_through):
         remedy = "set demonstrations or naive_rag_demonstrations above 0, or conversations to a file"
         yield f"warm_start has nothing to learn from: {remedy}"
 
@@ -382,6 +387,7 @@ TABLE: dict[type[Section], Callable[[Any], Refusals]] = {
     stages.SearchParams: search,
     stages.LearnerParams: learner,
     stages.ServerParams: servers,
+    stages.EvaluateParams: evaluate,
     McpParams: mcp,
     EnvParams: env,
     CreditParams: credit,

@@ -80,8 +80,10 @@ CONSTANTS: dict[str, Any] = {
 
 # Keys that stored runs of earlier versions lack -> the value under which today's code does as theirs; * is any name.
 NEUTRAL: dict[str, Any] = {
+    "env.gymnasium.*.observation": "",
     "env.gymnasium.*.success": None,
     "model.packing": False,
+    "train.validation.samples": 1,
     "warm_start.checkpoint_every": 0,
 }
 

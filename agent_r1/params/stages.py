@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field
 from agent_r1.params.sections import Count, Natural, Positive, Section, Share, Weight, address, public
 
 SearchKind = Literal["bm25", "dense", "hybrid", "remote"]
+DtypeName = Literal["auto", "float32", "bfloat16"]
 
 
 class BM25Params(Section):
@@ -55,9 +56,6 @@ class LoraParams(Section):
     rank: Natural
     alpha: Count
     targets: Annotated[list[str], Field(min_length=1)]
-
-
-DtypeName = Literal["auto", "float32", "bfloat16"]
 
 
 class ModelParams(Section):
@@ -107,11 +105,6 @@ class WarmStartParams(Section):
     learning_rate: Positive
     checkpoint_every: Natural
     observation_weight: Weight
-
-    @property
-    def teaches(self) -> bool:
-        """Whether there is anything to learn from."""
-        return bool(self.demonstrations or self.naive_rag_demonstrations or self.conversations)
 
 
 class VllmParams(Section):
@@ -169,12 +162,16 @@ PROTOCOLS: dict[Protocol, str] = {  # to the words for it, which follow the poli
 }
 
 Baseline = Literal["base_tool_call", "naive_rag", "closed_book", "gold_passages", "random", "oracle"]
+Budget = Literal["episodes", "tokens", "seconds", "cores"]  # of a training
 
 
 class EvaluateParams(Section):
     seed: Natural
     questions: Natural
+    samples: Count = 1  # of each question
+    temperature: Annotated[float, Field(ge=0, le=100)] = 0.0  # 0 is greedy
     bootstrap_samples: Annotated[int, Field(ge=100)]
+    price_per_device_hour: Weight = 0.0
     history_kept: Count
 
 

@@ -8,8 +8,74 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from agent_r1.params.credit import READS, CreditParams, FilterParams
-from agent_r1.params.sections import Count, Multiple, Natural, Positive, Section, Share
-from agent_r1.params.update import UpdateParams
+from agent_r1.params.sections import Count, Multiple, Natural, Positive, Section, Share, Weight
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
+LARGEST_LOG_RATIO = 20.0  # nats; where the losses clamp a ratio's logarithm
+LARGEST_K3 = 10.0  # nats; where the KL estimate k3 of a token ends
+
+
+class CanaryTolerance(Section):
+    float32: Positive
+    bfloat16: Positive
+
+
+class CriticWarmup(Section):
+    """The iterations that train the critic alone."""
+
+    iterations: Natural
+    explained_variance: Share
+    limit: Natural
+
+    @property
+    def longest(self) -> int:
+        """The number of iterations after which it is over in any case."""
+        return max(self.iterations, self.limit)
+
+    def is_over(self, iteration: int, explained_variance: float) -> bool:
+        """Whether an iteration may train the policy, of whose value targets the critic explains that share."""
+        explains = explained_variance >= self.explained_variance or iteration >= self.limit
+        return iteration >= self.iterations and explains
+
+
+class CriticParams(Section):
+    """How the critic is trained, where the estimator has one."""
+
+    learning_rate: Positive
+    epochs: Count
+    minibatches: Count
+    value_clip: Positive = 0.5
+    warmup: CriticWarmup
+
+
+class UpdateParams(Section):
+    learning_rate: Positive
+    learning_rate_decay: Literal["none", "linear", "cosine"]
+    learning_rate_warmup: Natural
+    weight_decay: Weight
+    betas: tuple[Beta, Beta]
+    epochs: Count
+    minibatches: Count
+    loss: Literal["clip", "cispo"]
+    ratio: Literal["token", "step", "sequence", "sequence_token"]
+    clip_low: Annotated[float, Field(gt=0, le=1)]
+    clip_high: Positive
+    dual_clip: Multiple
+    importance_cap: Weight
+    kl_loss: Weight
+    entropy_bonus: Weight
+    aggregation: Literal["token_mean", "sequence_mean", "constant_length"]
+    constant_length: Natural
+    critic: CriticParams
+    max_grad_norm: Positive
+    max_tokens_per_microbatch: Count
+    proved_trajectories: Count = 16
+    canary_tolerance: CanaryTolerance
+
+    @property
+    def regularised(self) -> bool:
+        """Whether the policy loss has terms that give a gradient where the advantage is 0."""
+        return self.kl_loss > 0 or self.entropy_bonus > 0
 
 
 class MonitorThresholds(Section):
@@ -57,6 +123,7 @@ class ValidationParams(Section):
 
     every: Natural
     questions: Natural
+    samples: Count = 1  # 1 is the greedy answer
     keep_best: bool
     patience: Natural
 
@@ -85,15 +152,15 @@ class TrainParams(Section):
     checkpoint: CheckpointParams
     keep: KeepParams
 
-    def rate(self, iteration: int) -> float:
-        """The share of the learning rates that an iteration's steps take.
+    def rate(self, iteration: int, first: int = 0) -> float:
+        """The share of its learning rate that a model takes in an iteration, if iteration `first` is its first.
 
-        It decays from 1 by the share of the iterations that are over, towards 0, and rises before by equal parts: after
-        a warm-up of W iterations, of which the first takes 1 / (W + 1), it is what it would be without one.
+        It decays from 1 by the share of the model's iterations that are over, towards 0, and rises before by equal
+        parts: after a warm-up of W iterations, of which the first takes 1 / (W + 1), it is as without one.
         """
-        over = iteration / self.iterations
+        over = (iteration - first) / (self.iterations - first)
         decayed = {"none": 1.0, "linear": 1 - over, "cosine": (1 + math.cos(math.pi * over)) / 2}
-        risen = min(1.0, (iteration + 1) / (self.update.learning_rate_warmup + 1))
+        risen = min(1.0, (iteration - first + 1) / (self.update.learning_rate_warmup + 1))
         return decayed[self.update.learning_rate_decay] * risen
 
     @property

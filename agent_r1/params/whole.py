@@ -12,21 +12,11 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, Field, SkipValidation
 
+from agent_r1.params import stages
 from agent_r1.params.env import EnvParams
 from agent_r1.params.places import RAW, SWEEP, UNREAD, Places, RunId
-from agent_r1.params.prepare import PrepareParams
+from agent_r1.params.prepare import OthersParams, PrepareParams
 from agent_r1.params.sections import Natural, Section, flatten, nearest, override, validated
-from agent_r1.params.stages import (
-    Baseline,
-    EngineParams,
-    EvaluateParams,
-    LearnerParams,
-    ModelParams,
-    OperateParams,
-    PromoteParams,
-    SearchParams,
-    WarmStartParams,
-)
 from agent_r1.params.train import TrainParams
 
 ENV = "env"  # the section that a run may override beside `train`
@@ -56,7 +46,8 @@ class AblationsParams(Section):
 
     runs: Annotated[list[str], Field(min_length=1)]
     seeds: Annotated[Seeds, Field(min_length=1)]
-    baselines: Annotated[list[Baseline], Field(min_length=1)]
+    baselines: Annotated[list[stages.Baseline], Field(min_length=1)]
+    equal: stages.Budget = "episodes"  # the report names runs that differ in it
     references: list[str]  # all are compared with them; []: with the first run and the first baseline
     closer: CloserParams
     train: dict[str, Any]  # over the `train` section of every run
@@ -71,20 +62,20 @@ class Params(Section):
 
     places: Places
     prepare: PrepareParams
-    search: SearchParams
-    model: ModelParams
-    learner: LearnerParams
-    engine: EngineParams
-    warm_start: WarmStartParams
+    search: stages.SearchParams
+    model: stages.ModelParams
+    learner: stages.LearnerParams
+    engine: stages.EngineParams
+    warm_start: stages.WarmStartParams
     env: EnvParams
     train: TrainParams
-    evaluate: EvaluateParams
-    promote: PromoteParams
+    evaluate: stages.EvaluateParams
+    promote: stages.PromoteParams
     runs: dict[str, dict[str, Any] | None]
     repro_runs: list[str]
-    repro_baselines: list[Baseline]
+    repro_baselines: list[stages.Baseline]
     ablations: AblationsParams
-    operate: OperateParams
+    operate: stages.OperateParams
 
     @property
     def gpus(self) -> int:
@@ -96,10 +87,11 @@ class Params(Section):
         """The file in RAW that prepare and warm start read, or the folder that holds all; UNREAD for none."""
         files = [self.prepare.files[name] for name in self.prepare.datasets if name in self.prepare.files]
         splits = [(split.file, each.format) for each in files for split in each.splits.values()]
-        named = [
-            file.parent if form == "2wikimultihopqa" else file for file, form in splits
-        ]  # it has a file of aliases
+        # 2WikiMultihopQA has a file of aliases beside its splits
+        named = [file.parent if form == "2wikimultihopqa" else file for file, form in splits]
         named += [Path(self.warm_start.conversations), *(each.corpus for each in files if each.corpus)]
+        drawn = [world for name, world in self.prepare.worlds.items() if name in self.prepare.datasets]
+        named += [world.file for world in drawn if isinstance(world, OthersParams) and world.file]
         inside = [re.sub(r"/[^/]*[*?\[].*", "", str(path)) for path in named if path.is_relative_to(RAW)]
         return os.path.commonpath(inside) if inside else UNREAD
 
@@ -138,8 +130,7 @@ class Params(Section):
         validated(TrainParams, override(present.model_dump(), further), where)
         flat = flatten(present.model_dump(mode="json"))
         if same := [key for key, value in wanted.items() if flat.get(key) == value]:
-            value = wanted[same[0]]
-            raise ValueError(f"{where}: {same[0]} is {value} already, which would change nothing; leave that out")
+            raise ValueError(f"{where}: {same[0]} is {wanted[same[0]]} already, which changes nothing; leave that out")
         if not wanted:
             raise ValueError(f"{where} change nothing; name a value of train, or leave them out")
         variant = replace(run, variant=variant_of(further))

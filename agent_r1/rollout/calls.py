@@ -39,25 +39,27 @@ class Keyed:
     text: str  # between a key and a text
     text_end: str  # behind a text, such as a quotation mark
     other: str  # between a key and any other value, which is JSON
-    between: str  # a value and the next key
-    nothing: str  # after the name of a tool without arguments
+    end: str  # behind an argument
+    between: str  # the end of an argument and the next key
+    bare: str  # after the name of a tool without arguments, in place of `CallForm.named`
 
     def write(self, arguments: dict[str, Any]) -> str:
-        return self.between.join(
+        said = (
             f"{key}{self.text}{value}{self.text_end}" if isinstance(value, str) else f"{key}{self.other}{_json(value)}"
             for key, value in arguments.items()
         )
+        return (self.end + self.between).join(said) + self.end
 
     def take(self, text: str, at: int, ends: str, types: dict[str, Any]) -> Taken:
         """The arguments that begin at a place; `ends` is the pattern of the text behind the last one."""
         arguments = dict[str, Any]()
-        opened = rf"\s*(?P<key>[\w.-]+?)(?:{_opening(self.text)}|{_opening(self.other)})"
-        behind = _loose(self.text_end)
-        closed = re.compile(rf"(?:{behind})?(?:(?P<more>{_closing(self.between)})(?={opened})|{ends})")
+        opened = rf"\s*(?P<key>[\w.-]+?)(?:{_edged(self.text)}|{_edged(self.other)})"
+        behind = rf"(?:{_loose(self.text_end)})?{_edged(self.end)}"
+        closed = re.compile(rf"{behind}(?:(?P<more>{_edged(self.between)})(?={opened})|(?P<last>{ends}))")
         while (key := re.compile(opened).match(text, at)) and (end := closed.search(text, key.end())):
             arguments[key["key"]] = _value(text[key.end() : end.start()], types.get(key["key"], {}))
             if end["more"] is None:
-                return arguments, end.start()
+                return arguments, end.start("last")
             at = end.end()
         return None
 
@@ -74,24 +76,24 @@ class CallForm:
 
     def write(self, calls: Sequence[ParsedCall]) -> str:
         """The calls as the model writes them."""
-        if self.keyed and [call.arguments for call in calls] == [{}]:
-            return f"{self.before}{calls[0].tool}{self.keyed.nothing}"
         spell = self.keyed.write if self.keyed else _json
-        said = [f"{call.tool}{self.named}{spell(call.arguments)}" for call in calls]
+        said = (
+            call.tool + (self.keyed.bare if self.keyed and not call.arguments else self.named + spell(call.arguments))
+            for call in calls
+        )
         return self.before + self.between.join(said) + self.after
 
     def read(self, text: str, types: Types) -> str:
         """A text with its calls as environments read them; the same text if not all calls are well formed."""
-        begun, named = _loose(self.before) + _TOOL, _loose(self.named) + r"\s*" * (self.keyed is None)
-        gap = _closing if self.keyed else lambda literal: rf"\s*{_loose(literal)}"
-        again, after = re.compile(gap(self.between) + _TOOL + named), re.compile(gap(self.after))
-        ends = rf"{again.pattern.replace('?P<tool>', '?:')}|{after.pattern or '$'}"
-        if self.keyed and (alone := re.search(begun + _loose(self.keyed.nothing), text)):
-            return text[: alone.start()] + hermes([ParsedCall(alone["tool"], {})]) + text[alone.end() :]
-        found = first = re.search(begun + named, text)
-        calls, stop = list[ParsedCall](), 0
+        gap = _edged if self.keyed else lambda literal: rf"\s*{_loose(literal)}"
+        between, after = gap(self.between), re.compile(gap(self.after))
+        ends = rf"{between}{_TOOL.replace('?P<tool>', '?:')}|{after.pattern or '$'}"
+        bare = rf"{_loose(self.keyed.bare)}\s*(?={ends})" if self.keyed else "(?!)"
+        begun = rf"{_TOOL}(?:{_loose(self.named)}|(?P<bare>{bare}))" + r"\s*" * (self.keyed is None)
+        found = first = re.search(_loose(self.before) + begun, text)
+        calls, stop, again = list[ParsedCall](), 0, re.compile(between + begun)
         while found:
-            taken = self._take(text, found.end(), ends, types.get(found["tool"], {}))
+            taken = self._take(text, found, ends, types.get(found["tool"], {}))
             if taken is None:
                 return text
             calls.append(ParsedCall(found["tool"], taken[0]))
@@ -100,11 +102,12 @@ class CallForm:
         ended = after.match(text, stop)
         return text[: first.start()] + hermes(calls) + text[ended.end() :] if first and ended else text
 
-    def _take(self, text: str, at: int, ends: str, types: dict[str, Any]) -> Taken:
+    def _take(self, text: str, begun: re.Match[str], ends: str, types: dict[str, Any]) -> Taken:
         if self.keyed:
-            return self.keyed.take(text, at, ends, types)
+            bare = begun["bare"] is not None
+            return ({}, begun.end()) if bare else self.keyed.take(text, begun.end(), ends, types)
         try:
-            arguments, stop = _DECODER.raw_decode(text, at)
+            arguments, stop = _DECODER.raw_decode(text, begun.end())
         except (ValueError, RecursionError):
             return None
         return (arguments, stop) if isinstance(arguments, dict) else None
@@ -112,7 +115,7 @@ class CallForm:
     @property
     def shape(self) -> str:
         """A call with dots for its parts, in place of `CALL_SHAPE`."""
-        given = f"...{self.keyed.text}..." if self.keyed else "{...}"
+        given = f"...{self.keyed.text}...{self.keyed.end}" if self.keyed else "{...}"
         return f"{self.before}...{self.named}{given}{self.after}".strip()
 
     def native(self, action: str) -> str:
@@ -132,8 +135,7 @@ def form_of(renders: Sequence[Render]) -> CallForm | None:
 
     `renders` give the template arguments as an object, and as a text of JSON: some take only one of them.
     """
-    showing = (render for render in renders if render(_ONE))
-    found = ((find(render), render) for render in showing for find in (_json_form, _keyed_form))
+    found = ((find(render), render) for render in renders if render(_ONE) for find in (_json_form, _keyed_form))
     return next((form for form, render in found if form and _is_right(form, render)), None)
 
 
@@ -141,7 +143,7 @@ def _is_right(form: CallForm, render: Render) -> bool:
     """Whether a form writes a call that it was not made of as the template does, and reads all that it writes."""
     written = form.write(_NEW).strip() == (render(_NEW) or "").strip()
     return written and all(
-        form.read(form.write(each), {}).strip() == hermes(each) for each in (_NEW, _ONE, _TWO, _NONE)
+        form.read(form.write(each), {}).strip() == hermes(each) for each in (_NEW, _ONE, [*_NONE, *_TWO, *_NONE])
     )
 
 
@@ -162,16 +164,19 @@ def _json_form(render: Render) -> CallForm | None:
 def _keyed_form(render: Render) -> CallForm | None:
     keys = rf"{_KEY}(?P<text>.*?){_TEXT}(?P<between>.*?){_NUMBER}(?P<other>.*?){_SIZE}"
     one = _parts(rf"(?P<before>.*?){NAME}(?P<named>.*?){keys}(?P<after>.*)", render(_BOTH))
-    none = _parts(rf".*?{NAME}(?P<nothing>.*)", render(_NONE))
+    none = _parts(rf".*?{NAME}(?P<bare>.*)", render(_NONE))
     two = _parts(rf".*?{_TEXT}(?P<between>.*?){_OTHER}.*", render(_TWO))
     text = _parts(rf".*?{_TEXT}(?P<end>.*)", render(_ONE))
     if not one or not none or not text:
         return None
     text_end = text["end"].removesuffix(one["after"])
-    between = one.pop("between").removeprefix(text_end)
-    keyed = Keyed(text=one.pop("text"), text_end=text_end, other=one.pop("other"), between=between, **none)
-    next_call = two["between"].removeprefix(text_end) if two else one["after"] + one["before"]
-    return CallForm(**one, between=next_call, keyed=keyed)
+    # the longest end that the two share closes a call
+    apart = _parts(r"(?P<bare>.*?)(?P<after>.*)\0(?P<end>.*?)(?P=after)", f"{none['bare']}\0{one.pop('after')}")
+    after, behind = apart.pop("after"), text_end + apart["end"]
+    between = one.pop("between").removeprefix(behind)
+    keyed = Keyed(text=one.pop("text"), text_end=text_end, other=one.pop("other"), between=between, **apart)
+    next_call = two["between"].removeprefix(behind) if two else after + one["before"]
+    return CallForm(**one, between=next_call, after=after, keyed=keyed)
 
 
 def _parts(pattern: str, text: str | None) -> dict[str, str]:
@@ -185,12 +190,8 @@ def _loose(literal: str) -> str:
     return r"\s*".join(r"[\w-]+" if word == ID else r"\d+" if word.isdigit() else re.escape(word) for word in words)
 
 
-def _opening(literal: str) -> str:
-    return _loose(literal) + r"\n?" * literal.endswith("\n")
-
-
-def _closing(literal: str) -> str:
-    return r"\n?" * literal.startswith("\n") + _loose(literal)
+def _edged(literal: str) -> str:
+    return r"\n?" * literal.startswith("\n") + _loose(literal) + r"\n?" * literal.endswith("\n")
 
 
 def _value(text: str, schema: dict[str, Any]) -> Any:

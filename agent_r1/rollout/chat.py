@@ -107,10 +107,7 @@ class Chat(Codec):
         return found[0] if found else ""
 
     def frames(self, observations: int, role: Answering = "tool") -> list[str]:
-        """The template's text around the observations of one action: before, between and after them.
-
-        Raises ValueError if the template does not write each of them once, in their order.
-        """
+        """The template's text around an action's observations; ValueError if it does not write each once, in order."""
         if (role, observations) not in self._frames:
             several: list[Message] = [(role, f"{OBSERVATION}{number}\u2063") for number in range(observations)]
             tools: Tools = [SAMPLE_TOOL] if role == "tool" else ()
@@ -138,10 +135,7 @@ class Chat(Codec):
         return hashlib.sha256("".join([first, *others]).encode()).hexdigest() if others else first
 
     def _check_sample(self, tools: Tools) -> Iterator[str]:
-        """Compares the contexts of a conversation of two steps with the template's own, id for id.
-
-        Yields each rewriting of the template in words.
-        """
+        """Compares contexts of a dialogue with the template's own, id for id; yields each rewriting in words."""
         dialogue = Dialogue(self, "Be brief.", "Who is it?", tools)
         context = dialogue.opening.ids
         self._compare(context, dialogue.text)
@@ -227,10 +221,7 @@ class Dialogue:
         return tokens
 
     def messages(self) -> list[Message]:
-        """The current context for a model with a template of its own: roles system, user and assistant, and no tools.
-
-        The tools' schemas end the system's text, and their answers are the user's, in tags.
-        """
+        """The context for a model with another template; schemas end the system's text, tools answer as the user."""
         put, _ = _PLAIN.put(self._messages, self._tools)
         plain = [(role, self._chat.unescape(text)) for role, text in put]
         return [

@@ -1,7 +1,4 @@
-"""Conversations as a chat template's text, and that text as token ids and back.
-
-Only marks of the template and sampled tokens may be added tokens (law 3).
-"""
+"""Conversations as a template's text, and as token ids; its marks and sampled tokens alone are added tokens (law 3)."""
 
 from __future__ import annotations
 
@@ -168,10 +165,7 @@ class Codec:
             yield index, Source.OBSERVATION if Source.OBSERVATION in touched else touched[0]
 
     def _read(self, text: str) -> Iterator[tuple[int, int, int]]:
-        """The tokens of a text, none of them added, and the span of characters of each.
-
-        A tokenizer's model may have marks in its own vocabulary; these are read letter by letter.
-        """
+        """The tokens of a text, none of them added, and their spans; marks of the vocabulary are read by letter."""
         try:
             encoding = self._plain.encode(text, add_special_tokens=False)
         except TypeError:  # the text is not valid Unicode
@@ -215,10 +209,7 @@ class Dialect:
 
 
 class Template:
-    """Renders conversations with a tokenizer's own chat template.
-
-    Raises ValueError for a template that leaves out or refuses its messages in every `Dialect`.
-    """
+    """Renders conversations with a tokenizer's chat template; ValueError if it refuses them in every `Dialect`."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         if not tokenizer.chat_template:

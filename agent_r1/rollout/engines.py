@@ -103,19 +103,15 @@ class TransformersEngine(Engine):
     """
 
     def __init__(self, settings: TransformersParams, actor: Actor) -> None:
-        """Loads the model. Raises EngineError if there is none, it lacks weights, or it reads too few tokens."""
+        """Loads the model. Raises EngineError if there is none, or it lacks weights."""
         self._device = default_device()
         self._dtype = compute_dtype(actor.dtype, self._device)
+        self.halved = self._dtype is torch.bfloat16
         self._actor, self._batch_size = actor, settings.batch_size
         self._model, self.version = self._load(actor.model), actor.version
         self._adapted = False  # whether there are adapters in it
         if actor.adapters:
             self._load_adapter(Path(actor.adapters))
-        window = self._model.config.get_text_config().max_position_embeddings
-        if window < actor.max_tokens:
-            raise EngineError(
-                f"{actor.model} reads {window} tokens at most; lower env.max_tokens, which is {actor.max_tokens}"
-            )
 
     def sample(self, requests: Sequence[Request]) -> list[Action]:
         by_length = sorted(range(len(requests)), key=lambda index: len(requests[index].context))  # little padding

@@ -152,7 +152,7 @@ class Episode:
         self._steps: list[Step] = []
         self._answer = ""
         self.outcome: Outcome | None = None
-        self.fault = ""
+        self.fault = self.full = ""  # the world's fault, and the words with which the model's context was full
 
     async def open(self) -> None:
         """Opens the environment and begins the first context."""

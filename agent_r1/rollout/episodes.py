@@ -11,9 +11,9 @@ import numpy as np
 
 from agent_r1.envs.base import Attempt, opened
 from agent_r1.envs.shared import Shared
-from agent_r1.faults import WorldFault, require_few
+from agent_r1.faults import ContextFull, WorldFault, require_few
 from agent_r1.params.env import EnvParams, Order
-from agent_r1.records import Trajectory
+from agent_r1.records import Outcome, Trajectory
 from agent_r1.rollout.chat import Chat, Dialogue
 from agent_r1.rollout.episode import PLAY, Episode, Play, StepView
 from agent_r1.rollout.sampling import Action, Flowing, Request, Sampler
@@ -29,10 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class Rounds:
-    """A batch leaves when every living episode has asked, in the order of the episodes.
-
-    So the batches, and with them every bit, are the same however long the environments take.
-    """
+    """Sends a batch once every living episode has asked, in their order: no bit depends on how long worlds take."""
 
     def __init__(self, sample: Sample, episodes: int) -> None:
         self._sample, self._living = sample, episodes
@@ -55,22 +52,14 @@ class Rounds:
             return
         batch = sorted(self._asked, key=lambda asked: asked[0].episode)
         self._asked = []
-        actions = self._sample([request for request, _ in batch])
-        for (_, answer), action in zip(batch, actions, strict=True):
-            answer.set_result(action)
-
-
-class Arrivals:
-    """A request leaves as soon as its episode has it, so that no episode waits for another's environment.
-
-    Every action has the draws of its own seed; `compare` measures whether it also has the same bits in any company.
-    """
-
-    def __init__(self, sampler: Flowing) -> None:
-        self.act = sampler.act
-
-    def leave(self) -> None:
-        """Does nothing: no other episode waits for it."""
+        try:
+            actions = self._sample([request for request, _ in batch])
+        except (WorldFault, ContextFull) as fault:
+            for _, answer in batch:
+                answer.set_exception(fault)
+        else:
+            for (_, answer), action in zip(batch, actions, strict=True):
+                answer.set_result(action)
 
 
 def at_once(sampler: Sampler) -> Act:
@@ -124,9 +113,10 @@ def collect(
 
     def run(indices: Iterable[int]) -> dict[int, Episode]:
         begun = {index: Episode(attempts[index], chat, limits, seed, play) for index in indices}
-        in_rounds = limits.order == "rounds"
-        order = Rounds(sampler.sample, len(begun)) if in_rounds else Arrivals(_flowing(sampler, limits.order))
-        shared.run(_together(_to_its_end(episode, index, order, play) for index, episode in begun.items()))
+        rounds = Rounds(sampler.sample, len(begun)) if limits.order == "rounds" else None
+        act = rounds.act if rounds else _flowing(sampler, limits.order).act
+        overs = [over for over in (play.over, rounds and rounds.leave) if over]
+        shared.run(_together(_to_its_end(episode, index, act, overs) for index, episode in begun.items()))
         return begun
 
     episodes = run(range(len(attempts)))
@@ -136,6 +126,8 @@ def collect(
         aborted, share = _faults(episodes), limits.aborted_share
         how = f"in a second attempt too, and env.aborted_share is {share}: {min(aborted.values(), default='')}"
         require_few(len(aborted), len(episodes), share, how)
+    if full := [episode.full for episode in episodes.values() if episode.full]:
+        logger.warning("%d of %d episodes end where the model has no room left: %s", len(full), len(episodes), full[0])
     return [episode.finish() for episode in episodes.values()]
 
 
@@ -164,12 +156,11 @@ def follow(sampler: Sampler, chat: Chat, attempt: Attempt, shared: Shared, *, se
         shared.run(steps.aclose())
 
 
-async def _to_its_end(episode: Episode, index: int, order: Rounds | Arrivals, play: Play) -> None:
-    async for _ in _steps(episode, index, order.act):
+async def _to_its_end(episode: Episode, index: int, act: Act, overs: Sequence[Callable[[], None]]) -> None:
+    async for _ in _steps(episode, index, act):
         pass
-    if play.over:
-        play.over()
-    order.leave()
+    for over in overs:
+        over()
 
 
 async def _steps(episode: Episode, index: int, act: Act) -> AsyncGenerator[StepView]:
@@ -181,6 +172,9 @@ async def _steps(episode: Episode, index: int, act: Act) -> AsyncGenerator[StepV
                 action = await act(request)
             except WorldFault as fault:
                 episode.abort(fault)
+                return
+            except ContextFull as full:
+                episode.outcome, episode.full = Outcome.TOKEN_LIMIT, str(full)
                 return
             yield await episode.advance(request, action)
     finally:

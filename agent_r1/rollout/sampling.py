@@ -94,12 +94,14 @@ class Actor:
 class Engine(Sampler, Protocol):
     """A sampler with a model of its own, whose weights can be replaced; a context manager that closes itself."""
 
-    version: int  # of the weights, as given to the last `load_weights`
+    version: int | None  # of the weights, as given to the last `load_weights`
     homes: int = 1  # samplers that share the requests out, each with weights of its own; see `Request.home`
+    halved: bool = False  # whether it computes in bfloat16 alone
     rests: bool = False  # whether `rest` frees anything
+    pids: Sequence[int] = ()  # of processes that it started
 
     def rest(self) -> None:
-        """Frees the memory of a shared device until the engine is called again."""
+        """Frees a shared device's memory until the next call. Weights without adapters are gone: `version` is None."""
         return
 
     def load_weights(self, folder: Path, version: int) -> None:

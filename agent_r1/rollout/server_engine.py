@@ -44,12 +44,12 @@ class VllmServer:
     def __init__(self, name: str, client: Client, retries: int = 0) -> None:
         """`name` stands in messages."""
         self.name, self._client, self._retries = name, client, Retries(name, retries)
-        self._vocab_size = 0  # until it describes itself
+        self._vocab_size, self.dtype = 0, ""  # until it describes itself
 
     async def describe(self) -> wire.Description:
         """The shape, limit and type of the server's model."""
         found = await self._post(wire.Description, "/describe")
-        self._vocab_size = found.vocab_size
+        self._vocab_size, self.dtype = found.vocab_size, found.dtype
         return found
 
     async def sample(self, requests: Sequence[Request], actor: Actor, weights: str) -> list[Action]:
@@ -103,7 +103,7 @@ class VllmServer:
     ) -> Shape:
         content, attempts = body.model_dump_json() if body else "{}", self._retries.attempts
         try:
-            return await self._retries.run_async(lambda: self._attempt(kind, path, content, most_bytes))
+            return await self._retries.run(lambda: self._attempt(kind, path, content, most_bytes))
         except (TimeoutError, ConnectionError) as fault:
             raise EngineUnavailable(
                 f"{self.name} did not answer {path} in {attempts} attempts ({fault}); start it with "
@@ -128,9 +128,8 @@ class VllmServer:
                 return EngineError(f"{self.name} has another key; set {wire.SERVER_KEY} to the same here")
             case 409:
                 return EngineError(f"{self.name} is answering others; give every training its own servers")
-            case 400:
-                return BadRequestError(f"{self.name} refused {path}: {fault.answer.reason}")
-        return EngineError(f"{self.name} refused {path}: {fault.answer.reason}")
+        kind = BadRequestError if fault.answer.status == 400 else EngineError
+        return kind(f"{self.name} refused {path}: {fault.answer.reason}")
 
     def _nonsense(self, path: str, problem: str) -> EngineError:
         return EngineError(f"{self.name} answered {path} with something else than vLLM does: {problem}")
@@ -150,7 +149,8 @@ class ServedEngine(Engine):
     """Samples on servers, which share the episodes: one stays with its home, which caches its prefix."""
 
     def __init__(self, homes: int, actor: Actor) -> None:
-        self.homes, self.version, self._actor = homes, actor.version, actor
+        self.homes, self._actor = homes, actor
+        self.version: int | None = actor.version
         self._servers: list[VllmServer] = []  # `homes` of them
         self._session = uuid.uuid4().hex[:8]  # in the labels of this engine's weights, and of no other's
         self._label = f"{self._session}-{actor.version}"
@@ -160,6 +160,10 @@ class ServedEngine(Engine):
         self._label = f"{self._session}-{version}"
         self._wait(self._load(home, str(folder.resolve() if folder.is_dir() else folder)) for home in range(self.homes))
         self.version = version
+
+    def _are_halved(self) -> bool:
+        """Whether every server has said that it computes in bfloat16."""
+        return all(server.dtype == "bfloat16" for server in self._servers)
 
     def sample(self, requests: Sequence[Request]) -> list[Action]:
         """One action per request; the requests of one home are admitted at the same time, in their order."""
@@ -218,16 +222,14 @@ class ServerEngine(ServedEngine):
         self._faults: dict[int, EngineError] = {}  # the servers that are left out, and why
         try:
             self._wait(map(self._begin, range(self.homes)))
+            self.halved = self._are_halved()
             self.load_weights(Path(actor.model), actor.version)
         except BaseException:
             self.close()
             raise
 
     def load_weights(self, folder: Path, version: int) -> None:
-        """Replaces the weights on every server by those of a folder or hub id and drops the caches of the old ones.
-
-        A server that was left out is taken back if it answers and still fits the model.
-        """
+        """Loads the weights on every server, also on one that was left out if it answers and still fits the model."""
         super().load_weights(folder, version)
         if len(self._faults) == self.homes:
             raise self._none_left()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import logging
 import math
 import os
+import re
 import shutil
 import socket
 import stat
@@ -18,8 +20,9 @@ from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from agent_r1.devices.gpus import visible_gpus
 from agent_r1.files import is_own
+from agent_r1.gpus import visible_gpus
+from agent_r1.harmless import harmless
 from agent_r1.params import Params
 from agent_r1.params.stages import VllmParams
 from agent_r1.rollout.engine_wire import SERVER_KEY, Launch
@@ -35,6 +38,10 @@ _QUIET = {  # defaults for the environment of an engine's own process
     "PYTHONWARNINGS": "ignore",
 }
 _SCRATCH = "agent_r1_engine_"  # short: vLLM may put sockets into it, whose paths have 108 bytes at most
+_REASON = re.compile(r"^[\w.]+: .*", re.MULTILINE)  # the last line of a traceback
+_SHOWN = 1000  # characters of it
+# Of the learner. vLLM's memory has a pool of its own while it sleeps, and is shared by parts of a model.
+_LEARNERS = ("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 _RISK = "sample from it, and replace its weights by any that this account can read"
 
 T = TypeVar("T")
@@ -81,7 +88,8 @@ class VllmEngine(ServedEngine):
         replicas = places(settings, gpus)
         super().__init__(len(replicas), actor)
         processes = f"{self.homes} processes" if self.homes > 1 else "vLLM"
-        logger.info("starting %s for %s, which takes up to a minute", processes, actor.model)
+        lasts = "minutes where it compiles" if gpus else "up to a minute"
+        logger.info("starting %s for %s, which takes %s", processes, actor.model, lasts)
         self.rests = settings.sleep and bool(gpus)
         self._processes: list[VllmProcess] = []
         launch = Launch(
@@ -96,7 +104,9 @@ class VllmEngine(ServedEngine):
             for place in replicas:
                 self._processes.append(VllmProcess(launch, place))
             self._servers += [process.server for process in self._processes]
+            self.pids = [process.pid for process in self._processes]
             self._wait(self._told(home, server.describe()) for home, server in enumerate(self._servers))
+            self.halved = self._are_halved()
             if actor.adapters:
                 self.load_weights(Path(actor.adapters), actor.version)
         except BaseException:
@@ -104,14 +114,10 @@ class VllmEngine(ServedEngine):
             raise
         logger.info("vLLM is ready after %.0f s", time.perf_counter() - started)
 
-    @property
-    def pids(self) -> list[int]:
-        """The ids of the engine's processes."""
-        return [process.pid for process in self._processes]
-
     def rest(self) -> None:
         if self.rests:
             self._wait(self._told(home, server.rest()) for home, server in enumerate(self._servers))
+            self.version = self.version if self._actor.adapter_rank else None
 
     def close(self) -> None:
         """Ends the processes at once, even while they work, and removes their files; safe to call twice."""
@@ -126,18 +132,21 @@ class VllmEngine(ServedEngine):
         return await self._told(home, self._servers[home].sample(requests, self._actor, self._label))
 
     async def _told(self, home: int, call: Awaitable[T]) -> T:
-        """The result of a call. A process that does not answer has ended, and its code says how.
-
-        Raises EngineRestarted after a signal, since a new start may do better, and EngineError otherwise.
-        """
+        """The result of a call; a process that ended raises EngineRestarted after a signal, else EngineError."""
+        process = self._processes[home]
         try:
             return await call
         except EngineUnavailable:
-            code = self._processes[home].wait()
-        raise (EngineRestarted if code and code < 0 else EngineError)(
-            f"the engine's process ended with code {code}; a negative code is a signal, and -9 most often means that "
-            "memory ran out: lower gpu_memory_utilization, cpu_cache_gib or max_num_seqs"
-        )
+            code = process.wait()
+            kind = EngineRestarted if code and code < 0 else EngineError
+            said = (
+                f"the engine's process ended with code {code}; a negative code is a signal, and -9 most often means "
+                "that memory ran out: lower gpu_memory_utilization, cpu_cache_gib or max_num_seqs"
+            )
+        except EngineError as fault:
+            kind, said = type(fault), str(fault)
+        logged = process.first_error()
+        raise kind(f"{said}; vLLM's log: {logged}" if logged else said)
 
 
 class VllmProcess:
@@ -146,6 +155,7 @@ class VllmProcess:
     def __init__(self, launch: Launch, place: Mapping[str, str]) -> None:
         """Starts the process with the variables of one of `places`. It answers once it has loaded the model."""
         self._scratch, claim = claim_scratch()
+        self._errors = self._scratch / "errors.log"
         self._folder: int | None = os.open(self._scratch, os.O_RDONLY | os.O_DIRECTORY)
         path = f"/proc/self/fd/{self._folder}/http"  # the folder's own may be too long for a socket
         with socket.socket(socket.AF_UNIX) as listening:
@@ -155,11 +165,27 @@ class VllmProcess:
                 command(launch, listening.fileno()),
                 stdin=subprocess.PIPE,  # the process ends when this end closes
                 pass_fds=[listening.fileno(), claim],
-                env=_QUIET | engine_environment(launch.vllm.threads, self._scratch, place),
+                env=_QUIET | self._logging() | engine_environment(launch.vllm.threads, self._scratch, place),
             )
         os.close(claim)
         self.pid = self._process.pid
         self.server = VllmServer("the engine's process", connect("http://localhost", math.inf, path))
+
+    def _logging(self) -> dict[str, str]:
+        """The variable by which all processes of vLLM write errors to a file; none where the user asks for logs."""
+        if any(name.startswith("VLLM_") and "LOGGING" in name for name in os.environ):
+            return {}
+        handlers = {"file": {"class": "logging.FileHandler", "filename": str(self._errors), "delay": True}}
+        loggers = {"vllm": {"handlers": ["file"], "level": "ERROR", "propagate": False}}
+        configured = {"version": 1, "disable_existing_loggers": False, "handlers": handlers, "loggers": loggers}
+        (file := self._errors.with_suffix(".json")).write_text(json.dumps(configured))
+        return {"VLLM_LOGGING_CONFIG_PATH": str(file)}
+
+    def first_error(self) -> str:
+        """The reason of the first error in the log of vLLM's processes; "" for none."""
+        logged = self._errors.read_text(errors="replace") if self._errors.exists() else ""
+        found = _REASON.search(logged)
+        return harmless((found[0] if found else logged.partition("\n")[0])[:_SHOWN])
 
     def wait(self) -> int | None:
         """The exit code of a process that is about to end."""
@@ -178,10 +204,7 @@ class VllmProcess:
 
 
 def places(settings: VllmParams, gpus: Sequence[str]) -> list[dict[str, str]]:
-    """The variables that give every replica its GPUs, or on a CPU its parts their cores; none for a single process.
-
-    Raises EngineError if the replicas take more GPUs, or on a CPU more cores, than there are.
-    """
+    """The variables that give each replica its GPUs or cores, if any; EngineError if it takes more than there are."""
     cores, threads = sorted(os.sched_getaffinity(0)), settings.threads
     replicas, parts = settings.processes(gpus=len(gpus), cores=len(cores)), settings.tensor_parallel_size
     wanted = replicas * parts
@@ -208,7 +231,8 @@ def engine_environment(threads: int, scratch: Path, place: Mapping[str, str]) ->
         "OMP_NUM_THREADS": str(threads),
         "TMPDIR": str(scratch),
     }
-    return {**os.environ, **fixed, **place}
+    own = {name: value for name, value in os.environ.items() if (name, value) != _LEARNERS}
+    return {**own, **fixed, **place}
 
 
 def command(launch: Launch, listening: int) -> list[str]:

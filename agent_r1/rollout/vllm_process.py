@@ -150,7 +150,9 @@ class Worker:
 
     async def sample(self, requests: Sequence[wire.Draw]) -> wire.Answered:
         """Admits requests together, and waits for all. A caller that is cancelled takes them out again."""
-        self._wake()
+        if self._rests and not self._adapters:
+            raise ValueError("the weights were given up for sleep: load some first")
+        self._wake("weights", "kv_cache")
         label, found = self._label, dict[str, asyncio.Future[wire.Sampled]]()
         try:
             for asked in requests:
@@ -164,36 +166,34 @@ class Worker:
                 self._engine.abort_request(left)
 
     async def load_weights(self, weights: wire.Weights) -> None:
-        """Loads the weights of a folder, or its adapters, and drops the caches of the old ones.
-
-        Waits a while for requests whose callers have left.
-        """
+        """Loads weights or adapters and drops old caches; waits a while for requests whose callers have left."""
         ends = time.monotonic() + _IDLE_S
         while self._waiting:
             if time.monotonic() > ends:
                 raise BusyError(f"{len(self._waiting)} requests are under way")
             await asyncio.sleep(_IDLE_S / 100)
-        self._wake()
+        self._wake("weights")  # the cache of the old ones comes back once the new ones need no room beside them
         if self._adapters:
             self._load_adapter(adapter_in(Path(weights.path).resolve()))
         else:
             self._engine.collective_rpc("reload_weights", kwargs={"weights_path": weights.path})
             self._engine.collective_rpc("refresh_embeddings")
+        self._wake("kv_cache")
         if not self._engine.reset_prefix_cache():
             raise BusyError("vLLM keeps its prefix cache of the old weights: a request is still running")
         self._label = weights.label
 
     async def rest(self) -> None:
-        """Frees the GPU's memory. The weights move to the machine's: the next call may bring no new ones."""
+        """Frees the GPU's memory. Weights beneath adapters move to the machine's; others are given up for new ones."""
         if not self._rests:
-            self._engine.sleep(level=1)
+            self._engine.sleep(level=1 if self._adapters else 2)
             self._rests = True
 
-    def _wake(self) -> None:
-        """Takes the GPU's memory back, before sampling or loading."""
+    def _wake(self, *parts: str) -> None:
+        """Takes the GPU's memory back, part by part; the cache is the last."""
         if self._rests:
-            self._engine.wake_up()
-            self._rests = False
+            self._engine.wake_up(list(parts))
+            self._rests = "kv_cache" not in parts
 
     async def describe(self) -> wire.Description:
         """The model's shape and limits."""
@@ -217,10 +217,7 @@ class Worker:
                 self._waiting.pop(output.request_id).set_result(_sampled(output))
 
     def _load_adapter(self, folder: Path) -> None:
-        """Puts the adapters of a folder in the place of the last ones, under a number of their own.
-
-        The policy version is no such number: it comes twice where a training goes back.
-        """
+        """Puts a folder's adapters in the place of the last, under a new number: a policy version may come twice."""
         from vllm.lora.request import LoRARequest
 
         number = self._adapter.lora_int_id + 1 if self._adapter else 1

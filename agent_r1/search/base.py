@@ -26,10 +26,7 @@ class Search(Protocol):
         return False
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """For each query its best passages, best first: `k` of them, fewer where fewer match.
-
-        Raises WorldFault if the index cannot be reached.
-        """
+        """For each query its `k` best passages, fewer if fewer match. A WorldFault says that nothing answers."""
         ...
 
 

@@ -94,10 +94,7 @@ def _write_runs(source: Path, folder: Path) -> tuple[dict[str, int], NDArray[np.
 
 
 def _write_run(path: Path, words: NDArray[np.int64], first: int, lengths: NDArray[np.int64]) -> None:
-    """Writes the pairs of a batch, by word and then by passage, in the fewest bytes.
-
-    `words` are the ids of all words, passage after passage; `lengths` says how many are each passage's from `first` on.
-    """
+    """Writes the pairs of passages from `first` on, of so many words each, by word and then by passage."""
     passages = np.repeat(np.arange(first, first + len(lengths)), lengths)
     pairs, counts = np.unique(words << 32 | passages, return_counts=True)
     words, frequencies = np.unique(pairs >> 32, return_counts=True)
@@ -134,10 +131,7 @@ def _write_vocabulary(path: Path, ids: dict[str, int]) -> NDArray[np.int32]:
 def _write_columns(
     folder: Path, paths: Sequence[Path], ranks: NDArray[np.int32], lengths: NDArray[np.int64], params: BM25Params
 ) -> None:
-    """Adds up the runs in their order, so that every column stays sorted.
-
-    `ranks` [V] gives a word's place in the sorted vocabulary by its id, `lengths` [N] the words of each passage.
-    """
+    """Adds up the runs in order, so that columns stay sorted. `ranks` [V]: by id a word's place in the vocabulary."""
     frequencies = np.zeros(len(ranks), np.int64)
     for run in _read_runs(paths):
         frequencies[ranks[run.words]] += run.frequencies

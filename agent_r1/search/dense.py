@@ -16,6 +16,7 @@ from transformers import AutoModel, AutoTokenizer
 from agent_r1.files import load_pretrained, model_hash, remove_folder, replacing, sha256
 from agent_r1.params import fingerprint
 from agent_r1.params.stages import DenseParams
+from agent_r1.pretrained import default_device
 from agent_r1.search.base import Positions, Ranker, full_texts, read_batches
 from agent_r1.tables import open_rows
 
@@ -29,11 +30,7 @@ class Encoder:
     """A Hugging Face encoder with its prefixes and its pooling, in float32, on CUDA where there is one."""
 
     def __init__(self, params: DenseParams) -> None:
-        """Loads the model.
-
-        Raises OSError if there is no such folder or hub id, and ValueError if texts of `max_tokens` are longer than the
-        encoder can read.
-        """
+        """Loads the model; an OSError says that there is none, a ValueError that it reads less than `max_tokens`."""
         self._params = params
         self._tokenizer = load_pretrained(AutoTokenizer, params.encoder)
         if params.max_tokens > self._tokenizer.model_max_length:
@@ -41,7 +38,7 @@ class Encoder:
                 f"search.dense.max_tokens {params.max_tokens} is more than encoder {params.encoder} reads; "
                 f"lower it to {self._tokenizer.model_max_length}"
             )
-        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._device = default_device()
         self._model = load_pretrained(AutoModel, params.encoder, dtype=torch.float32).eval().to(self._device)
 
     def passages(self, texts: Sequence[str]) -> Vectors:
@@ -73,10 +70,7 @@ class Encoder:
 
 
 def build(source: Path, folder: Path, params: DenseParams, kept: Path) -> None:
-    """Writes a FAISS index of a Parquet file of passages to a new folder, and its vectors to the folder `kept`.
-
-    Vectors of other passages or of another encoder that are in it are removed.
-    """
+    """Writes a FAISS index of a Parquet file of passages to a new folder, and its vectors alone to folder `kept`."""
     with open_rows(source) as file:
         count = file.metadata.num_rows
     if count < max(1, params.nlist):

@@ -24,10 +24,7 @@ _REMEDY = "run the index stage (`dvc repro index`)"
 
 
 class Cached(Search):
-    """Remembers the latest searches of an index, by its hash, the query and k; a search that fails is not remembered.
-
-    A search of the index has one result, so that remembering it only saves time.
-    """
+    """Remembers the latest successful searches of an index, by its hash, the query and k; each has one result."""
 
     def __init__(self, index: Search, index_hash: str, entries: int) -> None:
         """Remembers at most so many searches; with 0 every search goes to the index."""
@@ -116,13 +113,6 @@ class Index(Search):
         return [self.passages.at(self.ranker.rank(query, k)) for query in queries]
 
 
-class _Nothing:
-    """Ranks no passages."""
-
-    def rank(self, query: str, k: int) -> Positions:
-        return np.empty(0, np.int64)
-
-
 def build(params: SearchParams, passages: Path, folder: Path) -> None:
     """Writes the configured index of a Parquet file of passages, whole or not at all; an older one is replaced.
 
@@ -133,7 +123,9 @@ def build(params: SearchParams, passages: Path, folder: Path) -> None:
     with replaced_folder(folder) as fresh:
         fresh.mkdir()
         if params.kind == "remote":
-            meta = _pin(params, passages)
+            served, named = RemoteIndex(params.remote).health(), f"the index served at {params.remote.url}"
+            _refuse_other_passages(named, served.passages_hash, passages, "serve one of these passages")
+            meta = _meta(params, served.size, served.passages_hash, served=served.index_hash)
         else:
             meta = _build_local(params, passages, fresh, folder.with_name(f".{folder.name}.vectors"))
         (fresh / META).write_text(meta.model_dump_json(indent=2) + "\n")
@@ -149,7 +141,10 @@ def open_index(params: SearchParams, passages: Path, folder: Path) -> Cached:
     _refuse_other_passages(f"the index at {folder}", meta.passages_hash, passages, _REMEDY)
     if meta != _meta(params, meta.size, meta.passages_hash, encoder=meta.encoder_hash, served=meta.served_hash):
         raise ValueError(f"the index at {folder} was built with other settings than search: has now; {_REMEDY}")
-    index = _open_remote(params, meta) if meta.kind == "remote" else open_local(folder)
+    index = RemoteIndex(params.remote, meta.served_hash) if meta.kind == "remote" else open_local(folder)
+    if isinstance(index, RemoteIndex) and (served := index.health().index_hash) != meta.served_hash:
+        other = f"{params.remote.url} serves index {served[:12]}, and {meta.served_hash[:12]} was pinned"
+        raise ValueError(f"{other}; serve that one, or {ANEW}")
     return Cached(index, describe(folder).index_hash, params.cache_entries)
 
 
@@ -159,10 +154,8 @@ def open_local(folder: Path) -> Index:
     if meta.kind == "remote":
         raise ValueError(f"{folder} only names an index that another server serves; give the folder of a built one")
     if meta.dense and meta.encoder_hash != (now := model_hash(meta.dense.encoder)):
-        raise ValueError(
-            f"the index at {folder} was built with another encoder ({meta.encoder_hash[:12]}) than "
-            f"{meta.dense.encoder} is now ({now[:12]}); put the old one back, or {ANEW}"
-        )
+        other = f"another encoder ({meta.encoder_hash[:12]}) than {meta.dense.encoder} is now ({now[:12]})"
+        raise ValueError(f"the index at {folder} was built with {other}; put the old one back, or {ANEW}")
     return Index(_ranker(meta, folder), Passages(folder / PASSAGES))
 
 
@@ -211,7 +204,7 @@ def _build_local(params: SearchParams, passages: Path, folder: Path, vectors: Pa
 
 def _ranker(meta: Meta, folder: Path) -> Ranker:
     if not meta.size:
-        return _Nothing()
+        return Hybrid([], HybridParams(candidates=1))  # ranks nothing
     rankers: list[Ranker] = []
     if meta.bm25:
         rankers.append(BM25(folder / BM25_FOLDER, meta.size))
@@ -220,23 +213,6 @@ def _ranker(meta: Meta, folder: Path) -> Ranker:
 
         rankers.append(Dense(folder / DENSE_FOLDER, meta.dense))
     return Hybrid(rankers, meta.hybrid) if meta.hybrid else rankers[0]
-
-
-def _pin(params: SearchParams, passages: Path) -> Meta:
-    served = RemoteIndex(params.remote).health()
-    served_at = f"the index served at {params.remote.url}"
-    _refuse_other_passages(served_at, served.passages_hash, passages, "serve one of these passages")
-    return _meta(params, served.size, served.passages_hash, served=served.index_hash)
-
-
-def _open_remote(params: SearchParams, meta: Meta) -> RemoteIndex:
-    served_hash = RemoteIndex(params.remote).health().index_hash
-    if served_hash != meta.served_hash:
-        raise ValueError(
-            f"{params.remote.url} serves index {served_hash[:12]}, and {meta.served_hash[:12]} was pinned; "
-            f"serve that one, or {ANEW}"
-        )
-    return RemoteIndex(params.remote, meta.served_hash)
 
 
 def _refuse_other_passages(index: str, passages_hash: str, passages: Path, remedy: str) -> None:

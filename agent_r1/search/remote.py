@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import chain
 from typing import Annotated
 
 from pydantic import BaseModel, FailFast, Field
@@ -14,7 +16,10 @@ from agent_r1.params.stages import RemoteParams
 from agent_r1.records import Passage
 from agent_r1.search.base import Search
 
+SEARCH_KEY = "AGENT_R1_SEARCH_KEY"  # the key of a proxy before the server
+NO_ROUTE = b'{"detail":"Not Found"}'  # the server's own 404
 MAX_QUERY = 8192  # characters
+BATCH = 32  # queries of a request: each has a time limit of its own, however many are asked at once
 # DVC does not see that a server has changed.
 ANEW = "run the index stage anew (`dvc repro --single-item --force index`)"
 
@@ -42,11 +47,6 @@ class Health(BaseModel):
     size: int  # passages
 
 
-SEARCH_KEY = "AGENT_R1_SEARCH_KEY"  # the key of a proxy before the server
-NO_ROUTE = b'{"detail":"Not Found"}'  # the server's own 404
-BATCH = 32  # queries of a request: each has a time limit of its own, however many are asked at once
-
-
 class RemoteIndex(Search):
     """A client of the search server. Queries go in requests of `BATCH`, and each request is tried `retries` times."""
 
@@ -70,27 +70,26 @@ class RemoteIndex(Search):
         cut = [query[:MAX_QUERY] for query in queries]
         requests = [SearchRequest(queries=cut[start : start + BATCH], k=k) for start in range(0, len(cut), BATCH)]
         with self._named():
-            return [found for request in requests for found in self._retries.run(partial(self._attempt, request))]
+            found = [asyncio.run(self._retries.run(partial(self._attempt, request))) for request in requests]
+        return [*chain.from_iterable(found)]
 
     def health(self) -> Health:
         """The server's description of its index; one attempt."""
         with self._named():
-            return self._ask("GET", "/health").parse(Health)
+            return asyncio.run(self._ask("GET", "/health")).parse(Health)
 
-    def _ask(self, method: str, path: str, content: str | None = None) -> Answer:
+    async def _ask(self, method: str, path: str, content: str | None = None) -> Answer:
         """The answer of a search server. A 404 that is not its own may pass: a proxy gives it when it has no server."""
-        answer = self._client.ask(method, path, content)
+        answer = await self._client.answer(method, path, content)
         if answer.status == 404 and answer.body != NO_ROUTE:
             raise ConnectionError(f"status 404, and not from a search server; check remote.url: {answer.reason}")
         return answer.require_ok()
 
-    def _attempt(self, request: SearchRequest) -> list[list[Passage]]:
-        reply = self._ask("POST", "/search", request.model_dump_json()).parse(SearchReply)
+    async def _attempt(self, request: SearchRequest) -> list[list[Passage]]:
+        reply = (await self._ask("POST", "/search", request.model_dump_json())).parse(SearchReply)
         if self._index_hash and reply.index_hash != self._index_hash:
-            raise ValueError(
-                f"{self._who} serves index {reply.index_hash[:12]} now, not {self._index_hash[:12]}; serve that one, "
-                f"or {ANEW}"
-            )
+            other = f"{self._who} serves index {reply.index_hash[:12]} now, not {self._index_hash[:12]}"
+            raise ValueError(f"{other}; serve that one, or {ANEW}")
         asked, found = len(request.queries), [len(each) for each in reply.results]
         if len(found) != asked or any(each > request.k for each in found):
             raise BadAnswerError(f"it answered {asked} queries for {request.k} passages each with {found}")

@@ -5,23 +5,28 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import logging
 import re
+import textwrap
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Protocol, TypeVar, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
 
+from agent_r1.faults import WorldFault
 from agent_r1.records import CallStatus
 
 Schema = dict[str, Any]
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 MAX_CHARACTERS = 16_384  # of a schema as JSON: the policy reads all of it in every prompt
 MAX_DEPTH = 32  # of values inside of each other
+_NOT_TOOLS = ("reset", "get_reward")  # public methods of an episode's object that are not for the policy
 
 
 def function_schema(name: str, description: str, parameters: Mapping[str, Any]) -> Schema:
@@ -99,9 +104,6 @@ def _target(parameters: Mapping[str, Any], reference: str) -> Any:
     return found
 
 
-_NOT_TOOLS = ("reset", "get_reward")  # public methods of an episode's object that are not for the policy
-
-
 class ToolError(Exception):
     """A call that is well formed and fails by its own arguments; the message is for the policy."""
 
@@ -142,7 +144,18 @@ class Tool(Protocol):
         return
 
 
-Function = Callable[..., ToolResult | str | Awaitable[ToolResult | str]]
+class ServedTool(Tool):
+    """A tool of a server, which checks the arguments itself."""
+
+    def __init__(self, schema: Schema, ask: Callable[[str, dict[str, Any]], Awaitable[ToolResult]]) -> None:
+        self.name, self.schema, self.waits = schema["function"]["name"], schema, True
+        self._ask = ask
+
+    async def call(self, arguments: dict[str, Any]) -> ToolResult:
+        return await self._ask(self.name, arguments)
+
+
+Function = Callable[..., Any]  # its result, now or when awaited, is a ToolResult or told as `str` writes it
 
 
 async def within(timeout_s: float | None, answer: Awaitable[T], late: Callable[[str], Exception]) -> T:
@@ -179,14 +192,16 @@ class FunctionTool(Tool):
             )
         self._function, self._timeout_s, self._refusal = function, timeout_s, refusal
         self._arguments = _arguments_model(function)
-        parameters = _described(self._arguments)
-        self.schema = function_schema(self.name, _description(function), parameters)
+        if not function.__doc__:
+            raise ValueError(f"tool {self.name!r} needs a docstring: the policy reads its first paragraph")
+        described = re.split(r"\n\n|\nArgs:", inspect.cleandoc(function.__doc__))[0]
+        self.schema = function_schema(self.name, " ".join(described.split()), _described(self._arguments))
 
     async def call(self, arguments: dict[str, Any]) -> ToolResult:
         """Checks the arguments and calls the function.
 
         Arguments that do not fit the signature give BAD_ARGUMENTS, a ToolTimeout and the limit of time TIMEOUT, and any
-        other ToolError FAILED.
+        other ToolError or refusal FAILED.
         """
         try:
             values = self._arguments.model_validate_json(json.dumps(arguments))
@@ -196,35 +211,29 @@ class FunctionTool(Tool):
             return await self._answer({name: getattr(values, name) for name in self._arguments.model_fields})
         except ToolTimeout as error:
             return ToolResult(text=str(error), call_status=CallStatus.TIMEOUT)
+        except WorldFault:
+            raise
         except (ToolError, self._refusal) as error:
+            if not isinstance(error, ToolError | ValueError):
+                logger.warning("tool %r raised %r, which the agent is told", self.name, error)
             return ToolResult(text=str(error), call_status=CallStatus.FAILED)
 
     async def _answer(self, values: dict[str, Any]) -> ToolResult:
         answer = self._function(**values)
         if inspect.isawaitable(answer):
             answer = await within(self._timeout_s, answer, lambda late: ToolTimeout(f"{self.name} {late}"))
-        if isinstance(answer, str):
-            return ToolResult(text=answer)
-        if not isinstance(answer, ToolResult):
-            raise TypeError(f"tool {self.name!r} returned {type(answer).__name__}; return a str or a ToolResult")
-        return answer
+        return answer if isinstance(answer, ToolResult) else ToolResult(text=str(answer))
 
 
 def methods(box: object, *, timeout_s: float | None = None, refusal: type[Exception] = ToolError) -> list[Tool]:
     """The public methods of an object of one episode as tools, in the order in which its class defines them.
 
-    The limit of time is for each that is `async def`.
-
-    The contract of TRL's environments: every public method is typed and documented, `def` or `async def`; `reset` and
-    `get_reward` are for the training and not for the policy.
+    The contract of TRL's environments: every public method is typed and documented, `def` or `async def`, which has the
+    limit of time; `reset` and `get_reward` are for the training and not for the policy.
     """
-    defined = {
-        name: None
-        for kind in reversed(type(box).__mro__)
-        for name, member in vars(kind).items()
-        if inspect.isfunction(member) and not name.startswith("_") and name not in _NOT_TOOLS
-    }
-    found = [getattr(box, name) for name in defined]
+    names = dict.fromkeys(name for kind in reversed(type(box).__mro__) for name in vars(kind))
+    public = [name for name in names if not name.startswith("_") and name not in _NOT_TOOLS]
+    found = [getattr(box, name) for name in public if inspect.isfunction(getattr(type(box), name))]
     limits = [timeout_s if inspect.iscoroutinefunction(each) else None for each in found]
     return [FunctionTool(each, timeout_s=limit, refusal=refusal) for each, limit in zip(found, limits, strict=True)]
 
@@ -248,19 +257,22 @@ def _described(arguments: type[BaseModel]) -> Schema:
 
 
 def _arguments_model(function: Function) -> type[BaseModel]:
-    hints = get_type_hints(function)
+    hints, told = get_type_hints(function), _told(function)
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if name not in hints or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise ValueError(f"tool {function.__name__!r}: parameter {name!r} needs a type annotation of its own")
-        fields[name] = (hints[name], ... if parameter.default is parameter.empty else parameter.default)
+        default = ... if parameter.default is parameter.empty else parameter.default
+        fields[name] = (hints[name], Field(default, description=told.get(name)))
     return create_model(function.__name__, __config__=ConfigDict(extra="forbid", strict=True), **fields)
 
 
-def _description(function: Function) -> str:
-    if not function.__doc__:
-        raise ValueError(f"tool {function.__name__!r} needs a docstring: the policy reads its first paragraph")
-    return re.sub(r"\s+", " ", inspect.cleandoc(function.__doc__).split("\n\n")[0])
+def _told(function: Function) -> dict[str, str]:
+    """The descriptions of parameters, which stand below `Args:` in a docstring of Google's style."""
+    below = re.split(r"(?m)^Args:\n", inspect.cleandoc(function.__doc__ or ""))[1:]
+    lines = textwrap.dedent(re.split(r"\n(?=\S)", below[0])[0]) if below else ""
+    entries = [entry.partition(":") for entry in re.split(r"\n(?=\S)", lines)]
+    return {name.split("(")[0].strip(): " ".join(text.split()) for name, _, text in entries if text}
 
 
 def _explain(error: ValidationError | RecursionError) -> str:

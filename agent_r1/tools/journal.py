@@ -7,6 +7,7 @@ call would happen twice. A fault that made an episode ABORTED is no answer: the 
 from __future__ import annotations
 
 import logging
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,29 +62,15 @@ class Journal:
         """The entry of the same call at this place; None if it was not made, or another one."""
         entry = self._known.get(place)
         if entry and (entry.tool, entry.arguments) != (tool, arguments):
-            logger.warning(
-                "%s holds the answer to %s(%s) where %s(%s) is called now, which is made: the episode differs from "
-                "the one before the restart",
-                self._path,
-                entry.tool,
-                entry.arguments,
-                tool,
-                arguments,
-            )
+            told = f"holds the answer to {entry.tool}({entry.arguments}) where {tool}({arguments}) is called now"
+            differs = "which is made: the episode differs from the one before the restart"
+            logger.warning("%s %s, %s", self._path, told, differs)
             return None
         return entry
 
     def add(self, place: CallPlace, call: Call, result: ToolResult) -> None:
         """Writes down the result of a call; it is in the file when this returns."""
-        entry = JournalEntry(
-            **place._asdict(),
-            tool=call.tool,
-            arguments=call.arguments,
-            status=result.call_status,
-            text=result.text,
-            titles=result.titles,
-            latency_s=call.latency_s,
-        )
+        entry = JournalEntry(**place._asdict(), **asdict(call), text=result.text, titles=result.titles)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a") as file:
             file.write(entry.model_dump_json() + "\n")

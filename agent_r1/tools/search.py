@@ -12,6 +12,8 @@ from agent_r1.records import Passage
 from agent_r1.search.base import Search
 from agent_r1.tools.base import FunctionTool, ToolError, ToolResult
 
+_LOOKED_AT = 20  # passages that a search for a title finds
+
 
 def search_tool(index: Search, *, top_k: int, threads: Executor | None = None) -> FunctionTool:
     """A tool that shows the `top_k` best passages for a query."""
@@ -42,10 +44,7 @@ def tool_on(index: Search, function: Callable[..., ToolResult], threads: Executo
 
 def render_passages(passages: Sequence[Passage]) -> str:
     """One line per passage, `Title: text`; an empty string without passages."""
-    return "\n".join(" ".join(f"{passage.title}: {passage.text}".split()) for passage in passages)
-
-
-_LOOKED_AT = 20  # passages that a search for a title finds
+    return "\n".join(_plain(f"{passage.title}: {passage.text}") for passage in passages)
 
 
 def read_tool(index: Search, *, part_characters: int, threads: Executor | None = None) -> FunctionTool:
@@ -53,8 +52,13 @@ def read_tool(index: Search, *, part_characters: int, threads: Executor | None =
 
     def read(title: str, part: int = 1) -> ToolResult:
         """Shows a part of the passage with a title, which a search has shown; parts count from 1."""
-        passage = _titled(index, title)
-        text = " ".join(passage.text.split())
+        if not title.strip():
+            raise ToolError("the title is empty")
+        [found] = index.search([title], _LOOKED_AT)
+        passage = next((each for each in found if _plain(each.title) == _plain(title)), None)
+        if passage is None:
+            raise ToolError("there is no passage of this title; give one as a search shows it")
+        text = _plain(passage.text)
         parts = [text[start : start + part_characters] for start in range(0, len(text), part_characters)] or [""]
         if not 1 <= part <= len(parts):
             raise ToolError(f"the passage has {len(parts)} parts, and no part {part}")
@@ -64,15 +68,5 @@ def read_tool(index: Search, *, part_characters: int, threads: Executor | None =
     return tool_on(index, read, threads)
 
 
-def _titled(index: Search, title: str) -> Passage:
-    if not title.strip():
-        raise ToolError("the title is empty")
-    [found] = index.search([title], _LOOKED_AT)
-    for passage in found:
-        if _plain(passage.title) == _plain(title):
-            return passage
-    raise ToolError("there is no passage of this title; give one as a search shows it")
-
-
-def _plain(title: str) -> str:
-    return " ".join(title.split())
+def _plain(text: str) -> str:
+    return " ".join(text.split())

@@ -94,10 +94,7 @@ class Toolbox:
         await self._open.__aexit__(*fault)
 
     def tools(self, seed: int) -> list[Tool]:
-        """The tools of one episode, in the order of `schemas`, to be closed where they were called.
-
-        The chance of a sandbox is drawn from the seed.
-        """
+        """The tools of one episode by its seed, in the order of `schemas`, to be closed where they were called."""
         made = [tool for make in self._makers for tool in make(seed)]
         return [Limited(tool, self._params.max_result_characters, self.under_way) for tool in made]
 
@@ -153,10 +150,7 @@ class Limited(Tool):
 
 
 def cut(result: ToolResult, max_characters: int) -> ToolResult:
-    """A result whose text ends after so many characters, and says so; titles beyond them are left out.
-
-    Halves of characters, which no file could keep, are replaced.
-    """
+    """A result cut after so many characters, which it says; titles beyond are dropped, half characters replaced."""
     text = _HALF.sub("\N{REPLACEMENT CHARACTER}", result.text)
     if len(text) <= max_characters:
         return result if text == result.text else replace(result, text=text)
@@ -180,19 +174,26 @@ def own_tools(params: ToolsParams) -> list[FunctionTool]:
 
 
 def require_own(params: EnvParams) -> None:
-    """Raises ValueError for a tool or class of the user's own that is not there, or is none."""
+    """Raises ValueError for a function or class of the user's own that is not there, or is no tool."""
     own_tools(params.tools)
-    for name, box in params.toolbox.items():
-        own_code.load(f"env.toolbox.{name}", box.class_)
+    for _, where, named in _own(params):
+        own_code.load(where, named)
 
 
 def own_sources(params: EnvParams) -> dict[str, str]:
-    """The sha256 of the source file of each tool and class of the user's own; raises as `own_code.load`."""
-    tools, boxes = params.tools.functions.items(), params.toolbox.items()
-    return {
-        f"tool {name}": own_code.source_hash(f"env.tools.functions.{name}", f"{function.module}:{name}")
-        for name, function in tools
-    } | {f"toolbox {name}": own_code.source_hash(f"env.toolbox.{name}", box.class_) for name, box in boxes}
+    """The sha256 of the source file of each function and class of the user's own; raises as `own_code.load`."""
+    return {title: own_code.source_hash(where, named) for title, where, named in _own(params)}
+
+
+def _own(params: EnvParams) -> Iterator[tuple[str, str, str]]:
+    """For each function and class of the user's own a title, the key that names it, and its `module:name`."""
+    for name, function in params.tools.functions.items():
+        yield f"tool {name}", f"env.tools.functions.{name}", f"{function.module}:{name}"
+    for name, box in params.toolbox.items():
+        yield f"toolbox {name}", f"env.toolbox.{name}", box.class_
+    for name, world in params.gymnasium.items():
+        if ":" in world.observation:
+            yield f"observation {name}", f"env.gymnasium.{name}.observation", world.observation
 
 
 def use_of_tools(trajectories: Sequence[Trajectory], tools: Sequence[str]) -> dict[str, float]:

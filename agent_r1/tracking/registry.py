@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -46,6 +47,7 @@ Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]*(\+changes)?$")]
 DvcFolder = Annotated[str, Field(pattern=r"^([0-9a-f]{32}\.dir)?$")]  # DVC's md5 of a folder, "" for none
 DvcHashes = Annotated[str, Field(pattern=r"^([0-9a-f]{32}(\.dir)?(\+|$))*$")]  # several, joined
+Choice = Callable[["ModelVersion", Sequence[str]], bool]  # chooses a version by its entry in MLflow and its aliases
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,45 +139,43 @@ def register(descriptor: Descriptor, model: str = MODEL) -> Version:
         return version
 
 
-def versions(model: str = MODEL) -> list[Version]:
-    """All versions that trainings registered, in the order of their numbers; one with a bad descriptor is warned of."""
+def versions(model: str = MODEL, asked: Choice = lambda *_: True) -> list[Version]:
+    """The versions that are asked for, by number; one with a bad descriptor is left out, with a warning."""
     client, experiment = open_store()
     models = client.search_registered_models(f"name = '{model}'")  # one, or none yet
-    aliases = [(alias, int(number)) for found in models for alias, number in sorted(found.aliases.items())]
-    registered = {int(each.version): each for each in client.search_model_versions(f"name = '{model}'")}
-    return [
-        Version(number=each, descriptor=made, aliases=tuple(alias for alias, of in aliases if of == each), model=model)
-        for each in sorted(registered)
-        if (made := _read(client, experiment, registered[each]))
-    ]
+    aliases = [(alias, number) for found in models for alias, number in sorted(found.aliases.items())]
+    read = list[Version]()
+    for entry in sorted(client.search_model_versions(f"name = '{model}'"), key=lambda each: int(each.version)):
+        own = tuple(alias for alias, number in aliases if int(number) == int(entry.version))
+        if asked(entry, own) and (made := _read(client, experiment, entry)):
+            read.append(Version(number=int(entry.version), descriptor=made, aliases=own, model=model))
+    return read
 
 
 def of_policy(policy_hash: str, model: str = MODEL) -> Version | None:
-    """The version with this policy."""
-    return next((version for version in versions(model) if version.descriptor.policy_hash == policy_hash), None)
+    """The version with this policy, whose source is named after it."""
+    named = f"/{policy_hash[:8]}/{DESCRIPTOR}"
+    known = versions(model, lambda entry, _: policy_hash == entry.tags.get(_HASH) or named in (entry.source or ""))
+    return next((version for version in known if version.descriptor.policy_hash == policy_hash), None)
 
 
 def champion(model: str = MODEL) -> Version | None:
     """The version that the alias `champion` points at."""
-    return next((version for version in versions(model) if version.is_champion), None)
+    return next(iter(versions(model, lambda _, aliases: CHAMPION in aliases)), None)
 
 
 def find(reference: str) -> Version:
-    """The version that a reference means: `models:/agent_r1@champion` or `models:/agent_r1/3`.
-
-    Raises ValueError if it is no reference, nothing is registered yet, or there is no such alias or version.
-    """
+    """The version of `models:/agent_r1@champion` or `models:/agent_r1/3`; ValueError if there is no such one."""
     parts = REFERENCE.fullmatch(reference)
     if parts is None:
         known = f"{THE_CHAMPION} and {SCHEME}{MODEL}/NUMBER, at a scale {MODEL}-SCALE"
         raise ValueError(f"{reference!r} is no reference to a model of this project; they are {known}")
-    registered = versions(parts["model"])
-    if not registered:
-        raise ValueError(f"{reference}: the registry is empty; a training that finishes registers its policy")
-    for version in registered:
-        if parts["alias"] in version.aliases or parts["number"] == str(version.number):
-            return version
-    raise ValueError(f"{reference}: {_missing(parts['alias'], registered)}")
+    model, alias, number = parts["model"], parts["alias"], parts["number"]
+    if found := versions(model, lambda entry, aliases: alias in aliases or number == str(entry.version)):
+        return found[0]
+    if registered := versions(model):
+        raise ValueError(f"{reference}: {_missing(alias, registered)}")
+    raise ValueError(f"{reference}: the registry is empty; a training that finishes registers its policy")
 
 
 def promote(version: Version, *, expected: Version | None) -> Version:
@@ -188,10 +188,9 @@ def promote(version: Version, *, expected: Version | None) -> Version:
         now = champion(version.model)
         seen, current = (f"version {each.number}" if each else "no version" for each in (expected, now))
         if current != seen:
-            raise Outpaced(
-                f"version {version.number} was to take the place of {seen}, and the champion is {current} by now; "
-                "promote it again, against that one"
-            )
+            wanted = f"version {version.number} was to take the place of {seen}"
+            remedy = "promote it again, against that one"
+            raise Outpaced(f"{wanted}, and the champion is {current} by now; {remedy}")
         client.set_registered_model_alias(version.model, CHAMPION, str(version.number))
         return find(version.reference)
 

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import yaml
@@ -31,13 +30,7 @@ KIND_TAG = "kind"  # training, baseline or evaluation
 VERSION_TAG = "model_version"  # of a training's run: the version that it registered
 EXPERIMENT_TAG = "dvc_experiment"
 SCORED = re.compile("[Ss]uccess [^:]*? o[fn] the test questions[:.] ")  # begins a description, then and now
-FIRST = (
-    "success",
-    "rollout/success",
-    "reward/total",
-    "success/low",
-    "success/high",
-)  # MLflow compares the first
+FIRST = ("success", "rollout/success", "reward/total", "success/low", "success/high")  # MLflow compares the first
 CODE_TAG = "code"  # which code trained which iterations: `0-11 3fa91c2b, 12-19 77b0e4aa`
 REWOUND_TAG = "rewound_ms"  # when the run last went back to an earlier iteration, Unix time
 RANKED = ("success", "success/low", "success/high", "em", "f1")  # of all test questions; of each data set every score
@@ -130,20 +123,15 @@ class Run:
         self._steps_logged = dict(steps_logged or {})
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Adds metrics of one iteration, named `part/what`, except the ones that the store has of it.
-
-        They have four significant digits, for MLflow cuts none; the run's folder has all.
-        """
+        """Adds an iteration's metrics that the store lacks, to four significant digits; the run's folder has all."""
         new = {name: value for name, value in metrics.items() if step >= self._steps_logged.get(name, 0)}
         if new:
-            self._log({name: _legible(value) for name, value in new.items()}, step)
+            legible = {name: f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}" for name, value in new.items()}
+            self._log({name: float(text) for name, text in legible.items()}, step)
             self._steps_logged |= dict.fromkeys(new, step + 1)
 
     def rewind(self) -> None:
-        """Lets every iteration be logged again, because the run goes back to an earlier one.
-
-        MLflow forgets nothing. A repeated iteration has two values at its step, the later one last.
-        """
+        """Lets iterations be logged again after the run went back; MLflow keeps both values, the later one last."""
         self.tag(REWOUND_TAG, str(_now_ms()))
         self._steps_logged.clear()
 
@@ -179,10 +167,8 @@ class Run:
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         said = [InputTag("mlflow.data.context", context)]
-        sets = [
-            Dataset(name, digest[:DIGEST], "local", json.dumps({"uri": str(path)}))
-            for name, (path, digest) in files.items()
-        ]
+        named = [(name, of[:DIGEST], json.dumps({"uri": str(path)})) for name, (path, of) in files.items()]
+        sets = [Dataset(name, digest, "local", where) for name, digest, where in named]
         self._client.log_inputs(self.run_id, [DatasetInput(each, said) for each in sets])
 
     def artifact(self, path: Path, folder: str = "") -> None:
@@ -197,9 +183,7 @@ class Run:
         self._client.update_run(self.run_id, status="RUNNING")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         failed = kind is not None and issubclass(kind, Exception)  # an interrupt and a termination are none
         self._client.set_terminated(self.run_id, "FAILED" if failed else "KILLED" if kind else "FINISHED")
 
@@ -253,7 +237,14 @@ def start(
             client.delete_run(earlier.info.run_id)
         tags = {**tags, IDENTITY_TAG: identity}
     since = _now_ms() if began_s is None else round(began_s * 1000)
-    created = client.create_run(experiment, since, {**tags, **_shown(tags, about)}, run_name=name)
+    shown = {  # in columns of MLflow's own: the description, the command and the commit
+        NOTE: about,
+        "mlflow.source.name": without_password(" ".join(sys.argv))[:SOURCE_CHARACTERS],
+        "mlflow.source.git.commit": tags.get("git_commit", "").partition("+")[0],
+        "mlflow.source.type": "LOCAL",
+    }
+    known = {name: value for name, value in shown.items() if value}
+    created = client.create_run(experiment, since, {**tags, **known}, run_name=name)
     entries = [Param(key, str(value)) for key, value in params.items()]
     for first in range(0, len(entries), PARAMS_PER_CALL):
         client.log_batch(created.info.run_id, params=entries[first : first + PARAMS_PER_CALL])
@@ -289,17 +280,6 @@ def run_of(folder: Path) -> Run | None:
     return resume(run_id.read_text()) if run_id.exists() else None
 
 
-def _shown(tags: Mapping[str, str], about: str) -> dict[str, str]:
-    """The tags that MLflow has columns for: the description, the command and the commit."""
-    shown = {
-        NOTE: about,
-        "mlflow.source.name": without_password(" ".join(sys.argv))[:SOURCE_CHARACTERS],
-        "mlflow.source.git.commit": tags.get("git_commit", "").partition("+")[0],
-        "mlflow.source.type": "LOCAL",
-    }
-    return {name: value for name, value in shown.items() if value}
-
-
 def _models_of(run: MlflowRun) -> list[str]:
     return [each.model_id for each in run.outputs.model_outputs] if run.outputs else []
 
@@ -315,10 +295,6 @@ def _new_model(client: MlflowClient, run: MlflowRun) -> str:
     client.finalize_logged_model(made, "READY")
     client.log_outputs(of.run_id, [LoggedModelOutput(made, 0)])
     return str(made)
-
-
-def _legible(value: float) -> float:
-    return float(f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}")
 
 
 def _in_order(metrics: Mapping[str, float]) -> list[str]:

@@ -45,6 +45,7 @@ QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_ENABLE_ASYNC_TRACE_LOGGING": "false",  # its threads write spans over the question that the list shows
     "GIT_PYTHON_REFRESH": "quiet",
 }
 IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}  # seconds
@@ -173,10 +174,8 @@ def mendable_fault(fault: BaseException) -> OSError | ValueError | None:
     unanswered = code == "INTERNAL_ERROR" and isinstance(fault.__context__, OSError)
     if not (unanswered or code in PASSING or of_sqlite or isinstance(fault, OperationalError)):
         return None
-    return ConnectionError(
-        f"MLflow's store {without_password(store_uri())} cannot be used for now ({said}); see that it is up, that "
-        "nothing locks it, and that its disk has room"
-    )
+    remedy = "see that it is up, that nothing locks it, and that its disk has room"
+    return ConnectionError(f"MLflow's store {without_password(store_uri())} cannot be used for now ({said}); {remedy}")
 
 
 def store_file() -> Path:
@@ -269,10 +268,9 @@ def _explained(server: str, file: Path, said: str) -> str:
         meant = f"MLFLOW_TRACKING_URI {without_password(server)}"
         return f"{meant} cannot be used ({said}); start the server there, or unset the variable"
     if "schema" in said or "revision" in said:
-        return (
-            f"{file} was written by another version of MLflow ({said.partition(' Take a backup')[0]}); "
-            f"copy it, then `mlflow db upgrade sqlite:///{file}`, or install the MLflow that wrote it, if that is newer"
-        )
+        other = f"{file} was written by another version of MLflow ({said.partition(' Take a backup')[0]})"
+        remedy = f"copy it, then `mlflow db upgrade sqlite:///{file}`, or install the MLflow that wrote it"
+        return f"{other}; {remedy}, if that is newer"
     if said == READONLY:
         remedy = f"`chmod u+w {file}` if it is there, and start again, which makes a missing one"
         return f"{file} was removed while it was in use, or is read-only; {remedy}"

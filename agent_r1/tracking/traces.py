@@ -37,44 +37,31 @@ class Rewarded:
     totals: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # [K] the step's reward, weighted; or [0]
     parts: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)  # name -> [K], unweighted
 
-    @property
-    def right(self) -> bool:
-        """Whether the episode succeeded."""
-        return bool(self.trajectory.success)
-
 
 def log_traces(run_id: str, episodes: Sequence[Rewarded], decode: Decode) -> int:
-    """Adds a trace of each episode that an MLflow run has none of; returns how many were added.
-
-    `decode` keeps special tokens.
-    """
+    """Adds the traces that an MLflow run lacks, and returns how many; `decode` keeps special tokens."""
     client, experiment = open_store()
     import mlflow
 
-    named = os.environ.get(SERVER)
+    named = {SERVER: os.environ[SERVER]} if SERVER in os.environ else {}
     mlflow.set_tracking_uri(client.tracking_uri)  # MLflow's tracing knows only a global store; also sets the variable
     try:
         there = mlflow.search_traces(locations=[experiment], run_id=run_id, include_spans=False, return_type="list")
         known = {trace.info.tags.get(IDENTITY_TAG) for trace in there}
-        new = {identity: episode for episode in episodes if (identity := _identity(episode)) not in known}
-        traces = {
-            _Trace(client, episode, decode).log(experiment, run_id, identity): episode
-            for identity, episode in new.items()
-        }
+        traces = dict[str, Rewarded]()
+        for episode in episodes:
+            made = episode.trajectory
+            identity = fingerprint(episode.when, made.trajectory_id, made.token_ids.tolist())
+            if identity not in known:
+                known.add(identity)
+                traces[_Trace(client, episode, decode).log(experiment, run_id, identity)] = episode
         mlflow.flush_trace_async_logging()
         for trace_id, episode in traces.items():
             _assess(trace_id, episode)
     finally:
-        if named is None:
-            os.environ.pop(SERVER, None)
-        else:
-            os.environ[SERVER] = named
+        os.environ.pop(SERVER, None)
+        os.environ.update(named)
     return len(traces)
-
-
-def _identity(episode: Rewarded) -> str:
-    trajectory = episode.trajectory
-    return fingerprint(episode.when, trajectory.trajectory_id, trajectory.token_ids.tolist())
 
 
 def _assess(trace_id: str, episode: Rewarded) -> None:
@@ -87,13 +74,11 @@ def _assess(trace_id: str, episode: Rewarded) -> None:
     given = {name: float(part.sum()) for name, part in episode.parts.items()}
     if episode.totals.size:
         given = {"return": float(episode.totals.sum()), **given}
-    for name, value in {"right": episode.right, **given}.items():
+    for name, value in {"right": bool(episode.trajectory.success), **given}.items():
         mlflow.log_feedback(trace_id=trace_id, name=name, value=value, source=source)
 
 
 class _Trace:
-    """The trace of one episode."""
-
     def __init__(self, client: MlflowClient, episode: Rewarded, decode: Decode) -> None:
         self._client, self._episode, self._trajectory = client, episode, episode.trajectory
         self._decode, self._now_ns = decode, time.time_ns()
@@ -129,12 +114,9 @@ class _Trace:
         for number, step in enumerate(trajectory.steps):
             self._log_step(root, number, slice(read, step.action_start))
             read = step.action_stop
-        self._client.end_trace(
-            root.trace_id,
-            outputs={"answer": trajectory.answer, "outcome": trajectory.outcome},
-            status="ERROR" if trajectory.aborted else "OK",
-            end_time_ns=self._now_ns,
-        )
+        said = {"answer": trajectory.answer, "outcome": trajectory.outcome}
+        status = "ERROR" if trajectory.aborted else "OK"
+        self._client.end_trace(root.trace_id, outputs=said, status=status, end_time_ns=self._now_ns)
         return root.trace_id
 
     def _log_step(self, root: Span, number: int, read: slice) -> None:
@@ -175,13 +157,9 @@ class _Trace:
             attributes={"call_status": call.status, "latency_s": call.latency_s},
             start_time_ns=begins_ns,
         )
-        self._client.end_span(
-            span.trace_id,
-            span.span_id,
-            {"observation": observed},
-            status="OK" if call.status is CallStatus.OK else "ERROR",
-            end_time_ns=begins_ns + round(1e9 * call.latency_s),
-        )
+        said, status = {"observation": observed}, "OK" if call.status is CallStatus.OK else "ERROR"
+        ends_ns = begins_ns + round(1e9 * call.latency_s)
+        self._client.end_span(span.trace_id, span.span_id, said, status=status, end_time_ns=ends_ns)
 
     def _text(self, span: slice, source: Source | None = None) -> str:
         return self._decode(self._trajectory.ids(span, source))

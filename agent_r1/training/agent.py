@@ -64,7 +64,7 @@ def open_agent(
     settings: Params, path: str, updates: int, *, beneath: Beneath | None, temperature: float
 ) -> Iterator[Agent]:
     """Opens the policy of a folder or hub id after `updates` updates. With a model `beneath` it runs its adapters."""
-    chat = Chat(load_tokenizer(path))
+    chat = Chat(load_tokenizer(path, settings.env.max_tokens))
     index = open_index(settings.search, settings.places.passages, settings.places.index)
     actor = Actor(
         model=path,

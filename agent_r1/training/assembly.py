@@ -10,7 +10,7 @@ from pathlib import Path
 from transformers import AutoConfig
 
 from agent_r1.credit import own as own_rewards
-from agent_r1.envs.kinds import attempts_at, openings, require_playable
+from agent_r1.envs.kinds import attempts_at, openings, require_playable, warn_of_alike
 from agent_r1.envs.shared import Shared
 from agent_r1.files import load_pretrained, model_hash, sha256
 from agent_r1.learn import adapter, checkpoint, memory
@@ -32,10 +32,7 @@ class Assembly:
     """The parts of a run that starts from a model, from the places of the run's settings."""
 
     def __init__(self, settings: Params, run: RunId, model: str | Path) -> None:
-        """Raises ValueError for questions without a weighted reward's facts, and own code that is not there.
-
-        It also raises as `require_playable`. Nothing is waited for yet.
-        """
+        """Raises as `require_playable`, and ValueError for missing own code or reward facts. Nothing is waited for."""
         self.settings, self.run, self.model = settings, run, model
         self.config, self._places = settings.run(run), settings.places
         self._questions = read_rows(self._places.questions, Question)
@@ -56,6 +53,7 @@ class Assembly:
         adapter.warn_of_rounding(self.settings)
         index = open_index(self.settings.search, self._places.passages, self._places.index)
         with Shared(self.settings.env, index) as shared:
+            warn_of_alike(self._questions, shared)
             identity = Identity.of(self.settings, self.config, self.inputs(shared), code)
             with RunFolder(folder, identity, self.config).opened(aside, fresh=fresh, replace=replace) as run:
                 opening = partial(Training, self.settings, questions=self._questions, shared=shared, model=self.model)

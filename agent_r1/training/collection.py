@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from agent_r1.credit import own as own_rewards
 from agent_r1.credit.assign import groups_to_refill
@@ -50,8 +51,7 @@ class QuestionBatch:
     credit: CreditParams  # as the run is trained by now
 
 
-@dataclass(frozen=True, slots=True)
-class Ahead:
+class Ahead(NamedTuple):
     """An iteration that is collected while the one before it is learned from."""
 
     batch: QuestionBatch
@@ -98,13 +98,17 @@ class TrainedEngine:
         """Leaves a device that learner and sampler share to the sampler, until the block ends."""
         if self.engine.rests:
             release(self.learner)
+        waited = self.shared.waited_s
         yield
         self.engine.rest()
+        self.folder.costs.charge("sampling", self.shared.waited_s - waited)
 
     def load_weights(self) -> None:
         """Has the engine run the learner's weights."""
         if self.engine.version != self.learner.policy_version:
-            self.engine.load_weights(self.folder.policy(self.learner), self.learner.policy_version)
+            halved = self.engine.halved and self.learner.adapter is None  # adapters stay as they are
+            self.engine.load_weights(self.folder.policy(self.learner, halved=halved), self.learner.policy_version)
+            self.folder.costs.charge("writing")
 
     def batch(self, questions: Sequence[Question], iteration: int, *, seed: int, credit: CreditParams) -> QuestionBatch:
         """Questions as they are answered with the learner's present weights."""
@@ -123,11 +127,13 @@ class TrainedEngine:
         return trajectories, hits | refilled | of_tools | {"tool/waiting_share": waiting}
 
     def validate(self, unseen: Sequence[Question], iteration: int, *, seed: int) -> list[Trajectory]:
-        """The greedy trajectories of the learner's weights, which the iteration made."""
+        """The trajectories of the learner's weights, which the iteration made; greedy if there is one of each."""
         batch = self.batch(unseen, iteration, seed=seed, credit=self.config.credit)
         with self.awake(), self.shared.journaled(self.folder.journal(iteration + 1)):
             self.load_weights()
-            trajectories = self._play(attempts_at(unseen, self.shared), batch, greedy=True)
+            samples = self.config.validation.samples
+            attempts = attempts_at(unseen, self.shared, samples=samples)
+            trajectories = self._play(attempts, batch, greedy=samples == 1)
         self.shared.index.take_hit_share()  # the next rollouts count their own hits alone
         return trajectories
 
@@ -143,10 +149,6 @@ class TrainedEngine:
             aborted_share=self.env.aborted_share,
         )
 
-    def prove_order(self, batch: QuestionBatch) -> Metrics:
-        """Whether an action depends on the prompts that are sampled at the same time."""
-        return prove_order(self.engine, self.chat, attempts_at(batch.questions, self.shared), self.shared)
-
     def probe(self, opened: Sequence[Trajectory], seed: int) -> list[Trajectory]:
         """Samples an action in the first context of each trajectory, in place of all that came after it."""
         requests = [
@@ -161,9 +163,15 @@ class TrainedEngine:
         ]
         return [*map(with_action, opened, self.engine.sample(requests))]
 
+    def proved(self, trajectories: Sequence[Trajectory]) -> Sequence[Trajectory]:
+        """The first few, so many that every sampler has a part in them."""
+        return trajectories[: max(self.config.update.proved_trajectories, self.engine.homes)]
+
     def _play(self, attempts: Sequence[Attempt], batch: QuestionBatch, *, greedy: bool = False) -> list[Trajectory]:
         play = Play(iteration=batch.iteration, policy_version=batch.policy_version, greedy=greedy)
-        return collect(self.engine, self.chat, attempts, self.shared, seed=batch.seed, play=play)
+        played = collect(self.engine, self.chat, attempts, self.shared, seed=batch.seed, play=play)
+        self.folder.costs.spent["cost/sampled_tokens"] += sum(int(each.action_mask.sum()) for each in played)
+        return played
 
     def _refill(self, trajectories: list[Trajectory], batch: QuestionBatch) -> Metrics:
         """Adds the trajectories of further questions in place of groups whose returns are all equal."""
@@ -206,7 +214,7 @@ class Collector:
         try:
             trajectories = read_rows(self.folder.trajectories(iteration), Trajectory)
             require_own(trajectories, iteration, seed=seed, policy_versions=range(version - ahead, version + 1))
-            own = [each for each in self._proved(trajectories) if each.policy_version == version]
+            own = [each for each in self.sampler.proved(trajectories) if each.policy_version == version]
             proved = {"rollout/canary_gap": self.prove(own, iteration)} if own else {}
         except (ValueError, StaleWeightsError) as fault:
             logger.warning("iteration %d and those after it are collected again: %s", iteration, fault)
@@ -219,9 +227,12 @@ class Collector:
         """Collects an iteration with the learner's weights, and proves that the sampler ran them."""
         with self.sampler.awake():
             batch = self._draw(iteration, seed, credit)
-            order = self.sampler.prove_order(batch) if iteration == 0 else {}
+            order: Metrics = {}
+            if iteration == 0:  # whether an action depends on the prompts that are sampled at the same time
+                attempts = attempts_at(batch.questions, self.shared)
+                order = prove_order(self.sampler.engine, self.sampler.chat, attempts, self.shared)
             trajectories, metrics = self.sampler.sample(batch)
-        gap = self.prove(self._proved(trajectories), iteration)
+        gap = self.prove(self.sampler.proved(trajectories), iteration)
         return self._keep(iteration, trajectories, metrics | order | {"rollout/canary_gap": gap}) | self._lag(0)
 
     def begin(self, iteration: int, *, seed: int, credit: CreditParams) -> None:
@@ -234,9 +245,10 @@ class Collector:
             return
         batch = self._draw(iteration, seed, credit)
         before = read_rows(self.folder.trajectories(iteration - 1), Trajectory)
-        probed = self.sampler.probe(self._proved([each for each in before if each.steps]), seed)
+        probed = self.sampler.probe(self.sampler.proved([each for each in before if each.steps]), seed)
         dtype, tolerance = self.learner.compute.dtype, self.config.update.canary_tolerance
         gap = prove_sampled(probed, self.learner.logprobs(probed), dtype, tolerance)
+        self.folder.costs.charge("proof")
         context = copy_context()  # logs as this thread does
         self._ahead = Ahead(batch, gap, self._threads.submit(context.run, self.sampler.sample, batch))
 
@@ -246,6 +258,7 @@ class Collector:
             return {}
         started, ahead = time.perf_counter(), self._ahead
         trajectories, metrics = ahead.sampled.result()
+        self.folder.costs.charge("sampling")
         waited = {"ahead/waited_s": time.perf_counter() - started}
         self._ahead, self._received = None, ahead.batch.iteration
         self._keep(self._received, trajectories, metrics | {"rollout/canary_gap": ahead.gap})
@@ -258,14 +271,12 @@ class Collector:
         self._ahead = None
 
     def prove(self, trajectories: Sequence[Trajectory], iteration: int) -> float:
-        """The gap between sampler and learner on the tokens that the sampler drew [nats].
-
-        Raises StaleWeightsError if the sampler ran other weights.
-        """
+        """The gap [nats] between sampler and learner at sampled tokens; raises StaleWeightsError for other weights."""
         learners = self.learner.logprobs(trajectories)
         told = zip(trajectories, learners, strict=True)
         proofs = [Proof(trajectory_id=each.trajectory_id, learner_logprobs=logprobs) for each, logprobs in told]
         write_rows(self.folder.proof(iteration), proofs, Proof)
+        self.folder.costs.charge("proof")
         return prove_sampled(trajectories, learners, self.learner.compute.dtype, self.config.update.canary_tolerance)
 
     def close(self) -> None:
@@ -291,10 +302,6 @@ class Collector:
         if self._ahead:
             self.shared.interrupt()
             wait([self._ahead.sampled], _INTERRUPT_S)
-
-    def _proved(self, trajectories: Sequence[Trajectory]) -> Sequence[Trajectory]:
-        """The first few, so many that every sampler has a part in them."""
-        return trajectories[: max(self.config.update.proved_trajectories, self.sampler.engine.homes)]
 
     def _keep(self, iteration: int, trajectories: list[Trajectory], metrics: Metrics) -> Metrics:
         self.folder.record(iteration, metrics)  # before the rows, which say that it is collected

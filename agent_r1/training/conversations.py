@@ -1,14 +1,14 @@
 """Conversations in a file, of one's own runs or of a teacher, told again as trajectories to learn from.
 
-A row is `{"messages": [...]}` in the OpenAI form. Its content is text: only the tags of an action become tokens, and
-only in the assistant's messages.
+A row is `{"messages": [...]}` in the OpenAI form, and may name its data set beside them. Its content is text: only the
+tags of an action become tokens, and only in the assistant's messages.
 """
 
 from __future__ import annotations
 
 import logging
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, islice
@@ -17,10 +17,12 @@ from typing import Any
 
 from agent_r1.data.sources import Row, read
 from agent_r1.envs.base import Attempt, Env, ParsedAction, ParsedCall, Transition, hermes, object_of, parse_action
+from agent_r1.envs.kinds import attempts_at, openings
 from agent_r1.envs.shared import Shared
-from agent_r1.envs.tool_env import asked_attempt, canonical
+from agent_r1.envs.tool_env import canonical
 from agent_r1.params import Params
-from agent_r1.records import Call, CallStatus, Outcome, StopReason, Trajectory
+from agent_r1.params.sections import nearest
+from agent_r1.records import Call, CallStatus, Outcome, Question, StopReason, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.search.index import Cached
@@ -38,6 +40,8 @@ class Conversation:
     """One row: the question, the assistant's actions, and the observations between them."""
 
     where: str  # file and row
+    dataset: str  # "" where the row names none
+    replies: str  # the role that answers the assistant: tool or user
     system: str  # "" where it opens without a system message
     user: str
     actions: list[str]  # [K] texts, without end tokens
@@ -65,13 +69,16 @@ def read_conversations(path: Path) -> list[Conversation]:
 def _conversation(row: Row) -> Conversation:
     messages = [_Message(each, f"{row}, message {at}") for at, each in enumerate(row.objects("messages"), start=1)]
     system = messages.pop(0).require("system").content() if messages[0].fields.get("role") == "system" else ""
-    roles = ["user", *islice(cycle(["assistant", "tool"]), max(1, len(messages) - 1))]
+    replies = "user" if [message.fields.get("role") for message in messages[2:3]] == ["user"] else "tool"
+    roles = ["user", *islice(cycle(["assistant", replies]), max(1, len(messages) - 1))]
     for message, role in zip(messages, roles, strict=False):
         message.require(role)
-    if len(messages) < len(roles) or roles[-1] == "tool":
+    if len(messages) < len(roles) or roles[-1] == replies:
         raise ValueError(f"{row}: the last message is not the assistant's; a conversation has {_IN_TURN}")
     return Conversation(
         where=str(row),
+        dataset=row.text("dataset") if row.has("dataset") else "",
+        replies=replies,
         system=system,
         user=messages[0].content(),
         actions=[message.action() for message in messages[1::2]],
@@ -143,8 +150,8 @@ class _Message:
 class Retold(Env):
     """The other side of a conversation that is over: it repeats its observations, whatever the action."""
 
-    def __init__(self, conversation: Conversation, asked: Env) -> None:
-        """The tools are those of `asked`, and so is the system message if the conversation has none."""
+    def __init__(self, conversation: Conversation, asked: Env, seed: int) -> None:
+        """The tools are those of `asked`, and so is the system message if there is none. `seed` is not used."""
         self.system = conversation.system or asked.system
         self.user = conversation.user
         self.tools = asked.tools
@@ -164,28 +171,52 @@ class Retold(Env):
         return Transition(observations=(observation,), calls=calls)
 
 
-def _retold(conversation: Conversation, asked: Env, _: int) -> Retold:
-    return Retold(conversation, asked)
-
-
 def _end(last: ParsedAction) -> Outcome:
     if last.answer is not None:
         return Outcome.ANSWERED
     return Outcome.MALFORMED if last.problem else Outcome.TURN_LIMIT
 
 
-def retell(conversations: Sequence[Conversation], chat: Chat, index: Cached, settings: Params) -> list[Trajectory]:
+def _environment_of(each: Conversation, known: Mapping[str, Env]) -> Env:
+    """The environment of its data set, from the `known` ones.
+
+    Raises ValueError, with the remedy, for a conversation that was in none of them.
+    """
+    dataset = each.dataset or next(iter(known))
+    if dataset not in known:
+        raise ValueError(f"{each.where}: there is no data set {reprlib.repr(dataset)}{nearest(dataset, known)}")
+    env = known[dataset]
+    if not each.dataset and any((env.system, env.tools) != (other.system, other.tools) for other in known.values()):
+        remedy = f'name its own beside the messages, such as "dataset": "{dataset}"'
+        raise ValueError(f"{each.where}: the data sets {', '.join(known)} differ in their prompts; {remedy}")
+    offered = [tool["function"]["name"] for tool in env.tools]
+    if offered and each.replies == "user":
+        raise ValueError(f"{each.where}: the user replies to the assistant; {dataset} has tools: make that role tool")
+    for at, action in enumerate(each.actions):
+        for tool in [call.tool for call in parse_action(action).calls if call.tool not in offered]:
+            where = f"{each.where}, message {2 * at + (3 if each.system else 2)}"
+            close = nearest(tool, offered) if offered else ", nor any other; write a move between answer tags"
+            raise ValueError(f"{where}: {dataset} has no tool {reprlib.repr(tool)}{close}")
+    return env
+
+
+def retell(
+    conversations: Sequence[Conversation], questions: Sequence[Question], chat: Chat, index: Cached, settings: Params
+) -> list[Trajectory]:
     """The conversations as trajectories, made by the loop and the renderer that make the policy's own.
 
-    Raises ValueError for one that is longer than `env.max_tokens`.
+    Their prompts are those of the data sets of the questions. Raises ValueError for one that no data set could have
+    had, and for one that is longer than `env.max_tokens`.
     """
     sampler = ScriptedSampler([[chat.escape_action(act) for act in each.actions] for each in conversations], chat)
     limits = settings.env.model_copy(update={"max_action_tokens": settings.env.max_tokens})
     with Shared(limits, index) as shared:
-        asked = asked_attempt("", shared).env(0)
+        opened = openings(attempts_at(questions, shared), questions, shared)
+        known = dict(zip(dict.fromkeys(each.dataset for each in questions), opened, strict=True))
+        asked = [_environment_of(each, known) for each in conversations]
         attempts = [
-            Attempt(question_id=each.where, group=group, sample=0, env=partial(_retold, each, asked))
-            for group, each in enumerate(conversations)
+            Attempt(question_id=each.where, group=group, sample=0, env=partial(Retold, each, env))
+            for group, (each, env) in enumerate(zip(conversations, asked, strict=True))
         ]
         trajectories = collect(sampler, chat, attempts, shared, seed=settings.warm_start.seed)
     for each in trajectories:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from agent_r1.costs import Costs, costs_in
 from agent_r1.files import METRICS, read_metrics, remove_folder, remove_unfinished, trained_alone, write_text
 from agent_r1.learn import checkpoint
 from agent_r1.learn.checkpoint import Progress
@@ -28,6 +29,7 @@ class Iterations:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.metrics = path / METRICS
+        self.costs = Costs()
 
     def trajectories(self, iteration: int) -> Path:
         return self.path / "trajectories" / f"{iteration:03d}.parquet"
@@ -47,8 +49,9 @@ class Iterations:
         return self.trajectories(iteration).exists() and len(self._lines()) > iteration
 
     def measured(self, iteration: int) -> dict[str, float]:
-        """The metrics of an iteration, whether it is finished or not."""
-        return {name: value for name, value in self._lines()[iteration].items() if name != "iteration"}
+        """The metrics of an iteration, whether it is finished or not; without costs, which have grown since."""
+        line = self._lines()[iteration].items()
+        return {name: value for name, value in line if name != "iteration" and not name.startswith("cost/")}
 
     def forget(self, iteration: int) -> None:
         """Removes the rows and metrics of an iteration and of those after it: they are made anew."""
@@ -92,7 +95,7 @@ class Checkpoints(Iterations):
         )
         self.progress = Progress(iterations=0, policy_version=0)  # the run's in this process
         self.saved: Progress | None = None  # that of the checkpoint
-        self._in_sampler: int | None = None  # the version of the policy there
+        self._in_sampler: tuple[int, bool] | None = None  # the policy's version there, in bfloat16 or not
 
     @property
     def resumed(self) -> bool:
@@ -148,16 +151,18 @@ class Checkpoints(Iterations):
         good checkpoint in its place.
         """
         found = checkpoint.load(self.good, learner)
+        self.progress = replace(self.progress, policy_from=found.policy_from)
         self.save(learner, finished=found.iterations, rollbacks=self.rollbacks + 1)
         self.forget(found.iterations)
 
-    def policy(self, learner: Learner) -> Path:
-        """The folder of the learner's policy: the checkpoint's, or `sampler` if the checkpoint is older."""
+    def policy(self, learner: Learner, *, halved: bool = False) -> Path:
+        """The folder of the learner's policy: the checkpoint's or, if it is older, `sampler`, which may be `halved`."""
         if self.saved and self.saved.policy_version == learner.policy_version:
             return self.checkpoint / checkpoint.POLICY
-        if self._in_sampler != learner.policy_version:
-            checkpoint.save_policy(self.sampler, learner)
-            self._in_sampler = learner.policy_version
+        wanted = learner.policy_version, halved
+        if self._in_sampler != wanted:
+            checkpoint.hand_over(self.sampler, learner, halved=halved)
+            self._in_sampler = wanted
         return self.sampler
 
     def set_aside(self) -> None:
@@ -180,7 +185,7 @@ class Checkpoints(Iterations):
         if first < finished and known != self.code:
             spans.append((first, self.code))
         version = learner.policy_version
-        return Progress(iterations=finished, policy_version=version, rollbacks=self.rollbacks, code=spans)
+        return replace(self.progress, iterations=finished, policy_version=version, code=spans)
 
 
 class RunFolder(Checkpoints):
@@ -225,6 +230,7 @@ class RunFolder(Checkpoints):
             self.remove_sampler()  # of a process that was killed
             self.remove_covered_journals()
             write_start(self.path, self.identity)
+            self.costs.spent |= costs_in(self._lines())
             yield self
 
     @property
@@ -235,6 +241,20 @@ class RunFolder(Checkpoints):
     def history(self) -> list[dict[str, float]]:
         """The metrics of the finished iterations."""
         return self._lines()[: self.finished]
+
+    def policy_from(self, iteration: int, learner: Learner, explained: float) -> int | None:
+        """The first iteration that trains the policy, where its schedule begins; None while the critic's warm-up lasts.
+
+        `explained`: the critic's share of its targets' variance. A policy that an older version has trained keeps that
+        version's schedule, which began with iteration 0.
+        """
+        first, warmup = self.progress.policy_from, self.config.update.critic.warmup
+        if first is None and (not learner.critic or learner.policy_version):
+            first = 0
+        elif first is None and warmup.is_over(iteration, explained):
+            first = iteration
+        self.progress = replace(self.progress, policy_from=first)
+        return first
 
     def tidy(self) -> None:
         """Removes the files that a complete run no longer needs, and puts the best policy into the checkpoint.

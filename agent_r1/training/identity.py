@@ -111,9 +111,6 @@ def write_start(folder: Path, identity: Identity) -> None:
 
 
 def read_start(folder: Path) -> Identity | None:
-    """The identity of the run that was started in a folder; None if the folder does not say.
-
-    Raises ValueError if the file is damaged or of another version of the project.
-    """
+    """The identity of the run of a folder; None if it does not say. A ValueError refuses a damaged or unknown file."""
     file = folder / START
     return Identity(**facts.read(file, [each.name for each in fields(Identity)])) if file.exists() else None

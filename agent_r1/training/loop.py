@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial, wraps
 from pathlib import Path
 from typing import Self
 
+from agent_r1.costs import Costs
 from agent_r1.credit.assign import assign
 from agent_r1.credit.metrics import value_metrics
 from agent_r1.devices.sharing import ALONE, Ranks
 from agent_r1.envs.shared import Shared
+from agent_r1.gpus import visible_gpus
 from agent_r1.learn import checkpoint
 from agent_r1.learn.learner import learner_of
 from agent_r1.learn.losses import Metrics
@@ -21,6 +24,7 @@ from agent_r1.params import Params
 from agent_r1.params.train import TrainParams
 from agent_r1.records import Credit, Question, Trajectory, words_of
 from agent_r1.tables import read_rows, write_rows
+from agent_r1.training import watch
 from agent_r1.training.collection import Collector, TrainedEngine, start_engine
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.questions import (
@@ -32,17 +36,7 @@ from agent_r1.training.questions import (
     require_gold_titles,
     validation_scores,
 )
-from agent_r1.training.watch import (
-    Account,
-    Record,
-    RunDecision,
-    Unrecorded,
-    Verdict,
-    announce,
-    as_it_trains,
-    judge,
-    reseeded,
-)
+from agent_r1.training.watch import announce, judge
 
 logger = logging.getLogger(__name__)
 
@@ -50,17 +44,17 @@ Verb = Callable[..., Metrics]
 
 
 def iterate(
-    training: Training, record: Record | None = None, as_task: Callable[[Verb], Verb] = lambda verb: verb
+    training: Training, record: watch.Record | None = None, as_task: Callable[[Verb], Verb] = lambda verb: verb
 ) -> None:
     """The main loop, up to the run's last iteration; goes on where an earlier process was interrupted.
 
     A run that its collapse monitor stops, or whose validations get no better, is a finished run with fewer iterations.
     Metrics and alarms go to the run's folder and to the record; `as_task` wraps each verb, to show it elsewhere.
     """
-    config, folder, record = training.config, training.folder, record or Unrecorded()
+    config, folder, record = training.config, training.folder, record or watch.Unrecorded()
     verbs = (training.rollout, training.credit, training.update, training.conclude, training.validate)
-    rollout, credit, update, conclude, validate = (as_task(timed(verb)) for verb in verbs)
-    account = Account(config, training.success, folder.history())
+    rollout, credit, update, conclude, validate = (as_task(timed(verb, folder.costs)) for verb in verbs)
+    account = watch.Account(config, training.success, folder.history())
     while leaves_work(folder):
         iteration = folder.finished
         if awaits_validation(folder):
@@ -121,6 +115,7 @@ class Training:
         self.success = words_of(questions).right
         for remark in config.credit.remarks:
             logger.info("%s", remark)
+        folder.costs.devices = len(visible_gpus()) * settings.learner.nodes or 1
         self.learner = learner_of(settings, config, model, seed=self.seed, ranks=ranks)
         if folder.resumed:
             checkpoint.load(folder.checkpoint, self.learner)
@@ -130,6 +125,8 @@ class Training:
         self.collector = Collector(
             TrainedEngine(start, config, questions=questions, shared=shared, learner=self.learner, folder=folder)
         )
+        folder.costs.engine |= {*self.collector.sampler.engine.pids}
+        folder.costs.charge("other")
 
     def rollout(self, iteration: int) -> Metrics:
         """Collects trajectories with the current policy, and proves that the sampler ran it.
@@ -156,33 +153,36 @@ class Training:
         return metrics
 
     def update(self, iteration: int) -> Metrics:
-        """Improves the policy and the critic."""
+        """Improves the policy and the critic, or the critic alone while its warm-up lasts."""
         trajectories = read_rows(self.folder.trajectories(iteration), Trajectory)
         credits_ = read_rows(self.folder.credit(iteration), Credit)
-        rate, self.learner.params = self.config.rate(iteration), self.current.update
         explained = value_metrics(credits_).get("value/explained_variance", 0.0)
-        return self.learner.update(trajectories, credits_, iteration, rate=rate, explained_variance=explained)
+        first, self.learner.params = self.folder.policy_from(iteration, self.learner, explained), self.current.update
+        rate = 0.0 if first is None else self.config.rate(iteration, first)
+        critic_rate = self.config.rate(iteration)
+        return self.learner.update(trajectories, credits_, iteration, rate=rate, critic_rate=critic_rate)
 
-    def conclude(self, iteration: int, verdict: Verdict) -> Metrics:
+    def conclude(self, iteration: int, verdict: watch.Verdict) -> Metrics:
         """Makes the iteration a finished one, with a checkpoint where one is due, or goes back to the last good one.
 
         First it waits for the iteration that is collected ahead: a later process would not have its weights.
         """
-        if verdict.decision is not RunDecision.GO_ON:
+        if verdict.decision is not watch.RunDecision.GO_ON:
             self.collector.abandon()
         waited = self.collector.receive()
-        if verdict.decision is RunDecision.ROLL_BACK:
+        if verdict.decision is watch.RunDecision.ROLL_BACK:
             self.folder.go_back(self.learner)
             self.learner.seed = self.seed
             return {}
         if self.current.monitor.goes_back and verdict.clean:
             self.folder.set_aside()
-        finished, stopped = iteration + 1, verdict.decision is RunDecision.STOP
+        finished, stopped = iteration + 1, verdict.decision is watch.RunDecision.STOP
         if stopped or finished == self.config.iterations or finished % self.config.checkpoint.every == 0:
             self.folder.save(self.learner, finished=finished, stopped=stopped)
         else:
             self.folder.finish(self.learner, finished=finished)
-        return waited
+        self.folder.costs.charge("writing")
+        return waited | self.folder.costs.spent
 
     def validate(self, iteration: int) -> Metrics:
         """Has the policy that the iteration made answer dev questions greedily, and keeps it where it is the best."""
@@ -194,12 +194,12 @@ class Training:
     @property
     def current(self) -> TrainParams:
         """The run's configuration as it trains now."""
-        return as_it_trains(self.config, self.folder.history(), self.folder.rollbacks)
+        return watch.as_it_trains(self.config, self.folder.history(), self.folder.rollbacks)
 
     @property
     def seed(self) -> int:
         """The seed of every draw, another one after each rollback."""
-        return reseeded(self.config.seed, self.folder.rollbacks)
+        return watch.reseeded(self.config.seed, self.folder.rollbacks)
 
     def __enter__(self) -> Self:
         """On a GPU, measures whether the largest update fits beside the sampler."""
@@ -213,15 +213,19 @@ class Training:
 
     def __exit__(self, *_: object) -> None:
         self.collector.close()
+        self.folder.costs.charge("other")
+        with suppress(OSError):  # a full disk has ended the training with a fault of its own
+            self.folder.record(max(0, self.folder.finished - 1), self.folder.costs.spent)
 
 
-def timed(verb: Verb) -> Verb:
-    """Adds the seconds that a verb takes to its metrics."""
+def timed(verb: Verb, costs: Costs) -> Verb:
+    """Adds the seconds that a verb takes to its metrics, and charges all that is left to be charged."""
 
     @wraps(verb)
     def timed_verb(*arguments: object) -> Metrics:
         started = time.perf_counter()
         metrics = verb(*arguments)
+        costs.charge("learning" if verb.__name__ in ("credit", "update") else "writing")
         return {**metrics, f"time/{verb.__name__}_s": time.perf_counter() - started}
 
     return timed_verb

@@ -12,13 +12,15 @@ from agent_r1.params.train import TrainParams
 from agent_r1.records import Question, Trajectory
 from agent_r1.seeds import derive
 
+VALIDATED = "validation/success"
+History = Sequence[Mapping[str, float]]  # the metrics of the finished iterations
+
 
 def require_gold_titles(questions: Iterable[Question], credit: CreditParams) -> None:
     """Raises ValueError if `progress` pays for gold passages, and a data set of the train split names none."""
-    asked: dict[str, bool] = {}
-    for question in (each for each in questions if each.split == "train"):
-        asked[question.dataset] = asked.get(question.dataset, False) or bool(question.gold_titles)
-    bare = [dataset for dataset, has_titles in asked.items() if not has_titles]
+    train = [question for question in questions if question.split == "train"]
+    titled = {question.dataset for question in train if question.gold_titles}
+    bare = [name for name in dict.fromkeys(question.dataset for question in train) if name not in titled]
     if credit.rewards.progress and bare:
         raise ValueError(
             f"credit.rewards.progress {credit.rewards.progress} pays for gold passages, and no question of "
@@ -75,11 +77,6 @@ def draw_further(
     return list(islice(others, count))
 
 
-VALIDATED = "validation/success"
-
-History = Sequence[Mapping[str, float]]  # the metrics of the finished iterations
-
-
 def is_due(history: History, config: TrainParams, *, complete: bool) -> bool:
     """Whether the latest policy is one of every `validation.every`, or a complete run's, and was not validated yet."""
     every, finished = config.validation.every, len(history)
@@ -91,7 +88,7 @@ def is_due(history: History, config: TrainParams, *, complete: bool) -> bool:
 def validation_scores(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Success, and F1 where answers have one, means over the episodes that the world did not cut short."""
     lived = [each for each in trajectories if not each.aborted]
-    overlaps = [each.steps[-1].rewards.get("f1") for each in lived]
+    overlaps = [each.steps[-1].rewards.get("f1") if each.steps else None for each in lived]
     f1 = {"validation/f1": float(np.mean([each or 0.0 for each in overlaps]))} if any(overlaps) else {}
     aborted = float(len(trajectories) - len(lived))
     return {VALIDATED: float(np.mean([each.success for each in lived])), **f1, "validation/aborted": aborted}

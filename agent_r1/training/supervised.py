@@ -66,19 +66,16 @@ class Unfinished:
         return steps
 
     def keep(self, model: nn.Module, optimizer: Optimizer, steps: int, ranks: Ranks) -> None:
-        """Writes the state after so many steps, whole or not at all, if it is due.
-
-        Raises OSError if the disk is full or not writable; the last state stays.
-        """
+        """Writes the state after so many steps, whole or not at all, if it is due. An OSError leaves the last one."""
         if not self.every or steps % self.every:
             return
         states = flat({OPTIMIZER: optimizer.state_dict()["state"]})
         with ExitStack() as ends:
             [fresh] = ranks.gather([ends.enter_context(checkpoint.written(self.folder))] if ranks.leads else [])
-            save_tensors(fresh / LEARNER, {**trained_state(model), **states})
+            hashes = save_tensors(fresh / LEARNER, {**trained_state(model), **states}, ranks)
             if ranks.leads:
                 write_start(fresh, self.identity)
-                checkpoint.seal(fresh, Progress(iterations=steps, policy_version=steps))
+                checkpoint.seal(fresh, Progress(iterations=steps, policy_version=steps), hashes)
 
     def _found(self, last: int) -> int:
         """The steps after which this training was left; another one is moved aside."""
@@ -114,9 +111,11 @@ class Lessons:
 
     @classmethod
     def of(cls, demonstrations: Sequence[Trajectory], conversations: Sequence[Trajectory], observed: float) -> Self:
-        """Action tokens weigh 1, and the observations of demonstrations `observed`."""
+        """Action tokens weigh 1, and the observations of demonstrations `observed`. Raises ValueError for nothing."""
         taught = ((demonstrations, observed), (conversations, 0.0))
         contexts = [(each, span, weight) for rows, weight in taught for each in rows for span in each.contexts]
+        if not contexts:
+            raise ValueError("nobody demonstrates these data sets; set warm_start.conversations, or take a model.path")
         return cls(
             [each.token_ids[span] for each, span, _ in contexts],
             [_token_weights(each.source[span], weight) for each, span, weight in contexts],

@@ -50,42 +50,42 @@ def train_on_demonstrations(
     ranks: Ranks = ALONE,
     unfinished: Unfinished | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """A model and its tokenizer, trained on demonstrations of the questions, and on conversations.
+    """A model and its tokenizer, trained on demonstrations of the training questions, and on conversations.
 
     Without `model.path` both are small and made from scratch, in float32, and the tokenizer learns its words from these
     texts and the passages. With it, both come from that folder or hub id, with the precision, adapters and gradient
     checkpointing of a training. The demonstrator searches the index. This is the leader's part; every rank is left with
     its part of the model. An `unfinished` training goes on.
     """
-    path = settings.warm_start.conversations
-    conversations = read_conversations(Path(path)) if path else []
-    asked = [each for each in questions if each.env == QA]
-    played = [each for each in questions if "demonstrator" in KINDS[each.env].scripts]
+    taught = settings.warm_start
+    conversations = read_conversations(Path(taught.conversations)) if taught.conversations else []
+    learned = [each for each in questions if each.split == "train"]
+    asked = [each for each in learned if each.env == QA]
+    played = [each for each in learned if "demonstrator" in KINDS[each.env].scripts]
     plan_of, facts = make_plans(settings.prepare, asked)
     calculator = settings.env.tools.calculator is not None
     searching, answering = list[Demonstration](), list[Demonstration]()
-    if asked or not played:
-        searching = with_tools(asked, plan_of, facts, settings.warm_start, calculator=calculator)
-        answering = without_tools(asked, plan_of, index, settings.env.top_k, settings.warm_start)
+    if asked or (settings.prepare.asks and not played):
+        searching = with_tools(asked, plan_of, facts, taught, calculator=calculator)
+        answering = without_tools(asked, plan_of, index, settings.env.top_k, taught)
     if settings.model.path:
         tokenizer, model = load_tokenizer(settings.model.path), _to_fine_tune(settings, ranks)
     else:
-        shape = settings.warm_start
         shown = _games_as_text(played, settings)
         texts = chain(_texts(passages, [*searching, *answering]), shown, (each.text for each in conversations))
-        tokenizer = builtin.train_tokenizer(texts, shape.vocab_size)
+        tokenizer = builtin.train_tokenizer(texts, taught.vocab_size)
         model = builtin.new_model(
             tokenizer,
-            hidden_size=shape.hidden_size,
-            layers=shape.layers,
-            heads=shape.heads,
+            hidden_size=taught.hidden_size,
+            layers=taught.layers,
+            heads=taught.heads,
             max_tokens=settings.env.max_tokens,
-            seed=shape.seed,
+            seed=taught.seed,
         )
     chat = Chat(tokenizer)
     demonstrations = [*_act_out(searching, answering, chat, index, settings), *_play_out(played, chat, settings)]
-    retold = retell(conversations, chat, index, settings) if conversations else []
-    lessons = Lessons.of(demonstrations, retold, settings.warm_start.observation_weight)
+    retold = retell(conversations, questions, chat, index, settings) if conversations else []
+    lessons = Lessons.of(demonstrations, retold, taught.observation_weight)
     built_in = None if settings.model.path else (model.config.to_dict(), model.state_dict())
     ranks.gather([(lessons, built_in)], Lessons)
     _teach(model, lessons, settings, ranks, unfinished)
@@ -105,13 +105,15 @@ def train_with_leader(settings: Params, ranks: Ranks, unfinished: Unfinished) ->
 def _teach(
     model: PreTrainedModel, lessons: Lessons, settings: Params, ranks: Ranks, unfinished: Unfinished | None
 ) -> None:
-    torch.nn.Module.to(model, ranks.loads_on(ranks.device))
-    ranks.share_out(model)
+    if not settings.model.path:
+        torch.nn.Module.to(model, ranks.device)
+    dtype = _dtype(settings, ranks)
+    ranks.share_out(model, dtype)
     fit(
         model,
         lessons,
         settings.warm_start,
-        compute=compute_of(model, settings.warm_start, dtype=_dtype(settings, ranks), ranks=ranks),
+        compute=compute_of(model, settings.warm_start, dtype=dtype, ranks=ranks),
         offload=settings.learner.optimizer_offload,
         unfinished=unfinished,
     )
@@ -122,10 +124,10 @@ def _dtype(settings: Params, ranks: Ranks) -> torch.dtype:
 
 
 def _to_fine_tune(settings: Params, ranks: Ranks) -> PreTrainedModel:
-    """The model of `model.path` as a learner would hold its policy, whole."""
+    """The model of `model.path` as a learner would hold its policy, not yet sharded."""
     params, dtype = settings.model, _dtype(settings, ranks)
     stored = dtype if params.adapter else torch.float32
-    model = load_policy(params.path, stored, ranks.loads_on(ranks.device), packed=params.packing)
+    model = load_policy(params.path, stored, ranks.device, packed=params.packing, waits=ranks.size > 1)
     if params.adapter:
         adapter.attach(model, params.adapter, seed=derive(settings.warm_start.seed, "adapter", "policy"))
     if params.gradient_checkpointing:

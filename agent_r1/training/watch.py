@@ -15,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from agent_r1.credit.collapse import Alarm, alarms, is_clean
-from agent_r1.params.train import TrainParams
-from agent_r1.params.update import CanaryTolerance
+from agent_r1.params.train import CanaryTolerance, TrainParams
 from agent_r1.records import Source, Step, Trajectory
 from agent_r1.rollout.sampling import Action
 from agent_r1.seeds import derive
@@ -39,43 +38,28 @@ def accepted_gap(dtype: torch.dtype, tolerance: CanaryTolerance) -> tuple[str, f
     return ("max", tolerance.float32) if dtype is torch.float32 else ("mean", tolerance.bfloat16)
 
 
-def prove(
-    samplers: Sequence[NDArray[np.float32]],
-    learners: Sequence[NDArray[np.float32]],
-    *,
-    dtype: torch.dtype,
-    tolerance: CanaryTolerance,
-) -> float:
-    """The gap in nats between the logprobs that two models gave to the same tokens, measured as the dtype asks.
-
-    Raises StaleWeightsError for a gap that is above the tolerance, or not a number.
-    """
-    differences = np.concatenate([np.abs(one - other) for one, other in zip(samplers, learners, strict=True)])
-    measure, allowed = accepted_gap(dtype, tolerance)
-    gap = float(differences.max() if measure == "max" else differences.mean())  # NaN where one of them is
-    if not gap <= allowed:
-        how, name = ("", "float32") if measure == "max" else (" on average", "bfloat16")
-        raise StaleWeightsError(
-            f"after a weight transfer the sampler's logprobs are off by {gap:.2g} nats{how} "
-            f"(train.update.canary_tolerance.{name} is {allowed:g}): it does not run the learner's weights"
-        )
-    return gap
-
-
 def prove_sampled(
     trajectories: Sequence[Trajectory],
     learners: Sequence[NDArray[np.float32]],
     dtype: torch.dtype,
     tolerance: CanaryTolerance,
 ) -> float:
-    """`prove` over the tokens that the sampler drew; `learners` are the learner's logprobs of all tokens, [L] each."""
-    masks = [each.action_mask for each in trajectories]
-    return prove(
-        [each.logprobs[mask] for each, mask in zip(trajectories, masks, strict=True)],
-        [logprobs[mask] for logprobs, mask in zip(learners, masks, strict=True)],
-        dtype=dtype,
-        tolerance=tolerance,
-    )
+    """The gap in nats between the sampler's and the `learners` logprobs [L] at sampled tokens, as the dtype asks.
+
+    Raises StaleWeightsError for a gap that is above the tolerance, or not a number.
+    """
+    pairs = [(each, each.action_mask, logprobs) for each, logprobs in zip(trajectories, learners, strict=True)]
+    differences = np.concatenate([np.abs(each.logprobs[mask] - logprobs[mask]) for each, mask, logprobs in pairs])
+    measure, allowed = accepted_gap(dtype, tolerance)
+    gap = float(differences.max() if measure == "max" else differences.mean())  # NaN where one of them is
+    if not gap <= allowed:
+        how, name = ("", "float32") if measure == "max" else (" on average", "bfloat16")
+        raise StaleWeightsError(
+            f"after a weight transfer the sampler's logprobs are off by {gap:.2g} nats{how} "
+            f"(train.update.canary_tolerance.{name} is {allowed:g}): it does not run the learner's weights; where vLLM "
+            "samples on CUDA, first try VLLM_USE_V2_MODEL_RUNNER=0 in its environment"
+        )
+    return gap
 
 
 def with_action(trajectory: Trajectory, action: Action) -> Trajectory:
@@ -230,7 +214,6 @@ class Account:
 
 
 def _validations(history: Sequence[Mapping[str, float]]) -> list[float]:
-    """The seconds that each validation took."""
     return [each["time/validate_s"] for each in history if "time/validate_s" in each]
 
 

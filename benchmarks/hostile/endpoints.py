@@ -62,14 +62,17 @@ class EndpointAnswers(Kind):
         asked, answer = made
         self._endpoint._client = Scripted(answer)
         if asked == "complete":
-            text = self._endpoint.complete("m", [("user", "Who?")], max_tokens=9).text
+            text = self._endpoint.complete("m", [("user", "Who?")], {"max_tokens": 9, "temperature": 0}).text
             require(len(text.encode()) <= 4 * MAX_TEXT, "a text longer than any is read")
         elif asked == "cards":
             self._endpoint.describe(Cards)
-        elif view := self._endpoint.read(answer.body, Event).agent_r1:
-            file = io.StringIO()
-            Screen(Console(file=file, highlight=False, force_terminal=False), _LIMITS).step(view)
-            require(file.getvalue().replace("\n", "").isprintable(), "a step that does more than show itself")
+        else:
+            with self._endpoint._named():
+                view = answer.parse(Event).agent_r1
+            if view:
+                file = io.StringIO()
+                Screen(Console(file=file, highlight=False, force_terminal=False), _LIMITS).step(view)
+                require(file.getvalue().replace("\n", "").isprintable(), "a step that does more than show itself")
 
     def names(self, made: tuple[str, Answer]) -> tuple[str, ...]:
         return (_URL, "Expecting", "Extra data")

@@ -15,10 +15,11 @@ from unittest.mock import patch
 from agent_r1.rollout.vllm_engine import claim_scratch
 from benchmarks.hostile.kind import Kind, Refused, require
 from benchmarks.hostile.mutations import odd_text
-from flows.dvc_files import SITE_CACHE, dvc_environment
+from flows.dvc_files import dvc_environment
 from flows.processes import LOCKS, PASSWORD
 from flows.stage import kept_password
 
+SITE_CACHE = "DVC_SITE_CACHE_DIR"
 _MODES = (0o600, 0o644, 0o666, 0o700, 0o755, 0o777)
 
 

@@ -47,9 +47,6 @@ class Scripted(Client):
     def __init__(self, answer: Answer) -> None:
         self._scripted = answer
 
-    def ask(self, method: str, path: str, content: str | None = None) -> Answer:
-        return self._scripted
-
     async def answer(
         self, method: str, path: str, content: str | None = None, most_bytes: int = MAX_ANSWER_BYTES
     ) -> Answer:

@@ -72,13 +72,13 @@ class Weights:
     def __init__(self) -> None:
         self.weights, self.state = torch.arange(64.0), {"steps": torch.tensor(3), "moments": torch.ones(64)}
 
-    def save_policy(self, folder: Path) -> None:
+    def save_policy(self, folder: Path, *, halved: bool = False) -> None:
         folder.mkdir(parents=True)
         save_file({"weights": self.weights}, folder / "model.safetensors")
         (folder / "config.json").write_text(json.dumps({"model_type": "qwen2", "vocab_size": 512}))
 
-    def save_state(self, folder: Path) -> None:
-        save_tensors(folder, self.state)
+    def save_state(self, folder: Path) -> dict[str, str]:
+        return save_tensors(folder, self.state)
 
     def restore(self, policy: Path, state: Path) -> None:
         self.weights = load_file(policy / "model.safetensors")["weights"]

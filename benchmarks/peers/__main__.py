@@ -33,7 +33,7 @@ import psutil
 
 from agent_r1.evaluation.comparison import markdown_table
 from benchmarks.peers.course import CONTENDERS, FIRST, TRL, settings_of, told, turn
-from flows.stage import ENVIRONMENT
+from flows.stage import ENVIRONMENT, KEEPING
 
 ROOT = Path(__file__).parents[2]
 LAPS, TURNS = 5, 12  # clean laps of each, and the turns that they must be had in
@@ -75,7 +75,7 @@ class Contender:
         command = [str(trl / "bin/python"), "-W", "ignore", "-m", "benchmarks.peers.with_trl"] if name == FIRST else own
         self._process = subprocess.Popen(
             [*command, name],
-            env={**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+            env={**os.environ, **ENVIRONMENT, **KEEPING, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

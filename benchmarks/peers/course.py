@@ -6,8 +6,8 @@ import json
 import sys
 from typing import Any
 
-from agent_r1.params import SHIPPED, Params, load
-from agent_r1.params.sections import override, validated
+from agent_r1.params import Params
+from benchmarks.synthetic import shipped_with
 
 TRL = "1.16.0"  # the release that is raced against
 RUN = "grpo"  # of `runs`: 24 questions of 8 samples
@@ -31,7 +31,7 @@ FIRST = next(iter(CONTENDERS))
 
 def settings_of(name: str) -> Params:
     """params.yaml for a contender."""
-    return validated(Params, override(load(SHIPPED).model_dump(by_alias=True), CONTENDERS[name]), "benchmarks.peers")
+    return shipped_with(CONTENDERS[name])
 
 
 def await_turn() -> None:

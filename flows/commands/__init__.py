@@ -4,5 +4,5 @@ A command imports its libraries when it runs: help and completion appear at once
 process is prepared for it. The docstrings are the help.
 """
 
-from flows.commands import execute, look, operate, serve  # noqa: F401 - each adds its commands, in this order
+from flows.commands import execute, look, operate  # noqa: F401 - each adds its commands, in this order
 from flows.commands.options import app as app

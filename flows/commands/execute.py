@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from agent_r1 import params
 from agent_r1.params.places import RunId
-from agent_r1.params.stages import Baseline, Protocol
+from agent_r1.params.stages import Baseline, Budget, Protocol
 from flows.commands.options import Model, OneRun, RunName, SeedOption, Served, Sweep, acting, app, completed_overlays
 from flows.stage import report_to_own_server, run_stage
 from flows.terminal import show
@@ -30,10 +30,7 @@ def prepare() -> None:
     write(settings.prepare, settings.places.prepared)
 
 
-@app.command("prepare", rich_help_panel=PANEL)
-def run_prepare() -> None:
-    """Writes questions and passages."""
-    run_stage(prepare)
+app.command("prepare", rich_help_panel=PANEL, help="Writes questions and passages.")(lambda: run_stage(prepare))
 
 
 def index() -> None:
@@ -50,10 +47,7 @@ def index() -> None:
     logger.info("built the %s index of %d passages: %.1f MB in %.1f s", search.kind, size, megabytes, seconds)
 
 
-@app.command("index", rich_help_panel=PANEL)
-def run_index() -> None:
-    """Builds the index over the passages."""
-    run_stage(index)
+app.command("index", rich_help_panel=PANEL, help="Builds the index over the passages.")(lambda: run_stage(index))
 
 
 @app.command("warm_start", rich_help_panel=PANEL)
@@ -110,14 +104,9 @@ def evaluate(
 
     if sum(map(bool, (run, baseline, model))) != 1:
         raise ValueError("say what to evaluate: one of --run, --baseline and --model, a reference, folder or hub id")
+    word, of_sweep = acting(run, seed, None if baseline else sweep, baseline or model), sweep or ""
     asked = EvaluationRequest(
-        acting(run, seed, None if baseline else sweep, baseline or model),
-        sweep=sweep or "",
-        endpoint=endpoint,
-        protocol=protocol,
-        dataset=dataset,
-        as_label=as_label,
-        into=into,
+        word, sweep=of_sweep, endpoint=endpoint, protocol=protocol, dataset=dataset, as_label=as_label, into=into
     )
     run_stage(stage, asked=asked)
 
@@ -129,11 +118,14 @@ def report(
         str,
         Option(metavar="LABELS", help="Further evaluations as baselines, commas between; in outputs/report_beside."),
     ] = "",
+    over: Annotated[
+        Budget | None, Option(help="Draws curves over this, in place of iterations; in outputs/report_beside.")
+    ] = None,
 ) -> None:
     """Compares the runs that were evaluated."""
     from flows.report import report as stage
 
-    run_stage(stage, sweep=sweep or "", beside=beside)
+    run_stage(stage, sweep=sweep or "", beside=beside, over=over)
 
 
 @app.command(rich_help_panel=PANEL)

@@ -12,21 +12,9 @@ from typing import Annotated
 from typer import Argument, Option
 
 from agent_r1 import params
-from agent_r1.params import Params
 from agent_r1.params.places import RunId
-from flows.commands.options import (
-    Model,
-    OneRun,
-    RunName,
-    SeedOption,
-    Served,
-    Sweep,
-    Temperature,
-    acting,
-    app,
-    completed_runs,
-    opened,
-)
+from flows.commands import options
+from flows.commands.options import Model, OneRun, RunName, SeedOption, Served, Sweep, Temperature, acting, app
 from flows.stage import run_stage
 from flows.terminal import show
 
@@ -41,7 +29,7 @@ NEXT = """\
 
 @app.command(rich_help_panel=PANEL)
 def results(sweep: Sweep = None) -> None:
-    """Prints the head of the last report."""
+    """Prints the head of the last report, and the costs of its runs."""
     from rich.markdown import Markdown
 
     from agent_r1.harmless import harmless_lines
@@ -53,19 +41,19 @@ def results(sweep: Sweep = None) -> None:
         raise ValueError(f"{page} does not exist; the stage `report` writes it, at the end of `{command}`")
     _, about, *parts = harmless_lines(page.read_text()).split("\n\n")
     shown = [about, *(part for part in parts if part.startswith("|"))][:2]  # to the first table
+    costs = page.with_name("costs.md")
+    shown += harmless_lines(costs.read_text()).split("\n\n")[1:] if costs.exists() else []
     best = best_run(settings, sweep or "")
     agent = "the best run of the report" if best else "the untrained warm start"
     following = NEXT.format(page=page, agent=agent, words="".join(f" {word}" for word in best.words) if best else "")
     show(Markdown("\n\n".join([*shown, following])))
 
 
-def best_run(settings: Params, sweep: str) -> RunId | None:
+def best_run(settings: params.Params, sweep: str) -> RunId | None:
     """The training of the report with the highest success, the first of several; None if no run was evaluated."""
-    from agent_r1.evaluation.scores import SUCCESS
+    from agent_r1.evaluation.scores import BASELINES, SUCCESS
 
-    swept = settings.ablations
-    of_sweep = [RunId(run, seed, sweep) for run in swept.runs for seed in swept.seeds_of(run)]
-    runs = of_sweep if sweep else [RunId(run) for run in settings.repro_runs]
+    runs = [RunId.parse(label, sweep) for label in settings.reported(sweep) if label not in BASELINES]
     files = {run: settings.places.evaluation(run.label, sweep) / "scores.json" for run in runs}
     found = {run: json.loads(file.read_text())[SUCCESS] for run, file in files.items() if file.exists()}
     return max(found, key=lambda run: found[run], default=None)
@@ -114,9 +102,8 @@ def chat(
     if draws is not None and not temperature:
         raise ValueError("--draws has no effect at temperature 0; give --temperature")
     if endpoint and (run or seed is not None or sweep or temperature):
-        raise ValueError(
-            "--run, --seed, --sweep and --temperature are said where the agent is served, not to --endpoint"
-        )
+        theirs = "--run, --seed, --sweep and --temperature"
+        raise ValueError(f"{theirs} are said where the agent is served, not to --endpoint")
     if endpoint:
         served = Endpoint(endpoint, timeout_s=PATIENCE_S)
         talk(elsewhere(served, model), question)
@@ -124,12 +111,12 @@ def chat(
     settings = params.load()
     policy = policy_of(settings, acting(run, seed, sweep, model))
     title = policy.title if run or model else f"{policy.title}, untrained (see --run),"
-    talk(here(opened(settings, policy, temperature), draws or 0, title), question)
+    talk(here(options.opened(settings, policy, temperature), draws or 0, title), question)
 
 
 @app.command("try", rich_help_panel=PANEL)
 def try_run(
-    run: Annotated[str, Argument(autocompletion=completed_runs, help="The label of a run, such as ppo.")],
+    run: Annotated[str, Argument(autocompletion=options.completed_runs, help="The label of a run, such as ppo.")],
     model: Model = None,
     endpoint: Served = None,
 ) -> None:
@@ -146,11 +133,56 @@ def try_run(
         show(shown)
 
 
-def view(run: RunId, out: Path | None = None, trajectories: int = 200, traces: int = 20) -> None:
-    """Makes the page of a training's trajectories, and traces of some of them."""
-    from agent_r1.inspection.viewer import show
+@app.command(rich_help_panel=PANEL)
+def profile(
+    run: Annotated[str, Argument(autocompletion=options.completed_runs, help="The label of a run, such as ppo.")],
+    model: Model = None,
+    questions: Annotated[int, Option(min=2, help="Training questions, at most.")] = 50,
+    samples: Annotated[int, Option(min=2, max=64, help="Of each question, at temperature 1.")] = 8,
+) -> None:
+    """Plays a run's training questions before it is trained.
 
-    show(params.load(), run, out, trajectories=trajectories, traces=traces)
+    The policy that it begins with, chance and a solver play: shows their success, in how many groups of samples the
+    returns differ, tokens and time.
+    """
+    from agent_r1.envs.kinds import require_playable
+    from agent_r1.inspection.profile import players_of, profile_tables, training_questions
+    from agent_r1.learn.model import load_tokenizer
+    from agent_r1.records import Question
+    from agent_r1.rollout.chat import Chat
+    from agent_r1.tables import read_rows
+    from flows.policies import policy_of
+    from flows.stage import accelerator
+    from flows.terminal import counted
+
+    settings, label = params.load(), RunId.parse(run)
+    train, settings = settings.run(label), settings.of(label)
+    sampled = settings.evaluate.model_copy(update={"samples": samples, "temperature": 1.0})
+    settings = settings.model_copy(update={"evaluate": sampled})
+    asked = training_questions(read_rows(settings.places.questions, Question), questions, sampled.seed)
+    require_playable(asked, settings.env)
+    policy = policy_of(settings, model or "")
+    chat, beneath = Chat(load_tokenizer(policy.path, reads=settings.env.max_tokens)), policy.beneath(settings)
+    held = accelerator(settings.operate.side_by_side, settings.engine.gpus)
+    with held, counted("playing", samples * len(asked)) as over:
+        players = players_of(
+            settings, asked, chat, lambda exam: exam.by_policy(policy.path, policy.updates, beneath, over)
+        )
+    show(*profile_tables(players, asked, train, settings))
+
+
+@app.command("plan", rich_help_panel=PANEL)
+def plan_sweep(
+    seeds: Annotated[int, Option(min=0, max=1000, help="Of each run; 0: as in `ablations`.")] = 0,
+    questions: Annotated[int, Option(min=0, help="0: as in `evaluate`, or as many as the evidence has.")] = 0,
+    samples: Annotated[int, Option(min=0, help="Of each question; 0: as in `evaluate`.")] = 0,
+) -> None:
+    """Says how small a difference a sweep can show."""
+    from rich.markdown import Markdown
+
+    from agent_r1.evaluation.plan import plan
+
+    show(Markdown(plan(params.load(), seeds, questions, samples)))
 
 
 @app.command("view", rich_help_panel=PANEL)
@@ -163,7 +195,23 @@ def run_view(
     traces: Annotated[int, Option(help="Of them in MLflow, at most; 0 for none.")] = 20,
 ) -> None:
     """Makes the page of a training's trajectories."""
+    from agent_r1.inspection.viewer import view
+
     run_stage(view, run=RunId.named(run, seed, sweep or ""), out=out, trajectories=trajectories, traces=traces)
+
+
+@app.command(rich_help_panel=PANEL)
+def health(run: OneRun, seed: SeedOption = None, sweep: Sweep = None) -> None:
+    """Names the failures of a training, by their cost."""
+    from agent_r1.inspection.health import audit
+    from agent_r1.inspection.printed import health_tables
+    from agent_r1.inspection.stored import StoredRun
+
+    meant = RunId.named(run, seed, sweep or "")
+    settings = params.load().of(meant)
+    stored = StoredRun(meant.run, settings.places.training(meant), settings.places.warm_start)
+    found = audit(stored, settings.run(meant).credit, settings.env.max_tokens)
+    show(*health_tables(found, meant, settings.places.page(meant)))
 
 
 @app.command(rich_help_panel=PANEL)
@@ -172,7 +220,8 @@ def replay(
     seed: SeedOption = None,
     sweep: Sweep = None,
     others: Annotated[
-        list[str] | None, Option("--as", metavar="RUN", autocompletion=completed_runs, help="May be given again.")
+        list[str] | None,
+        Option("--as", metavar="RUN", autocompletion=options.completed_runs, help="May be given again."),
     ] = None,
     changes: Annotated[
         list[str] | None, Option("--set", metavar="KEY=VALUE", help="credit.lam=1.0, ...; may be given again.")
@@ -200,9 +249,8 @@ def replay(
     logging.getLogger("agent_r1.credit").setLevel(logging.WARNING)  # it has a line per iteration and configuration
     settings, meant = params.load(), RunId.named(run, seed, sweep or "")
     compared = stored.configurations(settings, meant, others or [], changes or [])
-    replayed = stored.replay(
-        settings, meant, compared, folder=folder, iterations=iterations or [], with_gradient=gradient
-    )
+    chosen = iterations or []
+    replayed = stored.replay(settings, meant, compared, folder=folder, iterations=chosen, with_gradient=gradient)
     show(*replay_tables(replayed))
 
 

@@ -10,7 +10,6 @@ import typer
 from typer import Option
 
 from agent_r1 import params
-from agent_r1.params import Params
 from agent_r1.params.places import RunId
 from flows.stage import prepare_process
 
@@ -18,10 +17,8 @@ if TYPE_CHECKING:
     from agent_r1.training.agent import Agent
     from flows.policies import Policy
 
-app = typer.Typer(
-    help="Trains tool-using language-model agents with reinforcement learning, as a tracked pipeline.",
-    no_args_is_help=True,
-)
+ABOUT = "Trains tool-using language-model agents with reinforcement learning, as a tracked pipeline."
+app = typer.Typer(help=ABOUT, no_args_is_help=True)
 
 
 @app.callback()
@@ -52,7 +49,7 @@ def acting(run: str | None, seed: int | None, sweep: str | None, model: str | No
     return model or ""
 
 
-def opened(settings: Params, policy: Policy, temperature: float) -> AbstractContextManager[Agent]:
+def opened(settings: params.Params, policy: Policy, temperature: float) -> AbstractContextManager[Agent]:
     """A policy as an agent with its tools, in the environment that it was trained in.
 
     It holds no lock: a conversation or a server may last, and trainings would wait for it.

@@ -1,36 +1,53 @@
-"""Puts work pool, deployments, crash detection and limits on a Prefect server: `agent-r1 deploy`."""
+"""Puts work pools, deployments, crash detection and limits on a Prefect server: `agent-r1 deploy`.
+
+`agent-r1 worker` works for a pool there: it makes stages for other clones in this one.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import platform
+import re
 import subprocess
 import sys
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from prefect import flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas import filters
 from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate, WorkPoolUpdate
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
+from prefect.client.schemas.objects import State, StateType
 from prefect.events.actions import ChangeFlowRunState, ResumeFlowRun
 from prefect.events.schemas.automations import Automation, AutomationCore, EventTrigger, Posture
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL
-from prefect.states import Crashed
+from prefect.states import Completed, Crashed, Failed
+from prefect.utilities.callables import parameter_schema
 from prefect.workers.process import ProcessWorker
 
 from agent_r1 import params
 from agent_r1.harmless import without_password
-from agent_r1.params import Params
+from agent_r1.params.places import SWEEP
+from flows import graph
+from flows.dvc_files import collect_graph, require_dvc
 from flows.operation.promote import PROMOTION
-from flows.operation.serving import POOL, require_server
+from flows.operation.serving import POOL, keep_working, require_server, worker_part
+from flows.pipeline import reproduce
+from flows.processes import prefect_environment
+from flows.terminal import speak
 
 FIXED: dict[str, Any] = {"command": None, "env": {}, "working_dir": "."}  # of every run, and not for its creator to set
 EVALUATIONS = ("evaluation/nightly", "evaluation/after-training")
 CONCURRENCY_LIMIT = 1  # runs at the same time; stages of one machine would wait for its accelerator anyway
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 SILENCE_S = 75  # a bit more than two heartbeats of a flow run; pyproject.toml sets their interval
+_SILENT = f"No sign of life for {SILENCE_S} s: its process is gone"
 
 CRASH_DETECTION = AutomationCore(
     name="agent_r1: silent runs have crashed",
@@ -44,24 +61,14 @@ CRASH_DETECTION = AutomationCore(
         threshold=1,
         within=timedelta(seconds=SILENCE_S),
     ),
-    actions=[
-        ChangeFlowRunState(
-            name="Crashed",
-            state=StateType.CRASHED,
-            message=f"No sign of life for {SILENCE_S} s: its process is gone",
-            force=False,
-        )
-    ],
+    actions=[ChangeFlowRunState(name="Crashed", state=StateType.CRASHED, message=_SILENT, force=False)],
 )
 
 logger = logging.getLogger(__name__)
 
 
 def deploy(*, restarted: bool = False) -> None:
-    """Brings the server up to date with prefect.yaml.
-
-    `restarted` says that the server has no worker, so that nothing runs its unfinished runs.
-    """
+    """Brings the server up to date with prefect.yaml; a `restarted` one has no worker for its unfinished runs."""
     url = PREFECT_API_URL.value()
     if not url:
         raise ValueError("PREFECT_API_URL is not set; set it, or run `make serve` for a server on this machine")
@@ -84,7 +91,7 @@ def deploy(*, restarted: bool = False) -> None:
     logger.info("work pool %s and the deployments of prefect.yaml are on %s", POOL, without_password(url))
 
 
-def _offer_choices(client: SyncPrefectClient, settings: Params) -> None:
+def _offer_choices(client: SyncPrefectClient, settings: params.Params) -> None:
     """Limits the deployments to the runs and data sets of params.yaml, which the server's UI then lists."""
     datasets = ("dataset", [*settings.prepare.datasets])
     choices = {"training/training": ("run", [*settings.runs])} | dict.fromkeys(EVALUATIONS, datasets)
@@ -99,28 +106,23 @@ def _offer_choices(client: SyncPrefectClient, settings: Params) -> None:
 
 def _close_left_behind(client: SyncPrefectClient) -> None:
     """Shows unfinished runs of an earlier server as crashed: they would hold the pool's slots for ever."""
-    unfinished = filters.FlowRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING, StateType.CANCELLING])
-    for run in client.read_flow_runs(
-        work_pool_filter=filters.WorkPoolFilter(name=filters.WorkPoolFilterName(any_=[POOL])),
-        flow_run_filter=filters.FlowRunFilter(state=filters.FlowRunFilterState(type=unfinished)),
-    ):
+    unfinished = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
+    own = WorkPoolFilter.model_validate({"name": {"any_": [POOL]}})
+    chosen = FlowRunFilter.model_validate({"state": {"type": {"any_": unfinished}}})
+    for run in client.read_flow_runs(work_pool_filter=own, flow_run_filter=chosen):
         client.set_flow_run_state(run.id, Crashed(message="the server and its worker were ended"), force=True)
         logger.warning("run %s was not finished when the server ended: shown as crashed", run.name)
 
 
 def ensure_pool(client: SyncPrefectClient, pool: str, limit: int | None) -> None:
-    """Makes a work pool, or mends one whose runs may name a command; an existing limit stays.
-
-    Raises ValueError if the pool is not for processes.
-    """
+    """Makes a work pool, or mends the template of one and keeps its limit; ValueError if it is not for processes."""
     template = ProcessWorker.get_default_base_job_template()
     template["job_configuration"] |= FIXED
     for name in FIXED:
         del template["variables"]["properties"][name]
+    made = WorkPoolCreate(name=pool, type=ProcessWorker.type, base_job_template=template, concurrency_limit=limit)
     try:
-        client.create_work_pool(
-            WorkPoolCreate(name=pool, type=ProcessWorker.type, base_job_template=template, concurrency_limit=limit)
-        )
+        client.create_work_pool(made)
     except ObjectAlreadyExists:  # perhaps made by another worker that started at the same time
         found = client.read_work_pool(pool)
         if (kind := found.type) != ProcessWorker.type:
@@ -130,10 +132,7 @@ def ensure_pool(client: SyncPrefectClient, pool: str, limit: int | None) -> None
 
 
 def ensure_automation(client: SyncPrefectClient, wanted: AutomationCore) -> None:
-    """Puts an automation on the server. An equal one stays, since a new one would not know the runs it watches.
-
-    If several workers put it there at the same time, all of them keep the same one.
-    """
+    """Puts an automation on the server, once for all workers; an equal one stays, with the runs that it watches."""
     found = client.read_automations_by_name(wanted.name)
     if not any(_equals(each, wanted) for each in found):
         client.create_automation(wanted)
@@ -159,3 +158,77 @@ def no_answer(promotion: UUID, hours: float) -> AutomationCore:
     }
     trigger = EventTrigger.model_validate(CRASH_DETECTION.trigger.model_dump() | waiting)
     return AutomationCore(name="agent_r1: no answer is a no", trigger=trigger, actions=[ResumeFlowRun()])
+
+
+@flow(name=graph.ERRAND)
+def errand(stage: str, made_of: dict[str, str], inputs: dict[str, str]) -> State[None]:
+    """Makes one stage of the graph, as `dvc repro` would, for the clone that asked.
+
+    The stage's inputs come from DVC's remote and are not made again, so they are the same bits. Its outputs are pushed
+    there, and their hashes become labels of this flow run. Nothing is made if the stage depends on code or parameters
+    that differ in this clone.
+
+    Args:
+        stage: its address in DVC, `train@ppo`, `ablations/dvc.yaml:train@ppo-0`.
+        made_of: its command, parameters and the hashes of its dependencies in the clone that asks, by name.
+        inputs: path -> DVC's hash, of the outputs of the stages that it depends on.
+    """
+    speak()
+    graph.require_shared()
+    found = graph.stages(collect_graph(Path(SWEEP)) if stage.startswith(f"{SWEEP}/") else "dvc.yaml")
+    if stage not in found or not graph.Pool.takes(stage):
+        raise ValueError(f"this clone on {platform.node()} has no stage {stage!r:.200} for a pool; bring it up to date")
+    known = graph.described(stage, *found[stage])
+    # First, so that a refused clone does not change:
+    graph.require_alike(stage, made_of, known[stage].made_of, but=inputs)
+    try:
+        graph.bring({need: known[need] for need in found[stage]}, inputs)
+        graph.require_alike(stage, made_of, graph.described(stage)[stage].made_of)
+        reproduce(stage)
+        require_dvc("push", stage)
+    except (graph.StageUnavailable, OSError) as fault:
+        return Failed(name=graph.UNAVAILABLE, message=f"on {platform.node()}: {fault}")
+    made = graph.described(stage)[stage]
+    graph.require_alike(stage, made_of, made.made_of)
+    with get_client(sync_client=True) as client:
+        client.update_flow_run_labels(UUID(flow_run.id), dict(made.outs))
+    return Completed(message=f"made on {platform.node()}")
+
+
+def work(pool: str, limit: int) -> None:
+    """Works for a pool of the Prefect server until interrupted; makes the pool if it is missing.
+
+    The pool has no limit of its own; this worker makes `limit` stages at a time, and is started again if it dies.
+    Raises ValueError if the clone could not share its outputs.
+    """
+    url = os.environ.get("PREFECT_API_URL")
+    if not url:
+        raise ValueError("PREFECT_API_URL is not set; set it to the server that the pipeline reports to")
+    if not _NAME.fullmatch(pool) or pool == POOL:
+        remedy = f"take letters, digits, _ and -, but not {POOL}, of `make serve`"
+        raise ValueError(f"no pool can be called {pool!r}; {remedy}")
+    graph.require_shared()
+    require_server(url)
+    with get_client(sync_client=True) as client:
+        offer(client, pool)
+    logger.info("working for pool %s of %s, %d at a time; Ctrl-C ends it", pool, without_password(url), limit)
+    name = f"{platform.node()}-{os.getpid()}"
+    options = ["--limit", str(limit), "--name", name]
+    keep_working(worker_part(f"worker-{name}", pool, prefect_environment(url), *options), [])
+
+
+def offer(client: SyncPrefectClient, pool: str) -> None:
+    """Deploys the errand for a pool; the server refuses other parameters."""
+    ensure_pool(client, pool, None)
+    ensure_automation(client, CRASH_DETECTION)
+    client.create_deployment(
+        flow_id=client.create_flow(errand),
+        name=pool,
+        description="A stage of the graph for another clone; `agent-r1 pipeline --pool` sends it.",
+        work_pool_name=pool,
+        path=".",
+        entrypoint="flows.operation.deploy.errand",
+        pull_steps=[{"prefect.deployments.steps.set_working_directory": {"directory": "."}}],
+        parameter_openapi_schema=parameter_schema(errand).model_dump_for_openapi(),
+        enforce_parameter_schema=True,
+    )

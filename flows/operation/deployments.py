@@ -34,7 +34,6 @@ from agent_r1.params.train import TrainParams
 from agent_r1.records import Question, words_of
 from agent_r1.tables import read_rows
 from agent_r1.tracking import registry
-from agent_r1.tracking.registry import CHAMPION, SCHEME, Version
 from flows.operation.promote import measure, previous, promote, read, run_page
 from flows.pipeline import artifact_key, expendable, reproduce, run_command
 from flows.policies import in_training, version_of
@@ -107,12 +106,9 @@ def show_training(folder: Path, places: Places) -> str:
     """Shows the scores by iteration, and a link to the run in MLflow; returns the first and last score in words."""
     name, rows = folder.name, scores(folder)
     create_table_artifact(rows, key=artifact_key("scores", name), description=f"Scores of {name}, by iteration")
-    create_link_artifact(
-        run_page((folder / "mlflow_run_id").read_text()),
-        link_text=f"{name} in MLflow",
-        key=artifact_key("mlflow", name),
-        description=f"The run of {name}: curves, parameters, viewer",
-    )
+    page, key = run_page((folder / "mlflow_run_id").read_text()), artifact_key("mlflow", name)
+    about = f"The run of {name}: curves, parameters, viewer"
+    create_link_artifact(page, link_text=f"{name} in MLflow", key=key, description=about)
     word = words_of(read_rows(places.questions, Question)).right
     first, last = (rows[place]["rollout/success"] for place in (0, -1))
     return f"{word} {first:.3f} -> {last:.3f} while it trained, {len(rows)} iteration{'s' if len(rows) > 1 else ''}"
@@ -150,7 +146,8 @@ def evaluation(models: list[str] | None = None, dataset: str | None = None) -> S
     prepared = settings.prepare.datasets
     if dataset is not None and dataset not in prepared:
         raise ValueError(f"no data set is prepared called {dataset!r}{nearest(dataset, prepared)}")
-    versions = [version_of(model, settings) for model in models or [f"{SCHEME}{settings.places.model}@{CHAMPION}"]]
+    champion = f"{registry.SCHEME}{settings.places.model}@{registry.CHAMPION}"
+    versions = [version_of(model, settings) for model in models or [champion]]
     said, drifts = zip(*(_evaluated(version, dataset, settings) for version in versions), strict=True)
     beyond = [explain(found, SHOWN) for found in drifts if found and found.beyond]
     if beyond:
@@ -162,10 +159,7 @@ def evaluation(models: list[str] | None = None, dataset: str | None = None) -> S
 
 
 def expired() -> State[None] | None:
-    """Ends a scheduled run at once, as cancelled, if its schedule was paused while it waited.
-
-    Otherwise cancels all runs of the schedule that became due meanwhile: this run stands for them.
-    """
+    """Ends a run of a paused schedule as cancelled; else cancels the other due runs, for which this one stands."""
     if flow_run.id is None or deployment.id is None:
         return None
     with get_client(sync_client=True) as client:
@@ -185,7 +179,7 @@ def expired() -> State[None] | None:
     return None
 
 
-def _evaluated(version: Version, dataset: str | None, settings: Params) -> tuple[str, Drift | None]:
+def _evaluated(version: registry.Version, dataset: str | None, settings: Params) -> tuple[str, Drift | None]:
     """Evaluates and shows a version; returns its score in words, and its drift if there is an earlier evaluation."""
     folder = measure(version, dataset, settings, lambda arguments: run_command("evaluate", *arguments))
     found = _drifted(version, folder, settings)
@@ -194,7 +188,7 @@ def _evaluated(version: Version, dataset: str | None, settings: Params) -> tuple
     return said, found
 
 
-def show_evaluation(version: Version, folder: Path, settings: Params, found: Drift | None) -> str:
+def show_evaluation(version: registry.Version, folder: Path, settings: Params, found: Drift | None) -> str:
     """Shows a version's scores, and the drift since the previous evaluation; returns the overall score in words."""
     questions = read_rows(settings.places.questions, Question)
     measured = read_scores(folder, questions, settings.evaluate)
@@ -215,7 +209,7 @@ def show_evaluation(version: Version, folder: Path, settings: Params, found: Dri
     return f"{version.name}: {said}"
 
 
-def _drifted(version: Version, folder: Path, settings: Params) -> Drift | None:
+def _drifted(version: registry.Version, folder: Path, settings: Params) -> Drift | None:
     """The drift since the previous evaluation, logged to this one's MLflow run; None if there is no previous one."""
     before, current = previous(folder), read(folder)
     if current.aborted:
@@ -234,7 +228,7 @@ def _drifted(version: Version, folder: Path, settings: Params) -> Drift | None:
     return found
 
 
-def _decide(challengers: Sequence[Version], *, asking: bool) -> Iterator[str]:
+def _decide(challengers: Sequence[registry.Version], *, asking: bool) -> Iterator[str]:
     """Has the gate compare each challenger with the current champion; gives its verdicts in words."""
     if challengers and registry.champion(challengers[0].model) is None:
         crown = f"`agent-r1 promote {challengers[0].reference} --first`"
@@ -253,7 +247,7 @@ def _decide(challengers: Sequence[Version], *, asking: bool) -> Iterator[str]:
         yield f"{challenger.name} {state.message}"
 
 
-def _show_pages(challengers: Sequence[Version]) -> None:
+def _show_pages(challengers: Sequence[registry.Version]) -> None:
     """Makes the pages of their trainings, after the evaluation of the policy before training if it is missing."""
     if challengers:
         with expendable("no page shows test questions before and after training"):

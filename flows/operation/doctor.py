@@ -39,7 +39,7 @@ from flows.processes import HOST, ended_after, own_folder, prefect_server, proce
 from flows.terminal import counted, show
 
 CODE = Path(__file__).parents[2]
-INSTALL = "remove .venv, and `make` installs the pinned packages; on CUDA pip install -e .[gpu,dev]"
+INSTALL = "remove .venv, and `make` installs the pinned packages; INSTALL=cpu or INSTALL=gpu says which"
 ADD_REMOTE = "dvc remote add -d storage URL, then dvc remote modify storage verify true; see docs/registry.md, Remotes"
 CREDENTIALS = "check url, endpointurl and credentials: docs/registry.md, Remotes"
 MOUNT = "mount the disk, or make the folder: `dvc push` would make it, here"
@@ -47,9 +47,10 @@ ROOT = "run from the project's root; a copy without git needs `dvc config --loca
 REMOTE_TIMEOUT_S = 60.0
 RESERVE_GIB = 1.0  # of disk: data, indexes, rows, MLflow and Prefect at the built-in scale
 CHECKPOINTS = 3  # of a run at once, at most: the latest, the one that is being written, and a good one or DVC's copy
-ENGINE_TIMEOUT_S = 150.0
+ENGINE_TIMEOUT_S, COMPILING_S = 150.0, 600.0  # of an engine on a CPU, and of one that may compile first
 BUSY = "ask again once nothing else runs here"
 OK, WARNING, FAILED = "ok", "warning", "failed"
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 COLOURS = {OK: "green", WARNING: "yellow", FAILED: "red"}
 
 
@@ -76,9 +77,10 @@ def code() -> str:
 def versions() -> str:
     """Compares the installed packages with pyproject.toml and with the tested pins."""
     project = tomllib.loads((CODE / "pyproject.toml").read_text())["project"]
-    lines = "".join((CODE / "requirements" / name).read_text() for name in ("cpu.txt", "torch.txt")).splitlines()
-    pins = [line.removesuffix(" \\") for line in lines if line[:1].isalnum()]
     there: dict[str, str] = {canonicalize_name(each.name): each.version for each in distributions()}
+    locks = ["gpu.txt"] if "vllm" in there else ["cpu.txt", "torch.txt"]
+    lines = "".join((CODE / "requirements" / lock).read_text() for lock in locks).splitlines()
+    pins = [line.removesuffix(" \\") for line in lines if line[:1].isalnum()]
     return compare_versions(project["dependencies"], pins, there)
 
 
@@ -106,6 +108,27 @@ def parameters() -> str:
         require_own(settings.of(run).env)
         own.load(settings.run(run, is_trained=False).credit.rewards)
     return f"params.yaml is valid, {len(settings.runs)} runs"
+
+
+def gpu() -> str:
+    """Compares the GPUs that the driver counts with those that CUDA runs."""
+    import torch
+
+    from agent_r1.gpus import visible_gpus
+    from agent_r1.learn.memory import available_gib
+
+    if found := len(visible_gpus()):
+        if not torch.cuda.is_available():
+            raise ValueError(f"the driver counts {found} GPUs, and CUDA runs none; see what `nvidia-smi` says of them")
+        said = list[str]()
+        for device in [torch.device("cuda", index) for index in range(found)]:
+            major, minor = torch.cuda.get_device_capability(device)
+            name, free = torch.cuda.get_device_name(device), available_gib(device)
+            said.append(f"{name} of capability {major}.{minor}, {free:.1f} GiB free")
+        return "; ".join(said)
+    if NVIDIA_DRIVER.exists() and torch.version.cuda is None:
+        raise Warned(f"there is an NVIDIA driver, and torch {torch.__version__} is a build for the CPU; {INSTALL}")
+    return "none here; the CPU samples and learns"
 
 
 def room() -> str:
@@ -139,13 +162,17 @@ def compare_room(disk_gib: float, checkpoints_gib: list[float], free_gib: float,
 def ranks() -> str:
     """Compares the ranks of params.yaml with this machine, and with the place that a launcher gave this process."""
     from agent_r1.devices.meeting import require_meeting_place
-    from flows.ranks import given_place, require_devices
+    from flows.ranks import given_place, require_devices, shortfalls
 
-    learner = params.load().learner
-    if place := given_place(learner):
+    settings = params.load()
+    processes, place = settings.learner.processes, given_place(settings.learner)
+    said = f"learner.processes is {processes}, and there are {require_devices(settings.learner)} here"
+    if place:
         require_meeting_place(place)
-        return f"this is rank {place.rank} of {place.size}, which meet at {place.address}:{place.port}"
-    return f"learner.processes is {learner.processes}, and there are {require_devices(learner)} here"
+        said = f"this is rank {place.rank} of {place.size}, which meet at {place.address}:{place.port}"
+    if lacking := "; ".join(shortfalls(settings)):
+        raise Warned(lacking)
+    return said
 
 
 def engine() -> str:
@@ -154,18 +181,21 @@ def engine() -> str:
     Runs in a process with a time limit: vLLM can hang, or end without a word. Servers are only asked whether they
     answer, because they hold the weights of a training.
     """
+    from agent_r1.gpus import visible_gpus
+
     settings = params.load().engine
     if settings.kind == "server":
         return engine_servers(settings.server.urls)
+    limit = COMPILING_S if visible_gpus() else ENGINE_TIMEOUT_S
     command = [sys.executable, "-m", "flows", "doctor", "--engine"]
-    with process_group(command, os.environ) as process, ended_after(process, ENGINE_TIMEOUT_S, Event()) as late:
+    with process_group(command, os.environ) as process, ended_after(process, limit, Event()) as late:
         said = [line.strip() for line in process.stdout or () if line.strip()]
         code = process.wait()
     if not code:
         return f"{settings.kind} loaded a tiny model and sampled from it"
     last, remedy = said[-1] if said else "no word", "`agent-r1 doctor --engine` shows all that it says"
     if late.is_set():
-        raise TimeoutError(f"{settings.kind}: no answer within {ENGINE_TIMEOUT_S:.0f} s: {last}; {BUSY}; {remedy}")
+        raise TimeoutError(f"{settings.kind}: no answer within {limit:.0f} s: {last}; {BUSY}; {remedy}")
     remedy = f"{remedy}; {INSTALL}; `engine.kind: transformers` does without vLLM"
     raise ValueError(f"{settings.kind}: its process ended with {code}: {last}; {remedy}")
 
@@ -316,8 +346,8 @@ def found_by(check: Callable[[], str]) -> Finding:
         return Finding(status, f"{kind}{wrong}", remedy or (BUSY if late else "mend the cause that the message names"))
 
 
-_IN_ORDER = (code, versions, parameters, room, ranks, engine, ports, prefect, store, dvc, dvc_cache, registered, aside)
-CHECKS = {check.__name__: check for check in _IN_ORDER}
+_OF_MACHINE = (code, versions, parameters, gpu, room, ranks, engine, ports)
+CHECKS = {check.__name__: check for check in (*_OF_MACHINE, prefect, store, dvc, dvc_cache, registered, aside)}
 
 
 def table(findings: Mapping[str, Finding]) -> Table:

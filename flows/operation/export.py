@@ -15,7 +15,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from agent_r1 import tracking
 from agent_r1.envs.kinds import attempts_at, openings
 from agent_r1.envs.shared import Shared
-from agent_r1.evaluation.comparison import latest_folder, read_scores
+from agent_r1.evaluation.comparison import decoding, latest_folder, read_scores
 from agent_r1.evaluation.scores import BASELINES, SUCCESS, in_words
 from agent_r1.files import model_hash, replaced_folder
 from agent_r1.harmless import in_markdown
@@ -78,6 +78,7 @@ def model_card(settings: Params, policy: Policy, license_name: str, told: tuple[
         title=in_markdown(policy.title),
         base=f", from {in_markdown(base)}" if base else ", from a small model that was made for it",
         scored="\n".join(f"- {name}: {in_words(scores, word)}" for name, scores in found.items()) or NOT_SCORED,
+        answered=decoding(_hashes(_evaluation_of(settings, policy))).capitalize(),
         dataset=dataset,
         made="\n".join(f"- {name}: {in_markdown(value)}" for name, value in made_of(settings, policy).items() if value),
         prompt=told[0],
@@ -121,10 +122,7 @@ def made_of(settings: Params, policy: Policy) -> dict[str, str]:
 
 
 def prompt_of(settings: Params, policy: Policy) -> tuple[str, str]:
-    """An episode's opening, as JSON that ends no code block, and a tool's message, as Python.
-
-    Both are in messages that the policy's chat template knows. The opening is that of the first data set.
-    """
+    """The first data set's opening, as JSON that ends no code block, and a tool's message, as Python."""
     env, places = policy.as_trained(settings).env, settings.places
     questions, dialect = read_rows(places.questions, Question)[:1], Chat(load_tokenizer(policy.path)).template.dialect
     with Shared(env, open_index(settings.search, places.passages, places.index)) as shared:
@@ -149,9 +147,18 @@ def _evaluation_of(settings: Params, policy: Policy) -> Path | None:
     return max(own, key=lambda each: each.stat().st_mtime).parent if own else None
 
 
-def _asked(folder: Path) -> tuple[str, float] | None:
-    """The hash and number of an evaluation's questions; None if there is no evaluation."""
-    if not (folder / "hashes.json").exists():
+def _asked(folder: Path) -> tuple[str, float, str] | None:
+    """The hash and number of an evaluation's questions, and how they were answered; None if there is no evaluation."""
+    hashes = _hashes(folder)
+    if not hashes:
         return None
-    hashes, scores = (json.loads((folder / name).read_text()) for name in ("hashes.json", "scores.json"))
-    return hashes["questions"], scores["questions"] + scores["aborted"]
+    scores = json.loads((folder / "scores.json").read_text())
+    return hashes["questions"], scores["questions"] + scores["aborted"], decoding(hashes)
+
+
+def _hashes(folder: Path | None) -> dict[str, str]:
+    """The hashes of an evaluation; {} if there is none."""
+    if folder is None or not (folder / "hashes.json").exists():
+        return {}
+    found: dict[str, str] = json.loads((folder / "hashes.json").read_text())
+    return found

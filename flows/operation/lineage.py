@@ -1,7 +1,4 @@
-"""Traces a model to its data, and data to its models: `agent-r1 lineage MODEL|DATA`.
-
-Reads the records of MLflow's registry and of DVC alone: no model is loaded, and nothing is written.
-"""
+"""Traces a model to its data and back, by the records of MLflow and DVC alone: `agent-r1 lineage MODEL|DATA`."""
 
 from __future__ import annotations
 
@@ -21,12 +18,11 @@ from agent_r1.evaluation.scores import SUCCESS
 from agent_r1.files import sha256
 from agent_r1.params.places import Places, registered_training
 from agent_r1.tracking import registry
-from agent_r1.tracking.registry import SCHEME, Descriptor, Version
 from agent_r1.tracking.runs import git
 from flows.dvc_files import kept
+from flows.overlay import RECORDS
 
 WORKSPACE = ""  # in place of a commit
-LOCKS = ("dvc.lock", "ablations/dvc.lock")
 CACHE = Path(".dvc/cache/files/md5")
 CODE = ("agent_r1/", "flows/")
 HASH = re.compile(r"[0-9a-f]{6,64}(\.dir)?")
@@ -46,7 +42,7 @@ class Origin:
 def lineage(subject: str) -> list[Tree]:
     """The origins of a model, by reference or label, or the models of data that `data_of` finds."""
     settings = params.load()
-    if subject.startswith(SCHEME):
+    if subject.startswith(registry.SCHEME):
         return [_origins(registry.find(subject), settings.places)]
     known = registry.versions(settings.places.model)
     if models := [each for each in known if subject == each.descriptor.label]:
@@ -61,7 +57,7 @@ def lineage(subject: str) -> list[Tree]:
     return [tree]
 
 
-def _head(version: Version, places: Places) -> Iterator[tuple[str, str]]:
+def _head(version: registry.Version, places: Places) -> Iterator[tuple[str, str]]:
     """The facts of a model that a reader asks for first."""
     model, evaluated = version.descriptor, latest_folder(version, places)
     yield "policy", f"{model.policy_hash}, after {model.policy_version} updates"
@@ -73,8 +69,7 @@ def _head(version: Version, places: Places) -> Iterator[tuple[str, str]]:
     yield "commit", model.git_commit or "not known"
 
 
-def _origins(version: Version, places: Places) -> Tree:
-    """A tree with a model above its origins."""
+def _origins(version: registry.Version, places: Places) -> Tree:
     model = version.descriptor
     tree, training = Tree(escape(_title(version))), training_of(model)
     _grow(tree, "", _head(version, places))
@@ -92,11 +87,8 @@ def _origins(version: Version, places: Places) -> Tree:
     return tree
 
 
-def trajectory_facts(model: Descriptor, training: Origin | None) -> list[tuple[str, str]]:
-    """The place of the trajectories that a model learned from, and a command that gets them.
-
-    Uses DVC's file of the training if it is here, beside the policy's; else a folder in a dvc.lock.
-    """
+def trajectory_facts(model: registry.Descriptor, training: Origin | None) -> list[tuple[str, str]]:
+    """Where a model's trajectories are, by DVC's file of its training or a dvc.lock, and how to get them."""
     copy, md5 = f"-o trajectories-of-{model.policy_hash[:8]}", model.dvc_training_hash
     file = registered_training(Path(model.dvc_file)) if md5 else Path()
     if md5 and kept(file) == md5:
@@ -112,7 +104,7 @@ def trajectory_facts(model: Descriptor, training: Origin | None) -> list[tuple[s
     return [("DVC", found), ("get them", how)]
 
 
-def _title(version: Version) -> str:
+def _title(version: registry.Version) -> str:
     aliases = "".join(f" @{alias}" for alias in version.aliases)
     return f"{version.reference}{aliases} {version.descriptor.label}"
 
@@ -123,14 +115,11 @@ def _grow(tree: Tree, branch: str, facts: Iterable[tuple[str, str]]) -> None:
         grown.add(escape(f"{name} {value}".rstrip()), style="default")
 
 
-def training_of(model: Descriptor) -> Origin | None:
-    """The entry of the model's training in a dvc.lock, of the workspace or a commit; None if there is none.
-
-    An entry is the model's if its folder lists the same policy, file by file, as DVC's copy.
-    """
+def training_of(model: registry.Descriptor) -> Origin | None:
+    """The entry of a dvc.lock, here or of a commit, whose folder lists the model's policy file by file; or None."""
     policy, folder = _members(model.dvc_hash), Path(model.policy).parents[1].as_posix()
     inside = f"{Path(model.policy).relative_to(folder).as_posix()}/"
-    for lock in LOCKS if policy else ():
+    for lock in RECORDS if policy else ():
         for commit in (WORKSPACE, *git("log", "--format=%H", "--", lock).split()):
             made = made_in(commit, folder, lock)
             files = _members(made.md5) if made else {}
@@ -139,7 +128,7 @@ def training_of(model: Descriptor) -> Origin | None:
     return None
 
 
-def made_in(commit: str, path: str, lock: str = LOCKS[0]) -> Origin | None:
+def made_in(commit: str, path: str, lock: str = RECORDS[0]) -> Origin | None:
     """The output as of a commit; None if its dvc.lock does not know it."""
     text = git("show", f"{commit}:{lock}") if commit else Path(lock).read_text() if Path(lock).exists() else ""
     for name, stage in (yaml.safe_load(text) or {}).get("stages", {}).items():
@@ -158,11 +147,8 @@ def _members(md5: str) -> dict[str, str]:
     return {entry["relpath"]: entry["md5"] for entry in json.loads(listing.read_text())}
 
 
-def data_of(subject: str, known: Sequence[Version], places: Places) -> tuple[str, set[str]]:
-    """The data at a path, with a hash or the beginning of one, or as of a git revision: its name and its hashes.
-
-    The hashes are sha256 of contents or DVC's md5. A model that was trained on the data has them all.
-    """
+def data_of(subject: str, known: Sequence[registry.Version], places: Places) -> tuple[str, set[str]]:
+    """The name and hashes (sha256 or md5) of data at a path, by a hash or its beginning, or as of a git revision."""
     hashed = (places.questions, places.passages, places.index)
     if Path(subject).exists():
         below = [each for each in hashed if each.is_relative_to(subject) and each.exists()]
@@ -171,7 +157,7 @@ def data_of(subject: str, known: Sequence[Version], places: Places) -> tuple[str
             raise ValueError(f"{subject} is there, but models are not trained on it; ask for {choices}")
         return subject, {sha256(each) for each in below}
     if HASH.fullmatch(subject):
-        locked = {made.md5 for path in hashed for lock in LOCKS if (made := made_in(WORKSPACE, str(path), lock))}
+        locked = {made.md5 for path in hashed for lock in RECORDS if (made := made_in(WORKSPACE, str(path), lock))}
         every = locked.union(*(_hashes_of(version.descriptor) for version in known))
         found = sorted(each for each in every if each.startswith(subject))
         if len(found) > 1:
@@ -186,12 +172,9 @@ def data_of(subject: str, known: Sequence[Version], places: Places) -> tuple[str
     models = ", ".join(version.reference for version in known) or "none is registered"
     labels = ", ".join(sorted({version.descriptor.label for version in known})) or "none"
     versions = ", ".join(sorted({version.descriptor.questions[:12] for version in known})) or "none"
-    raise ValueError(
-        f"{subject!r} is no model, path, hash of data or git revision here; models: {models}; labels: {labels}; "
-        f"questions that models were trained on: {versions}"
-    )
+    known_as = f"models: {models}; labels: {labels}; questions that models were trained on: {versions}"
+    raise ValueError(f"{subject!r} is no model, path, hash of data or git revision here; {known_as}")
 
 
-def _hashes_of(model: Descriptor) -> set[str]:
-    """All hashes of a model's data."""
+def _hashes_of(model: registry.Descriptor) -> set[str]:
     return {model.questions, model.passages, model.index, *model.data_hash.split("+")} - {""}

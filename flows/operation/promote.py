@@ -29,20 +29,11 @@ from prefect.states import Completed
 from rich.markdown import Markdown
 
 from agent_r1 import params, tracking
-from agent_r1.evaluation.comparison import (
-    Evaluation,
-    differences_of_setting,
-    finished_folders,
-    latest_folder,
-    read_evaluation,
-    same_setting,
-)
+from agent_r1.evaluation import comparison
 from agent_r1.evaluation.verdicts import Decision, decide, decision_table, verdict
 from agent_r1.harmless import harmless
-from agent_r1.params import Params
 from agent_r1.params.places import MODEL, MODELS
 from agent_r1.tracking import registry
-from agent_r1.tracking.registry import CHAMPION, SCHEME, Version
 from agent_r1.tracking.runs import git
 from agent_r1.tracking.store import address, locked
 from flows.dvc_files import kept
@@ -51,14 +42,14 @@ from flows.policies import bring_back, version_of
 from flows.processes import process_group, server_answers
 from flows.terminal import show, speak
 
-ARTIFACT = MODELS / f"{CHAMPION}.dvc"  # the champion, for `dvc artifacts get`
+ARTIFACT = MODELS / f"{registry.CHAMPION}.dvc"  # the champion, for `dvc artifacts get`
 PROMOTION = "agent_r1-promotion"  # the limit under which one process at a time moves the champion
 Evaluate = Callable[[Sequence[str]], None]  # runs `agent-r1 evaluate` with these arguments to its end
 
 logger = logging.getLogger(__name__)
 
 
-def measure(version: Version, dataset: str | None, settings: Params, evaluate: Evaluate) -> Path:
+def measure(version: registry.Version, dataset: str | None, settings: params.Params, evaluate: Evaluate) -> Path:
     """Evaluates a version on one data set or all, into a new folder that is complete or absent.
 
     One process at a time evaluates a version on a choice of data sets; others wait. The latest `evaluate.history_kept`
@@ -76,21 +67,21 @@ def measure(version: Version, dataset: str | None, settings: Params, evaluate: E
             unfinished.rename(finished)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-        for old in finished_folders(home)[: -settings.evaluate.history_kept]:
+        for old in comparison.finished_folders(home)[: -settings.evaluate.history_kept]:
             shutil.rmtree(old.rename(unfinished))  # a kill leaves no part of it under its name
     return finished
 
 
-def read(folder: Path) -> Evaluation:
+def read(folder: Path) -> comparison.Evaluation:
     """Reads an evaluation of a version, under a name that is unique among the version's evaluations."""
-    return read_evaluation(f"{folder.parent.name} of {folder.name}", folder)
+    return comparison.read_evaluation(f"{folder.parent.name} of {folder.name}", folder)
 
 
-def previous(folder: Path) -> Evaluation | None:
+def previous(folder: Path) -> comparison.Evaluation | None:
     """The latest earlier evaluation of the same policy that is whole and was measured alike."""
     current = read(folder)
-    before = (read(each) for each in reversed(finished_folders(folder.parent)) if each.name < folder.name)
-    return next((each for each in before if same_setting(current, each) and not each.aborted), None)
+    before = (read(each) for each in reversed(comparison.finished_folders(folder.parent)) if each.name < folder.name)
+    return next((each for each in before if comparison.same_setting(current, each) and not each.aborted), None)
 
 
 @flow(name="promote", flow_run_name="promotion of {challenger}")
@@ -155,7 +146,7 @@ def gate(
     """
     settings = params.load()
     version = version_of(challenger, settings)
-    champion = registry.find(f"{SCHEME}{version.model}@{CHAMPION}")
+    champion = registry.find(f"{registry.SCHEME}{version.model}@{registry.CHAMPION}")
     if version.number == champion.number:
         logger.info("%s is the champion already", version.reference)
         return None
@@ -176,7 +167,7 @@ def gate(
     return decision
 
 
-def crown(first: str) -> Version:
+def crown(first: str) -> registry.Version:
     """Makes a version the first champion, without a comparison."""
     version = version_of(first, params.load())
     champion = registry.champion(version.model)
@@ -185,7 +176,7 @@ def crown(first: str) -> Version:
     return _promote(version, expected=None)
 
 
-def _promote(version: Version, *, expected: Version | None) -> Version:
+def _promote(version: registry.Version, *, expected: registry.Version | None) -> registry.Version:
     """Moves the alias; one process at a time of all that use the Prefect server of `PREFECT_API_URL`."""
     with concurrency(PROMOTION) if server_answers() else nullcontext():
         promoted, made = registry.promote(version, expected=expected), version.descriptor
@@ -194,14 +185,9 @@ def _promote(version: Version, *, expected: Version | None) -> Version:
     return promoted
 
 
-def _tagging(champion: Version) -> str:
-    """The command that commits the artifact and tags it as GTO does.
-
-    "" outside of git, for the policy of another scale, and if DVC keeps no policies.
-
-    Raises ValueError if the version's tag is that of another policy, which another MLflow store gave the number.
-    """
-    md5, tag, stage = champion.descriptor.dvc_hash, f"{MODEL}@v{champion.number}.0.0", f"{MODEL}#{CHAMPION}#"
+def _tagging(champion: registry.Version) -> str:
+    """The command that commits and tags the artifact, or ""; ValueError if the tag is of another policy."""
+    md5, tag, stage = champion.descriptor.dvc_hash, f"{MODEL}@v{champion.number}.0.0", f"{MODEL}#{registry.CHAMPION}#"
     if champion.model != MODEL or not git("rev-parse", "HEAD") or not md5 or kept(ARTIFACT) != md5:
         return ""
     if (tagged := git("show", f"{tag}:{ARTIFACT}")) and md5 not in tagged:
@@ -212,22 +198,22 @@ def _tagging(champion: Version) -> str:
 
 
 def _measured_alike(
-    challenger: Version, champion: Version, settings: Params, evaluate: Evaluate
-) -> tuple[Evaluation, Evaluation]:
+    challenger: registry.Version, champion: registry.Version, settings: params.Params, evaluate: Evaluate
+) -> tuple[comparison.Evaluation, comparison.Evaluation]:
     """The latest whole evaluations of both; makes missing ones, and old ones that were not measured alike."""
 
-    def measured(version: Version) -> Evaluation:
+    def measured(version: registry.Version) -> comparison.Evaluation:
         logger.info("evaluating %s", version.reference)
-        return read_evaluation(version.name, measure(version, None, settings, evaluate))
+        return comparison.read_evaluation(version.name, measure(version, None, settings, evaluate))
 
-    def latest(version: Version) -> Evaluation | None:
-        folder = latest_folder(version, settings.places)
-        found = read_evaluation(version.name, folder) if folder else None
+    def latest(version: registry.Version) -> comparison.Evaluation | None:
+        folder = comparison.latest_folder(version, settings.places)
+        found = comparison.read_evaluation(version.name, folder) if folder else None
         return None if found and found.aborted else found
 
     old = latest(challenger), latest(champion)
     ours, theirs = old[0] or measured(challenger), old[1] or measured(champion)
-    if differences_of_setting([ours, theirs]):
+    if comparison.differences_of_setting([ours, theirs]):
         ours = measured(challenger) if old[0] else ours
         theirs = measured(champion) if old[1] else theirs
     return ours, theirs

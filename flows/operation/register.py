@@ -19,10 +19,8 @@ from pathlib import Path
 from agent_r1 import params, tracking
 from agent_r1.files import remove_folder, sha256, write_text
 from agent_r1.learn import checkpoint
-from agent_r1.params import Params
 from agent_r1.params.places import RunId, policy_in, registered_policy, registered_training
 from agent_r1.tracking import registry
-from agent_r1.tracking.registry import Descriptor, Version
 from agent_r1.tracking.runs import CODE_TAG, KIND_TAG
 from agent_r1.training.identity import read_start
 from flows.dvc_files import is_linked, kept, link, link_to_cache, run_dvc
@@ -47,7 +45,7 @@ def register(run: RunId) -> None:
     _push(made)
 
 
-def _describe(settings: Params, run: RunId) -> Descriptor:
+def _describe(settings: params.Params, run: RunId) -> registry.Descriptor:
     training = settings.places.training(run)
     policy, started = policy_in(training), read_start(training)
     progress = checkpoint.peek(policy.parent)
@@ -65,7 +63,7 @@ def _describe(settings: Params, run: RunId) -> Descriptor:
     tracked, origin = _tracked(settings, run, policy_hash, known)
     dvc_file = registered_policy(known.descriptor.label if known else run.label, policy_hash)
     dvc_hash = keep(policy, dvc_file)
-    return Descriptor(
+    return registry.Descriptor(
         label=run.label,
         run=run.run,
         seed=config.seed,
@@ -84,7 +82,7 @@ def _describe(settings: Params, run: RunId) -> Descriptor:
 
 
 def _tracked(
-    settings: Params, run: RunId, policy_hash: str, known: Version | None
+    settings: params.Params, run: RunId, policy_hash: str, known: registry.Version | None
 ) -> tuple[tracking.Run, dict[str, str]]:
     """The training's MLflow run, and its origin; in a store without that run a new one stands for it."""
     training, file = settings.places.training(run), settings.places.version(run)
@@ -125,7 +123,7 @@ def keep(folder: Path, dvc_file: Path) -> str:
     return kept(dvc_file)
 
 
-def _push(model: Descriptor) -> None:
+def _push(model: registry.Descriptor) -> None:
     """Copies DVC's files of a model to the default remote, if there is one; warns if that fails."""
     if not model.dvc_file or run_dvc("remote", "default"):
         return

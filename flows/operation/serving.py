@@ -16,25 +16,7 @@ from urllib.parse import urlsplit
 
 from agent_r1.harmless import without_password
 from agent_r1.tracking.store import MLFLOW_UI, address, comparison, open_store, store_uri
-from flows import mlflow_app
-from flows.processes import (
-    HOST,
-    OF_CLIENTS,
-    PASSWORD,
-    STARTED_BY,
-    Running,
-    Supervised,
-    api_on,
-    first_to_end,
-    known,
-    listen,
-    log_path,
-    prefect_environment,
-    running,
-    server_part,
-    servers,
-    uvicorn,
-)
+from flows import apps, processes
 from flows.stage import kept_password
 
 POOL = "agent_r1"  # the work pool of prefect.yaml
@@ -55,20 +37,21 @@ def serve(prefect_port: int, mlflow_port: int, *, with_password: bool = True) ->
     """
     remote = os.environ.get("PREFECT_API_URL")
     logger.info("starting %sMLflow and a worker; a minute on a busy machine", "" if remote else "Prefect, ")
-    environment, parts = prefect_environment(remote or api_on(prefect_port)), list[Supervised]()
+    url, parts = remote or processes.api_on(prefect_port), list[processes.Supervised]()
+    environment = processes.prefect_environment(url)
     password = own_password() if with_password else ""
     if remote:
         require_server(remote)
     else:
-        environment[OF_CLIENTS] = password
-        parts.append(server_part(claim(prefect_port, "PREFECT_PORT"), password))
+        environment[processes.OF_CLIENTS] = password
+        parts.append(processes.server_part(claim(prefect_port, "PREFECT_PORT"), password))
     parts += _mlflow_servers(mlflow_port, password)
-    with nullcontext() if remote else known(api_on(prefect_port)), servers(parts, GRACE_S) as begun:
+    with nullcontext() if remote else processes.known(url), processes.servers(parts, GRACE_S) as begun:
         logger.info("putting the deployments of prefect.yaml on the server")
         command = [sys.executable, "-m", "flows", "deploy", *([] if remote else ["--restarted"])]
         if code := subprocess.run(command, env=environment, check=False).returncode:
             sys.exit(code)  # its own lines say why
-        page = without_password(environment["PREFECT_API_URL"]).removesuffix("/api")
+        page = without_password(url).removesuffix("/api")
         if parts:
             _tell(password)
         logger.info("start a training or a promotion: %s/deployments", page)
@@ -78,23 +61,24 @@ def serve(prefect_port: int, mlflow_port: int, *, with_password: bool = True) ->
         keep_working(worker_part("worker", POOL, {**environment, MLFLOW_UI: address(mlflow_port)}), begun)
 
 
-def worker_part(name: str, pool: str, environment: Mapping[str, str], *options: str) -> Supervised:
+def worker_part(name: str, pool: str, environment: Mapping[str, str], *options: str) -> processes.Supervised:
     """A worker that runs the runs of a pool as processes in this clone."""
-    start = [sys.executable, "-m", "flows.prefect_app", "worker", "start", "--pool", pool, "--type", "process"]
-    return Supervised(name="worker", command=[*start, *options], environment=environment, log=log_path(name))
+    start = [sys.executable, "-m", "flows.apps", "worker", "start", "--type", "process"]
+    command = [*start, "--pool", pool, *options]
+    return processes.Supervised(name="worker", command=command, environment=environment, log=processes.log_path(name))
 
 
 def own_password() -> str:
     """The password of this clone's Prefect server, made once. Raises ValueError if others may know it."""
-    PASSWORD.parent.mkdir(0o700, parents=True, exist_ok=True)
+    processes.PASSWORD.parent.mkdir(0o700, parents=True, exist_ok=True)
     with (
         suppress(FileExistsError),
-        os.fdopen(os.open(PASSWORD, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as new,
+        os.fdopen(os.open(processes.PASSWORD, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as new,
     ):
         new.write(secrets.token_urlsafe(18))
     password = kept_password()
     if not password:
-        raise ValueError(f"others may know or have written {PASSWORD}; remove it, and a new password is made")
+        raise ValueError(f"others may know or have written {processes.PASSWORD}; remove it, and a new password is made")
     return password
 
 
@@ -105,54 +89,53 @@ def show_mlflow(port: int, *, with_password: bool = True) -> None:
     found = _mlflow_servers(port, password)
     if not found:
         raise ValueError(f"MLFLOW_TRACKING_URI names a server, which shows its runs itself: {address()}")
-    with servers(found, GRACE_S) as begun:
+    with processes.servers(found, GRACE_S) as begun:
         _tell(password)
         logger.info("the runs side by side: %s", comparison(port))
         logger.info("MLflow at %s; Ctrl-C ends it", address(port))
-        raise OSError(first_to_end(begun)[1])
+        raise OSError(processes.first_to_end(begun)[1])
 
 
 def _tell(password: str) -> None:
-    """Says how to get into the servers."""
     if password:
         said = "browsers ask for the password %s: Prefect takes it alone, MLflow with any user; commands read %s and %s"
-        logger.info(said, password, OF_CLIENTS, mlflow_app.PASSWORD)
+        logger.info(said, password, processes.OF_CLIENTS, apps.PASSWORD)
     else:
         logger.warning("without a password everybody who can log in to this machine can run commands as you here")
 
 
-def _mlflow_servers(port: int, password: str) -> list[Supervised]:
+def _mlflow_servers(port: int, password: str) -> list[processes.Supervised]:
     if os.environ.get("MLFLOW_TRACKING_URI", "").startswith("http"):
         return []
     listening = claim(port, "MLFLOW_PORT")
     client, experiment = open_store()  # a UI and a training that create it at the same time can break each other
     return [
-        Supervised(
+        processes.Supervised(
             name="MLflow UI",
-            command=uvicorn("flows.mlflow_app", listening, "--lifespan", "off", "--ws", "none"),
+            command=processes.uvicorn("mlflow", listening, "--lifespan", "off", "--ws", "none"),
             environment={
                 **os.environ,
-                STARTED_BY: str(os.getpid()),
+                processes.STARTED_BY: str(os.getpid()),
                 "_MLFLOW_SERVER_FILE_STORE": store_uri(),  # the names by which `mlflow server` tells its own app
-                mlflow_app.HOME: client.get_experiment(experiment).artifact_location,
-                mlflow_app.FIRST: urlsplit(comparison()).fragment,
+                apps.HOME: client.get_experiment(experiment).artifact_location,
+                apps.FIRST: urlsplit(comparison()).fragment,
                 "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-                mlflow_app.PASSWORD: password,
+                apps.PASSWORD: password,
             },
-            log=log_path("mlflow"),
-            health=f"http://{HOST}:{port}/health",
+            log=processes.log_path("mlflow"),
+            health=f"http://{processes.HOST}:{port}/health",
             listening=listening,
         )
     ]
 
 
-def keep_working(worker: Supervised, begun: Sequence[Running]) -> None:
+def keep_working(worker: processes.Supervised, begun: Sequence[processes.Running]) -> None:
     """Runs the worker beside servers; raises OSError once one of them has ended, or the worker died at once."""
     worker.log.unlink(missing_ok=True)
     while True:
         started = time.monotonic()
-        with running(worker, GRACE_S) as working:
-            ended, said = first_to_end([*begun, working])
+        with processes.running(worker, GRACE_S) as working:
+            ended, said = processes.first_to_end([*begun, working])
         if ended is not worker or time.monotonic() - started < STEADY_S:
             raise OSError(f"{said}; everything else was ended too")
         logger.warning("%s; starting another, its runs are shown as crashed", said)
@@ -161,18 +144,15 @@ def keep_working(worker: Supervised, begun: Sequence[Running]) -> None:
 def claim(port: int, variable: str) -> socket.socket:
     """The socket of a server on a port. Raises ValueError if none can be started there."""
     try:
-        return listen(port)
+        return processes.listen(port)
     except OSError as fault:
-        used = f"port {port} of {HOST} cannot be used ({fault.strerror})"
+        used = f"port {port} of {processes.HOST} cannot be used ({fault.strerror})"
         remedy = f"end the program that listens there, or choose another: make serve {variable}={port + 1}"
         raise ValueError(f"{used}; {remedy}") from fault
 
 
 def require_server(api_url: str) -> None:
-    """Raises OSError if nothing answers; ValueError if it wants another password or version, or is no Prefect server.
-
-    Prefect finds the server's password or key in `PREFECT_API_AUTH_STRING` or `PREFECT_API_KEY`.
-    """
+    """OSError if nothing answers; ValueError for another password or version, or no Prefect server."""
     from httpx import HTTPError, HTTPStatusError
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -186,17 +166,13 @@ def require_server(api_url: str) -> None:
             found = str(client.api_version())
     except (HTTPStatusError, ValueError) as fault:
         if isinstance(fault, HTTPStatusError) and fault.response.status_code in (401, 403):
-            remedy = f"set {OF_CLIENTS} to its password, or PREFECT_API_KEY to a key of yours"
+            remedy = f"set {processes.OF_CLIENTS} to its password, or PREFECT_API_KEY to a key of yours"
             raise ValueError(f"the Prefect server at {shown} wants to know who asks; {remedy}") from fault
         raise ValueError(f"PREFECT_API_URL {shown} is no Prefect server; it should end in /api") from fault
     except (HTTPError, OSError) as fault:
         said = without_password(str(fault))
-        raise OSError(
-            f"no Prefect server answers at PREFECT_API_URL {shown} ({said}); start it there, correct the address, or "
-            "unset PREFECT_API_URL for a server on this machine"
-        ) from fault
+        remedy = "start it there, correct the address, or unset PREFECT_API_URL for a server on this machine"
+        raise OSError(f"no Prefect server answers at PREFECT_API_URL {shown} ({said}); {remedy}") from fault
     if found.split(".")[:2] != ours.split(".")[:2]:
-        raise ValueError(
-            f"the server at PREFECT_API_URL {shown} is Prefect {found}, and this project has {ours}; run the same "
-            "minor version on both sides"
-        )
+        unlike = f"the server at PREFECT_API_URL {shown} is Prefect {found}, and this project has {ours}"
+        raise ValueError(f"{unlike}; run the same minor version on both sides")

@@ -9,7 +9,7 @@ from zlib import crc32
 
 import numpy as np
 
-from agent_r1.credit.batch import Batch, action_tokens, after_prompt
+from agent_r1.credit.batch import Batch, after_prompt, select_tokens
 from agent_r1.params.credit import CreditParams, RewardWeights
 from agent_r1.records import Outcome, Source, Step, StopReason, Trajectory
 
@@ -112,7 +112,7 @@ def batch(
     for i, ((source, index), (_, step_rewards, *given)) in enumerate(zip(tokens, rows, strict=True)):
         tokens_of_row = slice(len(source))
         steps[i, tokens_of_row] = index
-        acting[i, tokens_of_row], after[i, tokens_of_row] = action_tokens(source), after_prompt(source)
+        acting[i, tokens_of_row], after[i, tokens_of_row] = select_tokens(source, True), after_prompt(source)
         for k, reward in zip(range(index.max() + 1), step_rewards, strict=False):
             rewards[i, np.flatnonzero(index == k)[-1]] = reward
         for of_row in given:

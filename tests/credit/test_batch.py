@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_r1.credit.batch import (
-    action_tokens,
     after_prompt,
     discounted_sums,
     generalized_advantages,
@@ -25,10 +24,6 @@ from tests.credit.letters import batch, params
 SOURCE = np.array([0, 0, 3, 1, 1, 2, 3, 1, 3], dtype=np.uint8)
 ACTIONS = [False, False, False, True, True, False, False, True, False]
 AFTER_PROMPT = [False, False, False, True, True, True, True, True, True]
-
-
-def test_action_tokens_are_those_the_policy_sampled() -> None:
-    assert action_tokens(SOURCE).tolist() == ACTIONS
 
 
 def test_after_prompt_starts_at_the_first_sampled_token() -> None:
@@ -54,7 +49,7 @@ def test_a_switch_selects_actions_or_all_after_the_prompt() -> None:
 
 def test_no_other_source_counts_as_action() -> None:
     every_source = np.array(list(Source), dtype=np.uint8)
-    assert every_source[action_tokens(every_source)].tolist() == [Source.ACTION]
+    assert every_source[select_tokens(every_source, True)].tolist() == [Source.ACTION]
 
 
 sequences = st.lists(st.lists(st.tuples(st.floats(-4, 4), st.floats(-4, 4)), max_size=9), min_size=1, max_size=6)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent_r1.inspection.agreement import advantage_comparison, returns_to_come, value_errors
+from agent_r1.inspection.replay import advantage_comparison, returns_to_come, value_errors
 from agent_r1.params import load
 from agent_r1.params.credit import RewardWeights
 from agent_r1.records import Credit

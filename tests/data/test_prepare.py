@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from agent_r1.data import prepare as prepare_module
 from agent_r1.data import sources
 from agent_r1.data.formats import FORMATS
-from agent_r1.data.prepare import Distinct, Portion, content_id, from_files, interleave, prepare, read_passages, write
+from agent_r1.data.prepare import Distinct, content_id, from_files, interleave, prepare, read_passages, write
 from agent_r1.data.questions import make_plans
 from agent_r1.params.prepare import AtlasParams, FilesParams, PrepareParams, SplitParams
 from agent_r1.records import Passage, Question
@@ -34,9 +34,9 @@ def files(folder: Path, rows: int, questions: int) -> FilesParams:
 
 
 def drawn(params: FilesParams, seed: int = 0, name: str = "own") -> list[int]:
-    portion = from_files(name, params, "train", seed)
-    ids = [int(entry.question.question_id) for entry in portion.items]
-    assert portion.size == len(ids)
+    size, items = from_files(name, params, "train", seed)
+    ids = [int(entry.question.question_id) for entry in items]
+    assert size == len(ids)
     return ids
 
 
@@ -69,12 +69,12 @@ def test_more_questions_than_rows_are_refused(tmp_path: Path) -> None:
 
 def test_a_mixture_by_hand() -> None:
     # Of 4: at 1/8, 3/8, 5/8, 7/8 of the way; of 2: at 1/4 and 3/4.
-    assert "".join(interleave([Portion(4, "aaaa"), Portion(2, "bb")])) == "abaaba"
+    assert "".join(interleave([(4, "aaaa"), (2, "bb")])) == "abaaba"
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=4))
 def test_every_data_set_keeps_its_share_and_order(sizes: list[int]) -> None:
-    mixed = list(interleave([Portion(size, [(which, i) for i in range(size)]) for which, size in enumerate(sizes)]))
+    mixed = list(interleave([(size, [(which, i) for i in range(size)]) for which, size in enumerate(sizes)]))
     assert len(mixed) == sum(sizes)
     for which, size in enumerate(sizes):
         places = [at for at, (owner, _) in enumerate(mixed) if owner == which]

@@ -44,8 +44,8 @@ def test_no_board_is_in_two_splits(caplog: pytest.LogCaptureFixture) -> None:
     assert not splits[0] & splits[1]
     assert not (splits[0] | splits[1]) & splits[2]
     assert (len(drawn["test"]), len(drawn["train"]) < 400) == (100, True)
-    assert f"{400 - len(drawn['train'])} of the train boards are in another split too" in caplog.text
-    with pytest.raises(ValueError, match=r"prepare\.worlds\.ice\.train: every board .* make boards larger"):
+    assert f"{400 - len(drawn['train'])} of the train rows are in another split too" in caplog.text
+    with pytest.raises(ValueError, match=r"prepare\.worlds\.ice\.train: every row .* make boards larger"):
         draw("ice", LakeParams(**LAKE, train=[5, 6], test=[5, 6]))
 
 
@@ -70,17 +70,52 @@ def test_pairs_that_are_turned_stand_in_the_other_order_in_the_test_and_say_noth
     assert sum(board.arms[0] == board.high for board in boards["test"]) == len(bandit.TRAIN) / 2
 
 
+def test_a_row_of_gymnasium_says_a_name_and_a_seed() -> None:
+    [row] = draw("others", OthersParams(env="gymnasium", name="ice", test=[7, 8]))["test"]
+    assert (json.loads(row.setup), row.env, row.strata) == ({"name": "ice", "seed": 7}, "gymnasium", {})
+
+
+SEED, LEVEL = {"seed": 7}, {"level": 3, "at": ["{seed}"]}
+TASK = {"split": "{split}", "index": "{index}", "title": "{split} {seed}"}
+FILED = {"n": 8, "question": "Eight?", "answer": 8}
+
+
 @pytest.mark.parametrize(
-    ("env", "setup"),
+    ("given", "key", "content"),
     [
-        ("gymnasium", {"name": "ice", "seed": 7}),
-        ("openenv", {"name": "ice", "reset": {"seed": 7}}),
-        ("toolbox", {"name": "ice", "row": {"seed": 7}}),
+        ({"env": "openenv"}, "reset", SEED),
+        ({"env": "toolbox"}, "row", SEED),
+        ({"env": "openenv", "reset": TASK}, "reset", {"split": "test", "index": 1, "title": "test 7"}),
+        ({"env": "toolbox", "row": LEVEL}, "row", {"level": 3, "at": [7]}),
+        ({"env": "toolbox", "row": {"seed": {"seed": None}}}, "row", SEED),  # YAML's {seed} without quotes
+        ({"env": "toolbox", "row": {}}, "row", {}),
+        ({"env": "toolbox", "file": "ROWS"}, "row", FILED),
+        ({"env": "openenv", "file": "ROWS", "reset": LEVEL}, "reset", FILED | {"level": 3, "at": [7]}),
     ],
 )
-def test_of_what_others_wrote_a_row_says_a_name_and_a_seed(env: Any, setup: dict[str, Any]) -> None:
-    [row] = draw("others", OthersParams(env=env, name="ice", test=[7, 8]))["test"]
-    assert (json.loads(row.setup), row.env, row.strata) == (setup, env, {})
+def test_a_row_holds_what_its_world_is_begun_with(
+    given: dict[str, Any], key: str, content: dict[str, Any], tmp_path: Path
+) -> None:
+    rows = [{"n": n} for n in range(7)] + [FILED]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    file = {"file": tmp_path / "rows.jsonl"} if "file" in given else {}
+    row = draw("others", OthersParams(**given | file, name="ice", test=[6, 8]))["test"][-1]
+    assert json.loads(row.setup) == {"name": "ice", key: content}
+    assert (row.text, row.answers) == (("Eight?", ["8"]) if file else ("ice, seed 7", []))
+
+
+def test_a_task_is_a_text_or_one_message_and_rows_are_there(tmp_path: Path) -> None:
+    said = {"role": "user", "content": "Count."}
+    prompts: list[Any] = ["Count.", [said], [{"role": "system", "content": "Be brief."}, said]]
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"prompt": prompt}) for prompt in prompts))
+    params = OthersParams(env="toolbox", name="w", file=tmp_path / "rows.jsonl", train=[0, 2])
+    assert [each.text for each in draw("w", params)["train"]] == ["Count."] * 2
+    for test, message in (
+        ([2, 3], r"row 3: field 'prompt' must be a text or one message of the user; put others into env\.instructions"),
+        ([2, 4], r"rows\.jsonl ends before row 4, and test is \[2, 4\]; lower it"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            draw("w", params.model_copy(update={"test": test}))
 
 
 def test_worlds_are_prepared_beside_questions_and_alone(tmp_path: Path) -> None:
@@ -104,6 +139,14 @@ def test_worlds_are_prepared_beside_questions_and_alone(tmp_path: Path) -> None:
     [
         ({**LAKE}, r"a world needs seeds: give it train, dev or test, such as"),
         ({**LAKE, "test": [7, 7]}, r"test \[7, 7\] holds no seed"),
+        (
+            {"env": "toolbox", "name": "w", "test": [0, 1], "reset": {"seed": 1}},
+            "reset: .* has no effect with env: toolbox, .*; set reset: null, or env: openenv",
+        ),
+        (
+            {"env": "gymnasium", "name": "w", "test": [0, 1], "file": "rows.jsonl"},
+            'file: "rows.jsonl" has no effect with env: gymnasium, .*; set file: null, or env: openenv or toolbox',
+        ),
         ({**LAKE, "test": [7]}, "test"),
         ({**LAKE, "test": [0, 1], "frozen": 0.0}, "frozen"),
         ({**LAKE, "env": "lava", "test": [0, 1]}, "lava"),

@@ -21,7 +21,19 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from agent_r1.devices import meeting
-from agent_r1.devices.meeting import KEY, Place, SealedStore, beating, joined, meet, require_alike, signs_of, watching
+from agent_r1.devices.meeting import (
+    INTERFACE,
+    KEY,
+    Place,
+    SealedStore,
+    beating,
+    joined,
+    meet,
+    require_alike,
+    require_interface,
+    signs_of,
+    watching,
+)
 from agent_r1.devices.sharing import Ranks
 from tests.neighbour import become_neighbour
 
@@ -102,6 +114,31 @@ def test_a_port_that_is_taken_is_named(given: Callable[..., None]) -> None:
             meet(place, waiting_s=1)
 
 
+def test_a_network_that_no_other_machine_reaches_is_named(
+    given: Callable[..., None], monkeypatch: pytest.MonkeyPatch, store: SealedStore
+) -> None:
+    """Gloo listens on the network of the machine's name, which /etc/hosts often gives loopback."""
+    given(MASTER_ADDR="192.0.2.7")
+    place = Place.given()
+    assert place
+    monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
+    remedy = r"; set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to the interface"
+    with pytest.raises(ValueError, match=rf"'localhost', this machine's name, stands for (127|::)\S+, .*{remedy}"):
+        require_interface(place)
+    require_interface(replace(place, address="127.0.0.1"))  # all ranks are on this machine
+    monkeypatch.setattr(socket, "gethostname", lambda: "192.0.2.8")
+    require_interface(place)
+    monkeypatch.setenv(INTERFACE, "lo")
+    require_interface(place)
+    monkeypatch.setenv(INTERFACE, "lo,eth77")
+    with pytest.raises(ValueError, match=rf"GLOO_SOCKET_IFNAME is 'lo,eth77', and there are .*lo.* here{remedy}"):
+        require_interface(place)
+    monkeypatch.setenv(INTERFACE, "eth77")
+    told = pytest.raises(ConnectionError, match=rf"have met, and this one cannot reach all{remedy}.*: .*eth77")
+    with told, joined(store, replace(place, rank=0, size=1)):
+        pass
+
+
 def test_ranks_that_were_not_all_started_wait_no_longer_than_that(
     given: Callable[..., None], free_port: Callable[[], int]
 ) -> None:
@@ -150,6 +187,7 @@ def together(*bodies: Callable[[], str], beside: Sequence[Callable[[], str]] = (
     found = [to.get() if to._reader.poll(PATIENCE_S) else "nothing" for to in told[: len(bodies)]]
     for process in processes:
         process.kill()
+        process.join()
     return found
 
 

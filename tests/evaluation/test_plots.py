@@ -13,6 +13,9 @@ from agent_r1.evaluation.plots import (
     PALETTE,
     STABILISED,
     _band,
+    _points,
+    along,
+    axis_of,
     change,
     colours,
     final_scores,
@@ -32,6 +35,22 @@ def test_smoothed_by_hand() -> None:
 
 def test_a_run_keeps_its_colour() -> None:
     assert colours(["ppo", "grpo"]) == {"ppo": PALETTE[0], "grpo": PALETTE[1]}
+
+
+def test_a_curve_over_a_budget_has_its_points_at_the_amount_before_each_iteration(tmp_path: Path) -> None:
+    """Three iterations of 20 and 10 s; a share is no time. A band stands at the mean place of its seeds."""
+    fast = curve(0, 0.1, 3, **{"time/rollout_s": 20.0, "time/update_s": 10.0, "time/share": 1.0, STABILISED: 1.0})
+    slow = [{**row, "time/update_s": 40.0} for row in fast]
+    drawn = [along(rows, "seconds") for rows in (fast, slow)]
+    assert (axis_of(fast), axis_of(drawn[0])) == ("iteration", "seconds")
+    assert _points(drawn[0], "rollout/success").tolist() == [[0, 30, 60], [0, 0.1, 0.2]]
+    assert _band(drawn, "rollout/success")[0].tolist() == [0, 45, 90]
+    assert change(drawn[1][1:]) == 59.5
+    seed_curves(tmp_path / "plain.png", {"ppo": [fast, slow]}, "ppo", "rollout/success", "", {})
+    seed_curves(tmp_path / "over.png", {"ppo": drawn}, "ppo", "rollout/success", "", {})
+    assert (tmp_path / "plain.png").read_bytes() != (tmp_path / "over.png").read_bytes()
+    with pytest.raises(ValueError, match="did not count tokens sampled; draw curves over seconds, or train"):
+        along(fast, "tokens")
 
 
 def drawn_in(path: Path, colour: str, *, right: float = 1.0) -> int:
@@ -96,7 +115,7 @@ def test_what_a_critic_explains_is_drawn_in_a_panel_of_its_own(tmp_path: Path) -
 def test_final_scores_draw_runs_in_colour_and_seeds_beside_their_mean_in_the_same_bits(tmp_path: Path) -> None:
     scores = {"ppo": Interval(mean=0.7, low=0.6, high=0.8), "naive_rag": Interval(mean=0.3, low=0.2, high=0.4)}
     for name, seeds in (("mean", {}), ("again", {}), ("seeds", {"ppo": [0.6, 0.8]})):
-        final_scores(tmp_path / f"{name}.png", scores, ["ppo"], seeds=seeds, word="solved")
+        final_scores(tmp_path / f"{name}.png", scores, ["ppo"], seeds=seeds, title=("solved", "greedy"))
     mean, again, with_seeds = (tmp_path / f"{name}.png" for name in ("mean", "again", "seeds"))
     assert drawn_in(with_seeds, PALETTE[0]) > drawn_in(mean, PALETTE[0]) > 200
     assert drawn_in(mean, PALETTE[1]) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from typing import Any
 import pytest
 
 from agent_r1.evaluation.comparison import Evaluation, differences_of_setting, read_evaluation
-from agent_r1.evaluation.runs_report import render, write_curves, write_scores
+from agent_r1.evaluation.runs_report import PURPOSES, render, write_costs, write_curves, write_scores
 from agent_r1.evaluation.statistics import Interval
+from agent_r1.files import METRICS, write_text
 from agent_r1.params.stages import EvaluateParams
 from agent_r1.records import Prediction, Question, Trajectory
 from agent_r1.tables import write_rows
@@ -123,6 +125,12 @@ def test_differences_are_paired_and_signed(page: str) -> None:
     assert "+0.500 [" in ppo
     (base,) = [line for line in page.splitlines() if line.startswith("| `base_tool_call` |") and "n/a" in line]
     assert "-0.500 [" in base
+    # Four differences, of three agents from two; the widest two reach .5 to either side at most.
+    said = re.search(
+        r"would make 0\.2 of these 4 bold\. Half of these intervals reach at most (0\.\d+) to either", page
+    )
+    assert said
+    assert 0 < float(said[1]) <= 0.5
 
 
 def test_pictures_stand_beside_the_page(page: str, tmp_path: Path) -> None:
@@ -168,13 +176,28 @@ def test_aborted_episodes_stand_beside_the_score(
     assert "Not measured alike" not in page
 
 
+def test_several_samples_have_a_table(questions: list[Question], make_evaluation: Any, rendered: Any) -> None:
+    """Of three samples to each of four questions 3, 0, 2, 1 are right: pass@2 is 1, 0, 1, 2/3, pass^2 1, 0, 1/3, 0."""
+    answers = ["Tesk"] * 3 + ["Veld"] * 3 + ["Tesk", "Veld", "Tesk", "Veld", "Tesk", "Veld"]
+    asked = [question for question in questions for _ in range(3)]
+    several = [
+        make_evaluation(name, asked, answers, samples="3", temperature="1") for name in ("ppo", "base_tool_call")
+    ]
+    page = rendered(several, CURVES)
+    assert "4 test questions, 3 samples of each at temperature 1. Brackets" in page
+    assert "| agent | pass@2 | pass@3 | pass^2 | pass^3 |" in page
+    [row] = re.findall(r"## Several samples\n(?:.*\n)*?\| `ppo` \| (.*) \|", page)
+    assert [cell.split()[0] for cell in row.split(" | ")] == ["0.667", "0.750", "0.333", "0.250"]
+    assert "| `ppo` | 0.500 [" in page
+
+
 def test_an_evaluation_reads_back(evaluations: list[Evaluation], tmp_path: Path) -> None:
     ours = evaluations[0]
     write_rows(tmp_path / "predictions.parquet", ours.predictions, Prediction)
     write_rows(tmp_path / "trajectories.parquet", ours.trajectories, Trajectory)
     (tmp_path / "hashes.json").write_text(json.dumps(ours.hashes))
     found = read_evaluation("ppo", tmp_path)
-    assert (found.predictions, found.hashes) == (ours.predictions, ours.hashes)
+    assert (found.predictions, found.hashes) == (ours.predictions, ours.hashes | {"samples": "1", "temperature": "0"})
     assert found.trajectories[0].token_ids.tolist() == ours.trajectories[0].token_ids.tolist()
 
 
@@ -199,3 +222,43 @@ def test_a_curve_is_the_mean_of_the_seeds_that_have_it(tmp_path: Path) -> None:
         {"iteration": 1, "ppo": 0.3, "short": None},
     ]
     assert json.loads((tmp_path / "reward.json").read_text()) == [{"iteration": 0, "ppo": None, "short": -1.0}]
+
+
+def test_costs_stand_beside_what_they_bought(tmp_path: Path) -> None:
+    """Of all agents the first has two seeds, the second no evaluation that says, the third an older version's start."""
+    spent = {f"cost/{purpose}_{kind}_s": 0.0 for purpose in PURPOSES for kind in ("core", "device")}
+    spent |= {"cost/peak_gib": 1.5, "cost/gpu_peak_gib": 0.0, "cost/sampled_tokens": 4000.0, "update/tokens": 1000.0}
+    rows = [spent, spent | {"cost/sampling_core_s": 1800.0, "cost/sampling_device_s": 900.0, "cost/peak_gib": 2.0}]
+    rows[1] |= {"cost/learning_core_s": 3600.0, "cost/learning_device_s": 1800.0, "cost/sampled_tokens": 8000.0}
+    written = {
+        "ppo": rows,
+        "ppo_of_seed_1": [{**row, "update/tokens": 2000.0} for row in rows],
+        "ppo_evaluation": [{"cost/evaluation_core_s": 60.0, "cost/evaluation_device_s": 30.5, "cost/peak_gib": 1.0}],
+        "resumed": [{"update/tokens": 1000.0}, *rows],
+    }
+    for name, lines in written.items():
+        write_text(tmp_path / name / METRICS, "".join(json.dumps(line) + "\n" for line in lines))
+    seeds, evaluated = (tmp_path / "ppo", tmp_path / "ppo_of_seed_1"), tmp_path / "ppo_evaluation"
+    folders = {
+        "ppo": [(seed, evaluated) for seed in seeds],
+        "unlucky": [(seeds[0], tmp_path / "nowhere")],
+        "old": [(tmp_path / "resumed", evaluated)],
+    }
+    success = {"ppo": 0.75, "unlucky": 0.25, "old": 0.5, "base_tool_call": 0.25}
+    scores = {name: Interval(mean=mean, low=0.0, high=1.0) for name, mean in success.items()}
+    write_costs(tmp_path, folders, scores, price=2.0)
+    *_, table = (tmp_path / "costs.md").read_text().split("\n\n")
+    found = {cells[0]: cells[1:] for cells in (re.findall(r"[^|]+(?= \|)", line) for line in table.splitlines())}
+    found = {name.strip(): [cell.strip() for cell in cells] for name, cells in found.items()}
+    assert found["sampling"] == ["1,800 / 900", "1,800 / 900", "unknown / unknown"]
+    assert found["training"][:2] == ["5,400 / 2,700"] * 2
+    assert found["evaluation"] == ["60 / 30", "unknown / unknown", "unknown / unknown"]
+    assert found["tokens sampled"] == ["8,000", "8,000", "unknown"]
+    assert found["tokens trained"] == ["3,000", "2,000", "3,000"]  # of two seeds 2,000 and 4,000
+    assert found["GiB"] == ["2.0", "2.0", "unknown"]
+    assert found["money"] == ["1.50", "1.50", "unknown"]  # 2,700 s are three quarters of an hour
+    assert found["per point"] == ["108", "none", "unknown"]  # 5,400 over 50 points; over none
+    write_costs(tmp_path, folders, {"ppo": scores["ppo"]} | {name: scores[name] for name in folders}, price=0.0)
+    page = (tmp_path / "costs.md").read_text()
+    assert "| money | n/a | n/a | n/a |" in page
+    assert "| per point | none | none | none |" in page

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent_r1.evaluation.scores import (
     asked_questions,
+    by_question,
     gold_passages,
     gold_recall_by_step,
     headline,
     in_words,
     outcomes,
+    passes,
     predict,
     score,
 )
@@ -55,6 +60,47 @@ def test_what_the_world_cut_short_is_in_neither_numerator_nor_denominator(
         "outcome/malformed": 0.0,
     }
     assert gold_recall_by_step(trajectories, questions) == gold_recall_by_step(ended, questions)
+
+
+def test_samples_of_a_question_by_hand(make_question: Any, make_trajectory: Any, draws: EvaluateParams) -> None:
+    """a is right in 2 of 4 samples, b in 4: avg@4 is .75. One of two is right with a chance of 1 - 1/6 for a."""
+    questions, answers = [make_question("a"), make_question("b")], ["Tesk", "Veld", "Veld", "Tesk"] + ["Tesk"] * 4
+    trajectories = [
+        dataclasses.replace(make_trajectory("ab"[place // 4], answer=answer), sample=place % 4)
+        for place, answer in enumerate(answers)
+    ]
+    predictions = predict(trajectories, questions, run="ppo", seed=0)
+    assert [each.sample for each in predictions] == [0, 1, 2, 3] * 2
+    scores = score(predictions, questions, draws)
+    assert (scores["questions"], scores["success"], scores["em"]) == (2, 0.75, 0.75)
+    assert scores["pass_at_2"] == pytest.approx((5 / 6 + 1) / 2)
+    assert scores["pass_hat_2"] == pytest.approx((1 / 6 + 1) / 2)
+    assert (scores["pass_at_4"], scores["pass_hat_4"]) == (1.0, 0.5)
+    assert scores["pass_hat_4/low"] == 0.0  # of two questions, as a bootstrap has it
+
+
+def test_a_question_that_lost_a_sample_counts_up_to_those_that_it_has(make_question: Any, make_trajectory: Any) -> None:
+    cut = dataclasses.replace(make_trajectory("a"), outcome=Outcome.ABORTED)
+    predictions = predict(
+        [make_trajectory("a")] * 3 + [cut] + [make_trajectory("b")] * 4,
+        [make_question("a"), make_question("b")],
+        "ppo",
+        0,
+    )
+    first, second = by_question(predictions)
+    assert [name for name in first.values if name.startswith("pass")] == ["pass_at_2", "pass_hat_2"]
+    assert [name for name in second.values if name.startswith("pass_at")] == ["pass_at_2", "pass_at_4"]
+
+
+@given(n=st.integers(1, 12), data=st.data())
+def test_passes_are_the_shares_of_all_draws_of_k(n: int, data: st.DataObject) -> None:
+    right = data.draw(st.integers(0, n))
+    found = passes(n, right, n)
+    for k in {int(name.rpartition("_")[2]) for name in found}:
+        draws = list(combinations([True] * right + [False] * (n - right), k))
+        assert found[f"pass_at_{k}"] == pytest.approx(sum(map(any, draws)) / len(draws))
+        assert found[f"pass_hat_{k}"] == pytest.approx(sum(map(all, draws)) / len(draws))
+    assert (n == 1) == (not found)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from agent_r1.params.stages import EvaluateParams
 from agent_r1.records import Outcome, Question
 
 TIMES = {"time/rollout_s": 20.0, "time/update_s": 10.0, "time/search_cache_hit_share": 1.0}
+COSTS = {"cost/sampled_tokens": 900.0, "cost/sampling_core_s": 8.0, "cost/tools_core_s": 1.0}
 Evaluate = Callable[[str, int], Evaluation]
 Page = Callable[[SweptAgents], str]
 
@@ -38,9 +39,11 @@ def evaluate(questions: list[Question], make_evaluation: Any) -> Evaluate:
 
 
 def curve(alarm_in: int | None, *, critic: bool = False, update_s: float = 10.0) -> list[dict[str, float]]:
-    times = TIMES | {"time/update_s": update_s}
+    times = TIMES | {"time/update_s": update_s, "update/episodes": 12.0}
     rows = [
-        {"iteration": i, "rollout/success": 0.1 * i, "monitor/alarms": float(i == alarm_in), **times} for i in range(4)
+        {"iteration": i, "rollout/success": 0.1 * i, "monitor/alarms": float(i == alarm_in), **times}
+        | {name: (i + 1) * each for name, each in COSTS.items()}
+        for i in range(4)
     ]
     if critic:
         rows = [row | {"value/explained_variance": 0.2 * row["iteration"]} for row in rows]
@@ -80,11 +83,41 @@ def test_scores_by_hand(page: str) -> None:
     assert "2 runs with 2 seeds each, 4 test questions" in page
 
 
+def test_budgets_stand_beside_the_score(page: str) -> None:
+    """Four iterations, each of 30 s, and of 60 s with one of ppo's seeds: the table has the mean."""
+    header = "| run | exact match | episodes learned from | tokens sampled | seconds | core-seconds |"
+    assert header in page.split("## Budgets")[1]
+    assert rows(page, "ppo")[1] == "| `ppo` | 0.625 | 48 | 3,600 | 180 | 36 |"
+    assert rows(page, "grpo")[1] == "| `grpo` | 1.000 | 48 | 3,600 | 120 | 36 |"
+    assert "Runs should have equal episodes learned from. More than 5 % from `ppo`: none." in page
+
+
+def test_runs_of_unequal_budgets_are_named_wherever_they_are_compared(evaluate: Evaluate, rendered: Page) -> None:
+    """grpo learned from 18 episodes where ppo did from 12, in as many seconds; an older version counted no tokens."""
+    agents = {"ppo": [evaluate("ppo-seed0", 3)], "grpo": [evaluate("grpo-seed0", 4)]}
+    more = [{**row, "update/episodes": 18.0} for row in curve(None)]
+    del more[1]["cost/sampled_tokens"]
+    plain = SweptAgents(
+        runs=agents, baselines=[evaluate("base_tool_call", 1)], curves={"ppo": [curve(None)], "grpo": [more]}
+    )
+    for equal, words, far in [
+        ("episodes", "episodes learned from", " (+50 %)"),
+        ("tokens", "tokens sampled", " (not known)"),
+        ("seconds", "seconds", ""),
+    ]:
+        page = rendered(dataclasses.replace(plain, equal=equal, references=["ppo", "grpo"]))
+        assert rows(page, "grpo")[1] == "| `grpo` | 1.000 | 72 | n/a | 120 | 36 |"
+        told = f"`grpo`{far}" if far else "none"
+        assert f"Runs should have equal {words}. More than 5 % from `ppo`: {told}." in page
+        assert f"| agent | less `ppo` | less `grpo`{far} |" in page
+        assert page.count(f"| `grpo`{far} | ") == 2 + 3 * (not far), "in both tables of differences"
+
+
 def test_differences_by_hand(page: str) -> None:
     # grpo less ppo 1 - 5/8, less the baseline 1 - 1/4; ppo less itself is left out.
     assert "| agent | less `ppo` | less `base_tool_call` |" in page
-    ppo, grpo, base = (rows(page, name)[1] for name in ("ppo", "grpo", "base_tool_call"))
-    assert ppo.startswith("| `ppo` |  | +0.375 [")
+    ppo, grpo, base = (rows(page, name)[at] for name, at in (("ppo", 2), ("grpo", 2), ("base_tool_call", 1)))
+    assert ppo.startswith("| `ppo` | n/a | +0.375 [")
     assert "+0.375 [" in grpo
     assert "+0.750 [" in grpo
     assert "-0.375 [" in base
@@ -93,7 +126,7 @@ def test_differences_by_hand(page: str) -> None:
 def test_differences_by_stratum_by_hand(page: str) -> None:
     # Of one hop grpo has 1 and ppo 1/4, of two hops both have everything.
     assert "## Differences from `ppo` by number of hops\n\n| agent | 1 hop | 2 hops |" in page
-    grpo, base = (rows(page, name)[2] for name in ("grpo", "base_tool_call"))
+    grpo, base = rows(page, "grpo")[3], rows(page, "base_tool_call")[2]
     assert re.fullmatch(r"\| `grpo` \| \+0\.750 \[.*\] \| \+0\.000 \[\+0\.000, \+0\.000\] \|", grpo.replace("*", ""))
     assert "| -0.250 [" in base.replace("*", "")
     assert "by kind" not in page, "all are of one kind"
@@ -106,7 +139,7 @@ def test_references_are_what_all_are_compared_with(evaluate: Evaluate, rendered:
         SweptAgents(runs=agents, baselines=[evaluate("base_tool_call", 1)], curves=curves, references=references)
     )
     assert "| agent | less `grpo` | less `ppo` |" in page
-    assert "| `grpo` |  | +0.250 [" in page
+    assert "| `grpo` | n/a | +0.250 [" in page
 
 
 def test_a_run_alone_is_compared_with_no_other(evaluate: Evaluate, rendered: Page) -> None:
@@ -118,13 +151,13 @@ def test_a_run_alone_is_compared_with_no_other(evaluate: Evaluate, rendered: Pag
     assert "mean and range of the seeds](learning_curves.png)" in page
 
 
-def test_training_names_the_first_alarm_and_the_minutes(page: str) -> None:
+def test_training_names_the_first_alarm(page: str) -> None:
     # Four iterations of 20 and 10 s are two minutes, and a share is no time. The last three have .1, .2 and .3.
     # Of the variance .2, .4 and .6 are explained then, where there is a critic. The last validations say .6 and .7.
     # One of ppo's takes twice as long: after two minutes it has made two iterations, of 0 and .1, the others four.
     assert "| run | iterations | sampled exact match | at equal time, 2.0 min |" in page
-    assert "| `ppo` | 4 | 0.200 | 0.140 | 0.650 | 0.40 | none, 2 | 3.0 |" in page
-    assert "| `grpo` | 4 | 0.200 | 0.200 | n/a | n/a | none, none | 2.0 |" in page
+    assert "| `ppo` | 4 | 0.200 | 0.140 | 0.650 | 0.40 | none, 2 |" in page
+    assert "| `grpo` | 4 | 0.200 | 0.200 | n/a | n/a | none, none |" in page
 
 
 def test_pictures_stand_beside_the_page(page: str, tmp_path: Path) -> None:

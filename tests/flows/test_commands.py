@@ -45,7 +45,8 @@ def test_help_has_a_line_for_every_command_in_the_order_of_the_story() -> None:
     shown = typed("--help").stdout
     assert re.findall(r"─ ([A-Z][\w ]+) ─", shown) == [
         "Options",
-        *(each.PANEL for each in (commands.execute, commands.look, commands.operate, commands.serve)),
+        *(each.PANEL for each in (commands.execute, commands.look, commands.operate)),
+        commands.operate.SERVERS,
     ]
     lines = shown[shown.index(commands.execute.PANEL) :].splitlines()
     listed = [line[1:-1].split(maxsplit=1) for line in lines if line.startswith("│")]

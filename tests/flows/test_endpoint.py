@@ -115,6 +115,36 @@ def test_an_outage_is_the_worlds_fault_and_too_many_end_the_stage(project: Path,
     assert not (project / PLACES.evaluation("down")).exists()
 
 
+def test_an_evaluation_that_is_cut_short_asks_for_the_rest_alone(project: Path, inside: Inside) -> None:
+    """The endpoint refuses after 9 answers, and is asked again; one conversation is too long for its model."""
+    heard: list[str] = []
+
+    def play(asked: Heard) -> Said:
+        text = asked.body["messages"][1]["content"]
+        if text == long:
+            return 400, b'{"error": {"message": "no", "code": "context_length_exceeded"}}'
+        heard.append(text)
+        return (402, b"no credit") if len(heard) > most else said("<answer>x</answer>")
+
+    with inside(project), answering(play) as url:
+        long = asked_questions(read_rows(PLACES.questions, Question), 12, seed=0)[0].text
+        kept, most = PLACES.evaluation("m").with_name("m.answers.jsonl"), 9
+        with pytest.raises(ValueError, match="refused with status 402: no credit"):
+            evaluate(EvaluationRequest("m", endpoint=url))
+        for _ in range(200):  # an answer that was under way is kept as soon as it is there
+            if len(kept.read_bytes().split()) == 9:
+                break
+            time.sleep(0.05)
+        answered, most = set(heard[:9]), 99
+        heard.clear()
+        evaluate(EvaluationRequest("m", endpoint=url))
+        scores = json.loads((PLACES.evaluation("m") / "scores.json").read_text())
+    assert len(heard) == 2
+    assert not answered & {*heard}
+    assert not (project / kept).exists()
+    assert (scores["questions"], scores["outcome/token_limit"]) == (12, round(1 / 12, 4))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -16,12 +16,15 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from mlflow import MlflowClient
+from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_r1 import tracking
 from agent_r1.answers import exact_match
 from agent_r1.envs.tool_env import SYSTEM
 from agent_r1.evaluation.protocols import open_exam
+from agent_r1.files import read_metrics
+from agent_r1.inspection.printed import compared, comparison_tables
 from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import Params, load
 from agent_r1.params.places import RunId, policy_in
@@ -32,7 +35,7 @@ from agent_r1.rollout.chat import Chat
 from agent_r1.tables import read_rows
 from agent_r1.training.assembly import Assembly
 from agent_r1.training.identity import read_start
-from flows.commands.look import chat
+from flows.commands.look import chat, profile, results
 from flows.commands.options import opened
 from flows.evaluate import EvaluationRequest, evaluate
 from flows.operation.export import NOT_SCORED, export, model_card, prompt_of
@@ -45,6 +48,7 @@ from tests.fixtures import PLACES, Inside, WriteParams
 COMMIT = "a1" * 20
 NAMES = ["ppo", "base_tool_call", "naive_rag"]
 ASKED = 12
+SAMPLING = ("samples", "temperature")
 pytestmark = pytest.mark.walk
 
 
@@ -179,7 +183,7 @@ def test_every_test_question_is_answered_and_graded(evaluated: Path, name: str) 
 
 def test_agents_are_asked_the_same_and_differ_in_what_they_should(evaluated: Path) -> None:
     hashes = {name: content(evaluated, name, "hashes.json") for name in NAMES}
-    settings = {"questions", "passages", "index", "protocol", "prompt", "limits", "policy"}
+    settings = {"questions", "passages", "index", "protocol", "prompt", "limits", "policy", *SAMPLING}
     assert [set(each) for each in hashes.values()] == [settings] * 3
     differing = {key for key in hashes["ppo"] if hashes["ppo"][key] != hashes["base_tool_call"][key]}
     assert differing == {"policy"}
@@ -195,6 +199,57 @@ def test_an_episodes_limits_are_written_down(evaluated: Path) -> None:
     context = "context {'kind': 'append', 'every': 0}, parallel_calls 1, order rounds"
     found = content(evaluated, "ppo", "hashes.json")["limits"]
     assert found == f"{tools}, {limits}, {context}, dtype auto, engine transformers"
+
+
+def test_several_samples_are_drawn_scored_and_told_apart_from_greedy_answers(
+    evaluated: Path, tmp_path: Path, inside: Inside, write_params: WriteParams
+) -> None:
+    shutil.copytree(evaluated, tmp_path / "copy")
+    write_params(tmp_path / "copy", {"evaluate": {"samples": 3, "temperature": 1.0}})
+    with inside(tmp_path / "copy"):
+        for label in ("sampled", "again"):
+            evaluate(EvaluationRequest(RunId("ppo"), as_label=label))
+        rows, scores = predictions(Path(), "sampled"), content(Path(), "sampled", "scores.json")
+        assert [row.sample for row in rows] == [0, 1, 2] * ASKED
+        assert [row.question_id for row in rows[::3]] == [row.question_id for row in rows[2::3]]
+        assert len(rows) == 3 * scores["questions"] == 3 * ASKED
+        right = np.reshape([row.success for row in rows], (ASKED, 3))
+        assert scores["success"] == pytest.approx(right.mean(), abs=1e-4)
+        assert scores["pass_at_3"] == pytest.approx(right.any(axis=1).mean(), abs=1e-4)
+        assert scores["pass_hat_3"] == pytest.approx(right.all(axis=1).mean(), abs=1e-4)
+        drawn = [[row.token_ids.tolist() for row in trajectories(Path(), label)] for label in ("sampled", "again")]
+        assert drawn[0] == drawn[1]
+        assert len({str(ids) for ids in drawn[0]}) > len(
+            {str(row.token_ids.tolist()) for row in trajectories(Path(), "ppo")}
+        )
+        with pytest.raises(ValueError, match="they differ in samples, temperature; evaluate both"):
+            compared(load(), "sampled", "ppo")
+        found = compared(load(), "sampled", "ppo", anyway=True)
+        assert (len(found.pairs), len(found.pairs[0].a.answers), len(found.pairs[0].b.answers)) == (ASKED, 3, 1)
+        first = found.pairs[0]
+        right = first._replace(a=dataclasses.replace(first.a, success=1.0))
+        console = Console(width=200)
+        with console.capture() as printed:
+            console.print(comparison_tables(dataclasses.replace(found, pairs=[right, *found.pairs[1:]])))
+        assert re.search(r"Of 12 questions \d+ are right in sampled more often, .* as often, or never\.", printed.get())
+        assert re.search(r" x \d", printed.get())
+        stored = PLACES.evaluation("ppo") / "hashes.json"  # of a version without these two
+        old = {name: value for name, value in content(Path(), "ppo", "hashes.json").items() if name not in SAMPLING}
+        stored.write_text(json.dumps(old))
+        assert compared(load(), "base_tool_call", "ppo").differing == []
+
+
+def test_a_world_is_profiled_before_training(
+    evaluated: Path, inside: Inside, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with inside(evaluated):
+        profile("ppo", questions=6, samples=2)
+    first, *_, groups, smaller, iteration, tool = capsys.readouterr().out.splitlines()
+    assert first.startswith("Training questions, exact match with 95 % intervals over questions")
+    assert groups.startswith("Of 6 groups of 2 samples ")
+    assert smaller.startswith("Success differs in ")
+    assert iteration.startswith("An iteration of the run, ")
+    assert tool.startswith("search: ")
 
 
 def test_an_edited_tool_of_ones_own_is_another_run_and_is_not_measured_alike(
@@ -309,6 +364,8 @@ def test_mlflow_has_the_final_scores_beside_the_training(evaluated: Path, inside
             assert ("policy/loss" in shown.data.metrics) == (name == "ppo")
             assert "report/report.md" in [file.path for file in client.list_artifacts(shown.info.run_id, "report")]
             assert client.list_artifacts(shown.info.run_id, "examples")
+            [spent] = read_metrics(evaluated / PLACES.evaluation(name))
+            assert shown.data.metrics["final/cost/evaluation_core_s"] == spent["cost/evaluation_core_s"] > 0
         trained = (evaluated / PLACES.training(RunId("ppo")) / "mlflow_run_id").read_text()
         assert (evaluated / PLACES.evaluation("ppo") / "mlflow_run_id").read_text() == trained
 
@@ -321,6 +378,19 @@ def test_the_report_names_everyone(evaluated: Path) -> None:
     for picture in ("learning_curves.png", "final_scores.png"):
         assert f"]({picture})" in page
         assert (evaluated / PLACES.report() / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_costs_are_on_a_page_of_their_own_whose_bits_may_differ(
+    evaluated: Path, inside: Inside, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (evaluated / PLACES.report() / "costs.md").read_text()
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    assert rows[0] == ["| ", "`ppo` |"]
+    assert not [row for row in rows if "unknown" in row[1]]
+    assert "[Costs](costs.md)" in (evaluated / PLACES.report() / "report.md").read_text()
+    with inside(evaluated):
+        results()
+    assert "tokens trained" in capsys.readouterr().out
 
 
 def test_an_agent_that_is_not_there_is_named(tmp_path: Path, inside: Inside, write_params: WriteParams) -> None:

@@ -27,6 +27,7 @@ from flows.commands.look import try_run
 from flows.new import begin
 from flows.overlay import switch
 from flows.tryout import play
+from flows.warm_start import warm_start
 from tests.answering import Heard, Said, answering
 
 ROOT = Path(__file__).parents[2]
@@ -127,6 +128,20 @@ def test_five_episodes_of_what_was_just_begun(kind: str, begun: Path, tiny_model
     earned = [episode.strip().splitlines()[-1].split("= ")[1] for episode in episodes]
     expected = {"reward": r"agent_r1 -\S+ x 1 \+ brevity \S+ x 0.2", "world": "env 0 x 1"}
     assert [line for line in earned if not re.fullmatch(expected.get(kind, r"agent_r1 -\S+ x 1"), line)] == []
+
+
+def test_a_world_is_learned_from_its_conversations_and_from_nothing_else(begun: Path) -> None:
+    overlay = begun / "overlays/higher.yaml"
+    overlay.write_text(overlay.read_text().replace("steps: 100", "steps: 1"))
+    switch("higher")
+    prepare()
+    index()
+    warm_start()
+    assert (params.load().places.warm_start / "model.safetensors").exists()
+    overlay.write_text(re.sub("conversations: [^,]*, ", "", overlay.read_text()))
+    switch("higher")
+    with pytest.raises(ValueError, match=r"nobody demonstrates these data sets; set warm_start\.conversations, or"):
+        warm_start()
 
 
 def test_an_endpoint_plays_and_one_that_is_down_is_named_at_once(begun: Path, tiny_model: Path) -> None:

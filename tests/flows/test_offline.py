@@ -29,7 +29,7 @@ from agent_r1.params.places import RunId
 from flows.evaluate import EvaluationRequest, evaluate
 from flows.commands.execute import index, prepare
 from flows.train import train
-from flows.commands.look import view
+from agent_r1.inspection.viewer import view
 
 prepare()
 index()

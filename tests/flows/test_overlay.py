@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from agent_r1.params import load
 from agent_r1.params.places import RunId, tracking_folder
 from flows.dvc_files import DVC
 from flows.overlay import compose, lay_out, switch
+from flows.ranks import shortfalls
 
 ROOT = Path(__file__).parents[2]
 STAGES = """
@@ -155,6 +157,19 @@ def test_at_full_scale_lambda_is_1_but_where_the_advantage_mask_is_compared(proj
         assert run.model_copy(update={"credit": first.credit}) == first
 
 
+def test_the_overlay_for_eight_gpus_samples_on_all_that_learn(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
+    switch("qwen2.5-7b")
+    full = load()
+    assert (full.learner.ranks, full.gpus, [*shortfalls(full)]) == (8, 8, [])
+    assert (full.model.adapter, full.model.gradient_checkpointing, full.env.order) == (None, True, "arrival")
+    for run in map(RunId, full.ablations.runs):
+        trained = full.run(run)
+        assert (trained.checkpoint.every, trained.rollout.questions) == (10, 128)
+    assert full.run(RunId("ppo")).update.learning_rate == 1e-6
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -263,6 +278,18 @@ def test_a_scale_in_a_folder_is_made_beside_the_project_and_goes_on_where_it_sto
     changed = json.loads(dvc("--cd", str(folder), "status", "--json", "ablations/dvc.yaml"))
     assert set(changed) == {"ablations/dvc.yaml:train@starpo", "ablations/dvc.yaml:train@grpo"}
     assert tracking_of(folder) == graphs.resolve() / ".tracking"
+
+
+def test_each_scale_has_its_record_of_what_dvc_made(graphs: Path) -> None:
+    """The files are those of both scales, and DVC finds each up to date once it is laid again."""
+    stages = ("prepare", "ablations/dvc.yaml:train@grpo")
+    (graphs / "ablations/dvc.yaml").symlink_to("graph.yaml")
+    for scale in ("base", "small"):
+        switch(scale)
+        dvc("repro", "--quiet", *stages)
+    for scale in ("base", "small"):
+        switch(scale)
+        assert json.loads(dvc("status", "--json", *stages)) == {}, scale
 
 
 def tracking_of(folder: Path) -> Path:

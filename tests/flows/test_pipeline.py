@@ -232,7 +232,7 @@ def test_without_a_server_nothing_is_started_where_everything_is_up_to_date(
     project: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     subprocess.run([*DVC, "repro", "--quiet"], check=True)
-    monkeypatch.setattr("flows.pipeline.prefect_server", lambda: pytest.fail("a server was started"))
+    monkeypatch.setattr("flows.processes.prefect_server", lambda: pytest.fail("a server was started"))
     with caplog.at_level(logging.INFO, logger="flows.pipeline"):
         run_pipeline()
     assert caplog.messages == ["everything is up to date"]

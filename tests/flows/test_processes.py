@@ -157,12 +157,12 @@ def test_an_automation_is_saved_while_the_server_reads_the_others(monkeypatch: p
     from prefect.server.events import triggers  # the server, for which no other process of the suite is to wait
     from prefect.server.events.models import automations
 
-    from flows import prefect_app
+    from flows import apps
 
     saved: Any = SimpleNamespace(id=uuid4())
-    monkeypatch.setattr(automations, "run_coro_as_sync", automations.run_coro_as_sync)  # which `create` replaces
+    monkeypatch.setattr(automations, "run_coro_as_sync", automations.run_coro_as_sync)  # which `prefect` replaces
     monkeypatch.setattr(os, "umask", lambda mask: mask)  # which would stay for other tests
-    prefect_app.create()
+    apps.prefect()
 
     async def save() -> None:
         engine = create_async_engine("sqlite+aiosqlite://")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,19 +13,25 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 from safetensors.torch import load_file
+from torch.distributed import HashStore
 
-from agent_r1.devices.meeting import KEY
+from agent_r1.devices.meeting import KEY, own_gpu, require_apart
 from agent_r1.files import sha256
+from agent_r1.params import Params, load
 from agent_r1.params.places import RunId
+from agent_r1.params.sections import override
 from agent_r1.params.stages import LearnerParams
 from agent_r1.records import Trajectory
 from agent_r1.tables import read_rows
-from flows.ranks import Watch, code_of, fault_of, given_place
-from tests.fixtures import PLACES, WriteParams
+from flows.ranks import Watch, code_of, fault_of, following, given_place, shortfalls
+from flows.stage import accelerator
+from tests.fixtures import PARAMS, PLACES, WriteParams
 
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -131,6 +138,57 @@ def test_a_place_that_the_parameters_do_not_ask_for_is_refused(monkeypatch: pyte
     assert place.environment == variables
     with pytest.raises(ValueError, match=r"rank 1 of 2, on its machine 0, and learner asks for 1 processes on 1"):
         given_place(learner(1))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})  # as a launcher binds each rank
+    assert given_place(learner(2)) == place
+
+
+@pytest.mark.parametrize(
+    ("gpus", "learner", "engine", "lacking"),
+    [
+        (8, {"processes": 8}, {"kind": "vllm"}, "8 GPUs learn, .* on 1 of them; .* engine.vllm.replicas: 8"),
+        (8, {"processes": 8}, {"kind": "vllm", "tensor_parallel_size": 2}, "on 2 of them; .*replicas: 4"),
+        (8, {"processes": 8}, {"kind": "vllm", "tensor_parallel_size": 3, "replicas": 2}, ""),
+        (8, {"processes": 8}, {"kind": "transformers"}, "on 1 of them; set engine.kind: vllm and"),
+        (8, {"processes": 8}, {"kind": "vllm", "replicas": 0}, ""),
+        (8, {"processes": 8, "nodes": 2}, {"kind": "vllm", "replicas": 8}, "16 .* 8 of them; set engine.kind: server"),
+        (1, {"processes": 8}, {"kind": "vllm"}, "on 1 of them; set engine.kind: server, with one on each"),
+        (8, {"processes": 8, "nodes": 2}, {"kind": "server"}, ""),
+        (0, {"processes": 2}, {"kind": "vllm"}, ""),
+    ],
+)
+def test_gpus_that_learn_and_do_not_sample_are_named(
+    gpus: int, learner: dict[str, int], engine: dict[str, Any], lacking: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
+    told = list(shortfalls(settings_of(learner, engine)))
+    assert len(told) == bool(lacking)
+    assert re.search(lacking, "".join(told))
+
+
+def settings_of(learner: dict[str, int], engine: dict[str, Any], **model: Any) -> Params:
+    base, vllm = load(PARAMS), {key: value for key, value in engine.items() if key != "kind"}
+    server = {"urls": ["http://127.0.0.1:8001"] if engine["kind"] == "server" else []}
+    changes = {"engine": {"kind": engine["kind"], "vllm": vllm, "server": server}, "learner": learner, "model": model}
+    return Params.model_validate(override(base.model_dump(), changes))
+
+
+def test_a_task_of_slurms_that_is_bound_to_one_core_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As `srun` binds it: a leader and eight engines, or the threads of the built-in model, on one core."""
+    [core, *_] = allowed = os.sched_getaffinity(0)
+    engines = settings_of({"processes": 8}, {"kind": "vllm", "replicas": 8})
+    threads = settings_of({}, {"kind": "vllm"}, threads=2)
+    os.sched_setaffinity(0, {core})
+    try:
+        [told] = shortfalls(threads)
+        assert told.startswith(f"2 processes or threads share the 1 of {os.cpu_count()} cores that are allowed here; ")
+        monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+        assert "9 processes or threads share the 1 of" in next(shortfalls(engines))
+        assert "`srun --cpus-per-task 9`" in next(shortfalls(engines))
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 @pytest.mark.parametrize(
@@ -210,3 +268,86 @@ def test_trainings_code_is_its_flow_and_not_the_viewer() -> None:
     assert {"flows/train.py", "agent_r1/training/watch.py", "agent_r1/learn/learner.py"} <= found.keys()
     others = ("agent_r1/inspection", "agent_r1/tracking", "agent_r1/params", "data")
     assert not [name for name in found if name.startswith(others)]
+
+
+FOUR_GPUS = "import torch; torch.cuda.device_count = lambda: 4"
+OF_A_MACHINE = (
+    FOUR_GPUS
+    + """
+import os, sys
+from contextlib import ExitStack
+from agent_r1.devices.meeting import Place, meet, own_gpu
+from flows.stage import accelerator
+
+place = Place.given()
+with ExitStack() as ends:
+    if place.local_rank == 0:
+        ends.enter_context(accelerator(1, 2))
+    store = meet(place)  # which the leader's process has
+    print(own_gpu(store, place), os.environ["CUDA_VISIBLE_DEVICES"], flush=True)
+    sys.stdin.read()
+"""
+)
+
+
+def of_launcher(rank: int, port: int, **others: str) -> dict[str, str]:
+    place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    return {**place, "MASTER_PORT": str(port), KEY: "k" * 32, **others}
+
+
+def test_two_trainings_of_a_launcher_share_no_gpu(tmp_path: Path, free_port: Callable[[], int]) -> None:
+    """Of four that are told of, on a machine where each rank sees all."""
+    running, seen = [], []
+    for port in (free_port(), free_port()):
+        for rank in range(2):
+            environment = {**os.environ, **of_launcher(rank, port, AGENT_R1_LOCKS=str(tmp_path / "locks"))}
+            environment.pop("CUDA_VISIBLE_DEVICES", None)
+            command = [sys.executable, "-c", OF_A_MACHINE]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            running.append(subprocess.Popen(command, env=environment, **pipes))
+    try:
+        for process in running:
+            assert process.stdout
+            number, named = process.stdout.readline().split()
+            seen.append(named.split(",")[int(number)])
+    finally:
+        for process in running:
+            process.kill()
+            process.communicate()
+    assert sorted(seen) == ["0", "1", "2", "3"]
+
+
+def test_the_first_rank_of_another_machine_holds_its_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Those that another stage leaves; the ranks meet afterwards, here in vain."""
+    for name, value in of_launcher(1, 1, LOCAL_RANK="0", AGENT_R1_LOCKS=str(tmp_path / "locks")).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    monkeypatch.setattr("flows.ranks.signal.signal", lambda *_: None)
+    monkeypatch.setattr("flows.ranks.HarmlessFormatter", SimpleNamespace())
+
+    def met(*_: object) -> None:
+        raise OSError(os.environ["CUDA_VISIBLE_DEVICES"])
+
+    monkeypatch.setattr("flows.ranks.watched", met)
+    learner = LearnerParams(processes=1, nodes=2, silence_s=60.0, optimizer_offload=False)
+    with accelerator(1, 1):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
+        with pytest.raises(OSError, match=r"^5$"), following(learner, dict):
+            pass
+
+
+def test_a_launcher_may_show_each_rank_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `srun --gpus-per-task=1` does: rank 1 of a machine takes device 0, and not the second one."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    learner = LearnerParams(processes=2, nodes=1, silence_s=60.0, optimizer_offload=False)
+    with pytest.raises(ValueError, match=r"learner.processes is 2, and there are 1 GPUs here"):
+        given_place(learner)
+    for name, value in of_launcher(1, 1).items():
+        monkeypatch.setenv(name, value)
+    place = given_place(learner)
+    assert place
+    assert own_gpu(HashStore(), place) == 0
+    require_apart(["GPU-1", "GPU-2", "GPU-3"])
+    with pytest.raises(ValueError, match=r"ranks 1 and 2 compute on the same GPU, GPU-2; have a launcher"):
+        require_apart(["GPU-1", "GPU-2", "GPU-2"])

@@ -121,6 +121,8 @@ def test_outputs_are_equal_but_for_seconds(tmp_path: Path) -> None:
         rows.to_parquet(folder / "outputs/run/rows.parquet")
         (folder / "outputs/run/metrics.jsonl").write_text(f'{{"time/update_s": {seconds}, "loss": {loss}}}\n')
         (folder / "outputs/run/start.json").write_text(str(number))
+        page = f"# Report\n\n## Budgets\n\n| {seconds} |\n\n## Differences\n"
+        (folder / "outputs/run/report.md").write_text(page)
         found.append(outputs(folder))
     assert found[0] == found[1]
     assert {name for name, content in found[1].items() if content != found[2][name]} == {

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from agent_r1.evaluation.plan import plan
 from agent_r1.params import load
 from agent_r1.params.places import RunId
 from agent_r1.records import Question
@@ -183,6 +184,13 @@ def test_what_is_not_trained_registered_or_promoted_yet(project: Path) -> None:
         asks()
 
 
+def test_a_plan_of_too_little(project: Path) -> None:
+    for too_little in ({"questions": 1, "samples": 0}, {"questions": 0, "samples": 8}):
+        with pytest.raises(ValueError, match="agent-r1 plan") as refused:
+            plan(load(), 3, **too_little)
+        typed(*re.findall("`([^`]+)`", str(refused.value)))
+
+
 HERE = "flows/test_remedies.py"
 BY_HAND = "it installs, serves, or only shows"
 # A command that a message names -> the test that types it, or why none does.
@@ -191,6 +199,8 @@ COMMANDS = {
     "agent-r1 doctor --engine": "flows/operation/test_doctor.py",
     "agent-r1 evaluate --help": BY_HAND,
     "agent-r1 overlay base": "flows/test_overlay.py",
+    "agent-r1 plan --questions 100": HERE,
+    "agent-r1 plan --samples 1": HERE,
     "agent-r1 pipeline --pool": "flows/operation/test_pool.py",
     "agent-r1 promote {} --first": HERE,
     "agent-r1 register {}": HERE,
@@ -200,6 +210,7 @@ COMMANDS = {
     "agent-r1 serve_engine MODEL --port PORT": "fixtures.py",
     "agent-r1 serve_engine {}": "fixtures.py",
     "agent-r1 train {}": HERE,
+    "agent-r1 view {}": "flows/test_view.py",
     "agent-r1 worker": "flows/operation/test_worker.py",
     "agent-r1 worker --pool {}": "flows/operation/test_worker.py",
     "chmod 700": BY_HAND,
@@ -226,6 +237,7 @@ COMMANDS = {
     "git tag --delete {}": BY_HAND,
     "kill {}": BY_HAND,
     "make": BY_HAND,
+    "make ablations": BY_HAND,
     "make doctor": "test_packaging.py",
     "make serve": BY_HAND,
     "make ui": BY_HAND,

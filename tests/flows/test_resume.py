@@ -23,7 +23,7 @@ from tests.fixtures import PLACES, WriteParams
 
 TRAIN = ("-m", "flows", "train", "--run", "ppo")
 TIMEOUT_S = 300.0
-SECONDS = ("time/", "tool/waiting", "tool/search/latency")  # the metrics that differ from process to process
+SECONDS = ("time/", "cost/", "tool/waiting", "tool/search/latency")  # the metrics that differ from process to process
 
 
 @pytest.fixture

@@ -11,17 +11,19 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import numpy as np
 import pytest
 from mlflow import MlflowClient
 
 from agent_r1.files import sha256
+from agent_r1.inspection.viewer import view
 from agent_r1.params.places import RunId
 from agent_r1.records import Prediction, Proof, Question, Trajectory
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.tracking import registry
-from flows.commands.look import view
+from flows.commands.look import health
 from flows.operation.register import register
 from flows.train import train
 
@@ -69,6 +71,31 @@ def test_a_page_of_what_was_trained(project: Path, inside: Inside) -> None:
     letters = {letter for episode in episodes for letter in episode["gap"]}
     assert max(abs(page["numbers"][ord(letter) - ord("]")]) for letter in letters) < 1e-4
     assert page["weights"] == {"agent_r1": 1.0}
+
+
+def test_health_names_what_went_wrong_and_links_to_it(
+    project: Path, inside: Inside, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The commands, links and kinds fit: the page holds the latest episode of each kind."""
+    with inside(project):
+        health("ppo")
+        printed = capsys.readouterr().out
+        [command] = re.findall("`agent-r1 (.+?)`", printed)
+        assert command == "view --run ppo"
+        view(RunId("ppo"), trajectories=16)
+        with pytest.raises(ValueError, match="there is no run 'pppo' under runs:; did you mean 'ppo'"):
+            health("pppo")
+        with pytest.raises(FileNotFoundError, match="ppo-seed7 holds no finished iteration"):
+            health("ppo", seed=7)
+    page = content(project / "outputs/view/ppo.html")
+    links = re.findall(r"file://(\S+)#(\S+)", printed)
+    assert {Path(path) for path, _ in links} == {project / "outputs/view/ppo.html"}
+    kinds = [parse_qs(fragment)["kind"][0] for _, fragment in links]
+    assert kinds
+    assert kinds == [*page["failures"]]
+    shown = {episode["id"] for episode in page["episodes"]}
+    assert len(shown) == 16
+    assert all(shown.intersection(page["failures"][kind]) for kind in kinds[:2])
 
 
 def test_iterations_that_were_not_kept_are_passed_over(project: Path, inside: Inside) -> None:

@@ -82,7 +82,7 @@ def touchy(tmp_path: Path, untrained: Path, inside: Inside, write_params: WriteP
 
 def rows(run: Path) -> list[dict[str, float]]:
     """Without the times."""
-    times = ("time/", "tool/waiting", "tool/search/latency")
+    times = ("time/", "cost/", "tool/waiting", "tool/search/latency")
     found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in row.items() if not name.startswith(times)} for row in found]
 

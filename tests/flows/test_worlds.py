@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agent_r1.inspection.viewer import view
 from agent_r1.params.places import RunId
 from agent_r1.records import Outcome, Prediction, Question, Trajectory
 from agent_r1.tables import read_rows
 from flows.commands.execute import index, prepare
-from flows.commands.look import view
 from flows.evaluate import EvaluationRequest, evaluate
 from flows.report import report
 from flows.train import train

@@ -7,22 +7,26 @@ import logging
 import socket
 from contextlib import closing
 from threading import Event
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pydantic import RootModel
 
-from agent_r1.faults import WorldFault
-from agent_r1.http import client as client_module
+from agent_r1.faults import ContextFull, WorldFault
 from agent_r1.http.endpoint import ENDPOINT_KEY, Endpoint
-from tests.answering import Heard, Said, answering
+from tests.answering import Heard, Said, answering, noted_waits
 
 SAID = {"choices": [{"message": {"content": "<answer>Tesk</answer>"}, "finish_reason": "stop"}]}
 MESSAGES = [("system", "Answer."), ("user", "Who?")]
+OPTIONS = {"max_tokens": 9, "temperature": 0}
+
+
+class Shown(RootModel[Any]):
+    """An event of any shape."""
 
 
 def ask(url: str, *, retries: int = 0, timeout_s: float = 20.0) -> Any:
-    return Endpoint(url, timeout_s=timeout_s, retries=retries).complete("m", MESSAGES, max_tokens=9)
+    return Endpoint(url, timeout_s=timeout_s, retries=retries).complete("m", MESSAGES, OPTIONS)
 
 
 def test_a_model_is_asked_in_openais_form_with_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,19 +45,95 @@ def test_a_model_is_asked_in_openais_form_with_the_key(monkeypatch: pytest.Monke
     assert asked.body == {"model": "m", "messages": said, "temperature": 0, "max_tokens": 9}
 
 
+def refusal(message: str, **more: Any) -> Said:
+    return 400, json.dumps({"error": {"message": message, "type": "invalid_request_error", **more}}).encode()
+
+
+def test_an_option_that_a_model_refuses_is_left_out_from_then_on(caplog: pytest.LogCaptureFixture) -> None:
+    """OpenAI's models that think take neither; the first words are theirs."""
+    told: list[set[str]] = []
+
+    def answer(asked: Heard) -> Said:
+        told.append(asked.body.keys() & {"temperature", "max_tokens"})
+        if "max_tokens" in asked.body:
+            said = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens'"
+            return refusal(said, param="max_tokens", code="unsupported_parameter")
+        if "temperature" in asked.body:
+            said = "Unsupported value: 'temperature' does not support 0 with this model. Only the default (1) value is"
+            return refusal(said, param="temperature", code="unsupported_value")
+        return 200, json.dumps(SAID).encode()
+
+    with answering(answer) as url:
+        asked = Endpoint(url, timeout_s=20.0)
+        assert [asked.complete("m", MESSAGES, OPTIONS).text for _ in range(2)] == ["<answer>Tesk</answer>"] * 2
+    assert told == [{"temperature", "max_tokens"}, {"temperature"}, set(), set()]
+    assert asked.untold == {"temperature", "max_tokens"}
+    said = [record.getMessage() for record in caplog.records]
+    assert [line.partition(" is not told ")[2].partition(":")[0] for line in said] == [
+        "max_tokens from now on",
+        "temperature from now on",
+    ]
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        refusal("This model's maximum context length is 512 tokens. However, you requested 64 output tokens"),
+        refusal("the request exceeds the available context size", code=400),  # llama.cpp's
+        refusal("the question has 600 tokens, and the limit is 448", code="context_length_exceeded"),  # an agent's own
+        refusal("prompt is too long: 200534 tokens > 200000 maximum"),
+    ],
+)
+def test_a_conversation_is_asked_once_more_without_a_limit_before_it_counts_as_too_long(refused: Said) -> None:
+    heard: list[bool] = []
+
+    def answer(asked: Heard) -> Said:
+        heard.append("max_tokens" in asked.body)
+        short = len(asked.body["messages"]) == 2
+        return (200, json.dumps(SAID).encode()) if short and not heard[-1] else refused
+
+    with answering(answer) as url:
+        asked = Endpoint(url, timeout_s=20.0, retries=3)
+        assert asked.complete("m", MESSAGES, OPTIONS).text
+        with pytest.raises(ContextFull, match=r"refused with status 400: .*\w"):
+            asked.complete("m", MESSAGES * 2, OPTIONS)
+    assert heard == [True, False] * 2
+    assert not asked.untold
+
+
+CALL = {"name": "search", "arguments": '{"query": "Tesk"}'}
+
+
+@pytest.mark.parametrize(
+    ("message", "read"),
+    [
+        ({"content": [{"type": "thinking", "thinking": []}, {"type": "text", "text": "a"}, {"text": "b"}]}, "ab"),
+        ({"content": []}, ""),
+        ({"content": None, "tool_calls": []}, ""),
+        ({"tool_calls": [{"id": "1", "function": CALL}]}, f"<tool_call>{json.dumps(CALL)}</tool_call>"),
+        (
+            {"content": "a", "tool_calls": [{"function": {}}]},
+            'a<tool_call>{"name": null, "arguments": null}</tool_call>',
+        ),
+    ],
+)
+def test_parts_and_calls_are_text(message: dict[str, Any], read: str) -> None:
+    with answering(lambda _: (200, json.dumps({"choices": [{"message": message}]}).encode())) as url:
+        assert ask(url) == (read, False)
+
+
 def test_a_busy_endpoint_is_asked_again_and_one_that_is_down_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
-    monkeypatch.setattr(client_module, "time", SimpleNamespace(sleep=waits.append))
+    waits = noted_waits(monkeypatch)
     statuses = [429, 503, 200, 500, 500, 500, 500, 200]
     with answering(lambda _: (statuses.pop(0), json.dumps(SAID).encode())) as url:
         asked = Endpoint(url, timeout_s=20.0, retries=2)
-        assert asked.complete("m", MESSAGES, max_tokens=9).text
+        assert asked.complete("m", MESSAGES, OPTIONS).text
         assert waits == [1.0, 2.0]
         for left in (2, 1):
             with pytest.raises(WorldFault, match="does not answer: status 500"):
-                asked.complete("m", MESSAGES, max_tokens=9)
+                asked.complete("m", MESSAGES, OPTIONS)
             assert len(statuses) == left
-        assert asked.complete("m", MESSAGES, max_tokens=9).text
+        assert asked.complete("m", MESSAGES, OPTIONS).text
 
 
 @pytest.mark.parametrize(
@@ -62,7 +142,8 @@ def test_a_busy_endpoint_is_asked_again_and_one_that_is_down_only_once(monkeypat
         (200, b"<html>", "in another form than OpenAI's: Invalid JSON"),
         (200, b"{}", "choices: Field required"),
         (200, b'{"choices": []}', "choices: List should have at least 1 item"),
-        (200, b'{"choices": [{"message": {"content": 3}}]}', "message.content: Input should be a valid string"),
+        (200, b'{"choices": [{"message": {"content": 3}}]}', "message.content.* Input should be a valid string"),
+        (200, b'{"choices": [{"message": {"tool_calls": [{"function": 3}]}}]}', "function: Input should be"),
         (200, b'{"choices": [{"message": {"content": "%s"}}]}' % (b"x" * (1 << 21)), "at most 1048576 characters"),
         (200, b" " * ((32 << 20) + 1), "larger than 32 MiB"),
         (502, b"\x1b[31mbad gateway", "status 502, \ufffd\\[31mbad gateway"),
@@ -94,7 +175,7 @@ def test_an_endpoint_that_is_down_or_silent_is_named() -> None:
         with pytest.raises(WorldFault, match=f"{url} does not answer: took longer than 0.1 s"):
             ask(url, timeout_s=0.1)
         with pytest.raises(WorldFault, match=r"took longer than 0\.1 s"):
-            next(Endpoint(url, timeout_s=0.1).stream({}))
+            next(Endpoint(url, timeout_s=0.1).stream(Shown, {}))
     with pytest.raises(WorldFault, match=f"{url} does not answer: Connect"):
         ask(url)
     with pytest.raises(ValueError, match="starts with http"):
@@ -117,7 +198,7 @@ def test_what_drips_ends_at_the_limit_of_the_whole_answer(sent: bytes) -> None:
 
     with answering(drip) as url:
         try:
-            for read in (lambda: ask(url, timeout_s=0.5), lambda: list(Endpoint(url, timeout_s=0.5).stream({}))):
+            for read in (lambda: ask(url, timeout_s=0.5), lambda: list(Endpoint(url, timeout_s=0.5).stream(Shown, {}))):
                 with pytest.raises(WorldFault, match=r"took longer than 0\.5 s"):
                     read()
         finally:
@@ -138,6 +219,6 @@ EVENT = b'data: {"a": 1}\n\n'
 )
 def test_a_stream_is_read_to_its_end(status: int, body: bytes, fault: type[Exception], message: str) -> None:
     with answering(lambda _: (status, body)) as url, pytest.raises(fault, match=message):
-        list(Endpoint(url, timeout_s=20.0).stream({"model": "m"}))
+        list(Endpoint(url, timeout_s=20.0).stream(Shown, {"model": "m"}))
     with answering(lambda _: (200, b": hello\n" + EVENT + b"data: [DONE]\n\n")) as url:
-        assert list(Endpoint(url, timeout_s=20.0).stream({"model": "m"})) == [b'{"a": 1}']
+        assert list(Endpoint(url, timeout_s=20.0).stream(Shown, {"model": "m"})) == [Shown({"a": 1})]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from agent_r1.inspection.stored import Shown, When
 from agent_r1.inspection.viewer import page
@@ -31,6 +32,17 @@ def opened(open_page: Open, words: Any) -> Open:
         return open_page(page("ppo", ABOUT, groups, words.decode), **options)
 
     return call
+
+
+@pytest.fixture
+def page_of_failures(four: list[list[Shown]], words: Any, browser: Browser, tmp_path: Path) -> Iterator[Page]:
+    failures = {"turn limit": ["3/c/0"], "repeated call": ["0/b/0", "3/c/0"]}
+    file = tmp_path / "failures.html"
+    file.write_text(page("ppo", {**ABOUT, "failures": failures}, four, words.decode))
+    with browser.new_context(viewport=LAPTOP) as context:
+        opened = context.new_page()
+        opened.goto(file.as_uri())
+        yield opened
 
 
 @pytest.fixture
@@ -108,6 +120,27 @@ def test_filters(opened: Open, four: Any, filter: str, value: str, rows: list[st
     page.select_option(f"#{filter}", value)
     assert shown_rows(page) == rows
     assert str(page.locator("#count").text_content()).startswith(f"{len(rows)} of 4")
+    page.click("#reset")
+    assert len(shown_rows(page)) == 4
+
+
+def test_the_address_sets_filters(page_of_failures: Page) -> None:
+    page, address = page_of_failures, page_of_failures.url
+    for fragment, rows in {
+        "kind=turn+limit": ["iteration 3"],
+        "kind=turn+limit&right=wrong": [],
+        "kind=is+not+there": [],
+        "constructor=1&sort=99&low=x": ["before training", "iteration 0", "iteration 3", "after training"],
+    }.items():
+        page.goto("about:blank")
+        page.goto(f"{address}#{fragment}")
+        page.wait_for_selector("html[data-ready=true]")
+        assert shown_rows(page) == rows
+    page.goto(f"{address}#kind=repeated+call")  # in the page that is open
+    page.wait_for_function("document.querySelector('#list').children.length === 2")
+    assert page.input_value("#kind") == "repeated call"
+    page.goto(f"{address}#kind=turn+limit")
+    expect(page.locator(".column > header b")).to_have_text(["iteration 3"])
     page.click("#reset")
     assert len(shown_rows(page)) == 4
 

@@ -75,6 +75,26 @@ def test_every_kind_of_change_has_its_turn(make_shown: Callable[..., Shown]) -> 
     assert [name[:2] for name, _ in names] == ["up", "do", "lo", "up", "up"]
 
 
+def test_samples_of_a_question_stand_together(make_shown: Callable[..., Shown]) -> None:
+    """Two answers before, two after; one that is right more often has changed."""
+    texts = {
+        "up": ("no", "no", "no", "Tesk"),
+        "same": ("no", "Tesk", "Tesk", "no"),
+        "down": ("Tesk", "Tesk", "Tesk", "no"),
+    }
+    shown = [
+        [make_shown(name, when, answer=answer) for name, said in texts.items() for answer in said[start : start + 2]]
+        for when, start in ((When.BEFORE, 0), (When.AFTER, 2))
+    ]
+    found = pairs(*shown, 3, seed=0)
+    assert [[each.question.question_id for each in group] for group in found] == [
+        ["up"] * 4,
+        ["down"] * 4,
+        ["same"] * 4,
+    ]
+    assert [each.when for each in found[0]] == [When.BEFORE] * 2 + [When.AFTER] * 2
+
+
 def test_interleaving() -> None:
     assert interleaved([[1, 2, 3], [], [4]]) == [1, 4, 2, 3]
     assert interleaved([]) == []

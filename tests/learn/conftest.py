@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from agent_r1.learn.learner import Learner, Options
 from agent_r1.params.sections import override
 from agent_r1.params.stages import LoraParams, ModelParams
-from agent_r1.params.update import UpdateParams
+from agent_r1.params.train import UpdateParams
 from agent_r1.records import Credit, Outcome, Source, Step, StopReason, Trajectory
 from tests.learn.learning import Samples
 

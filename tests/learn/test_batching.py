@@ -2,13 +2,12 @@ import dataclasses
 from collections.abc import Callable
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_r1.learn.scoring import Compute, micro_batches, minibatches, pack_by_length, pad
-from agent_r1.params.update import UpdateParams
+from agent_r1.params.train import UpdateParams
 from agent_r1.records import Trajectory
 
 COMPUTE = Compute(device=torch.device("cpu"), dtype=torch.float32, max_tokens=100)
@@ -40,8 +39,7 @@ def test_micro_batches_take_everything_once_within_the_budget(lengths: list[list
 
 def test_minibatches_split_all_rows_by_iteration_and_epoch(make_update: Callable[..., UpdateParams]) -> None:
     def split(iteration: int) -> list[list[list[int]]]:
-        parts = minibatches(10, make_update(minibatches=3, epochs=2), seed=1, iteration=iteration)
-        found = [part.tolist() for part in parts]
+        found = list(minibatches(range(10), make_update(minibatches=3, epochs=2), seed=1, iteration=iteration))
         return [found[:3], found[3:]]
 
     for epoch in split(0):
@@ -51,11 +49,12 @@ def test_minibatches_split_all_rows_by_iteration_and_epoch(make_update: Callable
     assert len({str(epoch) for iteration in range(2) for epoch in split(iteration)}) == 4
 
 
-def test_too_many_minibatches_are_refused(make_update: Callable[..., UpdateParams]) -> None:
-    refused = make_update(minibatches=4, critic={"minibatches": 4})
-    for params, where in ((refused, "train.update,"), (refused.critic, "train.update.critic,")):
-        with pytest.raises(ValueError, match=rf"minibatches 4 splits 3 trajectories .* lower it in {where}"):
-            next(minibatches(3, params, seed=0, iteration=0))
+def test_each_row_is_a_minibatch_where_there_are_fewer(make_update: Callable[..., UpdateParams]) -> None:
+    """A filter keeps a group of 4, and the world cut one of its episodes short."""
+    params = make_update(minibatches=4, epochs=2)
+    found = list(minibatches(range(3), params, seed=0, iteration=0))
+    assert sorted(found[:3]) == sorted(found[3:]) == [[0], [1], [2]]
+    assert not list(minibatches([], params, seed=0, iteration=0))
 
 
 def test_pad_fills_with_zeros_on_the_right() -> None:

@@ -171,6 +171,17 @@ def test_a_full_disk_keeps_the_old_checkpoint_whole(make_learner: Make, tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 
 
+def test_the_state_of_training_is_hashed_while_it_is_written(
+    make_learner: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+    monkeypatch.setattr(checkpoint, "sha256", lambda file: read.append(file) or sha256(file))
+    checkpoint.save(tmp_path / "checkpoint", make_learner(), after(1))
+    assert {file.parent.name for file in read} == {".checkpoint.new", "policy"}
+    checkpoint.require_whole(tmp_path / "checkpoint")
+    assert SHARD in {str(file.relative_to(tmp_path / "checkpoint")) for file in read if file.exists()}
+
+
 @pytest.mark.parametrize("fault", [SystemExit, KeyboardInterrupt, ChildProcessError])
 def test_a_termination_while_writing_leaves_the_old_checkpoint_alone(
     make_learner: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: type[BaseException]

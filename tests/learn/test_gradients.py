@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from agent_r1.inspection.agreement import PolicyGradient, cosine, policy_gradient
+from agent_r1.inspection.replay import PolicyGradient, cosine, policy_gradient
 from agent_r1.learn.learner import Learner
 from agent_r1.learn.scoring import Compute
-from agent_r1.params.update import UpdateParams
+from agent_r1.params.train import UpdateParams
 from agent_r1.records import Credit, Trajectory
 from tests.learn.learning import Samples
 

@@ -305,7 +305,9 @@ def test_where_nothing_is_kept_nothing_changes(
     metrics = learner.update(trajectories, [make_credit(each, kept=False) for each in trajectories], 0)
     assert same_bits(before, weights(learner.policy))
     assert learner.policy_version == 0
-    assert metrics == {"update/trained_share": 0.0, "policy/learning_rate": 1e-3, "update/tokens": 0.0}
+    rates = {"policy/learning_rate": 1e-3, "critic/learning_rate": 1e-3}
+    amounts = ("update/trained_share", "update/episodes", "update/tokens", "cost/gpu_peak_gib")
+    assert metrics == {**dict.fromkeys(amounts, 0.0), **rates}
 
 
 def test_the_version_counts_the_updates_that_took_a_step(
@@ -422,33 +424,19 @@ def test_old_logprobs_of_observations_are_those_before_the_first_step(
     assert metrics["policy/loss"] < -advantages.mean() - 1e-2
 
 
-def test_warm_up_trains_the_critic_alone(make_learner: Make, samples: Samples) -> None:
-    learner = make_learner(critic={"warmup": {"iterations": 1}})
+def test_at_a_rate_of_0_the_critic_is_trained_alone(make_learner: Make, samples: Samples) -> None:
+    learner = make_learner()
     policy, critic = weights(learner.policy), weights(learner.critic)
-    metrics = learner.update(*samples, 0)
+    metrics = learner.update(*samples, 0, rate=0.0)
     assert same_bits(policy, weights(learner.policy))
     assert not same_bits(critic, weights(learner.critic))
     assert learner.policy_version == 0
     assert "policy/grad_norm" not in metrics
     assert {"policy/entropy", "policy/mismatch_kl"} <= metrics.keys()
-    learner.update(*samples, 1)
+    assert metrics["update/episodes"] == 0
+    assert learner.update(*samples, 1)["update/episodes"] == len(samples.trajectories)
     assert not same_bits(policy, weights(learner.policy))
     assert learner.policy_version == 1
-
-
-def test_the_warm_up_ends_for_good_where_the_critic_explains_enough(make_learner: Make, samples: Samples) -> None:
-    """Two iterations at least, until .3 of the variance is explained, at most five."""
-
-    def versions(explained: list[float]) -> list[int]:
-        learner = make_learner(critic={"warmup": {"iterations": 2, "explained_variance": 0.3, "limit": 5}})
-        found = []
-        for iteration, share in enumerate(explained):
-            learner.update(*samples, iteration, explained_variance=share)
-            found.append(learner.policy_version)
-        return found
-
-    assert versions([0.9, 0.9, 0.2, 0.3, -1.0]) == [0, 0, 0, 1, 2]
-    assert versions([0.0] * 7) == [0, 0, 0, 0, 0, 1, 2]
 
 
 def test_a_quarter_of_the_rate_is_a_quarter_of_the_step(make_learner: Make, samples: Samples) -> None:
@@ -457,7 +445,7 @@ def test_a_quarter_of_the_rate_is_a_quarter_of_the_step(make_learner: Make, samp
     for rate in (1.0, 0.25):
         learner = make_learner()
         before = weights(learner.policy), weights(learner.critic)
-        learner.update(*samples, 0, rate=rate)
+        learner.update(*samples, 0, rate=rate, critic_rate=rate)
         after = weights(learner.policy), weights(learner.critic)
         steps.append([new[name] - old[name] for old, new in zip(before, after, strict=True) for name in old])
     assert max(step.abs().max() for step in steps[0]) > 1e-4
@@ -477,8 +465,8 @@ def test_the_optimisers_are_as_configured(make_learner: Make, samples: Samples) 
     torch.testing.assert_close(after[0], before[0] * (1 - 1e-3 * 0.5))  # id 0 is in no trajectory
 
 
-def test_without_a_critic_there_is_no_warm_up_and_values_are_zero(make_learner: Make, samples: Samples) -> None:
-    learner = make_learner(with_critic=False, critic={"warmup": {"iterations": 5}})
+def test_without_a_critic_values_are_zero(make_learner: Make, samples: Samples) -> None:
+    learner = make_learner(with_critic=False)
     assert [values.tolist() for values in learner.values(samples.trajectories[:1])] == [[0.0] * 9]
     metrics = learner.update(*samples, 0)
     assert learner.policy_version == 1

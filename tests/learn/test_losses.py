@@ -134,14 +134,14 @@ def test_k3_by_hand() -> None:
     assert estimates.tolist() == pytest.approx([1 - math.log(2), math.log(2) - 0.5, 0])
 
 
-def test_differences_in_k3_end_at_10_nats_and_have_no_gradient_there() -> None:
-    # Drawn with log q - log p of 12, -100 and 2; the slope in log p at x = 2 is -(e^2 - 1).
-    logprobs = torch.tensor([-12.0, 100.0, -2.0], requires_grad=True)
-    estimates = k3(logprobs, torch.zeros(3))
+def test_an_estimate_of_k3_ends_at_10_and_has_no_gradient_there() -> None:
+    # Drawn with log q - log p of 12, -100, 3 and 2; e^3 - 1 - 3 > 10; the slope in log p at x = 2 is -(e^2 - 1).
+    logprobs = torch.tensor([-12.0, 100.0, -3.0, -2.0], requires_grad=True)
+    estimates = k3(logprobs, torch.zeros(4))
     estimates.sum().backward()
-    assert estimates.tolist() == pytest.approx([math.expm1(10) - 10, math.expm1(-10) + 10, math.expm1(2) - 2])
+    assert estimates.tolist() == pytest.approx([10, 10, 10, math.expm1(2) - 2])
     assert logprobs.grad is not None
-    assert logprobs.grad.tolist() == pytest.approx([0, 0, -math.expm1(2)])
+    assert logprobs.grad.tolist() == pytest.approx([0, 0, 0, -math.expm1(2)])
 
 
 def test_k3_estimates_the_divergence_from_the_distribution_that_drew() -> None:

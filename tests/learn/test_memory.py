@@ -20,7 +20,6 @@ from transformers import (
     LlamaConfig,
     OPTConfig,
     PreTrainedConfig,
-    Qwen2Config,
 )
 
 from agent_r1.learn import checkpoint
@@ -45,21 +44,15 @@ from agent_r1.params import Params, load
 from agent_r1.params.places import RunId
 from agent_r1.params.sections import override
 from agent_r1.params.stages import DtypeName, LoraParams
+from agent_r1.pretrained import require_window
+from benchmarks.synthetic import SHAPES, config_of
 from tests.learn.learning import Samples
 
 CPU = torch.device("cpu")
 PARAMS = Path(__file__).parents[2] / "params.yaml"
 LIMITS = load(PARAMS).env.model_copy(update={"max_tokens": 30})
 LORA = LoraParams(rank=4, alpha=8.0, targets=["all-linear"])
-QWEN_3B = Qwen2Config(
-    vocab_size=151936,
-    hidden_size=2048,
-    intermediate_size=11008,
-    num_hidden_layers=36,
-    num_attention_heads=16,
-    num_key_value_heads=2,
-    tie_word_embeddings=True,
-)
+QWEN_3B, QWEN_7B = (config_of(SHAPES[size], 4096) for size in ("3B", "7B"))
 SMALL = LlamaConfig(
     vocab_size=100,
     hidden_size=32,
@@ -93,12 +86,13 @@ def test_parameters_by_hand() -> None:
     assert count_parameters(SMALL, LORA).policy == POLICY
 
 
-def test_qwen_3b_has_the_published_number() -> None:
-    """3.09 billion, 2.77 billion without the tied embeddings (Qwen2.5 technical report, arXiv 2412.15115)."""
+def test_qwens_have_the_published_numbers() -> None:
+    """3.09 billion, 2.77 billion without the tied embeddings (Qwen2.5 technical report, arXiv 2412.15115); and 7.61."""
     count = count_parameters(QWEN_3B, None)
     assert count.policy == count.backbone
     assert round(count.policy / 1e9, 2) == 3.09
     assert round((count.policy - 151936 * 2048) / 1e9, 2) == 2.77
+    assert count_parameters(QWEN_7B, None).policy // 10**7 == 761
 
 
 def test_counts_are_the_bytes_that_are_allocated(tiny_model: Path) -> None:
@@ -139,6 +133,19 @@ def test_on_a_cpu_it_is_said_that_nothing_is_saved(caplog: pytest.LogCaptureFixt
     assert [each.getMessage() for each in caplog.records if each.levelname == "WARNING"] == [
         "learner.optimizer_offload: true has no effect on a CPU, whose memory is all that there is"
     ]
+
+
+def test_a_model_that_reads_too_little_is_refused_by_name() -> None:
+    """Linear positions are scaled beyond the limit that the configuration states."""
+    settings = load(PARAMS)
+    short = LlamaConfig(max_position_embeddings=64)
+    short.name_or_path = "org/short"
+    refusal = f"org/short reads 64 tokens at most; lower env.max_tokens, which is {settings.env.max_tokens}"
+    with pytest.raises(ValueError, match=refusal):
+        check(short, settings, [RunId("ppo")])
+    require_window(short, 64)
+    short.rope_parameters = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e4}
+    require_window(short, 512)
 
 
 def test_adapters_in_bfloat16_by_hand() -> None:
@@ -268,6 +275,20 @@ def test_the_full_configuration_fits_one_80_gb_gpu(monkeypatch: pytest.MonkeyPat
     assert sum(whole.values()) == pytest.approx(142, abs=1)
     with pytest.raises(ValueError, match=r"the device has 79\.0"):
         require_fit(whole, 79.0)
+
+
+def test_eight_80_gb_gpus_hold_their_overlay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All weights of 7 billion with a critic and a sampler on each GPU, which one GPU would not hold."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=79 * GIB))
+    base, changes = (yaml.safe_load(path.read_text()) for path in (PARAMS, PARAMS.parent / "overlays/qwen2.5-7b.yaml"))
+    settings = Params.model_validate(override(base, changes | {"places": {}}))
+    for run in settings.ablations.runs:
+        demand = demand_of(QWEN_7B, settings, RunId(run), torch.device("cuda"))
+        assert (demand.dtype, demand.ranks, demand.sampler_sleeps) == (torch.bfloat16, 8, False)
+        assert demand.critic == (run == "ppo")
+        require_fit(estimate(demand), 79.0)
+        with pytest.raises(ValueError, match=r"the device has 79\.0"):
+            require_fit(estimate(replace(demand, ranks=1)), 79.0)
 
 
 @pytest.mark.parametrize("critic", [True, False])

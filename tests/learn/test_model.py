@@ -9,8 +9,12 @@ import pytest
 import torch
 from transformers import (
     AutoConfig,
+    AutoModelForCausalLM,
+    Ernie4_5_MoeConfig,
+    Gemma3TextConfig,
     OPTConfig,
     OPTForCausalLM,
+    PreTrainedConfig,
     PreTrainedTokenizerFast,
 )
 
@@ -22,9 +26,11 @@ from agent_r1.learn.model import (
     recompute_activations,
 )
 from agent_r1.learn.scoring import token_logprobs
-from agent_r1.pretrained import compute_dtype
+from agent_r1.pretrained import compute_dtype, load_model, waiting
 
 CPU = torch.device("cpu")
+SHAPE = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 12}
+EXPERTS = {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 20, "moe_layer_start_index": 1}
 
 
 def test_weights_do_not_change_with_the_file_they_came_from(tiny_model: Path, tmp_path: Path) -> None:
@@ -39,6 +45,30 @@ def test_weights_do_not_change_with_the_file_they_came_from(tiny_model: Path, tm
 def test_tied_embeddings_stay_tied(tiny_model: Path) -> None:
     model = load_policy(tiny_model, device=CPU)
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "config",
+    [
+        Gemma3TextConfig(vocab_size=31, intermediate_size=40, **SHAPE),  # scales its words by a number that it rounds
+        Ernie4_5_MoeConfig(vocab_size=31, intermediate_size=40, **SHAPE, **EXPERTS),  # has gates that stay in float32
+    ],
+    ids=["Gemma", "Ernie"],
+)
+def test_weights_that_wait_are_those_of_a_process(config: PreTrainedConfig, dtype: torch.dtype, tmp_path: Path) -> None:
+    """To the bit, in the types that a process gives them, with buffers and configuration. The file is in bfloat16."""
+    AutoModelForCausalLM.from_config(config).bfloat16().save_pretrained(tmp_path)
+    drawn = torch.random.get_rng_state()
+    whole, waits = load_model(tmp_path, dtype, CPU), load_model(tmp_path, dtype, CPU, waits=True)
+    assert waits.config.to_dict() == whole.config.to_dict()
+    assert waiting(waits).keys() == {name for name, _ in whole.named_parameters(remove_duplicate=False)}
+    found = {name: weight.to(waits.get_parameter(name).dtype) for name, weight in waiting(waits).items()}
+    found |= dict(waits.named_buffers())
+    for name, tensor in [*whole.named_parameters(), *whole.named_buffers()]:
+        assert found[name].dtype is tensor.dtype
+        assert torch.equal(found[name], tensor)
+    assert torch.equal(torch.random.get_rng_state(), drawn)
 
 
 def test_dtype_follows_the_device() -> None:
@@ -118,6 +148,14 @@ def test_no_code_of_a_models_folder_is_run_whoever_answers_yes(
     with pytest.raises(ValueError, match=f"'{tmp_path}' brings code of its own"):
         load(tmp_path)
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_model_that_reads_too_little_is_refused(tiny_model: Path) -> None:
+    assert load_tokenizer(tiny_model, reads=512)
+    with pytest.raises(
+        ValueError, match=rf"^{tiny_model} reads 512 tokens at most; lower env.max_tokens, which is 513"
+    ):
+        load_tokenizer(tiny_model, reads=513)
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path, tiny_model: Path) -> None:

@@ -20,7 +20,7 @@ from agent_r1.learn.losses import (
     token_weight,
 )
 from agent_r1.learn.scoring import TokenScores
-from agent_r1.params.update import UpdateParams
+from agent_r1.params.train import UpdateParams
 
 LN2 = math.log(2)
 
@@ -195,6 +195,16 @@ def predicted(logits: Tensor) -> dict[str, Tensor]:
     """What logits [N, V] say: the entries of `LossTokens` that carry the gradient."""
     logprobs, entropy = TokenScores.apply(logits.clone(), torch.as_tensor(CHOSEN), True)
     return {"logprobs": logprobs, "entropy": entropy}
+
+
+def test_a_token_that_cannot_be_drawn_adds_nothing_to_the_entropy() -> None:
+    # Probabilities 1/2, 1/2 and 0: ln 2 nats, at its largest, so that no logit has a slope.
+    logits = torch.tensor([[0.0, 0.0, -math.inf]], requires_grad=True)
+    logprobs, entropy = TokenScores.apply(logits.clone(), torch.tensor([0]), True)
+    (entropy.sum() + logprobs.sum()).backward()
+    assert entropy.tolist() == pytest.approx([LN2])
+    assert logits.grad is not None
+    assert logits.grad.tolist() == [pytest.approx([0.5, -0.5, 0])]
 
 
 def small_case(logits: Tensor, params: UpdateParams) -> LossTokens:

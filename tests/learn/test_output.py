@@ -25,7 +25,7 @@ from agent_r1.learn import scoring
 from agent_r1.learn.losses import clipped_policy_loss
 from agent_r1.learn.model import load_policy
 from agent_r1.learn.scoring import TokenScores, output_of, token_logprobs
-from agent_r1.params.update import UpdateParams
+from agent_r1.params.train import UpdateParams
 from tests.learn.learning import gradients
 
 CPU = torch.device("cpu")
@@ -135,7 +135,7 @@ def test_no_more_logits_exist_than_a_chunk_has(chunks_of_two_tokens: None, learn
         whole = output_of(model, IDS, MASK)
         parts = whole.cut() if in_parts else [whole]
         for part in parts:
-            logprobs = part.logprobs()
+            logprobs, _ = part.scores(entropy=False)
             if learn:
                 logprobs.sum().backward()
     assert largest.most == 2 * WORDS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,16 +15,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+)
 
 from agent_r1.devices.sharing import opened, packed
 from agent_r1.learn import builtin, checkpoint
+from agent_r1.learn.memory import GIB, Demand, estimate
 from agent_r1.learn.scoring import deal, pack_by_length
 from agent_r1.params import load
 from agent_r1.params.sections import override
 from agent_r1.params.stages import LoraParams, ModelParams
-from agent_r1.params.update import UpdateParams
+from agent_r1.params.train import UpdateParams
 from agent_r1.records import Source
-from tests.learn.ranked import Case, Found, in_ranks, learned, learner_of
+from tests.learn.ranked import Case, Found, growth, in_ranks, learned, learner_of
 
 TOLERANCE = 4e-6  # of the largest gradient
 PARAMS = Path(__file__).parents[2] / "params.yaml"
@@ -87,15 +98,66 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def by_rank(cases: dict[str, Case], folder: Path, free_port: Callable[[], int]) -> list[dict[str, Found]]:
+def halved(
+    cases: dict[str, Case], tiny_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Case]:
+    """Learners that compute in bfloat16: the plain one, one with layer norms, and one of many layers."""
+    plain = replace(cases["plain"], model=cases["plain"].model.model_copy(update={"dtype": "bfloat16"}))
+    few = {"trajectories": plain.trajectories[2:6], "credits": plain.credits[2:6]}
+    folder, words = tmp_path_factory.mktemp("models"), len(tiny_tokenizer)
+    deep = builtin.new_model(tiny_tokenizer, hidden_size=128, layers=16, heads=2, max_tokens=64, seed=0)
+    norms = GPT2LMHeadModel(GPT2Config(vocab_size=words, n_embd=32, n_layer=1, n_head=2, n_positions=64))
+    for name, model in (("deep", deep), ("norms", norms)):
+        model.save_pretrained(folder / name)
+        tiny_tokenizer.save_pretrained(folder / name)
+    return {
+        "bfloat16": plain,
+        "layer norms": replace(plain, path=folder / "norms", with_critic=False),
+        "deep": replace(plain, path=folder / "deep", with_critic=False, counted=True, **few),
+    }
+
+
+@pytest.fixture(scope="module")
+def starts(
+    cases: dict[str, Case], tiny_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Case]:
+    """Learners that take no step: of files in bfloat16, and of one in float32 beneath adapters in bfloat16."""
+    folder = tmp_path_factory.mktemp("starts")
+    shape = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 12}
+    config = Gemma3TextConfig(vocab_size=len(tiny_tokenizer), hidden_size=24, intermediate_size=40, **shape)
+    AutoModelForCausalLM.from_config(config).bfloat16().save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    narrow = {name: replace(case, path=folder, updates=0) for name, case in cases.items()}
+    changes = {"dtype": "bfloat16"}
+    return {
+        "a file in bfloat16": narrow["plain"],
+        "a reference in bfloat16": replace(
+            narrow["plain"], model=narrow["plain"].model.model_copy(update=changes | {"packing": True})
+        ),
+        "adapters beside wider weights": narrow["adapters"],
+        "adapters beside narrower weights": replace(
+            cases["adapters"], updates=0, model=cases["adapters"].model.model_copy(update=changes)
+        ),
+    }
+
+
+@pytest.fixture(scope="module")
+def by_rank(
+    cases: dict[str, Case],
+    halved: dict[str, Case],
+    starts: dict[str, Case],
+    folder: Path,
+    free_port: Callable[[], int],
+) -> list[dict[str, Found]]:
     """All cases, learned by two ranks; two updates of some in one go and with a checkpoint between; and a fault."""
-    further = {}
+    limits, further = load(PARAMS).env.model_copy(update={"max_tokens": 16, "max_action_tokens": 8}), {}
     for name in HALVED:
         case, half = cases[name], folder / name
         further[f"{name} twice"] = replace(case, updates=2)
-        further[f"{name} begun"] = replace(case, end=half, largest=load(PARAMS).env)
+        further[f"{name} begun"] = replace(case, end=half, largest=limits)
         further[f"{name} gone on with"] = replace(case, start=half)
     plain = cases["plain"]
+    further |= halved | starts
     broken = plain.trajectories[4]
     logprobs = np.where(np.arange(len(broken.token_ids)) == 5, np.float32(np.nan), broken.logprobs)
     trajectories = [replace(each, logprobs=logprobs) if each is broken else each for each in plain.trajectories]
@@ -125,6 +187,60 @@ def test_two_ranks_learn_as_one_does(name: str, cases: dict[str, Case], shared: 
         for ours, theirs in zip(left, right, strict=True):
             np.testing.assert_allclose(ours, theirs, atol=2e-5)
     assert largest_difference(together.weights, alone.weights) < 1e-5
+
+
+def test_ranks_start_with_the_bits_of_one(starts: dict[str, Case], shared: dict[str, Found]) -> None:
+    """Weights, adapters and buffers of policy, critic and reference, in the same types."""
+    for name, case in starts.items():
+        alone, together = learned(case).start, shared[name].start
+        assert alone.keys() == together.keys()
+        for each, tensor in alone.items():
+            assert together[each].dtype is tensor.dtype, (name, each)
+            assert torch.equal(together[each], tensor), (name, each)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_takes_no_memory_before_it_is_shared_out(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Of 67 MB in float32, whichever the type of its file."""
+    config = Qwen2Config(vocab_size=32, hidden_size=512, intermediate_size=2048, num_hidden_layers=4)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    size = 4 * sum(weight.numel() for weight in model.parameters())
+    model.save_pretrained(tmp_path)
+    with multiprocessing.get_context("forkserver").Pool(1) as pool:
+        assert 0 <= pool.apply(growth, (tmp_path, torch.float32)) < 0.1 * size
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "layer norms"])
+def test_ranks_gather_bfloat16_and_learn_what_autocast_does(
+    name: str, halved: dict[str, Case], shared: dict[str, Found]
+) -> None:
+    """Within what rounding the weights of norms and words does to it; weights and gradients stay float32."""
+    alone, together = learned(halved[name]), shared[name]
+    for left, right in zip(together.scores[1], alone.scores[1], strict=True):
+        np.testing.assert_allclose(left, right, atol=0.03)
+    for left, right in zip(together.gradients, alone.gradients, strict=True):
+        ours, theirs = (torch.cat([each[key].flatten() for key in right]) for each in (left, right))
+        assert ours.dtype is torch.float32
+        assert (ours - theirs).norm() < 0.05 * theirs.norm()
+    assert all(weight.dtype is torch.float32 for weight in together.weights.values())
+
+
+def test_the_bytes_that_live_on_a_rank_are_those_of_the_estimate(
+    halved: dict[str, Case], shared: dict[str, Found]
+) -> None:
+    """Of 16 layers in bfloat16, without the reference, which no update asks. A copy of all weights is above it."""
+    case = halved["deep"]
+    config = AutoConfig.from_pretrained(case.path)
+    parts = estimate(Demand(model=config, tokens=32, dtype=torch.bfloat16, ranks=2))
+    expected = sum(parts.values()) - parts["libraries"]
+    assert 0.85 * expected < shared["deep"].bytes / GIB < expected
+
+
+@pytest.mark.parametrize("name", HALVED)
+def test_the_measurement_takes_two_whole_micro_batches_on_every_rank(name: str, shared: dict[str, Found]) -> None:
+    """Of 32 tokens here, and not of what two of them leave for each of two ranks."""
+    assert max(shared[f"{name} begun"].tokens) == 32
+    assert shared[f"{name} begun"].tokens.count(32) >= 2
 
 
 @pytest.mark.parametrize("name", HALVED)
@@ -169,6 +285,12 @@ def test_ranks_write_the_policy_that_one_writes(
             assert all(torch.allclose(left[key], right[key], atol=1e-6) for key in left)
         else:
             assert ours[each].read_bytes() == theirs[each].read_bytes(), each
+    learner.save_policy(tmp_path / "handed", halved=True)
+    ours, theirs = (load_file(root / "model.safetensors") for root in (tmp_path / "handed", folder / f"{name} handed"))
+    assert ours.keys() == theirs.keys()
+    for each, weight in ours.items():
+        assert weight.dtype is theirs[each].dtype is (torch.bfloat16 if weight.dim() > 1 else torch.float32)
+        assert name == "adapters" or torch.equal(weight, theirs[each]), "two ranks round as one does"
 
 
 def test_all_ranks_raise_what_one_finds(cases: dict[str, Case], by_rank: list[dict[str, Found]]) -> None:

@@ -24,7 +24,7 @@ from agent_r1.learn.gradients import (
 )
 from agent_r1.learn.losses import normaliser, token_losses
 from agent_r1.learn.scoring import Compute, TokenScores, micro_batches
-from agent_r1.params.update import UpdateParams
+from agent_r1.params.train import UpdateParams
 from agent_r1.records import Credit, Trajectory
 
 Make = Callable[..., Any]

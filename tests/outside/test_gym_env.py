@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent_r1.envs.kinds import attempts_at, played_by
+from agent_r1.envs.kinds import attempts_at, played_by, warn_of_alike
 from agent_r1.outside.gym_env import GymEnv, plain, require_gymnasium
 from agent_r1.records import CallStatus, Outcome
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect
+from agent_r1.tools.toolbox import own_sources
 from tests.outside.worlds import asked, collected, limits, play, shared
 
 ICE = {
@@ -29,6 +31,9 @@ TAXI = {
 }
 CART = {"id": "CartPole-v1", "actions": ["Left", "Right"], "kwargs": {"max_episode_steps": 12}}
 CLIFF = {"id": "CliffWalking-v1", "actions": ["Up", "Right", "Down", "Left"]}
+GRID = {"id": "some_worlds:Grid-v0", "actions": ["wait", "goal", "lava"]}
+CARDS = {"id": "Blackjack-v1", "actions": ["Stick", "Hit"]}
+SEES = {"id": "some_worlds:Sees-v0"}
 TENTHS = {"id": "some_worlds:Tenths-v0", "actions": ["a"]}
 HILL = {"id": "MountainCar-v0", "actions": ["Left", "None", "Right"]}
 FALLS, STANDS = ["Right"] * 10, ["Left", "Right"] * 6  # of the cart that seed 7 begins with
@@ -39,6 +44,7 @@ SOURCE = """
 import itertools
 
 import gymnasium
+import numpy as np
 from gymnasium import spaces
 
 SECRETS = itertools.count()
@@ -79,12 +85,32 @@ class Tenths(Said):
     def step(self, action):
         return "", 0.1, False, False, {}
 
+class Grid(Said):
+    action_space = spaces.Discrete(3)
+    left = 10
+
+    def step(self, action):
+        self.left -= 1
+        reward = 1 - 0.9 * (10 - self.left) / 10 if action == 1 else 0  # as MiniGrid and BabyAI pay
+        return "", reward, action > 0, not self.left, {}
+
+class Sees(Said):
+    observation_space = spaces.Dict(image=spaces.Box(0, 255, (9, 9, 20)), at=spaces.Box(0, 9), mission=spaces.Text(9))
+
+    def reset(self, *, seed=None, options=None):
+        return {"image": np.arange(1620).reshape(9, 9, 20), "at": np.array([1, 2]), "mission": "go home"}, {}
+
+def told(observed):
+    return f"{observed['mission'].upper()}, from {observed['at'][0]}"
+
 class Boxed(Said):
     action_space = spaces.Box(0, 1)
 
 gymnasium.register("Said-v0", Said)
 gymnasium.register("Drawn-v0", Drawn)
 gymnasium.register("Boxed-v0", Boxed)
+gymnasium.register("Grid-v0", Grid)
+gymnasium.register("Sees-v0", Sees)
 gymnasium.register("Counted-v0", Counted)
 gymnasium.register("Tenths-v0", Tenths)
 """
@@ -158,6 +184,10 @@ def test_chance_plays_it_for_its_floor(chat: Chat) -> None:
         (TAXI, {"return": 0}, ["Jump"], False),
         (ICE, "terminated", ["Right", "Down"], True),
         (ICE, {"last_reward": 1}, ["Right", "Down"], False),
+        (GRID, {"last_reward": 0.1}, ["wait"] * 9 + ["goal"], True),
+        (GRID, {"last_reward": 0.1}, ["wait"] * 10, False),
+        (GRID, {"last_reward": 0.1}, ["lava"], False),
+        (CARDS, {"last_reward": 1}, ["Stick"], False),
         (TENTHS, {"return": 0.3}, ["a", "a", "a"], True),  # though the sum is rounded
         (TENTHS, {"return": 0.3}, ["a", "a"], False),
     ],
@@ -172,6 +202,49 @@ def test_a_play_shows_the_success_that_is_asked_for(
 def test_a_world_without_success_is_refused_at_its_end_at_the_latest() -> None:
     with pytest.raises(ValueError, match=r'env\.gymnasium\.w: the info of FrozenLake-v1 has no "success"; say under'):
         play(made(ICE | {"success": "info"}), "Right", "Down")
+
+
+def test_all_of_an_observation_is_shown_and_its_mission_is_not_cut() -> None:
+    env, short = made(SEES, max_result_characters=9000), made(SEES, max_result_characters=100)
+    play(env)
+    play(short)
+    mission, at, image = env.user.removeprefix("Win.\n\n").split("\n")
+    assert (mission, at) == ("mission: go home", "at: [1 2]")
+    assert [int(each) for each in re.findall(r"\d+", image)] == [*range(1620)]
+    assert "mission: go home\nat: [1 2]\nimage: [[[ 0" in short.user
+    assert "characters left out]" in short.user
+
+
+@pytest.mark.parametrize(
+    ("observation", "shown"), [("mission", "go home"), ("at", "[1 2]"), ("some_worlds:told", "GO HOME, from 1")]
+)
+def test_a_key_or_a_function_says_what_is_shown(observation: str, shown: str) -> None:
+    env = made(SEES | {"observation": observation})
+    play(env)
+    assert env.user == f"Win.\n\n{shown}"
+    named = "observation w" in own_sources(limits(gymnasium={"w": SEES | {"observation": observation}}))
+    assert named == (":" in observation), "another function is another run"
+
+
+def test_test_rows_that_begin_as_training_rows_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    known = shared(gymnasium={"ice": ICE, "taxi": TAXI})
+    rows = [
+        asked(
+            "gymnasium",
+            {"name": name, "seed": seed},
+            question_id=f"{name}-{seed}",
+            dataset=name,
+            split=split,
+            text=f"{name}, seed {seed}",
+        )
+        for name in ("ice", "taxi")
+        for seed, split in enumerate(("train", "train", "dev", "test", "test"))
+    ]
+    with known:
+        warn_of_alike(rows, known)
+    assert [record.message for record in caplog.records] == [
+        "ice: 2 of 2 test rows begin as a training row does, such as ice-3 and ice-1, so that they may be one task"
+    ]
 
 
 def test_what_is_no_move_is_told_and_costs_a_step() -> None:
@@ -284,6 +357,11 @@ def test_rows_that_are_refused(setup: Any, message: str) -> None:
             CART | {"kwargs": {}, "success": "truncated"},
             "truncated after 500 steps, which no .*max_episode_steps to 5 or",
         ),
+        (SEES, "an observation of some_worlds:Sees-v0 takes .*, of which env.max_result_characters shows 4,000; raise"),
+        (SEES | {"observation": "missio"}, "it observes no 'missio'; did you mean 'mission'"),
+        (CART | {"success": "truncated", "kwargs": {}, "observation": "x"}, "observes no 'x', nor any other key"),
+        (SEES | {"observation": "some_worlds:tell"}, "w.observation: some_worlds has no 'tell'; did you mean 'told'"),
+        (ICE | {"observation": "x"}, "observation 'x' has no effect where kwargs.render_mode draws; leave out one"),
         (ICE | {"timeout_s": 3}, "unknown key 'gymnasium.w.timeout_s'"),
         ({"id": "some_worlds:Said-v0", "actions": ["a"]}, "it takes text, and actions has no effect; leave it out"),
         ({"id": "some_worlds:Boxed-v0"}, "only those of Discrete and Text can be written"),

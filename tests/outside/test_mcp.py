@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from agent_r1.outside.mcp import Server
 from agent_r1.params.env import McpParams
 from agent_r1.records import CallStatus
 from agent_r1.tools.base import ToolResult
+from benchmarks.restarts import under_a_served_agent, under_a_stage
 
 SERVERS = str(Path(__file__).with_name("servers.py"))
 HONEST = [sys.executable, SERVERS, "honest"]
@@ -52,7 +53,13 @@ def said(*texts: str, **more: Any) -> dict[str, Any]:
 
 
 def commands() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children(recursive=True) if SERVERS in child.cmdline()]
+    """The servers that run still; what another test's process left to be reaped is none."""
+    left = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # a zombie too
+            if SERVERS in child.cmdline():
+                left.append(child)
+    return left
 
 
 async def opened(params: McpParams) -> None:
@@ -200,6 +207,10 @@ def test_a_session_that_a_restarted_server_does_not_know_is_begun_again() -> Non
     assert counts == [["1", "2", "3"], ["1", "2"], [str(count) for count in range(1, 21)]]
 
 
+def test_a_stage_and_a_served_agent_outlive_a_restart_between_two_calls() -> None:
+    assert [play(1) for play in (under_a_stage, under_a_served_agent)] == [1, 1]
+
+
 def test_a_session_of_an_episode_ends_with_a_server_that_is_restarted() -> None:
     """A new session would not remember the episode's calls."""
 
@@ -337,6 +348,28 @@ def test_tools_that_cannot_be_offered(by_hand: ByHand, tools: Any, message: str)
     assert not commands()
 
 
+def test_tools_that_no_agent_can_call_are_left_out(by_hand: ByHand, caplog: pytest.LogCaptureFixture) -> None:
+    """The others are offered; the log names the reason once, and a tool that params.yaml names is refused."""
+    elsewhere = listed("far", a={"$ref": "https://example.org/unit.json"})
+    lists = [[listed("look"), elsewhere, listed("slow") | {"execution": {"taskSupport": "required"}}]]
+
+    async def play() -> list[str]:
+        async with Server("x", by_hand(lists=lists)) as server:
+            await server.verify()
+            return [tool.name for tool in server.tools]
+
+    assert asyncio.run(play()) == ["look"]
+    warned = [record.getMessage().partition("): ")[2] for record in caplog.records]
+    assert warned == [
+        "tool 'far': its schema refers to 'https://example.org/unit.json', which is not in it; it is left out",
+        "tool 'slow': it runs as a task, whose result nobody would fetch; it is left out",
+    ]
+    with pytest.raises(ValueError, match=r"x .*: tool 'far': its schema refers to"):
+        asyncio.run(opened(by_hand(lists=lists).model_copy(update={"tools": ["far"]})))
+    with pytest.raises(ValueError, match=r"x .*: tool 'slow': it runs as a task"):  # and none is left
+        asyncio.run(opened(by_hand(lists=[lists[0][1:]])))
+
+
 def test_tools_that_change_or_are_named_and_not_there_are_refused(by_hand: ByHand) -> None:
     async def play() -> None:
         lists = [[listed("look"), listed("go")]] * 2 + [[listed("look", a={"type": "string"}), listed("go")]]
@@ -358,6 +391,7 @@ CALLS: dict[str, Any] = {
     "both": said("text", structuredContent={"a": 1}),
     "failed": said("no such city", isError=True),
     "invalid": {"error": {"code": -32602, "message": "a is missing"}},
+    "asks": {"error": {"code": -32600, "message": "Elicitation not supported"}},
     "broken": {"error": {"code": -32603, "message": "out of memory"}},
     "shape": {"result": {"content": "text"}},
     "garbage": "no JSON",
@@ -365,7 +399,7 @@ CALLS: dict[str, Any] = {
 }
 
 
-def test_answers_of_every_kind(by_hand: ByHand) -> None:
+def test_answers_of_every_kind(by_hand: ByHand, caplog: pytest.LogCaptureFixture) -> None:
     async def play(timeout_s: float, *names: str) -> dict[str, ToolResult | WorldFault]:
         found: dict[str, ToolResult | WorldFault] = {}
         calls = {name: CALLS[name] for name in names}
@@ -385,6 +419,8 @@ def test_answers_of_every_kind(by_hand: ByHand) -> None:
     assert found["both"] == ToolResult(text="text")
     assert found["failed"] == ToolResult(text="no such city", call_status=CallStatus.FAILED)
     assert found["invalid"] == ToolResult(text="a is missing", call_status=CallStatus.BAD_ARGUMENTS)
+    assert found["asks"] == ToolResult(text="Elicitation not supported", call_status=CallStatus.FAILED)
+    assert "its tool asks asks a person or a model" in caplog.text
     assert {name for name, each in found.items() if isinstance(each, WorldFault)} == {
         "broken",
         "shape",

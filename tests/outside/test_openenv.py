@@ -16,7 +16,8 @@ from websockets.asyncio.server import Response, ServerConnection, serve
 from websockets.datastructures import Headers
 
 from agent_r1.faults import WorldFault
-from agent_r1.outside.openenv import OpenEnv, require_openenv
+from agent_r1.outside import openenv
+from agent_r1.outside.openenv import OpenEnv, OpenEnvTools, require_openenv
 from agent_r1.records import CallStatus, Outcome
 from agent_r1.rollout.chat import Chat
 from tests.outside.worlds import asked, collected, limits, play, played, shared
@@ -301,3 +302,116 @@ def test_rows_and_settings_that_are_refused(setup: Any, changes: dict[str, Any],
 @pytest.mark.parametrize("url", ["https://a/b", "https://a/b/", "wss://a/b", "wss://a/b/ws"])
 def test_an_address_may_be_that_of_the_socket(url: str) -> None:
     assert limits(openenv={"w": FIELDS | {"url": url}}).openenv["w"].url == "https://a/b"
+
+
+LISTED = [
+    {"name": name, "description": "", "input_schema": {"type": "object", "properties": {"word": {"type": "string"}}}}
+    for name in ("guess", "fail", "break", "wait")
+]
+SPLITS = {"train": ["crane"], "test": ["pilot", "ghost"]}
+
+
+def called(result: Any = None, reward: Any = None, done: bool = False, **error: str) -> str:
+    state = {
+        "observation": {"tool_name": "t", "result": result, "error": error or None},
+        "reward": reward,
+        "done": done,
+    }
+    return json.dumps({"type": "observation", "data": state})
+
+
+def texts(*texts: str, is_error: bool = False) -> dict[str, Any]:
+    content = [{"type": "text", "text": text, "annotations": None, "meta": None} for text in texts]
+    return {"content": content, "structured_content": None, "meta": None, "data": texts, "is_error": is_error}
+
+
+async def with_tools(socket: ServerConnection) -> None:
+    """A word of a task set is to be guessed, as an environment with tools lets it be; a guess costs a half."""
+    async for text in socket:
+        match json.loads(text):
+            case {"type": "reset", "data": {"split": split, "index": index}}:
+                word = SPLITS[split][index]
+                await socket.send(frame(len(word), None))
+            case {"data": {"type": "list_tools"}}:
+                await socket.send(
+                    json.dumps({"type": "observation", "data": {"observation": {"tools": LISTED}, "done": False}})
+                )
+            case {"data": {"tool_name": "guess", "arguments": {"word": str(guess)}}}:
+                right = guess == word
+                await socket.send(called(texts(str(right), guess), 1.0 if right else -0.5, right))
+            case {"data": {"tool_name": "guess"}}:
+                await socket.send(called(texts("no word", is_error=True)))
+            case {"data": {"tool_name": "fail"}}:
+                await socket.send(called(error_type="execution_error", message="as asked"))
+            case {"data": {"tool_name": "break"}}:
+                await socket.send(called(error_type="transport_error", message="gone"))
+            case {"data": {"tool_name": "wait"}}:
+                await socket.send(called({"at": 1}))
+
+
+def tools_at(url: str, index: int = 1, **changes: Any) -> OpenEnvTools:
+    known = shared(openenv={"w": {"url": url, "timeout_s": 5} | changes}, max_steps=6, parallel_calls=2)
+    made = openenv.played(asked("openenv", {"name": "w", "reset": {"split": "test", "index": index}}), known, 0)
+    assert isinstance(made, OpenEnvTools)
+    return made
+
+
+def call(tool: str, **arguments: Any) -> str:
+    return f"<tool_call>{json.dumps({'name': tool, 'arguments': arguments})}</tool_call>"
+
+
+def test_an_environment_with_tools_and_a_task_of_a_split() -> None:
+    with serving(with_tools) as url:
+        env = tools_at(url)
+        replies = play(
+            env, call("wait"), call("fail"), call("guess"), call("guess", word="a") * 2, call("guess", word="ghost")
+        )
+        lost = play(tools_at(url), call("break"))[0]
+        first = play(tools_at(url, 0, observation="prompt", success_above=-1), call("guess", word="b"), "done")
+    assert env.user == 'Win.\n\n{"prompt": 5}'
+    assert [tool["function"]["name"] for tool in env.tools] == ["guess", "fail", "break", "wait"]
+    assert [reply.observations for reply in replies[:-1]] == [
+        ('{"at": 1}',),
+        ("Error: as asked",),
+        ("Error: no word",),
+        ("False\na", "False\na"),
+    ]
+    assert [reply.rewards["env"] for reply in replies] == [0.0, 0.0, 0.0, -1.0, 1.0]
+    assert (replies[-1].outcome, replies[-1].rewards["success"]) == (Outcome.ENDED, 1.0)
+    assert lost.outcome is Outcome.ABORTED
+    assert lost.fault.endswith("failed in a call of break: WorldFault: gone")
+    assert (first[1].outcome, first[1].rewards["env"], first[1].rewards["success"]) == (Outcome.ANSWERED, 0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("frames", "kind", "message"),
+    [
+        (
+            [BEGUN, error("VALIDATION_ERROR")],
+            ValueError,
+            "it knows no tools; name the fields of its action and its obs",
+        ),
+        ([BEGUN, frame()], WorldFault, "failed in a list of its tools"),
+        (
+            [BEGUN, frame(observation={"tools": [{"name": "a b", "input_schema": {"type": "object"}}]})],
+            ValueError,
+            "'a b'",
+        ),
+    ],
+)
+def test_environments_without_tools_are_refused(frames: list[Any], kind: type[Exception], message: str) -> None:
+    with (
+        serving(by_hand(*frames)) as url,
+        pytest.raises(kind, match=rf"the OpenEnv server w \(http://127.*{message}"),
+    ):
+        require_openenv([asked("openenv", NAMED)], limits(openenv={"w": {"url": url, "timeout_s": 5}}))
+
+
+def test_what_an_environment_with_tools_lacks_is_named_before_a_model_is_loaded() -> None:
+    row = asked("openenv", {"name": "w", "reset": {"split": "train", "index": 0}})
+    with serving(with_tools, {"action": {"properties": {"tool_name": {}}}, "observation": {}}) as url:
+        require_openenv([row], limits(openenv={"w": {"url": url, "timeout_s": 5}}))
+        with pytest.raises(
+            ValueError, match=r"its action has no field 'message'.*leave out `action` to call its tools"
+        ):
+            require_openenv([row], limits(openenv={"w": FIELDS | {"url": url}}))

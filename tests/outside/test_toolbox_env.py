@@ -61,6 +61,44 @@ class Stuck(Slow):
     async def get_reward(self):
         await asyncio.sleep(3600)
 
+class Counter:
+    def __init__(self):
+        self.reward = 0.0
+
+    async def reset(self, **row):
+        self.goal = row.get("goal", 2)
+
+    def count(self, by: int) -> int:
+        """
+        Counts on.
+
+        Args:
+            by: How far.
+        """
+        self.reward += by
+        self.done = self.reward == self.goal
+        return int(self.reward)
+
+    def state(self) -> dict:
+        """Tells all."""
+        return {"at": self.reward}
+
+    def forget(self) -> None:
+        """Forgets."""
+
+    def divide(self, by: int) -> float:
+        """Divides."""
+        return 1 / by
+
+    @staticmethod
+    def help() -> str:
+        """Helps."""
+        return "count"
+
+class Asked(Quiet):
+    def get_reward(self, answer):
+        return float(answer == "42")
+
 class Broken(Quiet):
     def __init__(self):
         raise OSError("no disk")
@@ -90,8 +128,10 @@ def declared(kind: str, **more: Any) -> dict[str, Any]:
     return {"w": {"class": f"some_boxes:{kind}", **more}}
 
 
-def made(kind: str, row: dict[str, Any], params: dict[str, Any], answers: list[str] | None = None) -> ToolboxEnv:
-    known = shared(toolbox=declared(kind, **params), max_steps=3, max_result_characters=100)
+def made(
+    kind: str, row: dict[str, Any], params: dict[str, Any], answers: list[str] | None = None, max_steps: int = 3
+) -> ToolboxEnv:
+    known = shared(toolbox=declared(kind, **params), max_steps=max_steps, max_result_characters=100)
     return ToolboxEnv(asked("toolbox", {"name": "w", "row": row}, answers=answers or []), known, 0)
 
 
@@ -136,6 +176,35 @@ def test_without_a_reward_the_answer_decides() -> None:
     assert play(made("Quiet", {}, {}, ["Tesk"]), "Veld")[0].rewards["success"] == 0.0
 
 
+def test_results_and_faults_are_told_as_trl_tells_them(caplog: pytest.LogCaptureFixture) -> None:
+    """As a text of whatever a method returns or raises; `reward` is what the object has earned without get_reward."""
+    env = made("Counter", {}, {"success_above": 1.5, "timeout_s": 5}, max_steps=6)
+    calls = [call("count", by=1), call("state"), call("forget"), call("divide", by=0), call("help"), "done"]
+    replies = play(env, *calls)
+    assert [reply.observations for reply in replies[:-1]] == [
+        ("1",),
+        ("{'at': 1.0}",),
+        ("None",),
+        ("Error: division by zero",),
+        ("count",),
+    ]
+    assert "tool 'divide' raised ZeroDivisionError" in caplog.text
+    assert [tool["function"]["name"] for tool in env.tools] == ["count", "state", "forget", "divide", "help"]
+    assert env.tools[0]["function"]["parameters"]["properties"]["by"]["description"] == "How far."
+    assert {name: replies[-1].rewards[name] for name in ("env", "success")} == {"env": 1.0, "success": 0.0}
+
+
+@pytest.mark.parametrize("goal", [1, 2, 3])
+def test_an_object_that_is_done_ends_the_episode(goal: int) -> None:
+    replies = play(made("Counter", {"goal": goal}, {"timeout_s": 5}), *[call("count", by=1)] * goal)
+    assert [reply.outcome for reply in replies] == [None] * (goal - 1) + [Outcome.ENDED]
+    assert (replies[-1].rewards["env"], replies[-1].call_status) == (goal, CallStatus.OK)
+
+
+def test_a_reward_may_ask_for_the_answer() -> None:
+    assert [play(made("Asked", {}, {}), said)[-1].rewards["env"] for said in ("42", "41")] == [1.0, 0.0]
+
+
 def test_what_waits_has_a_limit() -> None:
     waited, late = play(made("Slow", {}, {"timeout_s": 0.2}), call("wait", seconds=0.0), call("wait", seconds=60.0))
     assert waited.observations == ("waited",)
@@ -160,7 +229,11 @@ def test_the_source_is_part_of_what_a_training_is_made_of(tmp_path: Path) -> Non
         (declared("Wordle"), {"name": "w", "class": "os:Env"}, "question 'q1': setup: unknown key 'class'"),
         (declared("Wordle"), {"name": "w"}, r"'q1': setup\.row does not fit .*\.w\.reset: missing .* 'word'"),
         (declared("Wordle"), {"name": "w", "row": {"word": "a", "x": 1}}, "unexpected keyword argument 'x'"),
-        (declared("Quiet"), {"name": "w"}, "'q1' has no answers, and Quiet has no get_reward: its success"),
+        (
+            declared("Quiet"),
+            {"name": "w"},
+            "'q1' has no answers, and Quiet has no get_reward and sets no reward",
+        ),
         (declared("Worlde"), {"name": "w"}, r"env\.toolbox\.w: some_boxes has no 'Worlde'; did you mean 'Wordle'"),
         ({"w": {"class": "no_boxes:X"}}, {"name": "w"}, r"env\.toolbox\.w: module 'no_boxes' cannot be imported"),
         ({"w": {"class": "some_boxes"}}, {"name": "w"}, r"toolbox\.w\.class"),
@@ -179,6 +252,7 @@ def test_what_is_refused_before_a_model_is_loaded(params: dict[str, Any], setup:
 
 def test_what_fits_is_let_pass() -> None:
     require_toolbox([asked("toolbox", {"name": "w", "row": {"word": "crane"}})], limits(toolbox=declared("Wordle")))
+    require_toolbox([asked("toolbox", {"name": "w"})], limits(toolbox=declared("Counter", timeout_s=5)))
 
 
 def test_a_run_may_have_one_of_its_own() -> None:

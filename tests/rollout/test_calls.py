@@ -13,6 +13,7 @@ from agent_r1.rollout.calls import CallForm, form_of, is_hermes, types_of
 
 Render = Callable[[Sequence[ParsedCall]], str | None]
 CALLS = [ParsedCall("find", {"what": "the tide", "most": 3}), ParsedCall("stop", {"now": True})]
+BARE = ParsedCall("stop", {})
 
 
 def _objects(begin: str, end: str, shape: str, between: str = "\n") -> Render:
@@ -54,6 +55,7 @@ TEMPLATES = {
         "<tool_call>\n<function=NAME>\n", "<parameter=KEY>\nVALUE\n</parameter>\n", "</function>\n</tool_call>"
     ),
     "pairs": _keyed("<tool_call>NAME", "<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>", "</tool_call>"),
+    "lines": _keyed('<invoke name="NAME">\n', '<p name="KEY">VALUE</p>', "\n</invoke>"),
     "typed": _keyed(
         '<invoke name="NAME">\n', '<p name="KEY" text="KIND">VALUE</p>\n', "</invoke>", ("<all>\n", "\n</all>")
     ),
@@ -69,8 +71,14 @@ def form(style: str) -> CallForm:
 @pytest.mark.parametrize("style", TEMPLATES)
 @pytest.mark.parametrize(
     "calls",
-    [CALLS[:1], CALLS, [ParsedCall("stop", {})], [ParsedCall("a.b-c", {"what": 'say "<answer>" é\n{x}'})]],
-    ids=["one", "two", "no arguments", "text"],
+    [
+        CALLS[:1],
+        CALLS,
+        [BARE],
+        [BARE, *CALLS, BARE],
+        [ParsedCall("a.b-c", {"what": 'say "<answer>" é\n{x}'})],
+    ],
+    ids=["one", "two", "no arguments", "some without arguments", "text"],
 )
 def test_a_form_writes_as_its_template_and_reads_what_it_writes(style: str, calls: list[ParsedCall]) -> None:
     written = form(style).write(calls)

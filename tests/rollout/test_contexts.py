@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from agent_r1.costs import Costs
 from agent_r1.credit.assign import assign
 from agent_r1.envs.base import Attempt, Env, Restart, Transition
 from agent_r1.envs.shared import Shared
@@ -111,7 +112,8 @@ def test_every_context_is_what_was_asked_and_every_action_what_was_sampled(rewri
 def test_sampler_and_learner_agree_in_every_context(rewritten: Played, tiny_model: Path, tmp_path: Path) -> None:
     """The proof of the weights looks at all of them: one logprob that is off in the last is found."""
     _, trajectories = rewritten
-    update, folder = SETTINGS.train.update, SimpleNamespace(proof=lambda iteration: tmp_path / "proof.parquet")
+    proof = tmp_path / "proof.parquet"
+    update, folder = SETTINGS.train.update, SimpleNamespace(proof=lambda iteration: proof, costs=Costs())
     learner = Learner(tiny_model, update, SETTINGS.model, with_critic=False, seed=0)
     collector = cast(Any, SimpleNamespace(learner=learner, folder=folder, config=SimpleNamespace(update=update)))
     assert Collector.prove(collector, trajectories, 0) < update.canary_tolerance.float32

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from agent_r1.envs.base import Attempt, Env, Transition
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import ToolEnv
-from agent_r1.faults import TooManyAborted
+from agent_r1.faults import ContextFull, TooManyAborted, WorldFault
 from agent_r1.params import SHIPPED, load
 from agent_r1.records import CallStatus, Outcome, Question, Source, StopReason, Trajectory
 from agent_r1.rollout.chat import Chat, Dialogue
@@ -282,6 +282,25 @@ def test_an_episode_that_the_world_cut_short_is_made_again(chat: Chat) -> None:
     assert [len(requests) for requests in recorded.rounds] == [2, 2, 1, 1]
     first, _, second, _ = recorded.of(0)
     assert first[0] == second[0]
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome"),
+    [(WorldFault("it is down"), Outcome.ABORTED), (ContextFull("513 of 512"), Outcome.TOKEN_LIMIT)],
+)
+def test_a_round_that_is_not_sampled_ends_all_who_wait_for_it(
+    chat: Chat, fault: Exception, outcome: Outcome, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Once(ScriptedSampler):
+        def sample(self, requests: Sequence[Request]) -> list[Action]:
+            if requests[0].step:
+                raise fault
+            return super().sample(requests)
+
+    sampler = Once([["a", "b"], ["c", "d"]], chat)
+    found = run(sampler, chat, [Echo("o", 9), Echo("p", 9)], aborted_share=1.0)
+    assert [(each.outcome, len(each.steps)) for each in found] == [(outcome, 1)] * 2
+    assert str(fault) in caplog.text
 
 
 @pytest.mark.parametrize(("share", "kept"), [(0.5, True), (0.49, False)])

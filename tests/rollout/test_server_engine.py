@@ -16,7 +16,6 @@ import torch
 from starlette.testclient import TestClient, WebSocketDenialResponse
 from transformers import AutoConfig
 
-from agent_r1.http import client as client_module
 from agent_r1.http.client import Answer, Client
 from agent_r1.params import load
 from agent_r1.rollout.engine_wire import FRESH, SERVER_KEY, Launch, read_shape
@@ -24,7 +23,7 @@ from agent_r1.rollout.sampling import Actor, Engine, EngineError, EngineRestarte
 from agent_r1.rollout.server_engine import VllmServer, connect
 from agent_r1.rollout.vllm_engine import serve
 from agent_r1.rollout.vllm_process import Worker, create_app, engine_options
-from tests.answering import Heard, Said, answering
+from tests.answering import Heard, Said, answering, noted_waits
 
 Reply = tuple[int, dict[str, Any]]
 Open = Callable[..., Engine]
@@ -257,12 +256,7 @@ def test_a_server_that_says_nothing_is_given_up() -> None:
 
 def test_a_busy_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The seconds between are not waited here. A server that stayed down is asked once."""
-    waits: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        waits.append(seconds)
-
-    monkeypatch.setattr(client_module.asyncio, "sleep", sleep)
+    waits = noted_waits(monkeypatch)
     statuses = [503, 408, 200, 503, 503, 503, 503]
     with serving(lambda *_: (statuses.pop(0), DESCRIPTION)) as url:
         server = connected(url, retries=2)

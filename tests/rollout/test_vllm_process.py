@@ -52,10 +52,13 @@ class ByHand:
         return self.cache_dropped
 
     def sleep(self, level: int) -> None:
-        self.told.append("sleep")
+        self.told.append(f"sleep {level}")
 
-    def wake_up(self) -> None:
-        self.told.append("wake")
+    def wake_up(self, tags: list[str]) -> None:
+        self.told += [f"wake {tag}" for tag in tags]
+
+    def add_lora(self, _: object) -> None:
+        self.told.append("add_lora")
 
 
 @pytest.fixture(autouse=True)
@@ -66,11 +69,11 @@ def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_process, "_IDLE_S", 0.1)
 
 
-def play(engine: ByHand, script: Callable[[Worker], Coroutine[Any, Any, Any]]) -> Any:
+def play(engine: ByHand, script: Callable[[Worker], Coroutine[Any, Any, Any]], *, adapters: bool = False) -> Any:
     """Runs a script beside the worker's loop."""
 
     async def both() -> Any:
-        worker = Worker(engine, "old", adapters=False)
+        worker = Worker(engine, "old", adapters=adapters)
         loop = asyncio.create_task(worker.run())
         try:
             return await asyncio.wait_for(script(worker), PATIENCE_S)
@@ -167,16 +170,34 @@ def test_new_weights_wait_for_requests_whose_callers_have_left() -> None:
         play(engine, lambda worker: worker.load_weights(WEIGHTS))
 
 
+RELOADED = ["reload_weights", "refresh_embeddings"]
+
+
 @pytest.mark.parametrize(
-    ("ask", "does"),
+    ("adapters", "ask", "wakes", "again"),
     [
-        (lambda worker: worker.sample(ASKED[:1]), ["add"]),
-        (lambda worker: worker.load_weights(WEIGHTS), ["reload_weights", "refresh_embeddings"]),
+        (True, lambda worker: worker.sample(ASKED[:1]), ["wake weights", "wake kv_cache", "add"], ["add"]),
+        (
+            True,
+            lambda worker: worker.load_weights(WEIGHTS),
+            ["wake weights", "add_lora", "wake kv_cache"],
+            ["add_lora"],
+        ),
+        (False, lambda worker: worker.load_weights(WEIGHTS), ["wake weights", *RELOADED, "wake kv_cache"], RELOADED),
     ],
 )
 def test_a_sampler_that_sleeps_wakes_for_whatever_is_asked_of_it(
-    ask: Callable[[Worker], Coroutine[Any, Any, Any]], does: list[str]
+    monkeypatch: pytest.MonkeyPatch,
+    adapters: bool,
+    ask: Callable[[Worker], Coroutine[Any, Any, Any]],
+    wakes: list[str],
+    again: list[str],
 ) -> None:
+    """Only weights beneath adapters are kept, and the cache waits until new ones are loaded, as vLLM documents it."""
+
+    def load_adapter(worker: Worker, _: object) -> None:
+        worker._engine.add_lora(None)
+
     async def script(worker: Worker) -> None:
         engine.finish = [0]
         await worker.rest()
@@ -184,6 +205,20 @@ def test_a_sampler_that_sleeps_wakes_for_whatever_is_asked_of_it(
         await ask(worker)
         await ask(worker)
 
+    monkeypatch.setattr(Worker, "_load_adapter", load_adapter)
     engine = ByHand()
-    play(engine, script)
-    assert engine.told == ["sleep", "wake", *does, *does]
+    play(engine, script, adapters=adapters)
+    assert engine.told == [f"sleep {1 if adapters else 2}", *wakes, *again]
+
+
+def test_weights_that_were_given_up_sample_nothing() -> None:
+    async def script(worker: Worker) -> Any:
+        engine.finish = [0]
+        await worker.rest()
+        with pytest.raises(ValueError, match="the weights were given up"):
+            await worker.sample(ASKED[:1])
+        await worker.load_weights(WEIGHTS)
+        return await worker.sample(ASKED[:1])
+
+    engine = ByHand()
+    assert play(engine, script).weights == "new"

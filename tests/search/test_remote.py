@@ -9,20 +9,18 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 
 from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.faults import WorldFault, WorldTimeout
-from agent_r1.http import client as client_module
 from agent_r1.http.client import MAX_ANSWER_BYTES
 from agent_r1.params.stages import RemoteParams
 from agent_r1.records import CallStatus, Outcome, Passage
 from agent_r1.search.remote import NO_ROUTE, RemoteIndex
 from agent_r1.tools.search import search_tool
-from tests.answering import Heard, Said, answering
+from tests.answering import Heard, Said, answering, noted_waits
 
 SEARCH = '<tool_call>{"name": "search", "arguments": {"query": "q"}}</tool_call>'
 PASSAGE = {"passage_id": "0", "title": "Tesk", "text": "a city"}
@@ -159,9 +157,7 @@ def test_a_slow_server_times_out(slow: Answer) -> None:
 
 
 def test_a_server_that_is_not_there_is_tried_less_until_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
-    slept = SimpleNamespace(sleep=waits.append, monotonic=time.monotonic)
-    monkeypatch.setattr(client_module, "time", slept)  # other threads sleep too
+    waits = noted_waits(monkeypatch)
     with socket.socket() as unheard:  # bound and not listening: connections are refused
         unheard.bind(("127.0.0.1", 0))
         remote = client(f"http://127.0.0.1:{unheard.getsockname()[1]}", retries=3)

@@ -207,9 +207,8 @@ def test_functions_that_are_no_tools() -> None:
         with pytest.raises(ValueError, match=message):
             FunctionTool(function)
     with pytest.raises(ValueError, match="tool 'number': timeout_s 2 has no effect on a `def`"):
-        FunctionTool(number, timeout_s=2)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="tool 'number' returned int; return a str or a ToolResult"):
-        call(FunctionTool(number))  # type: ignore[arg-type]
+        FunctionTool(number, timeout_s=2)
+    assert call(FunctionTool(number)).text == "1"
     with pytest.raises(ValueError, match="tool 'open': parameter 'lid' needs a type annotation"):
         methods(Box())
 
@@ -264,6 +263,31 @@ def test_the_methods_of_an_episodes_object_are_tools() -> None:
     assert call(look).text == "switched 2 times", "the same object"
     assert call(others[0]).text == "switched 1 times", "another one"
     assert json.loads(json.dumps(look.schema))["function"]["parameters"]["properties"] == {}
+
+
+def test_the_parameters_that_a_docstring_describes() -> None:
+    def paint(color: str, coats: int = 1, dry: bool = True) -> None:
+        """
+        Paints the wall,
+        all of it.
+
+        Args:
+            color (`str`):
+                Its name: red,
+                or blue.
+            coats: How many.
+
+        Returns:
+            Nothing.
+        """
+
+    described = FunctionTool(paint).schema["function"]
+    assert described["description"] == "Paints the wall, all of it."
+    assert {name: each.get("description") for name, each in described["parameters"]["properties"].items()} == {
+        "color": "Its name: red, or blue.",
+        "coats": "How many.",
+        "dry": None,
+    }
 
 
 def nested(depth: int) -> Any:

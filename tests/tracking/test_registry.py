@@ -285,6 +285,15 @@ def test_a_champion_takes_the_place_of_the_one_it_was_compared_with(describe: De
     assert champion.number == 2
 
 
+def test_only_the_descriptor_that_is_asked_for_is_fetched(describe: Describe, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, _ = (registry.register(describe(policy)) for policy in (A, B, C))
+    a = registry.promote(a, expected=None)
+    fetched, fetch = list[str](), MlflowClient.download_artifacts
+    monkeypatch.setattr(MlflowClient, "download_artifacts", lambda *of: fetched.append(of[2]) or fetch(*of))
+    assert (registry.champion(), registry.find(b.reference), registry.of_policy(B)) == (a, b, b)
+    assert [path[9:17] for path in fetched] == [A[:8], B[:8], B[:8]]
+
+
 def test_of_two_promotions_at_the_same_time_one_wins(describe: Describe, tmp_path: Path) -> None:
     for policy in (A, B, C):
         registry.register(describe(policy))

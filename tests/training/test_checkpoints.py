@@ -16,6 +16,7 @@ import pytest
 from safetensors.torch import load_file
 
 from agent_r1.files import sha256
+from agent_r1.learn import checkpoint
 from agent_r1.records import Outcome, Trajectory
 from agent_r1.rollout.sampling import EngineError
 from agent_r1.tables import read_rows, write_rows
@@ -32,6 +33,7 @@ RUN = {
     "credit": {"filter": {"kind": "top_p", "share": 0.9, "refill": 1}},
     "update": {
         "learning_rate": 1e-3,
+        "learning_rate_decay": "linear",
         "critic": {"minibatches": 4, "warmup": {"iterations": 1, "explained_variance": 0.1, "limit": 2}},
         "proved_trajectories": 4,
     },
@@ -149,7 +151,7 @@ def go(task: Any, open_training: Callable[..., Any]) -> Callable[..., tuple[RunF
 
 def bits(folder: RunFolder, policies: Sequence[str] = ("checkpoint/policy", "best/policy")) -> dict[str, Any]:
     """All that a run leaves, but for seconds, and for what the search cache of its processes had."""
-    timed = ("time/", "ahead/waited", "rollout/search_cache", "tool/waiting", "tool/search/latency")
+    timed = ("time/", "cost/", "ahead/waited", "rollout/search_cache", "tool/waiting", "tool/search/latency")
     state = load_file(folder.checkpoint / "learner/shard-00001-model-00001-of-00001.safetensors")
     parts = (*policies, "proof", "credit")
     rows = [read_rows(folder.trajectories(each), Trajectory) for each in range(folder.finished)]
@@ -271,6 +273,47 @@ def test_how_often_may_change_while_a_run_is_trained(go: Go, alone: Alone) -> No
     folder, resumed = go({**RUN, "checkpoint": {"every": 2}})
     assert bits(folder) == alone[0]
     assert [each for each in resumed.events if each in ("save", "finish")] == ["save", "finish", "save", "save"]
+
+
+REST = {  # three of ten iterations train the critic alone
+    "iterations": 10,
+    "rollout": {"questions": 3, "samples": 4},
+    "update": {
+        "learning_rate": 7e-3,
+        "learning_rate_decay": "linear",
+        "critic": {"learning_rate": 1e-2, "warmup": {"iterations": 3, "explained_variance": 0, "limit": 0}},
+    },
+}
+
+
+def rates(folder: RunFolder, model: str) -> list[float]:
+    return [line[f"{model}/learning_rate"] for line in folder.history()]
+
+
+def test_the_policys_schedule_begins_where_the_critics_warm_up_ends_also_after_a_kill(go: Go) -> None:
+    """The policy takes sevenths of its rate, from the fourth iteration on, and the critic tenths, from the first."""
+    folder, _ = go(REST)
+    assert rates(folder, "policy") == pytest.approx([0, 0, 0, 7e-3, 6e-3, 5e-3, 4e-3, 3e-3, 2e-3, 1e-3])
+    assert rates(folder, "critic") == pytest.approx([tenths * 1e-3 for tenths in range(10, 0, -1)])
+    learned = [line["update/episodes"] for line in folder.history()]
+    assert (learned[:3], {*learned[3:]}) == ([0, 0, 0], {11, 12}), "the world may cut one of twelve short"
+    assert folder.progress.policy_from == 3
+    expected = bits(folder, ["checkpoint/policy"])
+    for killed_at in ("update 3", "conclude 3", "update 6"):
+        aside(folder)
+        go(REST, killed_at)
+        folder, _ = go(REST)
+        assert bits(folder, ["checkpoint/policy"]) == expected, killed_at
+
+
+def test_a_policy_of_an_older_version_keeps_its_schedule_and_one_still_at_rest_takes_todays(go: Go) -> None:
+    """Older checkpoints do not say where the warm-up ended."""
+    for begun, later in ((5, [3.5e-3, 2.8e-3]), (2, [0.0, 7e-3])):
+        folder, _ = go(REST, f"update {begun}")
+        checkpoint.amend(folder.checkpoint, replace(folder.progress, policy_from=None))
+        folder, _ = go(REST, f"update {begun + 2}")
+        assert rates(folder, "policy")[begun:] == pytest.approx(later)
+        aside(folder)
 
 
 def torn(path: Path) -> None:

@@ -15,14 +15,18 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from agent_r1.envs.kinds import attempts_at
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import asked_attempt
+from agent_r1.games import bandit
 from agent_r1.params import Params, load
-from agent_r1.records import CallStatus, Outcome, Passage, Source, Trajectory
+from agent_r1.params.env import ToolboxParams
+from agent_r1.records import CallStatus, Outcome, Passage, Question, Source, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.search.base import Search
 from agent_r1.training.conversations import read_conversations, retell
+from tests.outside.worlds import asked
 
 TEMPLATES = Path(__file__).parents[1] / "rollout/templates"
 THOUGHT = "<think>Who made it?</think>"
@@ -74,9 +78,17 @@ def saying(text: Any = ANSWER) -> Row:
     return {"role": "assistant", "content": text}
 
 
-def told(path: Path, chat: Chat, index: Search, settings: Params, **limits: Any) -> list[Trajectory]:
+FILM = asked("qa", "", dataset="films", answers=["Mara"])
+SHOP = asked("toolbox", {"name": "shop"}, dataset="shop", question_id="q2")
+ARMS = asked("bandit", bandit.Board.draw_known(0, turned=False).write(), dataset="arms", question_id="q3")
+
+
+def told(
+    path: Path, chat: Chat, index: Search, settings: Params, *questions: Question, **limits: Any
+) -> list[Trajectory]:
     env = settings.env.model_copy(update=limits)
-    return retell(read_conversations(path), chat, index, settings.model_copy(update={"env": env}))
+    settings = settings.model_copy(update={"env": env})
+    return retell(read_conversations(path), questions or [FILM], chat, index, settings)
 
 
 @pytest.mark.parametrize("family", ["built_in", "qwen3", "qwen3_thinking"])
@@ -157,7 +169,9 @@ BAD: list[tuple[Any, str]] = [
     ([user(), searching(), tool()], "the last message is not the assistant's"),
     ([saying()], "message 1: is of role 'assistant' where user is due"),
     ([user(), user(), saying()], "message 2: is of role 'user' where assistant is due"),
-    ([user(), saying(), user(), saying()], "message 3: is of role 'user' where tool is due"),
+    ([user(), searching(), tool(), saying(), user(), saying()], "message 5: is of role 'user' where tool is due"),
+    ([user(), saying(), user(), saying(), tool(), saying()], "message 5: is of role 'tool' where user is due"),
+    ([user(), saying(), user()], "the last message is not the assistant's"),
     ([user(), searching(), tool(), tool(), saying()], "message 4: is of role 'tool' where assistant is due"),
     ([user(), {"role": "system", "content": "x"}, saying()], "message 2: is of role 'system' where assistant"),
     ([user(), {"role": ["assistant"]}], r"message 2: is of role \['assistant'\] where assistant is due"),
@@ -266,3 +280,84 @@ def test_actions_that_the_environment_cannot_read_are_said(
     assert "row 2" in warning
     assert [each.steps[-1].call_status for each in retold] == [CallStatus.NONE, CallStatus.MALFORMED]
     assert all(np.isfinite(each.logprobs).all() for each in retold)
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, ToolboxParams]:
+    """What declares a world of two tools."""
+    code = (
+        "class Shop:\n"
+        "    def reset(self):\n        return 'Who made Low Tide?'\n"
+        "    def search(self, query: str) -> str:\n        'Looks up.'\n        return 'Low Tide: by Mara Quill.'\n"
+        "    def price(self, film: str) -> str:\n        'Looks at the label.'\n        return '3'\n"
+        "    def get_reward(self):\n        return 1.0\n"
+    )
+    (tmp_path / "some_shop.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return {"shop": ToolboxParams.model_validate({"class": "some_shop:Shop", "task": "Find out."})}
+
+
+def test_in_a_world_it_is_what_the_world_would_have_been(
+    chat: Chat, write: Write, index: Search, settings: Params, shop: dict[str, ToolboxParams]
+) -> None:
+    actions = [
+        '<tool_call>\n{"name": "search", "arguments": {"query": "x"}}\n</tool_call>',
+        '<tool_call>\n{"name": "price", "arguments": {"film": "y"}}\n</tool_call>',
+        "<answer> 3 </answer>",
+    ]
+    limits = settings.env.model_copy(update={"toolbox": shop})
+    with Shared(limits, index) as shared:
+        [played] = collect(ScriptedSampler([actions], chat), chat, attempts_at([SHOP], shared), shared, seed=0)
+    opening, searched, priced = user("Find out.\n\nWho made Low Tide?"), tool("Low Tide: by Mara Quill."), tool("3")
+    messages = [opening, saying(actions[0]), searched, saying(actions[1]), priced, saying(actions[2])]
+    [retold] = told(write([{"messages": messages}]), chat, index, settings, SHOP, toolbox=shop)
+    assert retold.token_ids.tolist() == played.token_ids.tolist()
+    assert retold.source.tolist() == played.source.tolist()
+
+
+def test_a_row_names_its_data_set_where_prompts_differ(
+    chat: Chat, write: Write, index: Search, settings: Params, shop: dict[str, ToolboxParams]
+) -> None:
+    """A game has no tools: the user replies there."""
+    moves = {"messages": [user(), saying("<answer> a </answer>"), user("0"), saying("<answer> b </answer>")]}
+    found = {"messages": [user(), searching(), tool(), saying()]}
+    rows = [found | {"dataset": "films"}, found | {"dataset": "shop"}, moves | {"dataset": "arms"}]
+    three = (FILM, SHOP, ARMS)
+    film, shopping, game = told(write(rows), chat, index, settings, *three, toolbox=shop)
+    opening = [chat.decode(each.token_ids[each.source == Source.PROMPT].tolist()) for each in (film, shopping, game)]
+    assert ["Tools: " in each for each in opening] == [True, True, False]
+    assert "search(query) price(film)" in opening[1]
+    assert "<|im_start|>user\n0<|im_end|>" in chat.decode(game.token_ids.tolist())
+    assert told(write([found]), chat, index, settings, FILM, replace(FILM, dataset="others", question_id="q4"))
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({}, 'row 1: the data sets films, shop, arms differ in their prompts; .*, such as "dataset": "films"$'),
+        ({"dataset": "shops"}, "row 1: there is no data set 'shops'; did you mean 'shop'"),
+        ({"dataset": 3}, "row 1: field 'dataset' must be a text"),
+        (
+            {"dataset": "films", "messages": [user(), searching(), tool(), calling({"name": "pay", "arguments": {}})]},
+            "row 1, message 4: films has no tool 'pay'; valid names: search$",
+        ),
+        (
+            {
+                "dataset": "shop",
+                "messages": [saying("x") | {"role": "system"}, user(), calling({"name": "prise", "arguments": {}})],
+            },
+            "row 1, message 3: shop has no tool 'prise'; did you mean 'price'",
+        ),
+        ({"dataset": "arms"}, "row 1, message 2: arms has no tool 'search', nor any other; write a move between"),
+        (
+            {"dataset": "shop", "messages": [user(), searching(), user(), saying()]},
+            "row 1: the user replies to the assistant; shop has tools: make that role tool",
+        ),
+    ],
+)
+def test_what_no_data_set_could_have_had_is_refused_by_row(
+    row: Row, problem: str, chat: Chat, write: Write, index: Search, settings: Params, shop: dict[str, ToolboxParams]
+) -> None:
+    rows = [{"messages": [user(), searching(), tool(), saying()]} | row]
+    with pytest.raises(ValueError, match=problem):
+        told(write(rows), chat, index, settings, FILM, SHOP, ARMS, toolbox=shop)

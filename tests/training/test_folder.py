@@ -17,7 +17,9 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from agent_r1 import files
 from agent_r1.files import sha256
 from agent_r1.learn import checkpoint
 from agent_r1.learn.checkpoint import Progress
@@ -26,6 +28,7 @@ from agent_r1.learn.model import load_policy
 from agent_r1.params import load
 from agent_r1.params.places import RunId
 from agent_r1.params.train import CheckpointParams, KeepParams
+from agent_r1.pretrained import load_model
 from agent_r1.tables import replacing
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.identity import Identity, read_start
@@ -82,7 +85,7 @@ def test_what_a_killed_process_was_writing_is_removed(path: Path) -> None:
     (path / "credit").mkdir()
     for name in ("metrics.jsonl", "credit/002.parquet"):
         with replacing(path / name) as temporary:
-            temporary.write_text("whole")
+            temporary.write_text("{}")
             temporary.with_name(temporary.name.replace(f".{os.getpid()}.", ".1234567.")).write_text("half")
     taken_up(path)
     left = ["002.parquet", "SHA256SUMS", "metrics.jsonl", "mlflow_run_id", "progress.json", "start.json"]
@@ -288,6 +291,34 @@ def test_between_two_checkpoints_the_policy_has_a_folder_of_its_own(tmp_path: Pa
     folder.save(learner, finished=2)
     assert folder.policy(learner) == folder.checkpoint / "policy"
     assert not (folder.path / "sampler").exists()
+
+
+def test_a_sampler_in_bfloat16_gets_half_of_the_bytes_and_nobody_else(
+    tmp_path: Path, learner: Learner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It loads the bits that it would make of float32. Nothing waits for the disk but a checkpoint."""
+    synced = list[Path]()
+    monkeypatch.setattr(files, "_sync", synced.append)
+    folder = taken_up(tmp_path / "ppo")
+    folder.save(learner, finished=0)
+    assert synced
+    assert folder.policy(learner, halved=True) == folder.checkpoint / "policy"
+    change(learner)
+    folder.finish(learner, finished=1)
+    synced.clear()
+    handed = folder.policy(learner, halved=True)
+    stored = load_file(handed / "model.safetensors")
+    kinds = {(weight.dim() > 1, weight.dtype) for weight in stored.values()}
+    assert kinds == {(True, torch.bfloat16), (False, torch.float32)}
+    own = learner.policy.state_dict()
+    assert stored.keys() == own.keys() - {"lm_head.weight"}, "a tied weight is written once"
+    loaded = load_model(handed, torch.bfloat16, torch.device("cpu")).state_dict()
+    assert all(torch.equal(loaded[name], weight.bfloat16()) for name, weight in own.items())
+    assert not synced
+    folder.set_best_aside(learner)
+    best = load_file(folder.best / "policy/model.safetensors")
+    assert all(torch.equal(weight, own[name]) for name, weight in best.items())
+    assert folder.path / ".best.new/policy/model.safetensors" in synced
 
 
 def test_a_journal_goes_when_a_checkpoint_covers_its_iteration(folder: RunFolder, learner: Learner) -> None:
@@ -584,7 +615,7 @@ class Weights:
 
     policy_version = 0
 
-    def save_policy(self, folder: Path) -> None:
+    def save_policy(self, folder: Path, *, halved: bool = False) -> None:
         folder.mkdir(parents=True)
         for name in ("config.json", "model.safetensors"):
             (folder / name).write_text(f"{name} {self.policy_version}")

@@ -125,7 +125,8 @@ def test_each_change_of_earlier_parameters_is_said(tmp_path: Path, caplog: pytes
     assert caplog.messages == [
         "the parameters are an earlier version's; bring them up to date: "
         "train.rollout.temperature is no knob, and 1.0 in every run; train.rollout.top_p is no knob, and 1.0 in every "
-        "run; model.packing is missing, and taken as false; warm_start.checkpoint_every is missing, and taken as 0"
+        "run; model.packing is missing, and taken as false; train.validation.samples is missing, and taken as 1; "
+        "warm_start.checkpoint_every is missing, and taken as 0"
     ]
 
 

@@ -25,7 +25,9 @@ from agent_r1.training.questions import (
     is_due,
     is_exhausted,
     require_gold_titles,
+    validation_scores,
 )
+from tests.credit.letters import trajectory
 
 PARAMS = load(Path(__file__).parents[2] / "params.yaml")
 PLAIN: dict[str, Any] = {"text": "?", "answers": ["x"], "gold_titles": [], "strata": {"hops": "1", "kind": "lookup"}}
@@ -126,6 +128,15 @@ def test_every_so_many_policies_and_the_last_are_validated(
     every: int, scores: Sequence[float | None], complete: bool, due: bool
 ) -> None:
     assert is_due(history(*scores), config(every=every), complete=complete) is due
+
+
+def test_an_episode_whose_prompt_left_no_room_is_no_success() -> None:
+    answered, full = trajectory("PA", [{"rewards": {"em": 1.0, "f1": 1.0}}]), trajectory("P")
+    assert validation_scores([answered, full]) == {
+        "validation/success": 0.5,
+        "validation/f1": 0.5,
+        "validation/aborted": 0.0,
+    }
 
 
 def test_the_best_is_better_than_every_other() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +16,7 @@ from numpy.typing import NDArray
 from agent_r1 import params
 from agent_r1.credit.collapse import Alarm
 from agent_r1.params.places import RunId
-from agent_r1.params.train import TrainParams
-from agent_r1.params.update import CanaryTolerance
+from agent_r1.params.train import CanaryTolerance, TrainParams
 from agent_r1.training.watch import (
     Account,
     RunDecision,
@@ -26,7 +27,7 @@ from agent_r1.training.watch import (
     as_it_trains,
     duration,
     judge,
-    prove,
+    prove_sampled,
     reseeded,
 )
 
@@ -186,14 +187,18 @@ def logprobs(*rows: list[float]) -> list[NDArray[np.float32]]:
     return [np.array(row, np.float32) for row in rows]
 
 
+def sampled(rows: list[NDArray[np.float32]]) -> Any:
+    return [SimpleNamespace(logprobs=row, action_mask=np.ones(len(row), np.bool_)) for row in rows]
+
+
 @pytest.mark.parametrize(("dtype", "gap"), [("float32", 0.5), ("bfloat16", 0.25)])
 def test_the_gap_is_the_largest_difference_or_the_mean_one(dtype: str, gap: float) -> None:
     """Differences .25, 0, and -.5: the largest is .5 and the mean .25, and a tolerance of just that passes."""
-    samplers, learners = logprobs([-1.0, -2.0], [-3.0]), logprobs([-1.25, -2.0], [-2.5])
+    samplers, learners = sampled(logprobs([-1.0, -2.0], [-3.0])), logprobs([-1.25, -2.0], [-2.5])
     given, other = getattr(torch, dtype), {"float32": 9.0, "bfloat16": 9.0}
-    assert prove(samplers, learners, dtype=given, tolerance=CanaryTolerance(**{**other, dtype: gap})) == gap
-    with pytest.raises(StaleWeightsError, match=rf"off by {gap} nats.*canary_tolerance\.{dtype} is 0\.2\)"):
-        prove(samplers, learners, dtype=given, tolerance=CanaryTolerance(**{**other, dtype: 0.2}))
+    assert prove_sampled(samplers, learners, given, CanaryTolerance(**{**other, dtype: gap})) == gap
+    with pytest.raises(StaleWeightsError, match=rf"off by {gap} nats.*canary_tolerance\.{dtype} is 0\.2\).*_V2_MODEL_"):
+        prove_sampled(samplers, learners, given, CanaryTolerance(**{**other, dtype: 0.2}))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -203,4 +208,4 @@ def test_what_is_not_a_number_proves_nothing(side: int, row: int, value: float, 
     sides = [logprobs([-1.0, -2.0], [-3.0], [-4.0, -5.0]) for _ in range(2)]
     sides[side][row][-1] = value
     with pytest.raises(StaleWeightsError):
-        prove(sides[0], sides[1], dtype=dtype, tolerance=CanaryTolerance(float32=1e-4, bfloat16=1e-2))
+        prove_sampled(sampled(sides[0]), sides[1], dtype, CanaryTolerance(float32=1e-4, bfloat16=1e-2))

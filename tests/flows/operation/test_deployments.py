@@ -280,7 +280,7 @@ def project(
             {"credit": {"filter": {"share": 0.5}}},
             "share: 0.5 has no effect with kind: none",
         ),  # as `refilled` has
-        ("ppo", {"iterations": 3}, "overrides of ppo: iterations is 3 already, which would change nothing"),
+        ("ppo", {"iterations": 3}, "overrides of ppo: iterations is 3 already, which changes nothing"),
         ("ppo", {}, "overrides of ppo change nothing"),
     ],
 )

@@ -16,12 +16,12 @@ from mlflow import MlflowClient
 from agent_r1 import tracking
 from agent_r1.files import sha256
 from agent_r1.inspection.stored import Shown, When
+from agent_r1.inspection.viewer import view
 from agent_r1.params.places import RunId
 from agent_r1.records import Prediction
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Version
-from flows.commands.look import view
 from flows.evaluate import EvaluationRequest, evaluate
 from flows.graph import StageFailed
 from flows.operation.deployments import Drifted, evaluation

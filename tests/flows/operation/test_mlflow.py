@@ -20,7 +20,7 @@ import pytest
 from mlflow import MlflowClient
 
 from agent_r1 import tracking
-from flows.mlflow_app import ROUTES
+from flows.apps import ROUTES
 from tests.answering import Heard, answering
 from tests.neighbour import by_neighbour
 

@@ -17,11 +17,9 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.states import Cancelled, Completed, Crashed, Failed, Running
 
 from flows.dvc_files import require_dvc
-from flows.graph import StageFailed, StageUnavailable, out_of_date
-from flows.operation.deploy import FIXED
-from flows.operation.worker import errand, offer, work
+from flows.graph import UNAVAILABLE, Pool, StageFailed, StageUnavailable, out_of_date
+from flows.operation.deploy import FIXED, errand, offer, work
 from flows.pipeline import run_pipeline
-from flows.pool import UNAVAILABLE, Pool
 from flows.terminal import SideBySide
 
 NAME = f"cpus-{os.getpid()}"  # of this process of the suite
@@ -69,8 +67,8 @@ def lead(
     write_params(Path(), {"evaluate": {"seed": next(SEEDS)}})
     monkeypatch.setenv("PREFECT_API_URL", prefect_api)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")  # which nothing here asks
-    monkeypatch.setattr("flows.pool.POLL_S", 0.01)
-    monkeypatch.setattr("flows.pool.TELL_S", 3600.0)  # however long the server of the suite takes for an answer
+    monkeypatch.setattr("flows.graph.POLL_S", 0.01)
+    monkeypatch.setattr("flows.graph.TELL_S", 3600.0)  # however long the server of the suite takes for an answer
     return tmp_path / "lead"
 
 

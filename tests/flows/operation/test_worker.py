@@ -18,8 +18,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.dvc_files import ask_dvc
 from flows.graph import out_of_date
-from flows.operation.deploy import CRASH_DETECTION
-from flows.operation.worker import offer
+from flows.operation.deploy import CRASH_DETECTION, offer
 from flows.pipeline import ablations
 
 POOL = "gpus"

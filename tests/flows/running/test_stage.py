@@ -151,23 +151,52 @@ def test_the_engines_process_has_a_number_of_its_own(monkeypatch: pytest.MonkeyP
     assert vllm_engine.engine_environment(1, tmp_path, {})["OMP_NUM_THREADS"] == "1"
 
 
+ALLOCATOR = """
+from flows.stage import prepare_process
+
+prepare_process()
+from pathlib import Path
+from torch._C import _accelerator_getAllocatorSettings
+from agent_r1.rollout.vllm_engine import engine_environment
+
+own = engine_environment(1, Path("."), {})
+print(_accelerator_getAllocatorSettings(), own.get("PYTORCH_ALLOC_CONF"), own.get("PYTORCH_CUDA_ALLOC_CONF"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "expandable_segments:True None None"),
+        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, "max_split_size_mb:64 max_split_size_mb:64 None"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, "max_split_size_mb:64 None max_split_size_mb:64"),
+    ],
+)
+def test_the_learners_memory_grows_in_segments_where_the_user_asks_for_nothing_else(
+    start: Any, given: dict[str, str], said: str
+) -> None:
+    """The older of the variable's two names comes first in torch. vLLM gets the user's own alone."""
+    output, _ = start("-c", ALLOCATOR, **given).communicate()
+    assert output.strip() == said
+
+
 FAULTS = """
 import resource, sys
-from flows.stage import keep_freed_memory
+from flows import stage
 
-if sys.argv[1] == "keep":
-    keep_freed_memory()
+stage.DRIVERS = sys.argv[1:]
+stage.prepare_process()
 for _ in range(20):
     bytearray(b"x") * (64 * 2**20)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
 """
 
 
-def test_freed_memory_is_kept(start: Any) -> None:
+def test_freed_memory_is_kept_where_no_gpu_computes(start: Any) -> None:
     """20 buffers of 64 MiB, one after the other: 16,384 pages of 4 KiB each, faulted in once or 20 times."""
     default = {"MALLOC_MMAP_MAX_": "65536", "MALLOC_TRIM_THRESHOLD_": "131072"}
-    kept = int(start("-c", FAULTS, "keep", **default).communicate()[0])
-    given_back = int(start("-c", FAULTS, "default", **default).communicate()[0])
+    kept = int(start("-c", FAULTS, "/dev/of no GPU", **default).communicate()[0])
+    given_back = int(start("-c", FAULTS, "/dev/null", **default).communicate()[0])
     assert kept < given_back / 2
 
 

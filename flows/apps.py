@@ -1,19 +1,21 @@
-"""MLflow's server as this project starts it: its app behind a password, a list of routes and one place for files.
+"""Prefect and MLflow as this project starts them; `python -m flows.apps` is Prefect's command line.
 
-MLflow's own basic-auth brings a database of users and rights, and leaves the assistant, which runs shells, to all.
+Each ends with the process that started it, however that ended.
 """
 
 from __future__ import annotations
 
+import asyncio
 import binascii
 import gc
 import json
 import os
 import re
 from base64 import b64decode
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from secrets import compare_digest
+from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -58,8 +60,37 @@ ROUTES = re.compile(
 )
 
 
-def create() -> ASGIApp:
-    """Wraps MLflow's app, whose store, artifacts and password are in the environment."""
+_scheduled = set[asyncio.Task[None]]()  # the event loop itself keeps no task alive
+
+
+def prefect() -> ASGIApp:
+    """Wraps Prefect's app in a check of the Host header: a page whose name was made to lead here is answered 400.
+
+    The check is around the app and not in it, because Prefect sends requests to itself under a name of its own.
+    """
+    end_with_parent()
+    os.umask(0o077)  # its database holds logs and parameters
+    gc.set_threshold(*IMPORTING)  # for good: the first start makes as many objects again for its tables
+    from prefect.server.api.server import create_app
+    from prefect.server.events.models import automations
+
+    # Prefect 3.7 stops its event loop here until a lock is free that the same loop may hold, and answers nobody any
+    # more: issue 23055. 3.8.6 does not, but needs a fastapi that vLLM refuses.
+    automations.run_coro_as_sync = _schedule  # type: ignore[attr-defined, assignment]
+    return TrustedHostMiddleware(create_app(), allowed_hosts=LOOPBACK)
+
+
+def _schedule(update: Coroutine[Any, Any, None]) -> None:
+    task = asyncio.get_running_loop().create_task(update)
+    _scheduled.add(task)
+    task.add_done_callback(_scheduled.discard)
+
+
+def mlflow() -> ASGIApp:
+    """Puts MLflow's app behind a password, a list of routes and one place for files, all from the environment.
+
+    MLflow's own basic-auth brings a database of users and rights, and leaves the assistant, which runs shells, to all.
+    """
     end_with_parent()
     gc.set_threshold(*IMPORTING)
     password = os.environ.pop(PASSWORD, "")
@@ -126,3 +157,10 @@ def keep_home(home: str) -> None:
         uri if field_name == "source" and "://" not in uri else own(uri), field_name
     )
     registry.get_artifact_repository = lambda uri, *given: chosen(own(uri), *given)  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    end_with_parent()
+    from prefect.cli import app
+
+    app()

@@ -1,0 +1,59 @@
+"""The costs of a training so far, by purpose, as metrics: cost/sampling_core_s, cost/sampling_device_s, ...
+
+Core-seconds are of the process and all that it started on this machine. Device-seconds are seconds times the GPUs that
+it holds; a machine without any is one device.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+
+class Costs:
+    """Charges a process's time to one purpose after the other: sampling, tools, learning, proof, writing or other."""
+
+    def __init__(self) -> None:
+        self.spent = defaultdict[str, float](float)  # metrics, of earlier processes too
+        self.devices, self.engine = 1, set[int]()  # GPUs, and the ids of the engine's processes, which always sample
+        self._until = self._look()
+
+    def charge(self, purpose: str, waited_s: float = 0.0) -> None:
+        """Charges all since the last charge; in `waited_s` of it a tool's call was under way.
+
+        While the process samples, all that it started beside the engine is tools.
+        """
+        before, self._until = self._until, self._look()
+        seconds, own, engine, others = self._until - before
+        others += min(engine, 0.0)  # an engine that has ended is among them
+        self.spent[f"cost/{purpose}_device_s"] += self.devices * (seconds - waited_s)
+        self.spent[f"cost/{purpose}_core_s"] += own
+        self.spent[f"cost/{'tools' if purpose == 'sampling' else purpose}_core_s"] += others
+        if purpose == "sampling":
+            self.spent["cost/tools_device_s"] += self.devices * waited_s
+        if self.engine:
+            self.spent[f"cost/{'other' if purpose == 'other' else 'sampling'}_core_s"] += max(engine, 0.0)
+
+    def _look(self) -> NDArray[np.float64]:
+        """The clock, and the core-seconds of this process, of the engine's, and of all others that it started."""
+        this, resident = psutil.Process(), 0
+        seen = np.array([time.perf_counter(), time.process_time(), 0.0, sum(this.cpu_times()[2:4])])
+        for each in (this, *this.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                resident += each.memory_info().rss
+                if each != this:
+                    seen[2 if {each.pid, each.ppid()} & self.engine else 3] += sum(each.cpu_times()[:4])
+        self.spent["cost/peak_gib"] = max(self.spent["cost/peak_gib"], resident / 2**30)
+        return seen
+
+
+def costs_in(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The latest costs in rows of metrics, which are the highest, since they only grow."""
+    names = dict.fromkeys(name for row in rows for name in row if name.startswith("cost/"))
+    return {name: max(row.get(name, 0.0) for row in rows) for name in names}

@@ -1,0 +1,119 @@
+"""The health of a training, after the fact: its kinds of failure by cost, and rewards that rose without success."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from textwrap import shorten
+from typing import NamedTuple
+
+import numpy as np
+
+from agent_r1.credit.rewards import repeat_call, step_rewards
+from agent_r1.files import read_metrics
+from agent_r1.inspection.stored import StoredRun
+from agent_r1.params.credit import CreditParams
+from agent_r1.records import CallStatus, Decode, Outcome, Source, Trajectory
+from agent_r1.training.questions import VALIDATED
+
+NAMED_SHARE, NAMED_LOSS = 0.2, 0.1  # of episodes, and of success: a kind is named from either on
+RISING = 2.58  # z of the test of Mann (1945) and Kendall: chance shows it in one of 200 windows without a trend
+SMALLEST_RISE = 0.1  # of a reward, in standard deviations of the return
+MEASURED = 3  # validations; fewer do not say how success goes
+GAMED, LONGEST = "gamed reward: ", 60  # the first words of a kind, and the characters of a failed call's
+
+
+class FailureKind(NamedTuple):
+    """A kind of failure in a run."""
+
+    kind: str
+    episodes: list[str]  # ids of trajectories, in time
+    share: float  # of all episodes
+    at_end: float  # of the last iteration's
+    reward_lost: float  # per episode of the run; NaN without episodes to compare with
+    success_lost: float
+    gamed: str  # how the reward rose; "" for another kind
+    named: bool  # or merely counted
+
+
+def audit(stored: StoredRun, params: CreditParams, max_tokens: int) -> list[FailureKind]:
+    """The kinds of failure in the kept iterations: gamed rewards, other named kinds, the rest; each by reward lost."""
+    weights = params.rewards.weights
+    gamed = gamed_rewards(read_metrics(stored.folder)[: stored.progress.iterations], weights)
+    rows: dict[str, list[float]] = {}  # by trajectory: whether in the last iteration, return, success, gamed rewards
+    kinds: defaultdict[str, list[str]] = defaultdict(list)
+    for iteration in stored.kept:
+        for each, credit in zip(stored.trajectories(iteration), stored.credits(iteration), strict=True):
+            parts = step_rewards(each, params, max_tokens)[1] if gamed else {}
+            earned = [credit.return_, each.success, *(weights[part] * parts[part].sum() for part in gamed)]
+            told = [math.nan] * len(earned) if each.aborted else earned
+            rows[each.trajectory_id] = [iteration == stored.kept[-1], *told]
+            for kind in {*failures(each, stored.decode)}:
+                kinds[kind].append(each.trajectory_id)
+    table = np.array([*rows.values()], np.float64)
+    for place, part in enumerate(gamed, start=3):
+        mean = np.nanmean(table[:, place])
+        kinds[GAMED + part] = [name for name, row in rows.items() if row[place] > mean]
+    total, lived = np.nansum(table, axis=0), np.isfinite(table[:, 1]).sum()
+    found = []
+    for kind, names in kinds.items():
+        own = np.array([rows[name] for name in names])
+        share, at_end = len(own) / len(table), own[:, 0].sum() / total[0]
+        others = (total - np.nansum(own, axis=0)) / ((lived - len(own)) or math.nan)
+        _, reward, success, *_ = share * (others - own.mean(axis=0))
+        how = gamed.get(kind.removeprefix(GAMED), "")
+        named = bool(how) or share >= NAMED_SHARE or success >= NAMED_LOSS
+        found.append(FailureKind(kind, names, share, at_end, reward, success, how, named))
+    return sorted(found, key=lambda one: (not one.gamed, not one.named, -np.nan_to_num(one.reward_lost)))
+
+
+def failures(trajectory: Trajectory, decode: Decode) -> Iterator[str]:
+    """The kinds of failure of an episode. One that the world cut short has that kind alone."""
+    if trajectory.outcome in (Outcome.ABORTED, Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT):
+        yield trajectory.outcome.replace("_", " ")
+    if trajectory.aborted:
+        return
+    if repeat_call(trajectory).any():
+        yield "repeated call"
+    for step, reply in zip(trajectory.steps, trajectory.replies, strict=True):
+        if step.rewards.get("grounded") == 0:
+            yield "unsupported answer"
+        failed = [call for call in step.calls if call.status is not CallStatus.OK]
+        said = decode(trajectory.ids(reply, Source.OBSERVATION)).partition("Error: ")[2] if failed else ""
+        message = re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "...", said)  # without quotations and numbers
+        for call in failed:
+            tool = "" if call.status is CallStatus.UNKNOWN_TOOL else f"{call.tool} "
+            named = shorten(f"{tool}{call.status}: {message}".replace("_", " "), LONGEST, placeholder=" ...")
+            yield "malformed action" if call.status is CallStatus.MALFORMED else named
+
+
+def gamed_rewards(metrics: Sequence[Mapping[str, float]], weights: Mapping[str, float]) -> dict[str, str]:
+    """The parts of the reward that rise while success does not, in the run or its second half, with words on how.
+
+    A part rises if the test of Mann and Kendall says so of its means by iteration, whose range is SMALLEST_RISE at
+    least. Success does not if no more pairs of its measurements rise than fall. It is that of dev questions, or where
+    these iterations have fewer than MEASURED validations, that of the training questions.
+    """
+    found: dict[str, str] = {}
+    smallest = SMALLEST_RISE * np.mean([line["reward/std"] for line in metrics])
+    for window in (metrics, metrics[len(metrics) // 2 :]):
+        asked, success = "dev", [line[VALIDATED] for line in window if VALIDATED in line]
+        if len(success) < MEASURED:
+            asked, success = "training", [line["rollout/success"] for line in window]
+        for part, weight in weights.items():
+            paid = [weight * line.get(f"reward/{part}", 0.0) for line in window]
+            if _trend(paid) > RISING and _trend(success) <= 0 and np.ptp(paid) >= smallest:
+                rise = (
+                    f"{part} goes from {paid[0]:.3f} to {paid[-1]:.3f} in {len(window)} iterations, success on {asked}"
+                )
+                found.setdefault(part, f"{rise} questions from {success[0]:.3f} to {success[-1]:.3f}")
+    return found
+
+
+def _trend(values: Sequence[float]) -> float:
+    """The z of Mann and Kendall's test: above 0 if more pairs of values rise than fall."""
+    count = len(values)
+    rising = sum(np.sign(np.subtract(values[place:], value)).sum() for place, value in enumerate(values))
+    return float(rising / max(1.0, count * (count - 1) * (2 * count + 5) / 18) ** 0.5)

@@ -1,0 +1,138 @@
+"""The plan of a sweep, by evaluations written as `evaluate` writes them and by what is shipped."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from agent_r1.evaluation.comparison import Evaluation
+from agent_r1.evaluation.plan import SHIPPED, plan
+from agent_r1.files import METRICS
+from agent_r1.params import SHIPPED as PARAMS
+from agent_r1.params import Params, RunId, load
+from agent_r1.records import Prediction, Question, Trajectory
+from agent_r1.tables import write_rows
+from benchmarks import foretold
+
+HALF = r"(0\.\d{3}) \[0\.\d\d, \d\.\d\d\]"
+Store = Callable[..., Evaluation]
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
+    monkeypatch.chdir(tmp_path)
+    return load(PARAMS)
+
+
+@pytest.fixture
+def store(settings: Params, make_question: Any, make_evaluation: Any) -> Store:
+    """Writes an evaluation of the sweep: which of its questions are right, with so many samples of each."""
+
+    def write(
+        run: str, seed: int, right: str, *, samples: int = 0, first: int = 0, questions: list[Question] | None = None
+    ) -> Evaluation:
+        label = RunId(run, seed, "ablations").label
+        asked = questions or [make_question(f"q{first + place}") for place in range(len(right) // max(1, samples))]
+        times = [each for each in asked for _ in range(max(1, samples))]
+        found: Evaluation = make_evaluation(label, times, ["Tesk" if each == "1" else "Veld" for each in right])
+        rows = [dataclasses.replace(row, sample=place % max(1, samples)) for place, row in enumerate(found.predictions)]
+        folder = settings.places.evaluation(label, "ablations")
+        write_rows(folder / "predictions.parquet", rows, Prediction)
+        write_rows(folder / "trajectories.parquet", found.trajectories, Trajectory)
+        said = {"samples": str(samples), "temperature": "1"} if samples else {}  # none: before there were samples
+        (folder / "hashes.json").write_text(json.dumps({**found.hashes, **said}))
+        return found
+
+    return write
+
+
+def rows(page: str) -> dict[str, list[str]]:
+    lines = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("|")]
+    return {name: cells for name, *cells in lines[2:]}
+
+
+def test_what_is_shipped_is_what_the_page_of_the_ablations_says() -> None:
+    said, found = SHIPPED[1], foretold.evidence(foretold.page("ablations"))
+    assert tuple(said) == pytest.approx(tuple(found), abs=6e-4)
+    text = (foretold.ROOT / "docs/ablations/report.md").read_text().partition("minutes per seed")[2]
+    minutes = {run: float(last) for run, last in re.findall(r"^\| `(\w+)` .* ([\d.]+) \|$", text, re.MULTILINE)}
+    seeds = foretold.page("ablations").means
+    assert [round(fmean(minutes[run] for run, of in seeds.items() for _ in of), 1)] == SHIPPED[4]
+
+
+def test_without_a_sweep_the_plan_is_by_what_is_shipped(settings: Params) -> None:
+    page = plan(settings, 0, 0, 0)
+    found = rows(page)
+    assert list(found) == ["3 x 400 x 1", "one more seed", "twice the seeds", "twice the questions"]
+    assert [cells[2] for cells in found.values()] == ["9.9", "13.2", "19.8", "9.9"]
+    assert all(re.fullmatch(HALF, cell) for cells in found.values() for cell in cells[:2])
+    assert "the shipped ablations of Atlas" in page
+    assert "the evidence says nothing of samples" in page
+
+
+def test_below_three_seeds_the_plan_is_of_fixed_policies(settings: Params) -> None:
+    page = plan(settings, 1, 100, 1)
+    assert "Fewer than 3 seeds are fixed policies" in page
+    assert [re.fullmatch(r"0\.\d{3}", cell) is None for cell in rows(page)["1 x 100 x 1"]] == [False, False, True]
+
+
+def test_a_sweep_of_before_there_were_samples_is_one_greedy_answer(settings: Params, store: Store) -> None:
+    for run, seeds in {"ppo": ["1100", "1110", "1000"], "grpo": ["1110", "1111"], "rloo": ["1100"]}.items():
+        for seed, right in enumerate(seeds):
+            store(run, seed, right)
+    folder = settings.places.training(RunId("ppo", 0, "ablations"))
+    folder.mkdir(parents=True)
+    (folder / METRICS).write_text(json.dumps({"iteration": 0, "time/rollout_s": 90.0}))
+    page = plan(settings, 0, 0, 0)
+    assert "those of outputs/ablations/evaluate." in page
+    assert rows(page)["3 x 4 x 1"][2] == "4.5"
+    with pytest.raises(ValueError, match="one answer to each question, which says nothing of 8; evaluate its runs"):
+        plan(settings, 0, 0, 8)
+
+
+def test_more_samples_bring_less_the_more_there_are(settings: Params, store: Store) -> None:
+    for run, seeds in {"ppo": ["11001000", "10001010"], "grpo": ["11101000", "10101100"]}.items():
+        for seed, right in enumerate(seeds):
+            store(run, seed, right, samples=2)
+    found = {name: float(cells[0].split()[0]) for name, cells in rows(plan(settings, 1, 100, 1)).items()}
+    assert found["twice the samples"] < found["1 x 100 x 1"]
+    assert found["twice the questions"] < found["twice the samples"]
+    assert {cells[2] for cells in rows(plan(settings, 1, 100, 1)).values()} == {"n/a"}
+
+
+def test_answers_that_are_all_alike_are_said_to_be(settings: Params, store: Store) -> None:
+    for run in ("ppo", "grpo"):
+        for seed in range(3):
+            store(run, seed, "1111")
+    page = plan(settings, 0, 0, 0)
+    assert "Nothing varies in the evidence" in page
+    assert rows(page)["3 x 4 x 1"][:2] == ["0.000", "0.000"]
+
+
+def test_refusals(settings: Params, store: Store) -> None:
+    store("ppo", 0, "1100")
+    with pytest.raises(ValueError, match=r"\[\(1, 4\)\] are \(seeds, questions\) by run, and two of each can vary"):
+        plan(settings, 0, 0, 0)
+    store("grpo", 1, "11", first=2)
+    with pytest.raises(ValueError, match="grpo-seed1 and ppo-seed0 answered different questions"):
+        plan(settings, 0, 0, 0)
+    store("grpo", 1, "11001100", samples=2)
+    with pytest.raises(ValueError, match=r"ppo-seed0 \(greedy decoding\) and grpo-seed1 \(2 samples of each at temp"):
+        plan(settings, 0, 0, 0)
+
+
+def test_one_question_does_not_vary(settings: Params, store: Store) -> None:
+    with pytest.raises(ValueError, match="one question does not vary; plan with `agent-r1 plan --questions 100`"):
+        plan(settings, 0, 1, 0)
+    for run in ("ppo", "grpo"):
+        for seed in range(3):
+            store(run, seed, "1")
+    with pytest.raises(ValueError, match=r"\[\(3, 1\), \(3, 1\)\] are \(seeds, questions\)"):
+        plan(settings, 0, 0, 0)

@@ -1,0 +1,278 @@
+"""What went wrong in a training: counts by hand, the planted hacks of the rewards, and trends."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent_r1.credit.assign import assign
+from agent_r1.inspection.health import audit, failures, gamed_rewards
+from agent_r1.inspection.stored import StoredRun
+from agent_r1.learn.checkpoint import Progress, seal
+from agent_r1.params.credit import CreditParams, RewardWeights
+from agent_r1.records import Call, CallStatus, Credit, Outcome, Source, Trajectory
+from agent_r1.tables import write_rows
+from tests.credit.test_reward_hacks import CREDIT, HONEST, LIMITS, MAX_STEPS, Play, answer, play, search  # noqa: F401
+from tests.trajectories import from_parts
+
+OK, FAILED = CallStatus.OK, CallStatus.FAILED
+ITERATIONS, EPISODES = 8, 7
+
+
+def episode(*statuses: CallStatus, said: str = "", arguments: str = "", **fields: Any) -> Trajectory:
+    """Calls of the tool `look`, each in a step of its own with a reply `said`, then an answer."""
+    calls = [
+        [Call(tool="" if status is CallStatus.MALFORMED else "look", arguments=arguments, status=status)]
+        for status in statuses
+    ]
+    reply = [ord(letter) for letter in said]
+    parts = [
+        part for _ in calls for part in ((Source.ACTION, [1]), (Source.TEMPLATE, [2]), (Source.OBSERVATION, reply))
+    ]
+    steps = [*({"calls": made} for made in calls), {"rewards": {"em": 1.0, "grounded": 1.0}}]
+    return from_parts([(Source.PROMPT, [0]), *parts, (Source.ACTION, [3])], steps, **fields)
+
+
+def decode(token_ids: Sequence[int]) -> str:
+    return "".join(map(chr, token_ids))
+
+
+@pytest.mark.parametrize(
+    ("trajectory", "kinds"),
+    [
+        (episode(OK, said="Error: no"), []),
+        (episode(CallStatus.MALFORMED, CallStatus.MALFORMED), ["malformed action"]),
+        (episode(OK, OK, OK, arguments='{"a": 1}'), ["repeated call"]),
+        (episode(OK, outcome=Outcome.TURN_LIMIT), ["turn limit"]),
+        (episode(OK, outcome=Outcome.TOKEN_LIMIT), ["token limit"]),
+        (episode(FAILED, FAILED, outcome=Outcome.ABORTED), ["aborted"]),
+        (episode(FAILED, said="Error: no row 12 in 'films'"), ["look failed: no row ... in ..."]),
+        (episode(FAILED), ["look failed:"]),
+        (episode(CallStatus.TIMEOUT, said="Error: " + "slow " * 30), ["look timeout: " + "slow " * 8 + "..."]),
+        (episode(CallStatus.UNKNOWN_TOOL, said="Error: there is no tool 'x', only look"), None),
+    ],
+)
+def test_the_kinds_of_failure_of_an_episode(trajectory: Trajectory, kinds: list[str] | None) -> None:
+    expected = ["unknown tool: there is no tool ..., only look"] if kinds is None else kinds
+    assert sorted({*failures(trajectory, decode)}) == expected
+
+
+def test_an_answer_that_no_observation_holds_is_unsupported() -> None:
+    trajectory = from_parts([(Source.ACTION, [1])], [{"rewards": {"em": 1.0, "grounded": 0.0}}])
+    assert [*failures(trajectory, decode)] == ["unsupported answer"]
+    world = from_parts([(Source.ACTION, [1])], [{"rewards": {"env": 1.0, "success": 1.0}}], outcome=Outcome.ENDED)
+    assert [*failures(world, decode)] == [], "a world that asks for no answer"
+
+
+class Rows(StoredRun):
+    """A run of rows in memory, with files for what is read by name."""
+
+    def __init__(self, folder: Path, iterations: Sequence[Sequence[Trajectory]], params: CreditParams) -> None:
+        self.run, self.folder, self.kept = "made", folder, list(range(len(iterations)))
+        self.progress = Progress(iterations=len(iterations), policy_version=0)
+        self._trajectories, self._credits, lines = iterations, list[list[Credit]](), []
+        for rows in iterations:
+            credits_, metrics = assign(rows, None, params, max_tokens=LIMITS.max_tokens)
+            self._credits.append(credits_)
+            lines.append(json.dumps(metrics))
+        (folder / "metrics.jsonl").write_text("\n".join(lines))
+        self.decode = decode
+
+    def trajectories(self, iteration: int) -> list[Trajectory]:
+        return list(self._trajectories[iteration])
+
+    def credits(self, iteration: int) -> list[Credit]:
+        return self._credits[iteration]
+
+    def validated(self, scores: Mapping[int, float]) -> None:
+        """Adds the success on dev questions after some iterations."""
+        lines = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+        for iteration, score in scores.items():
+            lines[iteration]["validation/success"] = score
+        (self.folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+
+
+def paid(**weights: float) -> CreditParams:
+    chosen = RewardWeights.model_validate({**dict.fromkeys(RewardWeights.model_fields, 0.0), **weights})
+    return CREDIT.model_copy(update={"rewards": chosen, "estimator": "reinforce_pp"})
+
+
+def numbered(iterations: Sequence[Sequence[Trajectory]]) -> list[list[Trajectory]]:
+    """The episodes with ids of their own."""
+    return [
+        [replace(each, trajectory_id=f"{i}/q{n}/0", iteration=i, group=n) for n, each in enumerate(rows)]
+        for i, rows in enumerate(iterations)
+    ]
+
+
+def test_an_audit_by_hand(tmp_path: Path) -> None:
+    """Of eight episodes one is aborted. Three of the seven are malformed, one of them in the last iteration.
+
+    These earn 0, 0 and 1, the four others 1, 1, 1 and 0: 3/4 less 1/3 is 5/12, in 3/8 of the episodes.
+    """
+    wrong = {"em": 0.0, "grounded": 1.0}
+
+    def made(*statuses: CallStatus, right: bool) -> Trajectory:
+        whole = episode(*statuses)
+        return whole if right else replace(whole, steps=[*whole.steps[:-1], replace(whole.steps[-1], rewards=wrong)])
+
+    bad = CallStatus.MALFORMED
+    first = [made(bad, right=False), made(bad, right=False), made(OK, right=True), episode(outcome=Outcome.ABORTED)]
+    last = [made(bad, right=True), made(OK, right=True), made(OK, right=True), made(OK, right=False)]
+    stored = Rows(tmp_path, numbered([first, last]), paid(em=2.0))
+    malformed, aborted = audit(stored, paid(em=2.0), LIMITS.max_tokens)
+    assert (malformed.kind, malformed.episodes) == ("malformed action", ["0/q0/0", "0/q1/0", "1/q0/0"])
+    assert (malformed.share, malformed.at_end) == (3 / 8, 1 / 4)
+    assert malformed.success_lost == pytest.approx(3 / 8 * 5 / 12)
+    assert malformed.reward_lost == pytest.approx(2 * 3 / 8 * 5 / 12)
+    assert malformed.named, "it is in more than a fifth"
+    assert (aborted.kind, aborted.share, aborted.named) == ("aborted", 1 / 8, False)
+    assert math.isnan(aborted.reward_lost)
+
+
+@pytest.mark.parametrize(("count", "named"), [(19, False), (20, True)])
+def test_a_kind_is_named_from_a_fifth_of_the_episodes_on(count: int, named: bool, tmp_path: Path) -> None:
+    rows = [episode(*([CallStatus.MALFORMED] if place < count else [])) for place in range(100)]
+    [found] = audit(Rows(tmp_path, numbered([rows]), paid(em=1.0)), paid(em=1.0), LIMITS.max_tokens)
+    assert (found.share, found.named) == (count / 100, named)
+
+
+# A weighted part -> its hack: the episodes before, in turns, and the episode that takes over. As test_reward_hacks.py.
+WRONG, GUESS = (search("Low Tide"), answer("Veld")), (answer("Tesk"),)
+BROKEN = '<tool_call>{"name": "seek", "arguments": {}}</tool_call>'
+PLAIN = (search("Low Tide"), search("Mara Quill"), answer("Tesk"))
+SEARCHES = (search("Low Tide"),) * MAX_STEPS
+HACKS: dict[str, tuple[Sequence[Sequence[str]], Sequence[str]]] = {
+    "think": ([PLAIN, WRONG], (answer("", "x"),)),
+    "grounded": ([PLAIN, WRONG, WRONG], (search("Low Tide"), answer("film"))),
+    "valid_call": ([HONEST, WRONG], (search("zzz"),) * MAX_STEPS),
+    "progress": ([(search("Mara Quill"), answer("Tesk"))], (search("Low Tide Mara Quill"),) * MAX_STEPS),
+    "failed_call": ([(BROKEN, *HONEST)], (answer("no idea"),)),
+    "repeat_call": ([(search("Low Tide"), *HONEST)], (answer("no idea"),)),
+    "no_answer": ([SEARCHES, HONEST], (answer(""),)),
+    "agent_r1": ([SEARCHES], (answer(""),)),
+    "f1": ([*[WRONG] * 6, HONEST], (search("Low Tide"), answer("Tesk Mara Quill"))),
+}
+
+
+def drifting(play: Play, before: Sequence[Sequence[str]], after: Sequence[str]) -> list[list[Trajectory]]:  # noqa: F811
+    """A run whose policy drifts from one way of playing to another, by one episode in an iteration."""
+    old, new = [play(*script) for script in before], play(*after)
+    return numbered(
+        [[new if n < i else old[n % len(old)] for n in range(EPISODES)] for i in range(ITERATIONS)],
+    )
+
+
+@pytest.mark.parametrize("part", HACKS)
+def test_a_planted_hack_is_named_first(part: str, play: Play, tmp_path: Path) -> None:  # noqa: F811
+    params = paid(**{part: 1.0})
+    found = audit(Rows(tmp_path, drifting(play, *HACKS[part]), params), params, LIMITS.max_tokens)
+    assert found[0].kind == f"gamed reward: {part}"
+    assert "success on training questions" in found[0].gamed
+    late = [f"{ITERATIONS - 1}/q{n}/0" for n in range(EPISODES)]
+    assert {*late} <= {*found[0].episodes}, "the episodes of the hack are pointed at"
+    assert found[0].reward_lost < 0, "they earn more"
+
+
+def test_the_hack_is_named_before_an_honest_part_that_is_paid_too(play: Play, tmp_path: Path) -> None:  # noqa: F811
+    params = paid(agent_r1=1.0, think=2.0)
+    found = audit(Rows(tmp_path, drifting(play, *HACKS["think"]), params), params, LIMITS.max_tokens)
+    assert [each.kind for each in found if each.gamed] == ["gamed reward: think"]
+    assert found[0].success_lost > 0
+
+
+def test_guesses_that_training_questions_pay_and_dev_questions_do_not(play: Play, tmp_path: Path) -> None:  # noqa: F811
+    """`em` is blind to how an answer was found. Without dev questions the guesses are named, not the reward."""
+    params = paid(em=1.0)
+    stored = Rows(tmp_path, drifting(play, [WRONG], GUESS), params)
+    assert [each.kind for each in audit(stored, params, LIMITS.max_tokens) if each.named] == ["unsupported answer"]
+    stored.validated({1: 0.3, 4: 0.3, 7: 0.2})
+    first = audit(stored, params, LIMITS.max_tokens)[0]
+    assert first.kind == "gamed reward: em"
+    assert first.gamed.endswith("success on dev questions from 0.300 to 0.200")
+
+
+def test_malformed_calls_that_cost_no_reward_are_named(play: Play, tmp_path: Path) -> None:  # noqa: F811
+    params = paid(em=1.0)
+    messy = ("hm", search("Mara Quill"), answer("Tesk"))
+    found = audit(Rows(tmp_path, drifting(play, [HONEST], messy), params), params, LIMITS.max_tokens)
+    assert [(each.kind, each.reward_lost) for each in found if each.named] == [("malformed action", 0.0)]
+
+
+def test_nothing_is_named_in_a_run_that_learns(play: Play, tmp_path: Path) -> None:  # noqa: F811
+    """Its one repetition is counted."""
+    params = paid(agent_r1=1.0, grounded=0.2)
+    iterations = drifting(play, [(search("Low Tide"), answer("film"))], HONEST)
+    iterations[-1][0] = replace(play(search("Low Tide"), *HONEST), trajectory_id="7/q0/0", iteration=7)
+    found = audit(Rows(tmp_path, iterations, params), params, LIMITS.max_tokens)
+    assert [(each.kind, len(each.episodes), each.named) for each in found] == [("repeated call", 1, False)]
+
+
+def lines(success: Sequence[float], **parts: Sequence[float]) -> list[dict[str, float]]:
+    """The metrics of iterations whose returns have a std of 0.5."""
+    return [
+        {"rollout/success": right, "reward/std": 0.5, **{f"reward/{name}": part[place] for name, part in parts.items()}}
+        for place, right in enumerate(success)
+    ]
+
+
+RISE = np.linspace(0.2, 0.8, 12).tolist()
+FLAT = [0.5] * 12
+
+
+def test_a_reward_that_rises_alone_is_gamed() -> None:
+    weights = {"think": 0.5, "em": 1.0, "f1": 0.0}
+    assert gamed_rewards(lines(FLAT, think=RISE, em=FLAT, f1=RISE), weights) == {
+        "think": "think goes from 0.100 to 0.400 in 12 iterations, success on training questions from 0.500 to 0.500"
+    }
+    assert gamed_rewards(lines(RISE, think=RISE, em=RISE), weights) == {}
+
+
+def test_a_reward_that_rises_alone_from_the_middle_on_is_gamed() -> None:
+    """Success rises over the whole run."""
+    success = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.6, 0.58, 0.56, 0.54, 0.52, 0.5]
+    assert [*gamed_rewards(lines(success, think=RISE), {"think": 1.0})] == ["think"]
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [
+        np.linspace(0.5, 0.54, 12).tolist(),  # less than a tenth of the returns' std
+        [0.5, 0.3, 0.6, 0.4, 0.7, 0.2, 0.5, 0.3, 0.6, 0.4, 0.7, 0.3],
+        RISE[::-1],
+    ],
+)
+def test_a_reward_that_hardly_rises_or_falls_is_not_gamed(reward: list[float]) -> None:
+    assert gamed_rewards(lines(FLAT, think=reward), {"think": 1.0}) == {}
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_few_iterations_show_no_trend(count: int) -> None:
+    assert gamed_rewards(lines(FLAT[:count], think=RISE[:count]), {"think": 1.0}) == {}
+    assert gamed_rewards(lines(FLAT[:6], think=RISE[:6]), {"think": 1.0}) != {}
+
+
+def test_two_validations_do_not_say_how_success_goes() -> None:
+    metrics = lines(RISE, em=RISE)
+    metrics[0]["validation/success"] = metrics[11]["validation/success"] = 0.4
+    assert gamed_rewards(metrics, {"em": 1.0}) == {}
+    metrics[5]["validation/success"] = 0.4
+    assert [*gamed_rewards(metrics, {"em": 1.0})] == ["em"]
+
+
+def test_a_run_without_trajectories_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").mkdir()
+    with pytest.raises(FileNotFoundError, match="holds no finished iteration of ppo"):
+        StoredRun("ppo", tmp_path, tmp_path)
+    seal(tmp_path / "checkpoint", Progress(iterations=1, policy_version=1))
+    with pytest.raises(FileNotFoundError, match=f"has no trajectories of ppo; `dvc checkout {tmp_path}` brings them"):
+        StoredRun("ppo", tmp_path, tmp_path)
+    write_rows(tmp_path / "trajectories/000.parquet", [episode()], Trajectory)
+    assert StoredRun("ppo", tmp_path, tmp_path).kept == [0]

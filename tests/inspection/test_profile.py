@@ -1,0 +1,68 @@
+"""What a world's profile says, of episodes made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from agent_r1.evaluation.scores import by_question, predict
+from agent_r1.inspection.profile import Player, profile_tables, training_questions
+from agent_r1.inspection.stored import Shown
+from agent_r1.params import SHIPPED, load
+from agent_r1.records import Question
+from tests.trajectories import question_fields
+
+USE = {"calls": 1.0, "ok_share": 0.5, "timeout_share": 0.0, "latency_p50_s": 0.002, "latency_p95_s": 0.004}
+
+
+@pytest.fixture
+def shown(make_shown: Callable[..., Shown]) -> list[Shown]:
+    """Four samples of each of two questions: of `a` two are right, of `b`, with two hops, all."""
+    answers = {"a": ["Tesk", "no", "no", "Tesk"], "b": ["Tesk"] * 4}
+    return [make_shown(name, answer=answer, hops=1 + (name == "b")) for name in answers for answer in answers[name]]
+
+
+def test_a_profile_by_hand(shown: list[Shown]) -> None:
+    """Two samples of `a` differ in four of its six pairs, and those of `b` in none: 33 % of groups of two differ."""
+    rows = [replace(each.trajectory, sample=place % 4) for place, each in enumerate(shown)]
+    questions = [shown[0].question, shown[4].question]
+    answered = by_question(predict(rows, questions, "the policy", seed=0))
+    agent = Player(
+        name="the policy",
+        trajectories=rows,
+        answered=answered,
+        tools={f"tool/search/{name}": value for name, value in USE.items()},
+        seconds=7.0,
+    )
+    train = load(SHIPPED).train
+    train = train.model_copy(update={"rollout": train.rollout.model_copy(update={"questions": 30, "samples": 4})})
+    console = Console(width=120)
+    with console.capture() as printed:
+        for part in profile_tables([agent], questions, train, load(SHIPPED)):
+            console.print(part, markup=False, highlight=False, soft_wrap=isinstance(part, str))
+    lines = [" ".join(line.replace("│", " ").split()) for line in printed.get().splitlines()]
+    assert "the policy 0.750 [0.50, 1.00] 2.0 9.0 14.0 7.0" in lines
+    assert [each for each in lines if " hop" in each[:7]] == [
+        "1 hop (1) 0.500 [0.50, 0.50]",
+        "2 hops (1) 1.000 [1.00, 1.00]",
+    ]
+    assert lines[-5:] == [
+        "Of 2 groups of 4 samples 50% have returns that differ; an estimator that compares the samples of a group "
+        "learns from these alone.",
+        "Success differs in 33% of groups of 2, 50% of groups of 4.",
+        "An iteration of the run, 30 questions and 4 samples of each, samples 1,080 tokens and reads 1,680.",
+        "In about 15 of its 30 groups success differs.",
+        "search: 1.00 calls an episode, 50% of them well, half of them within 2 ms, 95 % within 4 ms",
+    ]
+
+
+def test_training_questions_alone_are_drawn() -> None:
+    rows = [Question(**question_fields(f"{split}{n}", split=split)) for split in ("train", "test") for n in range(9)]
+    drawn = training_questions(rows, 5, seed=0)
+    assert {each.split for each in drawn} == {"train"}
+    assert len({each.question_id for each in drawn}) == 5
+    assert drawn == training_questions(rows, 5, seed=0) != training_questions(rows, 5, seed=1)
+    assert len(training_questions(rows, 50, seed=0)) == 9
