@@ -235,7 +235,7 @@ class Watch:
             if not isinstance(error, RuntimeError) and not isinstance(error.__cause__, RuntimeError):
                 raise
             self.over.wait(BLAME_S)
-            if self._fault and not self._raised:
+            if self._fault:  # which `_raise` may have raised in vain, within a `suppress`
                 self._raised = True
                 raise self._fault from error
             raise

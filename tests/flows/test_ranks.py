@@ -226,6 +226,25 @@ def test_a_lost_rank_is_to_blame_for_what_it_broke(monkeypatch: pytest.MonkeyPat
             raise OSError("No space left on device")
 
 
+def test_a_lost_rank_is_to_blame_though_its_fault_was_raised_where_faults_are_suppressed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As while a training that a fault ends writes its last costs."""
+    monkeypatch.setattr("flows.ranks.GRACE_S", 1e5)
+    with Watch.set() as watch:
+
+        def compute() -> None:
+            try:
+                raise RuntimeError("Connection reset by peer")
+            finally:
+                with suppress(OSError):
+                    watch.lost_sight_of(1)
+                    threading.Event().wait(TIMEOUT_S)
+
+        with pytest.raises(ChildProcessError, match="rank 1 gives no sign of life any more"), watch.blamed():
+            compute()
+
+
 GRAPH = """
 stages:
   warm_start:
