@@ -113,7 +113,7 @@ def test_answers_that_are_all_alike_are_said_to_be(settings: Params, store: Stor
             store(run, seed, "1111")
     page = plan(settings, 0, 0, 0)
     assert "Nothing varies in the evidence" in page
-    assert rows(page)["3 x 4 x 1"][:2] == ["0.000", "0.000"]
+    assert rows(page)["3 x 4 x 1"][:2] == ["0.301", "0.602"]  # 1 - .025^(1/4), and half of it
 
 
 def test_refusals(settings: Params, store: Store) -> None:
