@@ -22,28 +22,29 @@ class Costs:
     def __init__(self) -> None:
         self.spent = defaultdict[str, float](float)  # metrics, of earlier processes too
         self.devices, self.engine = 1, set[int]()  # GPUs, and the ids of the engine's processes, which always sample
-        self._until = self._look()
+        self._charged = self._look()
 
     def charge(self, purpose: str, waited_s: float = 0.0) -> None:
         """Charges all since the last charge; in `waited_s` of it a tool's call was under way.
 
-        While the process samples, all that it started beside the engine is tools.
+        While the process samples, all that it started beside the engine is tools. The engine may sample at any time.
         """
-        before, self._until = self._until, self._look()
-        seconds, own, engine, others = self._until - before
+        before, self._charged = self._charged, self._look()
+        seconds, own, engine, others = self._charged - before
         others += min(engine, 0.0)  # an engine that has ended is among them
+        beside = "tools" if purpose == "sampling" else purpose
+        engines = "other" if purpose == "other" else "sampling"  # the former are its start and end
         self.spent[f"cost/{purpose}_device_s"] += self.devices * (seconds - waited_s)
+        self.spent[f"cost/{beside}_device_s"] += self.devices * waited_s
         self.spent[f"cost/{purpose}_core_s"] += own
-        self.spent[f"cost/{'tools' if purpose == 'sampling' else purpose}_core_s"] += others
-        if purpose == "sampling":
-            self.spent["cost/tools_device_s"] += self.devices * waited_s
-        if self.engine:
-            self.spent[f"cost/{'other' if purpose == 'other' else 'sampling'}_core_s"] += max(engine, 0.0)
+        self.spent[f"cost/{beside}_core_s"] += others
+        self.spent[f"cost/{engines}_core_s"] += max(engine, 0.0)
 
     def _look(self) -> NDArray[np.float64]:
         """The clock, and the core-seconds of this process, of the engine's, and of all others that it started."""
         this, resident = psutil.Process(), 0
-        seen = np.array([time.perf_counter(), time.process_time(), 0.0, sum(this.cpu_times()[2:4])])
+        ended = sum(this.cpu_times()[2:4])  # children that were waited for
+        seen = np.array([time.perf_counter(), time.process_time(), 0.0, ended])
         for each in (this, *this.children(recursive=True)):
             with suppress(psutil.NoSuchProcess):
                 resident += each.memory_info().rss

@@ -14,13 +14,14 @@ from agent_r1.evaluation.scores import (
     CEILING,
     FLOOR,
     AnsweredQuestion,
+    bounds,
     by_question,
     headline,
     measured,
     measures,
     score,
 )
-from agent_r1.evaluation.statistics import Interval, interval, paired_difference
+from agent_r1.evaluation.statistics import DIFFERENCE, Interval, interval, paired_difference
 from agent_r1.harmless import in_markdown
 from agent_r1.params import fingerprint
 from agent_r1.params.places import Places
@@ -202,8 +203,10 @@ def compare(
     for measure in measures(of_a):
         ours, theirs = measured(measure, of_a), measured(measure, of_b)
         if ours and len(ours) == len(theirs):
-            difference = paired_difference(ours, theirs, *draws)
-            found.append(Measured(measure, interval(ours, *draws), interval(theirs, *draws), difference))
+            within = bounds(measure)
+            mean_a, mean_b = (interval(values, *draws, within=within) for values in (ours, theirs))
+            difference = paired_difference(ours, theirs, *draws, within=within and DIFFERENCE)
+            found.append(Measured(measure, mean_a, mean_b, difference))
     return Comparison(a=a.name, b=b.name, differing=unlike, aborted=aborted, pairs=pairs, measured=found)
 
 

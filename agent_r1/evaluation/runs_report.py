@@ -66,7 +66,7 @@ def render(
     parts = [
         "# Report",
         f"{len(scores)} agents, {scores[best]['questions']:.0f} test questions, {answered}. Brackets are 95 % "
-        f"bootstrap intervals over questions. Highest {word}: `{best}`, {_cell(scores[best], SUCCESS)}."
+        f"intervals over questions. Highest {word}: `{best}`, {_cell(scores[best], SUCCESS)}."
         + (NO_BOUND if passed else ""),
         *comparison.warning(evaluations),
         *comparison.above_chance(final),

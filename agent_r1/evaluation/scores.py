@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from agent_r1.answers import contains, exact_match, f1
-from agent_r1.evaluation.statistics import interval
+from agent_r1.evaluation.statistics import SHARE, Bounds, interval
 from agent_r1.params.stages import PROTOCOLS, Baseline, EvaluateParams, Protocol
 from agent_r1.records import QA, Outcome, Passage, Prediction, Question, Trajectory
 from agent_r1.tables import read_rows
@@ -27,7 +27,7 @@ FLOOR: Final = "random"
 CEILING: Final = "oracle"
 BASELINES: dict[str, Protocol] = {BASE_TOOL_CALL if each == "tool_call" else each: each for each in PROTOCOLS}
 
-SUCCESS, COUNTS = "success", ("tool_calls", "tokens_read", "tokens_sampled")
+SUCCESS, RETURN, COUNTS = "success", "return", ("tool_calls", "tokens_read", "tokens_sampled")
 BOUNDS = ("/low", "/high")  # of a measure's interval
 
 logger = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ def _facts(trajectory: Trajectory, question: Question) -> dict[str, float]:
     A gold passage earns an unweighted `progress` reward of one when the policy first reads it.
     """
     if question.env != QA:
-        return {"return": float(sum(step.rewards.get("env", 0.0) for step in trajectory.steps))}
+        return {RETURN: float(sum(step.rewards.get("env", 0.0) for step in trajectory.steps))}
     answer, golds = trajectory.answer, question.answers
     scores = {"em": exact_match(answer, golds), "f1": f1(answer, golds), "contains": contains(answer, golds)}
     seen = round(sum(step.rewards.get("progress", 0.0) for step in trajectory.steps))
@@ -200,8 +200,13 @@ def measured(measure: str, answered: Sequence[AnsweredQuestion]) -> list[float]:
     return [each.values[measure] for each in answered if measure in each.values]
 
 
+def bounds(measure: str) -> Bounds | None:
+    """The least and the greatest value of one of `measures`; None for counts and returns, which may have any."""
+    return None if measure in (*COUNTS, RETURN) else SHARE
+
+
 def score(predictions: Sequence[Prediction], questions: Sequence[Question], params: EvaluateParams) -> dict[str, float]:
-    """Means over questions with 95 % bootstrap intervals, under flat keys.
+    """Means over questions with their 95 % intervals, under flat keys.
 
     For success and each of `measures`, over all questions and over every stratum: `em`, `em/low`, `em/high`,
     `em/hops_1`, `em/hops_1/low`, ... Strata are the questions' own, such as `hops_<n>` and `kind_<kind>`, and
@@ -218,7 +223,8 @@ def score(predictions: Sequence[Prediction], questions: Sequence[Question], para
         scores[f"questions{suffix}"] = len(members)
         for measure in dict.fromkeys([SUCCESS, *measures(answered)]):
             if values := measured(measure, members):
-                found, key = interval(values, params.bootstrap_samples, params.seed), measure + suffix
+                draws, key = (params.bootstrap_samples, params.seed), measure + suffix
+                found = interval(values, *draws, within=bounds(measure))
                 scores |= {key: found.mean, f"{key}/low": found.low, f"{key}/high": found.high}
     return scores
 

@@ -1,7 +1,8 @@
 """Confidence intervals of means: over questions by the percentile bootstrap, over seeds by random effects.
 
-Source of the first: Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13. N = questions, S = seeds
-of one recipe, which are trainings that differ in nothing else.
+Source of the first: Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13. Where all questions have
+one value, resampling shows no other, and the interval is that of Clopper and Pearson (Biometrika 26, 1934). N =
+questions, S = seeds of one recipe, which are trainings that differ in nothing else.
 """
 
 from __future__ import annotations
@@ -17,6 +18,11 @@ BLOCK_DRAWS = 1 << 22  # question draws held in memory at a time
 LEVEL = 0.95  # both tails together
 RECIPE_SEEDS = 3  # fewer trainings say nothing about other seeds
 FORETOLD = 4000  # sweeps drawn
+ROUNDING = 1e-9  # of half widths
+
+Bounds = tuple[float, float]  # the least and the greatest value that a question can have
+SHARE: Bounds = (0, 1)  # success, and all measures but counts and returns
+DIFFERENCE: Bounds = (-1, 1)  # of two shares
 
 Values = Sequence[float] | NDArray[np.float64]  # [N]
 
@@ -35,40 +41,59 @@ class Interval:
         return self.low > 0 or self.high < 0
 
 
-def interval(values: Values, samples: int, seed: int, level: float = LEVEL) -> Interval:
+def interval(
+    values: Values, samples: int, seed: int, level: float = LEVEL, *, within: Bounds | None = SHARE
+) -> Interval:
     """The mean of `values` [N] with the interval that holds `level` of `samples` resampled means.
 
-    Questions are drawn with replacement by the seed. Raises ValueError for no values or a level outside (0, 1).
+    Questions are drawn with replacement by the seed. If all values are equal, other questions may have any one `within`
+    the bounds, and `unseen` says how many. Without bounds, as of counts, the interval is then the value alone. Raises
+    ValueError for no values or a level outside (0, 1).
     """
     if len(values) == 0:
         raise ValueError("no values to average: the set of questions is empty")
     if not 0 < level < 1:
         raise ValueError(f"level {level} is not a share between 0 and 1; {LEVEL} is usual")
     observed = np.asarray(values, dtype=np.float64)
-    low, high = np.quantile(_resampled_means(observed, samples, seed), [(1 - level) / 2, 1 - (1 - level) / 2])
-    return Interval(mean=float(observed.mean()), low=float(low), high=float(high))
+    mean = float(observed.mean())
+    if within and observed.min() == observed.max():
+        other = unseen(len(observed), level)
+        low, high = mean - other * max(0, mean - within[0]), mean + other * max(0, within[1] - mean)
+    else:
+        low, high = np.quantile(_resampled_means(observed, samples, seed), [(1 - level) / 2, 1 - (1 - level) / 2])
+    return Interval(mean=mean, low=float(low), high=float(high))
 
 
-def paired_difference(a: Values, b: Values, samples: int, seed: int, level: float = LEVEL) -> Interval:
+def unseen(count: int, level: float = LEVEL) -> float:
+    """The largest share of all questions with another value than the one that `count` of them have."""
+    return float(1 - ((1 - level) / 2) ** (1 / count))
+
+
+def paired_difference(
+    a: Values, b: Values, samples: int, seed: int, level: float = LEVEL, *, within: Bounds | None = DIFFERENCE
+) -> Interval:
     """The mean of `a - b` [N], by question in the same order, with its interval. A ValueError refuses other lengths."""
     if len(a) != len(b):
         raise ValueError(f"{len(a)} and {len(b)} values cannot be paired: measure both on the same questions")
-    return interval(np.asarray(a, dtype=np.float64) - np.asarray(b, dtype=np.float64), samples, seed, level)
+    by_question = np.asarray(a, dtype=np.float64) - np.asarray(b, dtype=np.float64)
+    return interval(by_question, samples, seed, level, within=within)
 
 
 def interval_over_seeds(values: NDArray[np.float64], samples: int, seed: int) -> Interval:
     """The mean of one recipe's `values` [S, N] with its interval, as `difference_over_seeds` has it."""
-    return difference_over_seeds(values, np.zeros((1, values.shape[1])), samples, seed)
+    return difference_over_seeds(values, np.zeros((1, values.shape[1])), samples, seed, within=SHARE)
 
 
-def difference_over_seeds(a: NDArray[np.float64], b: NDArray[np.float64], samples: int, seed: int) -> Interval:
+def difference_over_seeds(
+    a: NDArray[np.float64], b: NDArray[np.float64], samples: int, seed: int, *, within: Bounds = DIFFERENCE
+) -> Interval:
     """The mean of `a` [S, N] minus that of `b` [S', N] on the same questions, with its interval.
 
     A recipe with `RECIPE_SEEDS` seeds or more stands for its trainings by any seed. Questions and seeds then have
     random effects. The variance is that of the seeds' means by S, for each such recipe, and the questions' part. The
     interval is Student's with Satterthwaite's degrees of freedom (Searle, Casella and McCulloch, Variance Components,
     1992, chapter 4; Satterthwaite, 1946). Fewer seeds are fixed policies, such as a baseline, and add no part of
-    seeds. Of fixed policies alone the interval is the bootstrap's, over questions.
+    seeds. Of fixed policies alone, of one question and where nothing varies, it is that of `interval`, over questions.
 
     Raises ValueError if the numbers of questions differ.
     """
@@ -76,14 +101,16 @@ def difference_over_seeds(a: NDArray[np.float64], b: NDArray[np.float64], sample
         raise ValueError(f"{a.shape[1]} and {b.shape[1]} questions cannot be paired: measure both on the same ones")
     by_question = a.mean(axis=0) - b.mean(axis=0)
     recipes = [side for side in (a, b) if len(side) >= RECIPE_SEEDS]
-    if not recipes or len(by_question) == 1:
-        return interval(by_question, samples, seed)
-    of_seeds = [side.mean(axis=1).var(ddof=1) / len(side) for side in recipes]
-    # the variance over questions holds each seed's own noise by question, which the seeds' means hold already
-    twice = sum(_noise(side) / side.size for side in recipes)
-    parts = [*of_seeds, max(0.0, by_question.var(ddof=1) / len(by_question) - twice)]
-    freedom = [*(len(side) - 1 for side in recipes), len(by_question) - 1]
-    mean, half = float(a.mean() - b.mean()), float(half_width(np.array(parts), freedom))
+    half, mean = 0.0, float(a.mean() - b.mean())
+    if recipes and len(by_question) > 1:
+        of_seeds = [side.mean(axis=1).var(ddof=1) / len(side) for side in recipes]
+        # the variance over questions holds each seed's own noise by question, which the seeds' means hold already
+        twice = sum(_noise(side) / side.size for side in recipes)
+        parts = [*of_seeds, max(0.0, by_question.var(ddof=1) / len(by_question) - twice)]
+        freedom = [*(len(side) - 1 for side in recipes), len(by_question) - 1]
+        half = float(half_width(np.array(parts), freedom))
+    if half < ROUNDING:
+        return interval(by_question, samples, seed, within=within)
     low, high = max(mean - half, a.min() - b.max()), min(mean + half, a.max() - b.min())  # of the possible values
     return Interval(mean=mean, low=float(low), high=float(high))
 
@@ -141,12 +168,14 @@ def foretold(of: Variances, seeds: int, questions: int, samples: int, recipes: i
     """The mean half width that the interval of a score will have, or of a difference where `recipes` is 2.
 
     The bounds hold 90 % of such sweeps: seeds vary as chi-square has it, there and where their variance was found.
-    Fewer than `RECIPE_SEEDS` are fixed policies, whose questions alone vary.
+    Fewer than `RECIPE_SEEDS` are fixed policies, whose questions alone vary. Where nothing varies it is that of equal
+    answers to all questions, as `interval` has it.
     """
     noise, s = (of.noise + of.samples / samples) / questions, seeds - 1
     part = (of.paired if recipes == 2 else of.questions) / questions
-    if seeds < RECIPE_SEEDS:
+    if seeds < RECIPE_SEEDS or not part + noise + of.seeds:
         half = float(half_width(np.array([part + recipes * noise / seeds]), [questions - 1]))
+        half = half or recipes * unseen(questions) / 2
         return Interval(mean=half, low=half, high=half)
     rng = np.random.default_rng(0)
     drawn = rng.chisquare(s, (FORETOLD, recipes)) / s

@@ -21,7 +21,7 @@ from agent_r1.training.questions import VALIDATED
 NAMED_SHARE, NAMED_LOSS = 0.2, 0.1  # of episodes, and of success: a kind is named from either on
 RISING = 2.58  # z of the test of Mann (1945) and Kendall: chance shows it in one of 200 windows without a trend
 SMALLEST_RISE = 0.1  # of a reward, in standard deviations of the return
-MEASURED = 3  # validations; fewer do not say how success goes
+FEWEST = 3  # validations that say how success goes
 GAMED, LONGEST = "gamed reward: ", 60  # the first words of a kind, and the characters of a failed call's
 
 
@@ -42,31 +42,31 @@ def audit(stored: StoredRun, params: CreditParams, max_tokens: int) -> list[Fail
     """The kinds of failure in the kept iterations: gamed rewards, other named kinds, the rest; each by reward lost."""
     weights = params.rewards.weights
     gamed = gamed_rewards(read_metrics(stored.folder)[: stored.progress.iterations], weights)
-    rows: dict[str, list[float]] = {}  # by trajectory: whether in the last iteration, return, success, gamed rewards
-    kinds: defaultdict[str, list[str]] = defaultdict(list)
+    kinds: defaultdict[str, list[int]] = defaultdict(list)  # which episodes have it, by their place
+    names, at_end, values = list[str](), list[bool](), list[list[float]]()  # of every episode
     for iteration in stored.kept:
         for each, credit in zip(stored.trajectories(iteration), stored.credits(iteration), strict=True):
             parts = step_rewards(each, params, max_tokens)[1] if gamed else {}
-            earned = [credit.return_, each.success, *(weights[part] * parts[part].sum() for part in gamed)]
-            told = [math.nan] * len(earned) if each.aborted else earned
-            rows[each.trajectory_id] = [iteration == stored.kept[-1], *told]
             for kind in {*failures(each, stored.decode)}:
-                kinds[kind].append(each.trajectory_id)
-    table = np.array([*rows.values()], np.float64)
-    for place, part in enumerate(gamed, start=3):
-        mean = np.nanmean(table[:, place])
-        kinds[GAMED + part] = [name for name, row in rows.items() if row[place] > mean]
-    total, lived = np.nansum(table, axis=0), np.isfinite(table[:, 1]).sum()
-    found = []
-    for kind, names in kinds.items():
-        own = np.array([rows[name] for name in names])
-        share, at_end = len(own) / len(table), own[:, 0].sum() / total[0]
-        others = (total - np.nansum(own, axis=0)) / ((lived - len(own)) or math.nan)
-        _, reward, success, *_ = share * (others - own.mean(axis=0))
+                kinds[kind].append(len(names))
+            names.append(each.trajectory_id)
+            at_end.append(iteration == stored.kept[-1])
+            found = [credit.return_, each.success, *(weights[part] * parts[part].sum() for part in gamed)]
+            values.append([math.nan] * len(found) if each.aborted else found)
+    earned, last = np.array(values, np.float64), np.array(at_end)
+    for part, paid in zip(gamed, earned.T[2:], strict=True):
+        kinds[GAMED + part] = np.flatnonzero(paid > np.nanmean(paid)).tolist()
+    lived, audited = np.isfinite(earned[:, 0]), list[FailureKind]()
+    for kind, places in kinds.items():
+        its = np.isin(np.arange(len(names)), places)
+        share, others = float(its.mean()), earned[lived & ~its]
+        means = others.mean(axis=0) if len(others) else math.nan
+        reward, success = (share * (means - earned[its].mean(axis=0)))[:2].tolist()
         how = gamed.get(kind.removeprefix(GAMED), "")
         named = bool(how) or share >= NAMED_SHARE or success >= NAMED_LOSS
-        found.append(FailureKind(kind, names, share, at_end, reward, success, how, named))
-    return sorted(found, key=lambda one: (not one.gamed, not one.named, -np.nan_to_num(one.reward_lost)))
+        episodes = [names[place] for place in places]
+        audited.append(FailureKind(kind, episodes, share, float(its[last].mean()), reward, success, how, named))
+    return sorted(audited, key=lambda one: (not one.gamed, not one.named, -np.nan_to_num(one.reward_lost)))
 
 
 def failures(trajectory: Trajectory, decode: Decode) -> Iterator[str]:
@@ -94,21 +94,20 @@ def gamed_rewards(metrics: Sequence[Mapping[str, float]], weights: Mapping[str, 
 
     A part rises if the test of Mann and Kendall says so of its means by iteration, whose range is SMALLEST_RISE at
     least. Success does not if no more pairs of its measurements rise than fall. It is that of dev questions, or where
-    these iterations have fewer than MEASURED validations, that of the training questions.
+    these iterations have fewer than FEWEST validations, that of the training questions.
     """
     found: dict[str, str] = {}
     smallest = SMALLEST_RISE * np.mean([line["reward/std"] for line in metrics])
     for window in (metrics, metrics[len(metrics) // 2 :]):
         asked, success = "dev", [line[VALIDATED] for line in window if VALIDATED in line]
-        if len(success) < MEASURED:
+        if len(success) < FEWEST:
             asked, success = "training", [line["rollout/success"] for line in window]
         for part, weight in weights.items():
             paid = [weight * line.get(f"reward/{part}", 0.0) for line in window]
             if _trend(paid) > RISING and _trend(success) <= 0 and np.ptp(paid) >= smallest:
-                rise = (
-                    f"{part} goes from {paid[0]:.3f} to {paid[-1]:.3f} in {len(window)} iterations, success on {asked}"
-                )
-                found.setdefault(part, f"{rise} questions from {success[0]:.3f} to {success[-1]:.3f}")
+                rise = f"{part} goes from {paid[0]:.3f} to {paid[-1]:.3f} in {len(window)} iterations"
+                beside = f"success on {asked} questions from {success[0]:.3f} to {success[-1]:.3f}"
+                found.setdefault(part, f"{rise}, {beside}")
     return found
 
 

@@ -59,19 +59,24 @@ def rows(page: str) -> dict[str, list[str]]:
 
 
 def test_what_is_shipped_is_what_the_page_of_the_ablations_says() -> None:
-    said, found = SHIPPED[1], foretold.evidence(foretold.page("ablations"))
+    said, found = SHIPPED.variances, foretold.evidence(foretold.page("ablations"))
     assert tuple(said) == pytest.approx(tuple(found), abs=6e-4)
     text = (foretold.ROOT / "docs/ablations/report.md").read_text().partition("minutes per seed")[2]
     minutes = {run: float(last) for run, last in re.findall(r"^\| `(\w+)` .* ([\d.]+) \|$", text, re.MULTILINE)}
     seeds = foretold.page("ablations").means
-    assert [round(fmean(minutes[run] for run, of in seeds.items() for _ in of), 1)] == SHIPPED[4]
+    assert 60 * round(fmean(minutes[run] for run, of in seeds.items() for _ in of), 1) == SHIPPED.training_s
+    [costs] = re.findall(
+        r"^\| evaluation \| (.*) \|$", (foretold.ROOT / "docs/report/costs.md").read_text(), re.MULTILINE
+    )
+    seconds = [float(device) for _, device in re.findall(r"(\d+) / (\d+)", costs)]
+    assert 400 * SHIPPED.answer_s == pytest.approx(fmean(seconds), rel=0.1)
 
 
 def test_without_a_sweep_the_plan_is_by_what_is_shipped(settings: Params) -> None:
     page = plan(settings, 0, 0, 0)
     found = rows(page)
     assert list(found) == ["3 x 400 x 1", "one more seed", "twice the seeds", "twice the questions"]
-    assert [cells[2] for cells in found.values()] == ["9.9", "13.2", "19.8", "9.9"]
+    assert [cells[2] for cells in found.values()] == ["11.2", "14.9", "22.3", "12.4"]
     assert all(re.fullmatch(HALF, cell) for cells in found.values() for cell in cells[:2])
     assert "the shipped ablations of Atlas" in page
     assert "the evidence says nothing of samples" in page
@@ -92,7 +97,14 @@ def test_a_sweep_of_before_there_were_samples_is_one_greedy_answer(settings: Par
     (folder / METRICS).write_text(json.dumps({"iteration": 0, "time/rollout_s": 90.0}))
     page = plan(settings, 0, 0, 0)
     assert "those of outputs/ablations/evaluate." in page
+    assert "of a run, without evaluating, whose costs are not stored." in page
     assert rows(page)["3 x 4 x 1"][2] == "4.5"
+    (settings.places.evaluation("ppo-seed0", "ablations") / METRICS).write_text(
+        json.dumps({"cost/evaluation_core_s": 9.0, "cost/evaluation_device_s": 24.0})
+    )
+    page = plan(settings, 0, 0, 0)  # 90 s and 4 answers of 6 s, by 3 seeds
+    assert "of a run, with evaluating." in page
+    assert [rows(page)[name][2] for name in ("3 x 4 x 1", "twice the questions")] == ["5.7", "6.9"]
     with pytest.raises(ValueError, match="one answer to each question, which says nothing of 8; evaluate its runs"):
         plan(settings, 0, 0, 8)
 
@@ -113,7 +125,7 @@ def test_answers_that_are_all_alike_are_said_to_be(settings: Params, store: Stor
             store(run, seed, "1111")
     page = plan(settings, 0, 0, 0)
     assert "Nothing varies in the evidence" in page
-    assert rows(page)["3 x 4 x 1"][:2] == ["0.000", "0.000"]
+    assert rows(page)["3 x 4 x 1"][:2] == ["0.301", "0.602"]  # 1 - .025^(1/4), and half of it
 
 
 def test_refusals(settings: Params, store: Store) -> None:

@@ -46,10 +46,30 @@ def test_agrees_with_the_normal_interval_where_that_holds() -> None:
 @settings(max_examples=40, deadline=None)
 @given(values=VALUES, seed=st.integers(0, 1000))
 def test_repeats_and_stays_within_the_values(values: list[float], seed: int) -> None:
-    found = interval(values, 100, seed)
-    assert found == interval(values, 100, seed)
+    found = interval(values, 100, seed, within=None)
+    assert found == interval(values, 100, seed, within=None)
     assert min(values) - 1e-9 <= found.low <= found.high <= max(values) + 1e-9
     assert math.isclose(found.mean, sum(values) / len(values), abs_tol=1e-9)
+
+
+@pytest.mark.parametrize("count", [1, 2, 50, 400])
+@pytest.mark.parametrize("level", [0.9, 0.95])
+def test_of_equal_answers_the_interval_is_the_exact_one(count: int, level: float) -> None:
+    for right in (0, count):
+        exact = stats.binomtest(right, count).proportion_ci(level, method="exact")
+        found = interval([float(right == count)] * count, 100, 0, level)
+        assert (found.low, found.high) == pytest.approx((exact.low, exact.high))
+
+
+def test_equal_values_by_hand() -> None:
+    # .025^(1/2) = .158: of all questions up to .842 may have another value, here from 0 to 1.
+    found = interval([0.25, 0.25], 100, seed=0)
+    assert (found.mean, found.low, found.high) == pytest.approx((0.25, 0.25 * 0.1581, 0.25 + 0.75 * 0.8419), abs=1e-4)
+    # Equal differences may be -1 and 1 elsewhere; counts may be anything, of which nothing is said.
+    equal = paired_difference([1.0, 0.0], [1.0, 0.0], 100, seed=0)
+    assert (equal.low, equal.high) == pytest.approx((-0.8419, 0.8419), abs=1e-4)
+    counts = interval([2.0, 2.0], 100, seed=0, within=None)
+    assert (counts.low, counts.high) == (2.0, 2.0)
 
 
 def test_another_seed_draws_other_questions() -> None:
@@ -86,7 +106,7 @@ def test_seeds_that_disagree_widen_the_interval_from_three_on() -> None:
     # Of two seeds nothing is known about others: the interval is of these two policies, over questions.
     ones, zeros = np.ones(100), np.zeros(100)
     two, three = (interval_over_seeds(np.stack(seeds), 500, 0) for seeds in ([ones, zeros], [ones, zeros, ones]))
-    assert (two.mean, two.low, two.high) == (0.5, 0.5, 0.5)
+    assert two == interval([0.5] * 100, 500, 0)
     assert (three.low, three.high) == (0.0, 1.0)
 
 
@@ -110,11 +130,21 @@ def test_fixed_policies_keep_the_interval_of_their_paired_questions() -> None:
     assert difference_over_seeds(a[None], b[None], 500, seed=0) == paired_difference(a, b, 500, seed=0)
 
 
+def test_where_no_seed_and_no_question_varies_the_interval_is_that_of_equal_answers() -> None:
+    found = interval_over_seeds(np.zeros((3, 300)), 100, seed=0)
+    assert (found.mean, found.low, found.high) == (0.0, 0.0, pytest.approx(1 - 0.025 ** (1 / 300)))
+    assert found == interval([0.0] * 300, 100, seed=0)
+    # Each seed is right on a third of its own: neither means nor questions vary.
+    thirds = interval_over_seeds(np.eye(3), 100, seed=0)
+    assert thirds == interval([1 / 3] * 3, 100, seed=0)
+    assert thirds.low < 0.2 < 0.7 < thirds.high
+
+
 def test_a_difference_over_seeds_pairs_the_questions_and_not_the_seeds() -> None:
     # Both agents get the same half of the questions right with each seed: questions cancel.
     half = np.array([1.0] * 50 + [0.0] * 50)
-    certain = difference_over_seeds(np.stack([half] * 4), np.stack([half] * 3), 500, seed=0)
-    assert (certain.mean, certain.low, certain.high) == (0.0, 0.0, 0.0)
+    equal = difference_over_seeds(np.stack([half] * 4), np.stack([half] * 3), 500, seed=0)
+    assert equal == paired_difference(half, half, 500, seed=0)
     # The same seeds in the same order: they do not cancel, since trainings are independent.
     same = difference_over_seeds(THREE_SEEDS, THREE_SEEDS, 500, seed=0)
     assert same.high == pytest.approx(stats.t(4).ppf(0.975) * math.sqrt(1 / 24), rel=1e-6)
@@ -162,9 +192,13 @@ def test_little_evidence_widens_the_range() -> None:
     assert few.low < many.low < many.high < few.high
 
 
-def test_where_nothing_varies_the_half_width_is_0() -> None:
-    found = [foretold(variances([np.ones((3, 4))] * 2, 1), seeds, 50, 1, 2) for seeds in (1, 3)]
-    assert {(each.mean, each.low, each.high) for each in found} == {(0, 0, 0)}
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_where_nothing_varies_the_half_width_is_that_of_equal_answers(seeds: int) -> None:
+    nothing, ones = variances([np.ones((3, 4))] * 2, 1), np.ones((seeds, 50))
+    came = [interval_over_seeds(ones, 100, 0), difference_over_seeds(ones, ones, 100, 0)]
+    for recipes, found in enumerate(came, start=1):
+        said = foretold(nothing, seeds, 50, 1, recipes)
+        assert said.low == said.mean == said.high == pytest.approx((found.high - found.low) / 2)
 
 
 def test_half_widths_come_as_they_were_foretold() -> None:
@@ -203,6 +237,12 @@ def test_pairing_removes_what_the_questions_share() -> None:
 def test_a_clear_difference_excludes_zero_in_both_directions() -> None:
     assert paired_difference([1.0] * 20, [0.0] * 20, 100, seed=0).excludes_zero
     assert paired_difference([0.0] * 20, [1.0] * 20, 100, seed=0).excludes_zero
+    # As the sign test has it: five of five, .0625 on both sides, may be chance, and six of six not.
+    assert [paired_difference([1.0] * n, [0.0] * n, 100, seed=0).excludes_zero for n in (1, 5, 6)] == [
+        False,
+        False,
+        True,
+    ]
 
 
 def test_refusals() -> None:

@@ -127,7 +127,7 @@ def test_differences_by_stratum_by_hand(page: str) -> None:
     # Of one hop grpo has 1 and ppo 1/4, of two hops both have everything.
     assert "## Differences from `ppo` by number of hops\n\n| agent | 1 hop | 2 hops |" in page
     grpo, base = rows(page, "grpo")[3], rows(page, "base_tool_call")[2]
-    assert re.fullmatch(r"\| `grpo` \| \+0\.750 \[.*\] \| \+0\.000 \[\+0\.000, \+0\.000\] \|", grpo.replace("*", ""))
+    assert re.fullmatch(r"\| `grpo` \| \+0\.750 \[.*\] \| \+0\.000 \[-0\.842, \+0\.842\] \|", grpo.replace("*", ""))
     assert "| -0.250 [" in base.replace("*", "")
     assert "by kind" not in page, "all are of one kind"
 
@@ -168,12 +168,23 @@ def test_pictures_stand_beside_the_page(page: str, tmp_path: Path) -> None:
     assert "floor" not in page, "chance was not evaluated"
 
 
-def test_what_chance_reaches_bounds_every_claim(evaluate: Evaluate, rendered: Page) -> None:
-    """Chance gets none of four right. One is more on average and not beyond doubt; all four are, whatever the draws."""
-    runs = {"ppo": [evaluate("ppo-seed0", 1)], "grpo": [evaluate("grpo-seed0", 4)]}
-    baselines = [evaluate("base_tool_call", 0), evaluate("random", 0), evaluate("oracle", 4)]
-    page = rendered(SweptAgents(runs=runs, baselines=baselines, curves={name: [curve(None)] for name in runs}))
-    assert "above it: `grpo`; not above it: `ppo`, `base_tool_call`." in page
+def test_what_chance_reaches_bounds_every_claim(
+    make_question: Any, make_evaluation: Any, tmp_path: Path, draws: EvaluateParams
+) -> None:
+    """Chance gets none of twelve right, and 1 - .025^(1/12) = .265 at most. Two are not beyond doubt, all are."""
+    asked = [make_question(f"q{place}") for place in range(12)]
+
+    def right(name: str, count: int) -> Evaluation:
+        found: Evaluation = make_evaluation(name, asked, ["Veld"] * (12 - count) + ["Tesk"] * count)
+        return found
+
+    runs = {"ppo": [right("ppo-seed0", 2)], "grpo": [right("grpo-seed0", 12)]}
+    baselines = [right("base_tool_call", 0), right("random", 0), right("oracle", 12)]
+    curves = {name: [curve(None)] for name in runs}
+    render_sweep(SweptAgents(runs=runs, baselines=baselines, curves=curves), asked, tmp_path, draws)
+    page = (tmp_path / "report.md").read_text()
+    assert "is the floor, and a solver, `oracle`, the ceiling" in page
+    assert "which ends at 0.265; above it: `grpo`; not above it: `ppo`, `base_tool_call`." in page
     assert "| agent | less `ppo` | less `base_tool_call` | less `random` |" in page
 
 

@@ -85,11 +85,11 @@ def test_changed_answers_are_named_and_weighed(
 def test_a_drift_on_one_data_set_is_not_drowned_in_another(
     make_question: Any, make_evaluation: Any, drifted: Any
 ) -> None:
-    """All four questions of `small` turn wrong among 400 of `large`: a hundredth of all, and everything of `small`."""
+    """All eight questions of `small` turn wrong among 400 of `large`: a fiftieth of all, and everything of `small`."""
     asked = [make_question(f"l{i}") for i in range(400)]
-    asked += [dataclasses.replace(make_question(f"s{i}"), dataset="small") for i in range(4)]
+    asked += [dataclasses.replace(make_question(f"s{i}"), dataset="small") for i in range(8)]
     now, before = (
-        make_evaluation(name, asked, ["Tesk"] * 400 + [answer] * 4, calls=0, policy="w")
+        make_evaluation(name, asked, ["Tesk"] * 400 + [answer] * 8, calls=0, policy="w")
         for name, answer in (("now", "Veld"), ("before", "Tesk"))
     )
     found = drifted(now, before, asked)

@@ -46,8 +46,8 @@ def test_a_profile_by_hand(shown: list[Shown]) -> None:
     lines = [" ".join(line.replace("│", " ").split()) for line in printed.get().splitlines()]
     assert "the policy 0.750 [0.50, 1.00] 2.0 9.0 14.0 7.0" in lines
     assert [each for each in lines if " hop" in each[:7]] == [
-        "1 hop (1) 0.500 [0.50, 0.50]",
-        "2 hops (1) 1.000 [1.00, 1.00]",
+        "1 hop (1) 0.500 [0.01, 0.99]",  # of one question: .025 of all at least are like it
+        "2 hops (1) 1.000 [0.03, 1.00]",
     ]
     assert lines[-5:] == [
         "Of 2 groups of 4 samples 50% have returns that differ; an estimator that compares the samples of a group "
