@@ -59,6 +59,7 @@ class Outcome(enum.StrEnum):
 
 
 QA = "qa"  # the environment of question answering
+LONGEST_STATE = 256  # characters of a state's key
 Decode = Callable[[Sequence[int]], str]  # token ids -> text
 
 
@@ -139,10 +140,13 @@ class Step:
     stop_reason: StopReason
     calls: list[Call]  # in the order of the action; an answer makes none
     rewards: dict[str, float]  # named reward parts as the environment saw them, unweighted
+    state: str = ""  # the key of the environment's state before it, equal for equal ones; "" where none is stated
 
     def __post_init__(self) -> None:
         if not 0 <= self.action_start < self.action_stop:
             raise ValueError(f"step spans tokens [{self.action_start}, {self.action_stop}): it needs at least one")
+        if len(self.state) > LONGEST_STATE:
+            raise ValueError(f"step: field 'state' has {len(self.state)} characters; it holds at most {LONGEST_STATE}")
 
     @property
     def call_status(self) -> CallStatus:

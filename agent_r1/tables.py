@@ -51,6 +51,7 @@ def _schema(kind: type, **special: pa.DataType) -> pa.Schema:
 
 _CALLS = pa.list_(pa.struct(list(_schema(records.Call))))
 STEP_TYPE = pa.struct(list(_schema(records.Step, action_start=pa.int32(), action_stop=pa.int32(), calls=_CALLS)))
+_WITHOUT_STATE = pa.list_(pa.struct([field for field in STEP_TYPE if field.name != "state"]))  # steps of earlier rows
 _FLAT = (records.Question, records.Passage, records.Proof, records.Credit, records.Prediction)
 SCHEMAS: dict[type, pa.Schema] = {
     **{kind: _schema(kind) for kind in _FLAT},
@@ -129,11 +130,16 @@ def _table(rows: Sequence[Record], kind: type[Record]) -> pa.Table:
 
 
 def _with_defaults(table: pa.Table, kind: type[Record]) -> pa.Table:
-    """The table with the columns that it lacks, where the record has a default."""
+    """The table with the columns that it lacks, where the record has a default, and with the states of steps."""
     for field in dataclasses.fields(cast(Any, kind)):
         if field.default is not dataclasses.MISSING and field.name not in table.column_names:
             values = pa.array([field.default] * table.num_rows, type=SCHEMAS[kind].field(field.name).type)
             table = table.append_column(field.name, values)
+    at = table.schema.get_field_index("steps")
+    if at >= 0 and table.schema.types[at] == _WITHOUT_STATE:
+        rows: list[list[dict[str, Any]]] = table.column(at).to_pylist()
+        stated = [[{**step, "state": ""} for step in row] for row in rows]
+        table = table.set_column(at, SCHEMAS[kind].field("steps"), pa.array(stated, type=pa.list_(STEP_TYPE)))
     return table
 
 

@@ -58,6 +58,31 @@ def test_what_is_rewarded_is_done_more_often(task: Any, open_training: Callable[
     assert np.mean(shares[-4:]) > 0.9, shares
 
 
+def test_a_step_is_as_long_as_the_new_weights_are_far_from_the_old(
+    task: Any, open_training: Callable[..., Any]
+) -> None:
+    """None while the critic trains alone; else the new policy's k3 on the episodes that proved the old one."""
+    warming = {
+        **UPDATE,
+        "critic": {**UPDATE["critic"], "warmup": {"iterations": 1, "explained_variance": 0, "limit": 0}},
+    }
+    with open_training(task, {"credit": {"estimator": "gae"}, "update": warming}) as training:
+        metrics = training.rollout(0) | training.credit(0) | training.update(0)
+        assert "policy/kl_step" not in metrics
+        training.conclude(0, judge([metrics], training.config, rollbacks=0))
+        before = training.rollout(1) | training.credit(1)
+        proved = read_rows(training.folder.trajectories(1), Trajectory)[:16]
+        old = training.learner.logprobs(proved)
+        metrics = before | training.update(1)
+        moved = [
+            (new - one)[row.action_mask]
+            for row, one, new in zip(proved, old, training.learner.logprobs(proved), strict=True)
+        ]
+        x = np.concatenate(moved).astype(np.float64)
+        assert metrics["policy/kl_step"] == pytest.approx(np.mean(np.exp(x) - 1 - x), rel=1e-6)
+        assert metrics["policy/kl_step"] > 0
+
+
 def test_weights_that_were_not_transferred_are_noticed(
     task: Any, open_training: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

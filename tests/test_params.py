@@ -146,6 +146,10 @@ def test_starpos_runs_differ_in_what_they_are_named_after(params: Params) -> Non
     assert starpo.update.clip_low == starpo.update.clip_high < filtered.update.clip_high
     assert (filtered.credit.filter.kind, filtered.credit.filter.share) == ("top_fraction", 0.25)
     assert filtered.rollout == starpo.rollout
+    later = params.run(RunId("ragen2"))
+    assert (later.credit.filter.kind, later.credit.filter.share) == ("top_p", 0.9)
+    assert later.credit.model_copy(update={"filter": filtered.credit.filter}) == filtered.credit
+    assert (later.rollout, later.update) == (filtered.rollout, filtered.update)
     assert params.run(RunId("starpo_grpo")).rollout == starpo.rollout
     assert online.update.epochs * online.update.minibatches == 4
     shaped = params.run(RunId("starpo_32x4")).rollout
@@ -202,6 +206,8 @@ def test_a_missing_key_is_refused(content: dict[str, Any], key: str) -> None:
 
 OUT_OF_RANGE: list[tuple[Any, str, str]] = [
     (0, "train.credit.gigpo", "weight"),
+    ("board", "train.credit.gigpo", "state"),
+    (1e-9, "train.credit.filter", "share"),
     (INF, "train.credit.gigpo", "weight"),
     (0, "train.rollout", "questions samples"),
     (0, "train.update", "learning_rate clip_low minibatches"),
@@ -317,6 +323,9 @@ REFUSED = {
         estimator: gigpo | train: estimator gigpo compares the episodes of a group, and rollout.samples is 1
         estimator: grpo, kl_reward: 0.1 | credit: kl_reward 0.1 with estimator grpo ... train.update.kl_loss instead
         estimator: gigpo, gigpo.std: true, kl_reward: 0.1 | kl_reward 0.1 with estimator gigpo ... train.update.kl_loss
+        estimator: maxrl | estimator maxrl takes returns of 0 and above, and rewards.agent_r1 may be below; set
+        estimator: maxrl, rewards.agent_r1: 0, rewards.em: 1, kl_reward: 0.1 | and kl_reward may be below; ... success
+        estimator: maxrl, rewards.agent_r1: 0, rewards.em: 1 | estimator maxrl compares the episodes of a group
         estimator: rloo, whitening_floor: 0.1 | whitening_floor: 0.1 has no effect with estimator: rloo, which ... : 0
         filter.share: 0.5 | train.credit.filter: share: 0.5 has no effect with kind: none, which ... or kind: top_p
         filter.refill: 1 | train.credit.filter: refill: 1 has no effect with kind: none, which drops no group

@@ -8,7 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent_r1.records import CallStatus, Credit, Outcome, Passage, Question, Source, Step, StopReason, Trajectory
+from agent_r1.records import (
+    LONGEST_STATE,
+    CallStatus,
+    Credit,
+    Outcome,
+    Passage,
+    Question,
+    Source,
+    Step,
+    StopReason,
+    Trajectory,
+)
 
 
 def question(**changes: Any) -> Question:
@@ -52,6 +63,12 @@ def trajectory(**changes: Any) -> Trajectory:
         "answer": "Tesk",
     }
     return Trajectory(**{**fields, **changes})
+
+
+def test_a_state_of_a_step_has_a_limit() -> None:
+    assert dataclasses.replace(step(), state="x" * LONGEST_STATE).state
+    with pytest.raises(ValueError, match="step: field 'state' has 257 characters; it holds at most 256"):
+        dataclasses.replace(step(), state="x" * (LONGEST_STATE + 1))
 
 
 FLOATS = ("advantages", "values", "value_targets", "reference_logprobs")

@@ -29,7 +29,7 @@ from agent_r1.records import (
     StopReason,
     Trajectory,
 )
-from agent_r1.tables import ROW_GROUP, SCHEMAS, read_rows, row_writer, write_rows
+from agent_r1.tables import ROW_GROUP, SCHEMAS, STEP_TYPE, read_rows, row_writer, write_rows
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)  # surrogates are not text
 FILLED = TEXT.filter(str.strip)
@@ -46,6 +46,30 @@ ARRAYS: dict[str, tuple[type[np.generic], st.SearchStrategy[Any]]] = {
     ),
 }
 
+TRAJECTORY = Trajectory(
+    trajectory_id="0/q/0",
+    question_id="q",
+    group=0,
+    sample=0,
+    seed=0,
+    policy_version=0,
+    iteration=0,
+    token_ids=np.arange(3, dtype=np.int32),
+    source=np.array([0, 1, 1], np.uint8),
+    logprobs=np.zeros(3, np.float32),
+    context_starts=[0],
+    steps=[
+        Step(
+            action_start=1,
+            action_stop=3,
+            stop_reason=StopReason.END,
+            calls=[Call(tool="search", status=CallStatus.OK)],
+            rewards={"em": 1.0, "f1": 0.5},
+        )
+    ],
+    outcome=Outcome.ANSWERED,
+    answer="a",
+)
 PASSAGES = [Passage(passage_id=str(i), title=f"title {i}", text="a <|im_end|> b") for i in range(3)]
 
 
@@ -153,6 +177,22 @@ def test_another_schema_is_refused_by_the_field(tmp_path: Path, change: Any, mes
     rewrite(path, change)
     with pytest.raises(ValueError, match=f"passages.parquet: {message}"):
         read_rows(path, Passage)
+
+
+def test_steps_of_before_there_were_states_state_none(tmp_path: Path) -> None:
+    path = tmp_path / "trajectories.parquet"
+    rows = [TRAJECTORY, dataclasses.replace(TRAJECTORY, trajectory_id="empty", steps=[])]
+    write_rows(path, rows, Trajectory)
+
+    def without_states(table: pa.Table) -> pa.Table:
+        rows, at = table.column("steps").to_pylist(), table.schema.get_field_index("steps")
+        kind = pa.list_(pa.struct([field for field in STEP_TYPE if field.name != "state"]))
+        return table.set_column(at, pa.field("steps", kind, nullable=False), pa.array(rows, kind))
+
+    rewrite(path, without_states)
+    assert "state" not in str(pq.read_schema(path))
+    for one, other in zip(read_rows(path, Trajectory), rows, strict=True):
+        assert_same(one, other)
 
 
 def test_a_table_of_another_record_is_refused(tmp_path: Path) -> None:
@@ -276,7 +316,7 @@ STORED = {  # Arrow type -> the fields that are stored so
     "list<item: uint8>": "Trajectory.source",
     "list<item: struct<action_start: int32 not null, action_stop: int32 not null, stop_reason: string not null, "
     "calls: list<item: struct<tool: string not null, arguments: string not null, status: string not null, "
-    "latency_s: double not null>> not null, rewards: map<string, double> not null>>": "Trajectory.steps",
+    "latency_s: double not null>> not null, rewards: map<string, double> not null, state: string not null>>": "Trajectory.steps",
 }
 
 

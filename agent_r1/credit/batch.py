@@ -65,7 +65,7 @@ def collate(
         whitening_mask=pad_masks(switches.whitening),
         critic_mask=pad_masks(switches.critic),
         groups=groups_of(chosen),
-        states=np.concatenate([step_states(each) for each in chosen]) if params.estimator == "gigpo" else None,
+        states=_states(chosen, params) if params.estimator == "gigpo" else None,
     )
 
 
@@ -115,13 +115,25 @@ def token_steps(trajectory: Trajectory) -> NDArray[np.int32]:
     return steps
 
 
-def step_states(trajectory: Trajectory) -> NDArray[np.int64]:
-    """[K] a hash of the token ids of the context that the policy read before each step, from the context's start."""
+def _states(trajectories: Sequence[Trajectory], params: CreditParams) -> NDArray[np.int64]:
+    by_env = params.gigpo.state == "env"
+    return np.concatenate([step_states(each, by_env=by_env) for each in trajectories])
+
+
+def step_states(trajectory: Trajectory, *, by_env: bool) -> NDArray[np.int64]:
+    """[K] a hash of the state that each step was taken in: the environment's if it is asked for and was stated.
+
+    Else it is the context that the policy read: its token ids before the step, from the context's start.
+    """
     starts = [step.action_start for step in trajectory.steps]
     opened = [max(each for each in trajectory.context_starts if each <= start) for start in starts]
     contexts = [trajectory.token_ids[slice(*bounds)].tobytes() for bounds in zip(opened, starts, strict=True)]
-    digests = [blake2b(context, digest_size=8).digest() for context in contexts]
-    return np.array([int.from_bytes(digest, signed=True) for digest in digests], np.int64)
+    stated = [step.state.encode() if by_env else b"" for step in trajectory.steps]
+    hashes = [
+        blake2b(state or context, digest_size=8, person=b"state" if state else b"")
+        for state, context in zip(stated, contexts, strict=True)
+    ]
+    return np.array([int.from_bytes(each.digest(), signed=True) for each in hashes], np.int64)
 
 
 def _pad(rows: Sequence[NDArray[Any]], fill: int = 0) -> NDArray[Any]:

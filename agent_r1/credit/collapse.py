@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import gt, itemgetter, lt
+from operator import itemgetter
 from typing import Literal
 
 from agent_r1.params.train import MonitorParams
@@ -23,7 +23,16 @@ class Sign:
     side: Literal["above", "below"]  # of its limit that is the bad one
     standard: Callable[..., Iteration]  # (the first iterations, key=) -> the one to be held against
     limit: Callable[[str, Iteration, Iteration, float], float]  # of standard, the one judged, threshold
-    among_all: bool = False  # the standard is one of all iterations before, not of the first alone
+    among: Literal["first", "healthy", "all"] = "first"  # iterations before, of which one is the standard
+
+    def chosen(self, past: Sequence[Iteration], first: int) -> Iteration:
+        """The standard among some iterations."""
+        among = {"first": past[:first], "healthy": past[-first:], "all": past}[self.among]
+        return self.standard(among, key=itemgetter(self.metric))
+
+    def beyond(self, judged: Iteration, limit: float) -> bool:
+        """Whether an iteration is on the bad side of a limit."""
+        return judged[self.metric] > limit if self.side == "above" else judged[self.metric] < limit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,13 +85,23 @@ def _alarm(
     before, last = judged[:-streak], judged[-streak:]
     if not before:
         return None
-    standard = sign.standard(before if sign.among_all else before[:first], key=itemgetter(sign.metric))
-    values = [each[sign.metric] for each in last]
+    if sign.among == "healthy":
+        before = _healthy(sign, before, threshold, first)
+    standard = sign.chosen(before, first)
     limits = [sign.limit(sign.metric, standard, each, threshold) for each in last]
-    beyond = gt if sign.side == "above" else lt
-    if not all(map(beyond, values, limits)):
+    if not all(map(sign.beyond, last, limits)):
         return None
-    return Alarm(sign=name, metric=sign.metric, value=values[-1], standard=standard[sign.metric], limit=limits[-1])
+    value = last[-1][sign.metric]
+    return Alarm(sign=name, metric=sign.metric, value=value, standard=standard[sign.metric], limit=limits[-1])
+
+
+def _healthy(sign: Sign, past: Sequence[Iteration], threshold: float, first: int) -> list[Iteration]:
+    """The iterations that did not show the sign, held against those before them that did not."""
+    found = [past[0]]
+    for each in past[1:]:
+        if not sign.beyond(each, sign.limit(sign.metric, sign.chosen(found, first), each, threshold)):
+            found.append(each)
+    return found
 
 
 def _lower_median(among: Sequence[Iteration], *, key: Callable[[Iteration], float]) -> Iteration:
@@ -91,6 +110,10 @@ def _lower_median(among: Sequence[Iteration], *, key: Callable[[Iteration], floa
 
 def _multiple(metric: str, standard: Iteration, _: Iteration, threshold: float) -> float:
     return threshold * standard[metric]
+
+
+def _absolute(metric: str, standard: Iteration, _: Iteration, threshold: float) -> float:
+    return threshold
 
 
 def _part_of_the_way_to_one(metric: str, standard: Iteration, _: Iteration, threshold: float) -> float:
@@ -113,13 +136,16 @@ def _multiple_unless_solved(metric: str, standard: Iteration, judged: Iteration,
 # The standard is the healthiest of the first iterations, so that a run that collapses at once is noticed; for entropy,
 # which can err on both sides, it is their median. Entropy is judged by the surprisal of all sampled tokens: groups of
 # equal returns have no gradient and go through no other pass, and their share changes as a run learns. In one iteration
-# it errs by a tenth, against thresholds of a tenth and of four times. Gradient norms grow in healthy runs: a spike
-# stands out from all iterations before it.
+# it errs by a tenth, against thresholds of a tenth and of four times. A jump stands out from the last iterations that
+# had none; twice as much is seen in healthy runs. An update that moves the policy too far does so in any run. Gradient
+# norms grow in healthy runs: a spike stands out from all iterations before it.
 SIGNS = {
     "reward_std_fall": Sign("reward/std_in_groups", "below", max, _multiple_unless_solved),
     "entropy_fall": Sign("rollout/surprisal", "below", _lower_median, _multiple),
     "entropy_rise": Sign("rollout/surprisal", "above", _lower_median, _multiple),
-    "grad_norm_spike": Sign("policy/grad_norm", "above", _lower_median, _multiple, among_all=True),
+    "surprisal_jump": Sign("rollout/surprisal", "above", _lower_median, _multiple, among="healthy"),
+    "long_step": Sign("policy/kl_step", "above", min, _absolute),
+    "grad_norm_spike": Sign("policy/grad_norm", "above", _lower_median, _multiple, among="all"),
     "valid_call_fall": Sign("rollout/valid_call_share", "below", max, _multiple),
     "answer_repetition": Sign("rollout/answer_repetition", "above", min, _part_of_the_way_to_one),
     "thought_repetition": Sign("rollout/thought_repetition", "above", min, _part_of_the_way_to_one),

@@ -35,6 +35,7 @@ from agent_r1.params.credit import CreditParams
 from agent_r1.records import Mask
 
 GROUP_EPSILON = 1e-6  # DESIGN §6
+ROUNDING = 1e-9  # of a sum of rewards
 
 logger = logging.getLogger(__name__)
 
@@ -142,6 +143,22 @@ def dr_grpo(batch: Batch, params: CreditParams) -> Estimate:
     return without_critic(broadcast(_compare_returns(batch)[0], batch))
 
 
+def maxrl(batch: Batch, params: CreditParams) -> Estimate:
+    """(R - mean) / mean within the group; 0 where all returns are 0, and in a group of one.
+
+    Where a return is 1 or 0, its gradient tends to that of log P(success) as a group grows: a question weighs the more
+    the harder it is. A ValueError refuses a negative return.
+
+    Source: MaxRL, Tajwar et al. 2026 (arXiv 2602.02710); `p_normalization` of its authors' code.
+    """
+    deviations, _, _ = _compare_returns(batch)
+    returns = batch.rewards.sum(axis=1)
+    if (least := returns.min()) < -ROUNDING:
+        raise ValueError(f"estimator maxrl takes returns of 0 and above, and one is {least:g}; weigh no part below 0")
+    means = returns - deviations
+    return without_critic(broadcast(deviations / np.where(means > ROUNDING, means, 1.0), batch))
+
+
 def rloo(batch: Batch, params: CreditParams) -> Estimate:
     """R minus the mean of the group's others, which is n / (n - 1) (R - mean) in a group of n; 0 in a group of one.
 
@@ -173,9 +190,10 @@ def gigpo(batch: Batch, params: CreditParams) -> Estimate:
 
     The first compares returns, as `dr_grpo` does, the second returns to go (`step_gamma` per step). With `gigpo.std`
     each is divided by the sample std of its comparison, as in `grpo`. A step whose state occurs once in its group has
-    the first alone. Equal states are equal contexts, token for token: the first step's always are.
+    the first alone. Equal states are those of the environment or, as `gigpo.state` says, equal contexts: `step_states`.
 
-    Source: GiGPO, Feng et al. 2025 (arXiv 2505.10978), Eq. 3 to 8, with F_norm = 1 or std.
+    Source: GiGPO, Feng et al. 2025 (arXiv 2505.10978), Eq. 3 to 8, with F_norm = 1 or std; its anchor states are the
+    environment's.
     """
     if batch.states is None:
         raise RuntimeError("gigpo compares states, and the batch has none")
@@ -210,7 +228,7 @@ def reinforce_pp_baseline(batch: Batch, params: CreditParams) -> Estimate:
 
 
 _WITH_CRITIC = (gae, step_gae, bi_level_gae)
-_WITHOUT = (grpo, dr_grpo, rloo, step_return, gigpo, reinforce_pp, reinforce_pp_baseline)
+_WITHOUT = (grpo, dr_grpo, maxrl, rloo, step_return, gigpo, reinforce_pp, reinforce_pp_baseline)
 ESTIMATORS: dict[str, Callable[[Batch, CreditParams], Estimate]] = {
     each.__name__: each for each in (*_WITH_CRITIC, *_WITHOUT)
 }

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from agent_r1.answers import normalize
 from agent_r1.credit.batch import Floats, group_statistics
 from agent_r1.params.train import LARGEST_K3, LARGEST_LOG_RATIO
-from agent_r1.records import CallStatus, Credit, Outcome, StopReason, Trajectory
+from agent_r1.records import CallStatus, Credit, Floats32, Outcome, StopReason, Trajectory
 
 NGRAM = 4  # tokens; short enough for a bare answer, long enough that two questions rarely share one by chance
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd and without structure: the golden ratio of 2^64
@@ -21,11 +21,28 @@ OUTCOMES = tuple(each for each in Outcome if each is not Outcome.ABORTED)  # cre
 def reference_metrics(trajectories: Sequence[Trajectory], kl: Sequence[Floats]) -> dict[str, float]:
     """The penalty (`kl_rewards`) per trajectory, before its coefficient, and the estimate k3 per action token."""
     differences = np.concatenate([each[t.action_mask] for t, each in zip(trajectories, kl, strict=True)])
+    return {"reward/kl": _mean([each.sum() for each in kl]), "policy/reference_kl": _k3(differences)}
+
+
+def step_metrics(
+    trajectories: Sequence[Trajectory], before: Sequence[Floats32], after: Sequence[Floats32]
+) -> dict[str, float]:
+    """How far an update moved the policy: k3 of KL(before || after) per action token, from both logprobs [L] in nats.
+
+    The tokens were drawn before it. Nothing where there are none.
+    """
+    moves = [
+        (later.astype(np.float64) - earlier)[t.action_mask]
+        for t, earlier, later in zip(trajectories, before, after, strict=True)
+    ]
+    moved = np.concatenate([np.zeros(0), *moves])
+    return {"policy/kl_step": _k3(moved)} if len(moved) else {}
+
+
+def _k3(differences: Floats) -> float:
+    """The mean over tokens of exp(x) - 1 - x, at most 10, for differences x of logprobs; see `losses.k3`."""
     clamped = differences.clip(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
-    return {
-        "reward/kl": _mean([each.sum() for each in kl]),
-        "policy/reference_kl": _mean(np.minimum(np.expm1(clamped) - clamped, LARGEST_K3)),
-    }
+    return _mean(np.minimum(np.expm1(clamped) - clamped, LARGEST_K3))
 
 
 def returns_of(totals: Sequence[Floats]) -> Floats:

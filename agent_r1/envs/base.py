@@ -10,10 +10,11 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from itertools import islice
 from typing import Any, NamedTuple, NoReturn
 
-from agent_r1.records import Call, CallStatus, Outcome, status_of
+from agent_r1.records import LONGEST_STATE, Call, CallStatus, Outcome, status_of
 
 _THOUGHT = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)
 _BLOCK = re.compile(r"<(tool_call|answer)>(.*?)</\1>", re.DOTALL)
@@ -83,6 +84,11 @@ class Env:
     user: str  # the opening user message
     tools: Sequence[dict[str, Any]] = ()  # JSON schemas in the OpenAI function form, for the chat template
 
+    @property
+    def state(self) -> str:
+        """The key of the state that the next action meets, equal for equal states; "" where none is stated."""
+        return ""
+
     async def open(self) -> None:
         """Makes the environment ready for the first action, such as by connecting to a server."""
 
@@ -95,6 +101,14 @@ class Env:
 
     async def close(self) -> None:
         """Frees the resources of the episode, however it ended."""
+
+
+def stored_state(env: Env) -> str:
+    """The key of an environment's state as a step keeps it: a hash of it where it is long or not ASCII."""
+    key = env.state
+    if key.isascii() and len(key) <= LONGEST_STATE:
+        return key
+    return blake2b(key.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
 async def opened(env: Env) -> Env:

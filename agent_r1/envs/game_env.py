@@ -113,6 +113,11 @@ class GameEnv(Env):
         self.system = " ".join(filter(None, [self._style.system.format(**told_first), limits.instructions]))
         self.user = self._style.user.format(**told_first) + self._turn()
 
+    @property
+    def state(self) -> str:
+        """The board, however many moves are left."""
+        return "\n".join(self.game.grid())
+
     async def step(self, action: str) -> Transition:
         """Takes an action's text, without its end token."""
         if self._is_over():

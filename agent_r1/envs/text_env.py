@@ -143,6 +143,11 @@ class ToolWorld(ToolEnv):
         )
         self.user, self._most_characters = task or question.text, limits.max_result_characters
 
+    @property
+    def state(self) -> str:
+        """Unknown: an answer of a world's tool is no state of the world."""
+        return ""
+
     def offer(self, tools: Sequence[Tool]) -> None:
         """Makes these the tools of the episode."""
         self._tools = {tool.name: Limited(tool, self._most_characters, UnderWay()) for tool in tools}

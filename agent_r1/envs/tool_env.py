@@ -59,8 +59,14 @@ class ToolEnv(Env):
         self._gold = None if isinstance(question, str) else question
         self._unseen = set(self._gold.gold_titles) if self._gold else set()
         self._shown: list[str] = []
+        self._read = ""
         self._step, self._max_steps, self._parallel_calls = 0, max_steps, parallel_calls
         self._journal, self._seed = journal, seed
+
+    @property
+    def state(self) -> str:
+        """The last observation."""
+        return self._read
 
     async def step(self, action: str) -> Transition:
         """Takes an action's text, without its end token."""
@@ -78,8 +84,10 @@ class ToolEnv(Env):
         if self._step == self._max_steps:
             last = Outcome.MALFORMED if parsed.problem else Outcome.TURN_LIMIT
             return Transition(outcome=last, calls=calls, rewards=facts)
+        observations = tuple(each.said for each in made)
+        self._read = "\n".join(observations)
         return Transition(
-            observations=tuple(each.said for each in made),
+            observations=observations,
             calls=calls,
             rewards=facts,
             rewards_when_read=self._take_in([each.result for each in made]),

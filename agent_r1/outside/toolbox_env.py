@@ -27,10 +27,11 @@ class ToolboxSetup(Setup):
 
 @runtime_checkable
 class Box(Protocol):
-    """An object of one episode; its public methods but `get_reward` are tools.
+    """An object of one episode; its public methods but `get_reward` and `state_key` are tools.
 
     `get_reward` gives a finite number at the end, now or when awaited; its parameter `answer`, if any, is the agent's
-    answer. Without it `self.reward` is the reward. `self.done = True` ends the episode.
+    answer. Without it `self.reward` is the reward. `self.done = True` ends the episode. `state_key` gives a text, equal
+    for equal states.
     """
 
     def reset(self, **row: Any) -> Any:
@@ -52,6 +53,14 @@ class ToolboxEnv(ToolWorld):
         self._where = f"env.toolbox.{self._setup.name}"
         self._box = _made(self._where, self._params)
         self.offer(methods(self._box, timeout_s=self._params.timeout_s, refusal=Exception))
+
+    @property
+    def state(self) -> str:
+        """The object's `state_key`, if it has one; a ValueError refuses what is no text."""
+        key = getattr(self._box, "state_key", str)()
+        if not isinstance(key, str):
+            raise ValueError(f"{self._where}: state_key gave {key!r:.80}; the key of a state is text")
+        return key
 
     async def open(self) -> None:
         if (said := await self._told("reset", self._box.reset(**self._setup.row))) is not None:

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from agent_r1.params.sections import Natural, Section, Share, Weight, nearest
 
 LOGGED = frozenset({"total", "max", "std", "std_in_groups", "kl"})  # metrics reward/... that are no parts
+FALLING = ["agent_r1", "failed_call", "repeat_call", "no_answer", "overlong", "length"]  # parts that may be below 0
 OF_ANSWERS = ["agent_r1", "em", "f1", "grounded", "progress", "no_answer"]  # parts of questions that are answered
 _NAME = re.compile(r"[A-Za-z_]\w{,99}", re.ASCII)
 
@@ -95,6 +96,7 @@ Estimator = Literal[
     "bi_level_gae",
     "grpo",
     "dr_grpo",
+    "maxrl",
     "rloo",
     "step_return",
     "gigpo",
@@ -104,7 +106,7 @@ Estimator = Literal[
 WITH_CRITIC = frozenset({"gae", "step_gae", "bi_level_gae"})
 STEPS_IN_GROUPS = frozenset({"step_return", "gigpo"})  # compare the steps of a group's trajectories
 STEP_LEVEL = frozenset({"step_gae", "bi_level_gae", *STEPS_IN_GROUPS})  # steps hold action tokens and no others
-WITH_GROUPS = frozenset({"grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", *STEPS_IN_GROUPS})
+WITH_GROUPS = frozenset({"grpo", "dr_grpo", "maxrl", "rloo", "reinforce_pp_baseline", *STEPS_IN_GROUPS})
 WITH_WHITENING = frozenset({*WITH_CRITIC, "reinforce_pp", "reinforce_pp_baseline"})
 READS: dict[str, frozenset[str]] = {  # what each reads of `credit` that others do not
     "gae": frozenset({"gamma", "lam", "target_lam"}),
@@ -120,7 +122,7 @@ class FilterParams(Section):
     """Which groups are trained on; see `agent_r1.credit.assign.select`."""
 
     kind: Literal["none", "top_p", "top_fraction"]
-    share: Annotated[float, Field(gt=0, le=1)]
+    share: Annotated[float, Field(ge=1e-6, le=1)]  # a smaller one would keep nothing
     refill: Natural
 
 
@@ -136,6 +138,7 @@ class GigpoParams(Section):
 
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     std: bool
+    state: Literal["env", "context"]
 
 
 class CreditParams(Section):

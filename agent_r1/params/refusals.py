@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any, get_args
 
 from agent_r1.params import stages
-from agent_r1.params.credit import OF_ANSWERS, WITH_CRITIC, WITH_WHITENING, CreditParams, FilterParams
+from agent_r1.params.credit import FALLING, OF_ANSWERS, WITH_CRITIC, WITH_WHITENING, CreditParams, FilterParams
 from agent_r1.params.env import ContextParams, EnvParams, GymnasiumParams, McpParams
 from agent_r1.params.places import SWEEP, RunId
 from agent_r1.params.prepare import BUILT_IN, AtlasShares, OthersParams, PrepareParams, SokobanParams, WorldSeeds
@@ -188,6 +188,10 @@ def credit(p: CreditParams) -> Refusals:
     if divides_by_std and p.kl_reward:
         why = "would be scaled up to unit variance where a group's rewards are equal"
         yield f"kl_reward {p.kl_reward} with {estimator} {why}; set it to 0, and train.update.kl_loss instead"
+    falling = [f"rewards.{part}" for part in FALLING if p.rewards.weights[part]] + ["kl_reward"] * (p.kl_reward > 0)
+    if p.estimator == "maxrl" and falling:
+        why = f"takes returns of 0 and above, and {falling[0]} may be below; set it to 0"
+        yield f"{estimator} {why}, and weigh others, such as success"
     if (p.rewards.overlong > 0) != (p.overlong_buffer > 0):
         given = f"overlong_buffer {p.overlong_buffer} with rewards.overlong {p.rewards.overlong}"
         yield f"{given} has no effect; set both above 0, or both to 0"

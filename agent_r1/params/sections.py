@@ -83,6 +83,9 @@ NEUTRAL: dict[str, Any] = {
     "env.gymnasium.*.observation": "",
     "env.gymnasium.*.success": None,
     "model.packing": False,
+    "train.credit.gigpo.state": "context",
+    "train.monitor.thresholds.long_step": 0.0,
+    "train.monitor.thresholds.surprisal_jump": 0.0,
     "train.validation.samples": 1,
     "warm_start.checkpoint_every": 0,
 }

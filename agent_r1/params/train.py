@@ -84,6 +84,8 @@ class MonitorThresholds(Section):
     reward_std_fall: Share = 0.4  # share of the first; of the std of the returns, in groups if there are any
     entropy_fall: Share = 0.1  # share of the first; of the surprisal of the actions
     entropy_rise: Multiple = 4.0  # times the first
+    surprisal_jump: Multiple  # times the last ones without a jump
+    long_step: Weight  # nats per action token
     grad_norm_spike: Multiple = 5.0  # times the median of all iterations before
     valid_call_fall: Share = 0.7  # share of the first
     answer_repetition: Share = 0.5  # share of the way from the first up to 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from agent_r1.envs.base import Attempt, Env, Restart, Transition, split_action
+from agent_r1.envs.base import Attempt, Env, Restart, Transition, split_action, stored_state
 from agent_r1.faults import WorldFault
 from agent_r1.params.env import ContextParams, EnvParams
 from agent_r1.records import Outcome, Source, Step, StopReason, Trajectory
@@ -33,6 +33,10 @@ def in_context(env: Env, context: ContextParams) -> Env:
 class _Around(Env):
     def __init__(self, env: Env, every: int) -> None:
         self._env, self._every, self._steps = env, every, 0
+
+    @property
+    def state(self) -> str:
+        return self._env.state
 
     async def open(self) -> None:
         await self._env.open()
@@ -79,6 +83,11 @@ class Summary(_Around):
     def asks(self) -> bool:
         """Whether the next action is a summary."""
         return self._said is not None
+
+    @property
+    def state(self) -> str:
+        """None for a summary, which is no action on the environment's state."""
+        return "" if self.asks else super().state
 
     async def step(self, action: str) -> Transition:
         """The environment's answer, or after a summary the new context; see `Env.step`."""
@@ -196,6 +205,7 @@ class Episode:
         closed = action.stop_reason is StopReason.END
         said = self._chat.decode(action.token_ids[:-1] if closed else action.token_ids)
         text = self._chat.understood(self._chat.opened(request.context) + said, self._env.tools)
+        state = stored_state(self._env)
         try:
             transition = await self._env.step(text)
         except WorldFault as fault:
@@ -208,6 +218,7 @@ class Episode:
             stop_reason=action.stop_reason,
             calls=list(transition.calls),
             rewards=transition.rewards | (transition.rewards_when_read if read else {}),
+            state=state,
         )
         self._steps.append(step)
         return StepView(

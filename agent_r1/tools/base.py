@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 MAX_CHARACTERS = 16_384  # of a schema as JSON: the policy reads all of it in every prompt
 MAX_DEPTH = 32  # of values inside of each other
-_NOT_TOOLS = ("reset", "get_reward")  # public methods of an episode's object that are not for the policy
+_NOT_TOOLS = ("reset", "get_reward", "state_key")  # public methods of an episode's object that are not for the policy
 
 
 def function_schema(name: str, description: str, parameters: Mapping[str, Any]) -> Schema:
@@ -229,7 +229,7 @@ def methods(box: object, *, timeout_s: float | None = None, refusal: type[Except
     """The public methods of an object of one episode as tools, in the order in which its class defines them.
 
     The contract of TRL's environments: every public method is typed and documented, `def` or `async def`, which has the
-    limit of time; `reset` and `get_reward` are for the training and not for the policy.
+    limit of time; `reset`, `get_reward` and `state_key` are for the training and not for the policy.
     """
     names = dict.fromkeys(name for kind in reversed(type(box).__mro__) for name in vars(kind))
     public = [name for name in names if not name.startswith("_") and name not in _NOT_TOOLS]

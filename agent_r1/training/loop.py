@@ -12,7 +12,7 @@ from typing import Self
 
 from agent_r1.costs import Costs
 from agent_r1.credit.assign import assign
-from agent_r1.credit.metrics import value_metrics
+from agent_r1.credit.metrics import step_metrics, value_metrics
 from agent_r1.devices.sharing import ALONE, Ranks
 from agent_r1.envs.shared import Shared
 from agent_r1.gpus import visible_gpus
@@ -22,7 +22,7 @@ from agent_r1.learn.losses import Metrics
 from agent_r1.learn.memory import measure
 from agent_r1.params import Params
 from agent_r1.params.train import TrainParams
-from agent_r1.records import Credit, Question, Trajectory, words_of
+from agent_r1.records import Credit, Proof, Question, Trajectory, words_of
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.training import watch
 from agent_r1.training.collection import Collector, TrainedEngine, start_engine
@@ -159,8 +159,20 @@ class Training:
         explained = value_metrics(credits_).get("value/explained_variance", 0.0)
         first, self.learner.params = self.folder.policy_from(iteration, self.learner, explained), self.current.update
         rate = 0.0 if first is None else self.config.rate(iteration, first)
-        critic_rate = self.config.rate(iteration)
-        return self.learner.update(trajectories, credits_, iteration, rate=rate, critic_rate=critic_rate)
+        critic_rate, version = self.config.rate(iteration), self.learner.policy_version
+        metrics = self.learner.update(trajectories, credits_, iteration, rate=rate, critic_rate=critic_rate)
+        return metrics | (self._step(trajectories, iteration) if self.learner.policy_version > version else {})
+
+    def _step(self, trajectories: Sequence[Trajectory], iteration: int) -> Metrics:
+        """How far the update moved the policy, on the trajectories that proved the weights before; none, if none did.
+
+        Nothing proved an iteration that was collected ahead.
+        """
+        path = self.folder.proof(iteration)
+        before = {each.trajectory_id: each.learner_logprobs for each in read_rows(path, Proof)} if path.exists() else {}
+        proved = [each for each in trajectories if each.trajectory_id in before]
+        logprobs = self.learner.logprobs(proved)
+        return step_metrics(proved, [before[each.trajectory_id] for each in proved], logprobs)
 
     def conclude(self, iteration: int, verdict: watch.Verdict) -> Metrics:
         """Makes the iteration a finished one, with a checkpoint where one is due, or goes back to the last good one.

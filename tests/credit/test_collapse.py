@@ -25,6 +25,7 @@ CALM = {
     "reward/std_in_groups": 0.4,
     "rollout/surprisal": 0.3,
     "policy/grad_norm": 0.2,
+    "policy/kl_step": 0.01,
     "rollout/valid_call_share": 0.9,
     "rollout/answer_repetition": 0.1,
     "rollout/thought_repetition": 0.4,
@@ -34,6 +35,8 @@ WORKED: dict[str, tuple[str, float, float, float, float]] = {
     "reward_std_fall": ("reward/std_in_groups", 0.5, 0.2, 0.19, 0.2),  # 0.5 x 0.4
     "entropy_fall": ("rollout/surprisal", 0.1, 0.03, 0.02, 0.03),  # 0.1 x 0.3
     "entropy_rise": ("rollout/surprisal", 4.0, 1.2, 1.3, 1.2),  # 4 x 0.3
+    "surprisal_jump": ("rollout/surprisal", 2.0, 0.6, 0.61, 0.6),  # 2 x 0.3
+    "long_step": ("policy/kl_step", 0.1, 0.1, 0.11, 0.1),  # whatever it was before
     "grad_norm_spike": ("policy/grad_norm", 5.0, 1.0, 1.1, 1.0),  # 5 x 0.2
     "valid_call_fall": ("rollout/valid_call_share", 0.5, 0.45, 0.44, 0.45),  # 0.5 x 0.9
     "answer_repetition": ("rollout/answer_repetition", 0.5, 0.55, 0.56, 0.55),  # 0.1 + 0.5 x (1 - 0.1)
@@ -131,6 +134,22 @@ def test_entropy_is_held_against_the_median_of_the_first() -> None:
     assert seen(history("rollout/surprisal", 0.3, 2.0, 0.4, 0.039), both) == ["entropy_fall"]
     assert seen(history("rollout/surprisal", 0.3, 2.0, 0.4, 1.5), both) == []
     assert seen(history("rollout/surprisal", 0.3, 2.0, 0.4, 1.61), both) == ["entropy_rise"]
+
+
+def test_surprisal_jumps_from_the_last_iterations_without_a_jump() -> None:
+    """From 0.4 at a threshold of 1.5, though it was higher once, and though one before had jumped."""
+    jumps = monitor(surprisal_jump=1.5)
+    assert seen(history("rollout/surprisal", 0.8, 0.8, 0.8, 0.4, 0.4, 0.61), jumps) == ["surprisal_jump"]
+    assert seen(history("rollout/surprisal", 0.8, 0.8, 0.8, 0.4, 0.4, 0.59), jumps) == []
+    assert seen(history("rollout/surprisal", 0.4, 0.5, 0.6, 0.61), jumps) == []
+    assert seen(history("rollout/surprisal", 0.4, 0.4, 0.9, 0.9, 0.9, 0.61), jumps) == ["surprisal_jump"]
+
+
+def test_a_step_is_too_long_in_any_run() -> None:
+    """Also where the steps before were no shorter; an iteration that trains no policy has none."""
+    long = monitor(long_step=0.1)
+    assert seen(history("policy/kl_step", 0.5, 0.11), long) == ["long_step"]
+    assert seen([*history("policy/kl_step", 0.5, 0.5), without(CALM, "policy/kl_step")], long) == []
 
 
 def test_a_gradient_spikes_against_the_median_of_all_before() -> None:

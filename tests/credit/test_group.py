@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_r1.credit.batch import Batch, group_statistics
-from agent_r1.credit.estimators import dr_grpo, grpo, rloo
+from agent_r1.credit.estimators import dr_grpo, grpo, maxrl, rloo
 from agent_r1.params.credit import CreditParams
 from tests.credit.letters import batch, params
 
 ROOT = math.sqrt(2)
-ESTIMATORS = pytest.mark.parametrize("estimator", [grpo, dr_grpo, rloo])
+ESTIMATORS = pytest.mark.parametrize("estimator", [grpo, dr_grpo, maxrl, rloo])
 
 
 def advantages(estimator: Callable[..., Any], made: Batch, chosen: CreditParams) -> np.ndarray:
@@ -37,6 +37,8 @@ def advantages(estimator: Callable[..., Any], made: Batch, chosen: CreditParams)
         # Group 2: returns 2, 4, mean 3, sample std sqrt(2).
         (grpo, [-1 / 2, -1 / ROOT, -1 / 2, -1 / 2, 1 / ROOT, 3 / 2]),
         (dr_grpo, [-1 / 4, -1, -1 / 4, -1 / 4, 1, 3 / 4]),
+        # By the mean: -1/4 and 3/4 by 1/4; -1 and 1 by 3.
+        (maxrl, [-1, -1 / 3, -1, -1, 1 / 3, 3]),
         # Against the mean of the others: 0 - 1/3 three times, 1 - 0; 2 - 4, 4 - 2.
         (rloo, [-1 / 3, -2, -1 / 3, -1 / 3, 2, 1]),
     ],
@@ -50,6 +52,13 @@ def test_grpo_divides_by_the_std_plus_1e_6() -> None:
     # Returns 0 and 2e-6: deviation 1e-6, sample std sqrt(2) 1e-6, advantage 1 / (sqrt 2 + 1).
     made = batch([("PA", [0]), ("PA", [2e-6])])
     np.testing.assert_allclose(advantages(grpo, made, params("grpo")), [1 - ROOT, ROOT - 1], rtol=1e-9)
+
+
+def test_maxrl_takes_no_return_below_0() -> None:
+    """A group that earned nothing learns nothing."""
+    assert not advantages(maxrl, batch([("PA", [0]), ("PA", [0])]), params("maxrl")).any()
+    with pytest.raises(ValueError, match="maxrl takes returns of 0 and above, and one is -1; weigh no part below 0"):
+        maxrl(batch([("PA", [2]), ("PA", [-1])]), params("maxrl"))
 
 
 @ESTIMATORS
@@ -88,7 +97,8 @@ members = st.lists(st.tuples(st.integers(0, 3), st.integers(-16, 16)), min_size=
 def test_advantages_sum_to_nothing_within_every_group(
     estimator: Callable[..., Any], rows: list[tuple[int, int]]
 ) -> None:
-    made = batch([("PA", [reward]) for _, reward in rows], groups=[group for group, _ in rows])
+    returns = [abs(reward) if estimator is maxrl else reward for _, reward in rows]
+    made = batch([("PA", [reward]) for reward in returns], groups=[group for group, _ in rows])
     found = advantages(estimator, made, params("grpo"))
     for group in set(made.groups):
         assert abs(found[made.groups == group].sum()) < 1e-9

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agent_r1.credit.assign import assign, kl_rewards
-from agent_r1.credit.metrics import reference_metrics
+from agent_r1.credit.metrics import reference_metrics, step_metrics
 from agent_r1.records import Trajectory
 from tests.credit.letters import params, progress, trajectory
 
@@ -95,3 +95,12 @@ def test_credit_keeps_the_references_logprobs_of_action_tokens_whatever_the_loss
 def test_a_penalty_without_a_reference_is_refused(episode: Trajectory) -> None:
     with pytest.raises(ValueError, match=r"kl_reward 0\.1 needs a reference's logprobs"):
         assign([episode], [np.zeros(5, np.float32)], params(kl_reward=0.1))
+
+
+def test_a_step_by_hand(episode: Trajectory) -> None:
+    """The old weights gave the action tokens -1, -2 and -3, the new ones log 2 more, log 2 less, and all there is."""
+    after = LOGPROBS + np.array([9, math.log(2), -math.log(2), 9, 3], np.float32)
+    k3 = [2 - 1 - math.log(2), 0.5 - 1 + math.log(2), 10]  # e^3 - 4 is 16
+    assert step_metrics([episode], [LOGPROBS], [after]) == pytest.approx({"policy/kl_step": sum(k3) / 3})
+    assert step_metrics([episode], [LOGPROBS], [LOGPROBS]) == {"policy/kl_step": 0}
+    assert step_metrics([], [], []) == {}

@@ -59,14 +59,14 @@ def test_gigpo_adds_the_step_among_equal_states_to_the_episode() -> None:
     made = batch(rows, states=[8, 9, 8, 9, 6, 8])
     episode, step = [[-1, -1], [0, 0, 0], [1]], [[-1, -1], [-1, 1, 0], [2]]
     for weight in (1.0, 0.25):
-        chosen = params("gigpo", step_gamma=0.5, gigpo={"weight": weight, "std": False})
+        chosen = params("gigpo", step_gamma=0.5, gigpo={"weight": weight, "std": False, "state": "env"})
         wanted = [
             np.add(*[np.array(part) * scale for part, scale in zip(pair, (1, weight), strict=True)])
             for pair in zip(episode, step, strict=True)
         ]
         assert close(of_steps(gigpo(made, chosen).advantages, made), wanted)
     # Sample std: of the returns 1; of 2, 2, 5 it is sqrt((1 + 1 + 4) / 2) = sqrt 3; of 2, 4 it is sqrt 2.
-    by_std = gigpo(made, params("gigpo", step_gamma=0.5, gigpo={"weight": 1.0, "std": True}))
+    by_std = gigpo(made, params("gigpo", step_gamma=0.5, gigpo={"weight": 1.0, "std": True, "state": "env"}))
     three, two = 1 / math.sqrt(3), 1 / math.sqrt(2)
     wanted = [[-1 - three, -1 - two], [-three, two, 0], [1 + 2 * three]]
     assert close(of_steps(by_std.advantages, made), wanted)
@@ -95,7 +95,7 @@ def test_with_one_step_per_episode_a_step_is_its_episode(rows: list[Any], groups
     episodes = dr_grpo(made, params("dr_grpo")).advantages
     np.testing.assert_allclose(step_return(made, params("step_return")).advantages, episodes, atol=1e-12)
     np.testing.assert_allclose(gigpo(made, params("gigpo")).advantages, 2 * episodes, atol=1e-12)
-    by_std = gigpo(made, params("gigpo", gigpo={"weight": 1.0, "std": True})).advantages
+    by_std = gigpo(made, params("gigpo", gigpo={"weight": 1.0, "std": True, "state": "env"})).advantages
     np.testing.assert_allclose(by_std, 2 * grpo(made, params("grpo")).advantages, atol=1e-12)
 
 
@@ -105,7 +105,7 @@ def test_without_equal_states_gigpo_is_its_episode(rows: list[Any], groups: list
     made = batch(rows, groups=groups[: len(rows)])
     assert made.states is not None
     made = replace(made, states=np.arange(len(made.states)))
-    found = gigpo(made, params("gigpo", step_gamma=0.5, gigpo={"weight": 3.0, "std": False})).advantages
+    found = gigpo(made, params("gigpo", step_gamma=0.5, gigpo={"weight": 3.0, "std": False, "state": "env"})).advantages
     assert np.array_equal(found, dr_grpo(made, params("dr_grpo")).advantages)
 
 
@@ -132,16 +132,40 @@ def test_a_group_of_one_gets_nothing_and_a_warning(
 def test_states_are_the_contexts_that_were_read() -> None:
     """Token ids before the step, from where its context starts, and nothing after or before."""
     whole = trajectory("PAOAPOA")  # token ids 0 to 6
-    first, second, third = step_states(whole)
+    first, second, third = step_states(whole, by_env=True)
     assert len({first, second, third}) == 3
     # The same first action and the same observation, and another second action.
     other = replace(whole, token_ids=np.array([0, 1, 2, 9, 4, 5, 6], np.int32))
-    assert step_states(other)[:2].tolist() == [first, second]
-    assert step_states(other)[2] != third
+    assert step_states(other, by_env=True)[:2].tolist() == [first, second]
+    assert step_states(other, by_env=True)[2] != third
     # A context that starts at the fourth token hides what differs before it.
     split, split_other = (replace(each, context_starts=[0, 4]) for each in (whole, other))
-    assert step_states(split)[2] == step_states(split_other)[2] != third
-    assert len(step_states(trajectory("PP"))) == 0
+    assert step_states(split, by_env=True)[2] == step_states(split_other, by_env=True)[2] != third
+    assert len(step_states(trajectory("PP"), by_env=True)) == 0
+
+
+def test_a_stated_key_is_the_state_if_it_is_asked_for() -> None:
+    """Two episodes reach the same board by other ways; a step that states none goes by its context."""
+    one = trajectory("PAOAOA", [{}, {"state": "P_G"}, {"state": "_PG"}])
+    other = replace(
+        trajectory("PAOAOA", [{}, {"state": "_PG"}, {"state": "P_G"}]),
+        token_ids=np.array([0, 9, 2, 3, 4, 5], np.int32),
+    )
+    (start, there, beyond), found = (step_states(each, by_env=True).tolist() for each in (one, other))
+    assert found == [start, beyond, there]
+    assert len({start, there, beyond}) == 3
+    assert len({*step_states(one, by_env=False).tolist(), *step_states(other, by_env=False).tolist()}) == 5
+
+
+@pytest.mark.parametrize(("state", "expected"), [("env", [[4, 4], [-4, -4]]), ("context", [[4, 2], [-4, -2]])])
+def test_credit_compares_what_it_is_asked_to(state: str, expected: list[list[float]]) -> None:
+    """Returns 4 and 0, mean 2, from the same board at both steps, though the first actions differ."""
+    last = [{"state": "P", "rewards": {"progress": reward}} for reward in (4, 0)]
+    rows = [trajectory("PAOA", [{"state": "_"}, step], name=str(i)) for i, step in enumerate(last)]
+    rows[1] = replace(rows[1], token_ids=np.array([0, 9, 2, 3], np.int32))
+    chosen = params("gigpo", gigpo={"weight": 1.0, "std": False, "state": state})
+    found = [credit.advantages[[1, 3]].tolist() for credit in assign(rows, None, chosen)[0]]
+    assert found == expected
 
 
 def test_credit_compares_the_states_of_what_was_sampled() -> None:

@@ -23,6 +23,10 @@ class Counting(Env):
     async def open(self) -> None:
         self.user = "Who?"
 
+    @property
+    def state(self) -> str:
+        return str(self.steps)
+
     async def step(self, action: str) -> Transition:
         self.steps += 1
         if self.steps == 5:
@@ -71,6 +75,12 @@ def test_a_summary_is_asked_for_and_opens_the_next_context() -> None:
     assert second.restart == Restart(user="Who?\n\nWhat you know so far:\nfour <answer>x</answer>\n\nseen 4")
     assert [bool(each.restart) for each in found] == [False, False, True, False, False, True, False]
     assert (found[-1].outcome, found[-1].answer, inner.steps) == (Outcome.ANSWERED, "e", 5)
+
+
+def test_a_state_shows_through_any_context_but_not_to_a_summary() -> None:
+    for kind, states in (("window", ["1", "2", "3"]), ("summary", ["1", "", "2"])):
+        env = in_context(Counting(), ContextParams(kind=kind, every=2))
+        assert [(played(env, "a"), env.state)[1] for _ in range(3)] == states, kind
 
 
 def test_nothing_is_asked_at_the_end_of_an_episode() -> None:

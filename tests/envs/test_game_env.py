@@ -56,6 +56,15 @@ def test_the_opening_of_the_first_version() -> None:
     assert not env.tools
 
 
+def test_a_games_state_is_its_board_however_it_was_reached() -> None:
+    env, other = opened(), opened()
+    assert env.state == other.state == "P_O\n__G"
+    does(env, "Down", "Up || Right")
+    does(other, "Right")
+    assert env.state == other.state == "_PO\n__G"
+    assert opened(ROOM, "sokoban").state == "######\n#PX_O#\n######"
+
+
 def test_the_opening_of_the_second_version_and_of_the_brief_one() -> None:
     env = opened(ROOM, "sokoban", protocol="ragen_v2", moves_per_step=2)
     assert env.system.startswith("You're a helpful assistant. You are solving the Sokoban puzzle.")

@@ -64,6 +64,12 @@ def test_a_good_episode(env: ToolEnv) -> None:
     assert last.call_status is CallStatus.NONE
 
 
+def test_the_state_of_a_question_is_the_last_observation(env: ToolEnv) -> None:
+    assert env.state == ""
+    read = [act(env, each).observations for each in (call("search", query="Low Tide"), "<answer>")]
+    assert (env.state,) == read[1] != read[0]
+
+
 def test_a_question_whose_answer_nobody_knows(index: Search) -> None:
     """The same prompt and replies as with gold answers; what would be compared with them is left out, not 0."""
     env = ToolEnv("Where was the director of Low Tide born?", [search_tool(index, top_k=2)], max_steps=3)

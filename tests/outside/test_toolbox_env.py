@@ -61,6 +61,13 @@ class Stuck(Slow):
     async def get_reward(self):
         await asyncio.sleep(3600)
 
+class Stating(Quiet):
+    def state_key(self):
+        return self.key
+
+    def reset(self, key):
+        self.key = key
+
 class Counter:
     def __init__(self):
         self.reward = 0.0
@@ -160,6 +167,18 @@ def test_it_is_paid_however_it_ends_unless_the_world_ends_it() -> None:
     assert play(made("Wordle", {"word": "crane"}, {}), *["<answer>"] * 3)[-1].outcome is Outcome.MALFORMED
     [failed] = play(made("Slow", {}, {"timeout_s": 5}), call("fail"))
     assert (failed.outcome, failed.fault, failed.rewards) == (Outcome.ABORTED, "no dictionary", {})
+
+
+def test_an_object_may_state_its_state() -> None:
+    """What its tools answer is no state; the method is no tool."""
+    env, silent = made("Stating", {"key": "here"}, {}), made("Quiet", {}, {})
+    assert all(play(each, call("look"))[0].observations for each in (env, silent))
+    assert (env.state, silent.state) == ("here", "")
+    assert [tool["function"]["name"] for tool in env.tools] == ["look"]
+    number = made("Stating", {"key": 7}, {})
+    play(number, call("look"))
+    with pytest.raises(ValueError, match=r"env\.toolbox\.w: state_key gave 7; the key of a state is text"):
+        assert number.state
 
 
 def test_each_episode_has_an_object_of_its_own() -> None:

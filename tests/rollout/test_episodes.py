@@ -84,6 +84,22 @@ def run(sampler: Sampler, chat: Chat, envs: Sequence[Any], iteration: int = 0, *
         return collect(sampler, chat, attempts(envs), shared, seed=7, play=Play(iteration=iteration))
 
 
+class Stating(Echo):
+    """States none, then a short key, one that is not ASCII, and one that is long."""
+
+    @property
+    def state(self) -> str:
+        return ["", "_P", "é", "x" * 300][len(self.seen)]
+
+
+def test_a_step_keeps_the_state_that_its_action_met(chat: Chat) -> None:
+    [trajectory] = run(ScriptedSampler(["abcd"], chat), chat, [Stating("seen", steps=3)])
+    *kept, accented, long = [step.state for step in trajectory.steps]
+    assert kept == ["", "_P"]
+    assert len(accented) == len(long) == 32
+    assert accented != long
+
+
 def test_one_episode_by_hand(chat: Chat) -> None:
     env = Echo("seen", steps=1)
     [trajectory] = run(ScriptedSampler([["<think>x</think>go", "stop"]], chat), chat, [env], iteration=3)

@@ -114,6 +114,8 @@ def test_an_earlier_versions_parameters_are_taken_as_it_took_them(caplog: pytest
     content = yaml.safe_load(text)
     del content["train"]["rollout"]["top_p"], content["train"]["rollout"]["temperature"]
     content["model"]["packing"], content["warm_start"]["checkpoint_every"] = False, 0
+    content["train"]["credit"]["gigpo"]["state"] = "context"
+    content["train"]["monitor"]["thresholds"] |= {"long_step": 0, "surprisal_jump": 0}
     assert validated(Params, content, "by hand") == found
 
 
@@ -125,8 +127,11 @@ def test_each_change_of_earlier_parameters_is_said(tmp_path: Path, caplog: pytes
     assert caplog.messages == [
         "the parameters are an earlier version's; bring them up to date: "
         "train.rollout.temperature is no knob, and 1.0 in every run; train.rollout.top_p is no knob, and 1.0 in every "
-        "run; model.packing is missing, and taken as false; train.validation.samples is missing, and taken as 1; "
-        "warm_start.checkpoint_every is missing, and taken as 0"
+        "run; model.packing is missing, and taken as false; "
+        'train.credit.gigpo.state is missing, and taken as "context"; '
+        "train.monitor.thresholds.long_step is missing, and taken as 0.0; "
+        "train.monitor.thresholds.surprisal_jump is missing, and taken as 0.0; "
+        "train.validation.samples is missing, and taken as 1; warm_start.checkpoint_every is missing, and taken as 0"
     ]
 
 
