@@ -1,8 +1,8 @@
 """How soon a world is learned: `python -m benchmarks.curve OVERLAY --into FOLDER [--seeds 0 1 2] [--store]`.
 
-Lays the overlay out in a folder, and trains `grpo` there: runs that end after 48 and 192 episodes, of 4 questions with 4
-samples each, and whole ones; then `ppo`, and `grpo` paid for its format alone. All are asked the dev questions, greedily
-and with 4 samples at temperature 1. What is there already is not made again.
+Lays the overlay out in a folder, and trains `grpo` there: runs that end after 48 and 192 episodes, of 4 questions and 4
+samples of each, and whole ones; then `ppo`, and `grpo` paid for its format alone. All are asked the dev questions,
+greedily and with 4 samples at temperature 1. What is there already is not made again.
 """
 
 from __future__ import annotations

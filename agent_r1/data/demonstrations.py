@@ -34,7 +34,9 @@ def with_tools(
 ) -> list[Demonstration]:
     """`params.demonstrations` searches for answers; questions repeat, differently, where there are fewer.
 
-    Questions of more than `params.longest` hops are left out, where it is not 0. With a calculator among the tools half of them are offered it, so that a policy with it and one without may start
+    Questions of more than `params.longest` hops are left out, where it is not 0.
+
+    With a calculator among the tools half of them are offered it, so that a policy with it and one without may start
     from them.
     """
     made = []
@@ -165,7 +167,7 @@ def _conclusion(plan: Plan, question: Question, made: list[Hop], rng: random.Ran
 def _follow(plan: Plan, made: Sequence[Hop], *, believed: bool) -> list[str]:
     """A thought before each search along a chain: the last finding, and all that is still needed, or believed to be."""
     found = ["", *(_found([hop]) for hop in made[:-1])]
-    firsts = made if believed else plan.hops
+    firsts = made if believed else [*plan.hops, *made[len(plan.hops) :]]
     return [before + _need([firsts[done], *plan.hops[done + 1 :]]) for done, before in enumerate(found)]
 
 

@@ -113,7 +113,8 @@ def test_an_earlier_versions_parameters_are_taken_as_it_took_them(caplog: pytest
     assert (found.model.packing, found.warm_start.checkpoint_every) == (False, 0)
     content = yaml.safe_load(text)
     del content["train"]["rollout"]["top_p"], content["train"]["rollout"]["temperature"]
-    content["model"]["packing"], content["warm_start"]["checkpoint_every"] = False, 0
+    content["model"]["packing"] = False
+    content["warm_start"] |= {"checkpoint_every": 0, "go_on": 0.0, "by_relation": 0.0, "longest": 0}
     assert validated(Params, content, "by hand") == found
 
 
@@ -126,7 +127,8 @@ def test_each_change_of_earlier_parameters_is_said(tmp_path: Path, caplog: pytes
         "the parameters are an earlier version's; bring them up to date: "
         "train.rollout.temperature is no knob, and 1.0 in every run; train.rollout.top_p is no knob, and 1.0 in every "
         "run; model.packing is missing, and taken as false; train.validation.samples is missing, and taken as 1; "
-        "warm_start.checkpoint_every is missing, and taken as 0"
+        "warm_start.checkpoint_every is missing, and taken as 0; warm_start.go_on is missing, and taken as 0.0; "
+        "warm_start.by_relation is missing, and taken as 0.0; warm_start.longest is missing, and taken as 0"
     ]
 
 
