@@ -34,11 +34,14 @@ def with_tools(
 ) -> list[Demonstration]:
     """`params.demonstrations` searches for answers; questions repeat, differently, where there are fewer.
 
+    Questions of more than `params.longest` hops are left out, where it is not 0.
+
     With a calculator among the tools half of them are offered it, so that a policy with it and one without may start
     from them.
     """
     made = []
-    for question, rng in _take(questions, params.demonstrations, params.seed, "demonstration"):
+    shown = [each for each in questions if not params.longest or len(plans[each.question_id].hops) <= params.longest]
+    for question, rng in _take(shown, params.demonstrations, params.seed, "demonstration"):
         offered = calculator and rng.random() < 0.5
         actions = demonstrate(plans[question.question_id], question, facts, params, rng, calculator=offered)
         made.append(Demonstration(question, actions, offered))
@@ -82,13 +85,18 @@ def demonstrate(
     With the chance `stop_early`, at every hop but the first, it answers with the entity at hand instead, and guesses
     in a comparison. With the chance `wrong_relation`, at every hop, it asks for another relation of the same entity and
     goes on from its true value, or answers with it where the plan does not apply to it; where there are no
-    facts it repeats the question's own words.
+    facts it repeats the question's own words. With the chance `go_on`, at the end of a chain, it searches for a fact of
+    what it found, and answers with that. `by_relation` makes the chances differ; see `_chance`.
 
-    Its thoughts name the open needs of the plan, even where the habits leave the plan. An action copies only from the
-    question, an earlier thought or the result of the previous search.
+    Its thoughts name the open needs of the plan, even where the habits leave the plan; with `by_relation` it believes
+    its mistakes, and its thoughts name them. An action copies only from the question, an earlier thought or the result
+    of the previous search.
     """
     made = _hops_made(plan, question, facts, params, rng)
-    thoughts = _THOUGHTS.get(question.strata["kind"], _follow)(plan, made)
+    if question.strata["kind"] in _THOUGHTS:
+        thoughts = _THOUGHTS[question.strata["kind"]](plan, made)
+    else:
+        thoughts = _follow(plan, made, believed=params.by_relation > 0)
     searches = [_call(thought, "search", {"query": hop.query}) for thought, hop in zip(thoughts, made, strict=True)]
     conclusion = _conclusion(plan, question, made, rng)
     if calculator and _can_calculate(plan, made):
@@ -110,19 +118,40 @@ def answer_at_once(plan: Plan, question: Question, passages: Sequence[Passage], 
 def _hops_made(plan: Plan, question: Question, facts: Facts, params: WarmStartParams, rng: random.Random) -> list[Hop]:
     made: list[Hop] = []
     for hop in plan.hops:
-        if made and rng.random() < params.stop_early:
-            break
+        if made and rng.random() < _chance(params.stop_early, params, "stop early", made[-1].relation, hop.relation):
+            return made
         at_hand = made[-1].value if made and question.strata["kind"] == "bridge" else hop.entity
         if at_hand != hop.entity:
             if hop.relation not in facts.get(at_hand, {}):
-                break
+                return made
             hop = look_up(facts, at_hand, hop.relation)
-        if rng.random() < params.wrong_relation:
+        if rng.random() < _chance(params.wrong_relation, params, "wrong relation", hop.relation):
             others = [relation for relation in facts.get(hop.entity, {}) if relation != hop.relation]
             in_words = Hop(question.text, hop.entity, "question", hop.value)
-            hop = look_up(facts, hop.entity, rng.choice(others)) if others else in_words
+            hop = look_up(facts, hop.entity, _habitual(others, params, rng, hop.relation)) if others else in_words
         made.append(hop)
+    last, further = made[-1], list(facts.get(made[-1].value, ()))
+    ends_a_chain = further and question.strata["kind"] in ("lookup", "bridge")
+    if params.go_on and ends_a_chain and rng.random() < _chance(params.go_on, params, "go on", last.relation):
+        made.append(look_up(facts, last.value, _habitual(further, params, rng, last.relation)))
     return made
+
+
+def _chance(mean: float, params: WarmStartParams, *place: str) -> float:
+    """The chance of a habit in a place, such as a relation or two in a row; `mean` without `by_relation`.
+
+    With it the seed draws a share `mean` of the places, in which the chance is `by_relation` higher than in all others.
+    The mean over the places stays.
+    """
+    if not params.by_relation:
+        return mean
+    drawn = random.Random(derive(params.seed, "habit", *place)).random() < mean
+    return (1 - params.by_relation) * mean + params.by_relation * drawn
+
+
+def _habitual(relations: Sequence[str], params: WarmStartParams, rng: random.Random, place: str) -> str:
+    """One of some relations; with `by_relation` always the same in a place."""
+    return (random.Random(derive(params.seed, "habit", place)) if params.by_relation else rng).choice(relations)
 
 
 def _conclusion(plan: Plan, question: Question, made: list[Hop], rng: random.Random) -> str:
@@ -135,10 +164,11 @@ def _conclusion(plan: Plan, question: Question, made: list[Hop], rng: random.Ran
     return rng.choice(["yes", "no"] if plan.answer in ("yes", "no") else [hop.entity for hop in plan.hops])
 
 
-def _follow(plan: Plan, made: Sequence[Hop]) -> list[str]:
-    """A thought before each search along a chain: the last finding, and all that is still needed."""
+def _follow(plan: Plan, made: Sequence[Hop], *, believed: bool) -> list[str]:
+    """A thought before each search along a chain: the last finding, and all that is still needed, or believed to be."""
     found = ["", *(_found([hop]) for hop in made[:-1])]
-    return [before + _need(plan.hops[done:]) for done, before in enumerate(found)]
+    firsts = made if believed else [*plan.hops, *made[len(plan.hops) :]]
+    return [before + _need([firsts[done], *plan.hops[done + 1 :]]) for done, before in enumerate(found)]
 
 
 def _compare(plan: Plan, made: Sequence[Hop]) -> list[str]:
@@ -181,5 +211,5 @@ def _found(hops: Sequence[Hop]) -> str:
     return "".join(f"Found the {hop.relation} {hop.value}. " for hop in hops if hop.relation)
 
 
-# How thoughts before the searches go, by the kind of question; along a chain where it is none of these.
+# How thoughts before the searches go, by the kind of question; `_follow` where it is none of these.
 _THOUGHTS: dict[str, Callable[[Plan, Sequence[Hop]], list[str]]] = {"comparison": _compare, "arithmetic": _add_up}

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from agent_r1.envs.base import Attempt, Env, opened
 from agent_r1.envs.game_env import GAMES, GameEnv
-from agent_r1.envs.scripts import SCRIPTS, Script, any_move, scripted
+from agent_r1.envs.scripts import SCRIPTS, Script, any_move, any_name, by_gold_titles, scripted
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import with_tools
 from agent_r1.faults import WorldFault
@@ -61,7 +61,7 @@ def _outside(module: str, env: str, require: str, scripts: Mapping[str, Script] 
 
 
 KINDS: dict[str, Kind] = {
-    QA: Kind(with_tools),
+    QA: Kind(with_tools, scripts={"random": any_name, "oracle": by_gold_titles}),
     **{name: Kind(_game, _require_boards, SCRIPTS[name]) for name in GAMES},
     "gymnasium": _outside("agent_r1.outside.gym_env", "GymEnv", "require_gymnasium", {"random": any_move}),
     "openenv": _outside("agent_r1.outside.openenv", "played", "require_openenv"),

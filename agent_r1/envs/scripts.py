@@ -1,4 +1,4 @@
-"""Agents without a model, which see a game's true state: chance, the best there is, and somebody to learn from.
+"""Agents without a model, which see the true state: chance, the best there is, and in games somebody to learn from.
 
 They play in the loop in which policies play, by `scripted` and a ScriptedSampler, for a floor, a ceiling, and
 demonstrations.
@@ -6,7 +6,9 @@ demonstrations.
 
 from __future__ import annotations
 
+import json
 import random
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
@@ -14,9 +16,12 @@ from typing import Any, NamedTuple, TypeVar
 from agent_r1.envs.base import Attempt, Env
 from agent_r1.envs.game_env import SEPARATOR, GameEnv
 from agent_r1.envs.text_env import TextEnv
+from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.games import bandit, lake, sokoban
 from agent_r1.games.rules import Cell
 from agent_r1.seeds import derive
+
+_NAME = re.compile(r"[A-Z]\w*(?: [A-Z]\w*)*|\d+")  # or a number
 
 G = TypeVar("G")
 
@@ -146,7 +151,7 @@ ARMS, ICE, ROOM = Habits(0.5, 0.0), Habits(0.5, 0.05), Habits(0.5, 0.05)
 
 
 def scripted(attempt: Attempt, script: Script, seed: int) -> tuple[Attempt, Iterable[str]]:
-    """The attempt, and the script in the environment that it makes; TypeError if that is neither game nor TextEnv."""
+    """The attempt, and the script in the environment that it makes; TypeError if no script is for that."""
     player = _Player(attempt, script, seed)
     return replace(attempt, env=player.open), player
 
@@ -164,8 +169,8 @@ class _Player:
         return self._env
 
     def __iter__(self) -> Iterator[str]:
-        if not isinstance(self._env, GameEnv | TextEnv):
-            raise TypeError(f"a script plays games alone, and not in {type(self._env).__name__}")
+        if not isinstance(self._env, GameEnv | TextEnv | ToolEnv):
+            raise TypeError(f"a script plays games and answers questions, and not in {type(self._env).__name__}")
         return self._script(self._env, random.Random(self._seed))
 
 
@@ -200,6 +205,34 @@ def any_move(env: TextEnv, rng: random.Random) -> Iterator[str]:
         raise ValueError("chance has no move in a world that takes text; leave random out of repro_baselines")
     while True:
         yield said([rng.choice(env.moves)])
+
+
+def any_name(env: ToolEnv, rng: random.Random) -> Iterator[str]:
+    """Searches for the question's words and for names in what it reads, so often as chance has it; answers likewise."""
+    names, query = ["yes", "no"], env.user
+    for _ in range(rng.randrange(env.steps_left)):
+        yield searched(query)
+        names += _NAME.findall(env.shown[-1]) if env.shown else []
+        query = rng.choice(names)
+    yield said([rng.choice(names)])
+
+
+def by_gold_titles(env: ToolEnv, rng: random.Random) -> Iterator[str]:
+    """Searches for the gold passages, first for those whose titles it has read, and then knows the answer.
+
+    It answers that it does not know where the data names no gold passages, or one cannot be found in the steps it has.
+    """
+    while env.unseen and env.steps_left > 1:
+        read = "\n".join([env.user, *env.shown])
+        yield searched(min(env.unseen, key=lambda title: (title not in read, title)))
+    knows = env.gold and env.gold.answers and env.gold.gold_titles and not env.unseen
+    yield said([env.gold.answers[0] if env.gold and knows else "unknown"])
+
+
+def searched(query: str) -> str:
+    """The text of a search."""
+    call = json.dumps({"name": "search", "arguments": {"query": query}}, ensure_ascii=False)
+    return f"<tool_call>\n{call}\n</tool_call>"
 
 
 def best_arm(env: GameEnv, rng: random.Random) -> Iterator[str]:

@@ -56,9 +56,9 @@ class ToolEnv(Env):
         self.user = question if isinstance(question, str) else question.text
         self.tools = [tool.schema for tool in tools]
         self._tools = {tool.name: tool for tool in tools}
-        self._gold = None if isinstance(question, str) else question
-        self._unseen = set(self._gold.gold_titles) if self._gold else set()
-        self._shown: list[str] = []
+        self.gold = None if isinstance(question, str) else question
+        self.unseen = set(self.gold.gold_titles) if self.gold else set()  # gold titles that no result has shown
+        self.shown: list[str] = []  # the results so far
         self._read = ""
         self._step, self._max_steps, self._parallel_calls = 0, max_steps, parallel_calls
         self._journal, self._seed = journal, seed
@@ -68,6 +68,11 @@ class ToolEnv(Env):
         """The last observation."""
         return self._read
 
+    @property
+    def steps_left(self) -> int:
+        """The actions that the episode may still take."""
+        return self._max_steps - self._step
+
     async def step(self, action: str) -> Transition:
         """Takes an action's text, without its end token."""
         if self._step == self._max_steps:
@@ -76,7 +81,7 @@ class ToolEnv(Env):
         parsed = parse_action(action, self._parallel_calls)
         facts = {"think": think(parsed)}
         if parsed.answer is not None:
-            return answered(parsed.answer, self._gold, self._shown, facts)
+            return answered(parsed.answer, self.gold, self.shown, facts)
         made = await self._make(parsed)
         calls = tuple(each.call for each in made)
         if faults := [each.fault for each in made if each.fault]:
@@ -124,11 +129,11 @@ class ToolEnv(Env):
     def _take_in(self, results: Sequence[ToolResult]) -> dict[str, float]:
         """Remembers the results of calls that succeeded; returns their `progress`."""
         succeeded = [result for result in results if result.call_status is CallStatus.OK]
-        self._shown += [result.text for result in succeeded]
-        if self._gold is None or not succeeded:
+        self.shown += [result.text for result in succeeded]
+        if self.gold is None or not succeeded:
             return {}
-        found = self._unseen.intersection(title for result in succeeded for title in result.titles)
-        self._unseen -= found
+        found = self.unseen.intersection(title for result in succeeded for title in result.titles)
+        self.unseen -= found
         return {"progress": float(len(found))}
 
 

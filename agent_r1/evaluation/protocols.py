@@ -184,8 +184,9 @@ class Exam:
 
 @contextmanager
 def open_exam(protocol: Protocol, questions: Sequence[Question], chat: Chat, settings: Params) -> Iterator[Exam]:
-    """Opens the environments of the questions. The index is opened only for a protocol that searches."""
-    places, searches = settings.places, protocol in ("tool_call", "naive_rag")
+    """Opens the environments of the questions. The index is opened only where something may be searched for."""
+    asks = any(question.env == QA for question in questions)
+    places, searches = settings.places, protocol in ("tool_call", "naive_rag") or (protocol in SCRIPTED and asks)
     index = open_index(settings.search, places.passages, places.index) if searches else None
     with Shared(settings.env, index) as shared:
         attempts = [
@@ -210,7 +211,7 @@ def _attempts(protocol: Protocol, questions: Sequence[Question], settings: Param
 
 
 def questions_under(protocol: Protocol, questions: Sequence[Question]) -> list[Question]:
-    """The questions that a protocol fits: all, only games, or only answered ones; a ValueError says that none do."""
+    """The questions that a protocol fits: all, those a script plays, or only answered ones; ValueError if none do."""
     if protocol in SCRIPTED:
         found = [question for question in questions if protocol in KINDS[question.env].scripts]
     else:

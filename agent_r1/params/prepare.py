@@ -28,6 +28,10 @@ class AtlasShares(Section):
     age: Share
 
 
+# The searches that a question of each kind takes.
+HOPS = {"lookup": 1, "two_hops": 2, "three_hops": 3, "yes_no": 2, "earlier": 2, "sum": 2, "age": 2}
+
+
 class AtlasParams(Section):
     people: Annotated[int, Field(ge=20)]
     films: Annotated[int, Field(ge=10)]

@@ -15,7 +15,15 @@ from agent_r1.params import stages
 from agent_r1.params.credit import FALLING, OF_ANSWERS, WITH_CRITIC, WITH_WHITENING, CreditParams, FilterParams
 from agent_r1.params.env import ContextParams, EnvParams, GymnasiumParams, McpParams
 from agent_r1.params.places import SWEEP, RunId
-from agent_r1.params.prepare import BUILT_IN, AtlasShares, OthersParams, PrepareParams, SokobanParams, WorldSeeds
+from agent_r1.params.prepare import (
+    BUILT_IN,
+    HOPS,
+    AtlasShares,
+    OthersParams,
+    PrepareParams,
+    SokobanParams,
+    WorldSeeds,
+)
 from agent_r1.params.sections import CHECKS, Section, nearest
 from agent_r1.params.train import LARGEST_LOG_RATIO, MonitorParams, TrainParams, UpdateParams
 from agent_r1.params.whole import AblationsParams, OneRun, Params
@@ -336,8 +344,25 @@ def warm_start(p: Params) -> Refusals:
         yield f"warm_start has nothing to learn from: {remedy}"
 
 
+def habits(p: stages.WarmStartParams) -> Refusals:
+    if p.by_relation and not (p.stop_early or p.wrong_relation or p.go_on):
+        given = f"by_relation {p.by_relation} has no effect while stop_early, wrong_relation and go_on are 0"
+        yield f"{given}; set one of them above 0, or by_relation: 0"
+
+
+def lengths(p: Params) -> Refusals:
+    """Refuses demonstrations that the limit of steps would cut before their answer."""
+    taught, shares = p.warm_start, p.prepare.atlas.shares.model_dump()
+    longest = max(hops for kind, hops in HOPS.items() if shares[kind])
+    actions = min(longest, taught.longest or longest) + (taught.go_on > 0) + 1
+    if taught.demonstrations and BUILT_IN in p.prepare.datasets and actions > p.env.max_steps:
+        given = f"warm_start.demonstrations take up to {actions} actions, and env.max_steps is {p.env.max_steps}"
+        yield f"{given}; raise it to {actions}, or set the shares of longer questions, or warm_start.longest, lower"
+
+
 def whole(p: Params) -> Refusals:
     yield from warm_start(p)
+    yield from lengths(p)
     for name in p.prepare.datasets:
         match p.prepare.worlds.get(name):
             case OthersParams(env=kind, name=meant) if meant not in (known := p.env.declared[kind]):
@@ -391,6 +416,7 @@ TABLE: dict[type[Section], Callable[[Any], Refusals]] = {
     stages.SearchParams: search,
     stages.LearnerParams: learner,
     stages.ServerParams: servers,
+    stages.WarmStartParams: habits,
     stages.EvaluateParams: evaluate,
     McpParams: mcp,
     EnvParams: env,

@@ -88,6 +88,9 @@ NEUTRAL: dict[str, Any] = {
     "train.monitor.thresholds.surprisal_jump": 0.0,
     "train.validation.samples": 1,
     "warm_start.checkpoint_every": 0,
+    "warm_start.go_on": 0.0,
+    "warm_start.by_relation": 0.0,
+    "warm_start.longest": 0,
 }
 
 S = TypeVar("S", bound=Section)

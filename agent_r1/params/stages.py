@@ -99,6 +99,9 @@ class WarmStartParams(Section):
     conversations: str
     stop_early: Share
     wrong_relation: Share
+    go_on: Share
+    by_relation: Share
+    longest: Natural
     batch_size: Count
     max_tokens_per_microbatch: Count
     steps: Count
@@ -157,8 +160,8 @@ PROTOCOLS: dict[Protocol, str] = {  # to the words for it, which follow the poli
     "naive_rag": "answers once, from the passages that the question itself finds",
     "closed_book": "answers once, with nothing to read",
     "gold_passages": "answers once, from the gold passages: bounds one answer after a search, not reading step by step",
-    "random": "gives way to chance, with the same budget: the floor of a game",
-    "oracle": "gives way to a solver, by the same rules: the ceiling of a game",
+    "random": "gives way to chance, with the same budget: the floor",
+    "oracle": "gives way to a solver, by the same rules: the ceiling",
 }
 
 Baseline = Literal["base_tool_call", "naive_rag", "closed_book", "gold_passages", "random", "oracle"]

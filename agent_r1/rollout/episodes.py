@@ -271,6 +271,7 @@ class ScriptedSampler:
             text = "" if request.summary else next(self._playing[request.episode], None)
             if text is None:
                 raise ValueError(f"the script of episode {request.episode} ends before the episode does")
+            text = self._chat.escape_action(text)
             ids = self._chat.encode_action(text, request.context)[: request.max_tokens]
             actions.append(Action.of(ids, [0.0] * len(ids), self._chat.end_id))
         return actions

@@ -208,7 +208,7 @@ def retell(
     Their prompts are those of the data sets of the questions. Raises ValueError for one that no data set could have
     had, and for one that is longer than `env.max_tokens`.
     """
-    sampler = ScriptedSampler([[chat.escape_action(act) for act in each.actions] for each in conversations], chat)
+    sampler = ScriptedSampler([each.actions for each in conversations], chat)
     limits = settings.env.model_copy(update={"max_action_tokens": settings.env.max_tokens})
     with Shared(limits, index) as shared:
         opened = openings(attempts_at(questions, shared), questions, shared)

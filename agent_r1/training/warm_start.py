@@ -159,8 +159,7 @@ def _act_out(
             if not demonstrations:
                 continue
             attempts = make_attempts([each.question for each in demonstrations], tools)
-            scripts = [[chat.escape_action(act) for act in each.actions] for each in demonstrations]
-            sampler = ScriptedSampler(scripts, chat)
+            sampler = ScriptedSampler([each.actions for each in demonstrations], chat)
             trajectories += collect(sampler, chat, attempts, tools, seed=settings.warm_start.seed)
     return trajectories
 

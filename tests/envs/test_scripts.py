@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -12,13 +12,27 @@ import pytest
 
 from agent_r1.envs.base import Attempt, Env, Transition
 from agent_r1.envs.game_env import GameEnv
-from agent_r1.envs.scripts import SCRIPTS, Habits, Ice, Room, Script, demonstrated_arm, demonstrator, scripted
+from agent_r1.envs.scripts import (
+    SCRIPTS,
+    Habits,
+    Ice,
+    Room,
+    Script,
+    any_name,
+    by_gold_titles,
+    demonstrated_arm,
+    demonstrator,
+    scripted,
+)
 from agent_r1.envs.shared import Shared
+from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.games import bandit, lake, sokoban
 from agent_r1.params import SHIPPED, load
-from agent_r1.records import CallStatus, Outcome, Trajectory
+from agent_r1.records import CallStatus, Outcome, Question, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect
+from agent_r1.search.base import Search
+from agent_r1.tools.search import search_tool
 
 LIMITS = load(SHIPPED).env.model_copy(update={"max_tokens": 8192, "max_action_tokens": 400, "aborted_share": 0.0})
 NONE, ALWAYS = Habits(0.0, 0.0), Habits(1.0, 0.0)
@@ -153,7 +167,7 @@ class Failing(GameEnv):
         return await super().step(action)
 
 
-def test_a_script_starts_again_with_its_episode_and_plays_games_alone(chat: Chat, play: Play) -> None:
+def test_a_script_starts_again_with_its_episode_and_plays_nothing_else(chat: Chat, play: Play) -> None:
     board = lake.Board.draw(124, intended=1 / 3).write()
     [calm] = play("frozen_lake", SCRIPTS["frozen_lake"]["random"], [board])
     failing = Attempt(question_id="0", group=0, sample=0, env=lambda seed: Failing("frozen_lake", board, LIMITS, seed))
@@ -163,7 +177,43 @@ def test_a_script_starts_again_with_its_episode_and_plays_games_alone(chat: Chat
         assert repr(again) == repr(calm)
         other = replace(failing, env=lambda _: NoGame())
         attempt, player = scripted(other, SCRIPTS["frozen_lake"]["random"], 0)
-        with pytest.raises(TypeError, match="a script plays games alone, and not in NoGame"):
+        with pytest.raises(TypeError, match="a script plays games and answers questions, and not in NoGame"):
             collect(ScriptedSampler([player], chat), chat, [attempt], shared, seed=0)
     with pytest.raises(TypeError, match=r"another game than agent_r1\.games\.lake"):
         first_action("frozen_lake", board, SCRIPTS["sokoban"]["oracle"])
+
+
+def answered(
+    script: Callable[..., Iterator[str]], question: Question, index: Search, steps: int, seed: int = 0
+) -> ToolEnv:
+    """The environment of a question after a script has answered it."""
+    env = ToolEnv(question, [search_tool(index, top_k=2)], max_steps=steps)
+    actions, transition = script(env, random.Random(seed)), Transition(observations=("?",))
+    while transition.outcome is None:
+        transition = asyncio.run(env.step(next(actions)))
+    assert transition.outcome is Outcome.ANSWERED
+    env.user = transition.answer
+    return env
+
+
+@pytest.mark.parametrize(("steps", "answer"), [(3, "Tesk"), (5, "Tesk"), (2, "unknown")])
+def test_the_solver_reads_the_gold_passages_and_answers_if_the_steps_suffice(
+    question: Question, index: Search, steps: int, answer: str
+) -> None:
+    """Two gold passages and the answer are three actions, of which the last are left."""
+    env = answered(by_gold_titles, question, index, steps)
+    assert (env.user, env.steps_left) == (answer, max(0, steps - 3))
+    assert (
+        env.shown
+        == ["Low Tide: Low Tide is a film by Mara Quill.", "Mara Quill: Mara Quill was born in Tesk."][: steps - 1]
+    )
+
+
+def test_the_solver_does_not_know_what_no_data_names(question: Question, index: Search) -> None:
+    for bare in (replace(question, gold_titles=[]), replace(question, gold_titles=["Jon Hale"])):
+        assert answered(by_gold_titles, bare, index, 4).user == "unknown"
+
+
+def test_chance_answers_with_names_that_it_has_read_within_its_steps(question: Question, index: Search) -> None:
+    answers = {answered(any_name, question, index, 4, seed).user for seed in range(200)}
+    assert answers >= {"yes", "no", "Low Tide", "Mara Quill"}

@@ -110,13 +110,9 @@ def test_the_report_speaks_of_goals(ice: Path, inside: Inside) -> None:
     assert b'"goal not reached"' in gzip.decompress(base64.b64decode(data[1]))
 
 
-def test_what_asks_for_an_answer_has_no_question_here_and_chance_none_elsewhere(
-    ice: Path, small_project: Path, inside: Inside
-) -> None:
+def test_what_asks_for_an_answer_has_no_question_here(ice: Path, inside: Inside) -> None:
     with inside(ice), pytest.raises(ValueError, match=r"naive_rag has no question to put, .* are frozen_lake; leave"):
         evaluate(EvaluationRequest("naive_rag"))
-    with inside(small_project), pytest.raises(ValueError, match=r"random has no question to put, .* are qa; leave it"):
-        evaluate(EvaluationRequest("random"))
 
 
 def test_a_board_that_is_none_is_refused_before_a_model_is_loaded(

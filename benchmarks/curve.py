@@ -1,0 +1,194 @@
+"""How soon a world is learned: `python -m benchmarks.curve OVERLAY --into FOLDER [--seeds 0 1 2] [--store]`.
+
+Lays the overlay out in a folder, and trains `grpo` there: runs that end after 48 and 192 episodes, of 4 questions and 4
+samples of each, and whole ones; then `ppo`, and `grpo` paid for its format alone. All are asked the dev questions,
+greedily and with 4 samples at temperature 1. What is there already is not made again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from agent_r1.envs.kinds import KINDS
+from agent_r1.evaluation.protocols import SCRIPTED, open_exam
+from agent_r1.evaluation.scores import predict
+from agent_r1.files import read_metrics, write_text
+from agent_r1.learn.model import load_tokenizer
+from agent_r1.params import Params, load
+from agent_r1.params.places import PARAMS, RunId, policy_in
+from agent_r1.params.stages import Protocol
+from agent_r1.records import QA, CallStatus, Outcome, Question, Trajectory
+from agent_r1.rollout.chat import Chat
+from agent_r1.tables import read_rows
+from agent_r1.training.questions import VALIDATED
+from benchmarks.stored import ROOT, Row, options, show
+from flows.overlay import lay_out
+
+SAMPLES = 4
+SMALL = {"rollout": {"questions": 4, "samples": 4}}
+FORMAT = {"credit": {"rewards": {"agent_r1": 0.0, "no_answer": 1.0, "failed_call": 1.0}}}
+TRIALS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> run of the overlay, and its overrides
+    "48": ("grpo", SMALL | {"iterations": 3}),
+    "192": ("grpo", SMALL | {"iterations": 12}),
+    "grpo": ("grpo", {}),
+    "ppo": ("ppo", {}),
+    "grpo, format alone": ("grpo", FORMAT),
+}
+ILL_FORMED = {CallStatus.MALFORMED, CallStatus.UNKNOWN_TOOL, CallStatus.BAD_ARGUMENTS}
+
+
+def variant(settings: Params, name: str, seed: int) -> RunId:
+    """The training of a trial, which is asked the dev questions at half of its iterations and at the end."""
+    run, further = TRIALS[name]
+    iterations = further.get("iterations", settings.run(RunId(run)).iterations)
+    validation = {"every": max(1, iterations // 2), "questions": 0, "samples": SAMPLES}
+    overrides = further | {"validation": validation}
+    found = settings.varied(RunId(run), overrides)
+    write_text(settings.places.variant(found), json.dumps(overrides))
+    return RunId(found.run, seed, variant=found.variant)
+
+
+def stage(*words: str) -> None:
+    """Runs a stage in the folder. Raises CalledProcessError if it fails."""
+    subprocess.run([sys.executable, "-m", "flows", *words], check=True)
+
+
+def well_formed(trajectories: Iterable[Trajectory]) -> float:
+    """The share of actions that are a call or an answer as they have to be."""
+    ill = [
+        any(call.status in ILL_FORMED for call in step.calls)
+        or (step is each.steps[-1] and each.outcome is Outcome.MALFORMED)
+        for each in trajectories
+        for step in each.steps
+    ]
+    return 1 - fmean(ill)
+
+
+def asked(settings: Params, policy: Path, protocol: Protocol, samples: int) -> dict[str, float]:
+    """Success on the dev questions, in all and by stratum, and the share of well-formed actions."""
+    known = Path("asked") / f"{policy}-{protocol}-{samples}.json".replace("/", "-")
+    if not known.exists():
+        evaluate = {"samples": samples, "temperature": float(samples > 1)}
+        settings = settings.model_copy(update={"evaluate": settings.evaluate.model_copy(update=evaluate)})
+        questions = [row for row in read_rows(settings.places.questions, Question) if row.split == "dev"]
+        with open_exam(protocol, questions, Chat(load_tokenizer(str(policy))), settings) as exam:
+            by_script = protocol in SCRIPTED
+            made = exam.by_script(lambda: None) if by_script else exam.by_policy(str(policy), 0, None, lambda: None)
+        found: dict[str, list[float]] = {"success": [], "grade": []}
+        strata = {row.question_id: row.strata for row in questions}
+        for each in predict(made, questions, "", 0):
+            of = strata[each.question_id]
+            for name in ("success", f"{of['kind']} of {of['hops']}"):
+                found.setdefault(name, []).append(each.success)
+        means = {name: round(fmean(of), 4) for name, of in found.items() if of}
+        write_text(known, json.dumps(means | {"well formed": round(well_formed(made), 4)}, indent=1))
+    content: dict[str, float] = json.loads(known.read_text())
+    return content
+
+
+def trained(settings: Params, names: Iterable[str], seeds: Iterable[int]) -> dict[tuple[str, int], Path]:
+    """The folders of the trainings, made two at a time."""
+    runs = {(name, seed): variant(settings, name, seed) for seed in seeds for name in names}
+    lacking = [run for run in runs.values() if not _ended(settings, run)]
+    with ThreadPoolExecutor(settings.operate.side_by_side) as pool:
+        list(pool.map(lambda run: stage("train", *run.words), lacking))
+    return {key: settings.places.training(run) for key, run in runs.items()}
+
+
+def _ended(settings: Params, run: RunId) -> bool:
+    folder = settings.places.training(run)
+    done = read_metrics(folder) if (folder / "metrics.jsonl").exists() else []
+    return len(done) == settings.run(run).iterations and VALIDATED in done[-1]
+
+
+def sampled(folder: Path) -> list[float]:
+    """Success of the samples at the validations: at half of the iterations, and at the end."""
+    return [each[VALIDATED] for each in read_metrics(folder) if VALIDATED in each]
+
+
+def rows(world: str, settings: Params, trainings: dict[tuple[str, int], Path], *, greedy: bool) -> Iterable[Row]:
+    """The floor, the ceiling, the warm start, and what the trainings gained over it, and when."""
+    start = settings.places.warm_start
+    for name in [each for each in SCRIPTED if each in KINDS[QA].scripts]:
+        yield _row(world, name, "0", [asked(settings, start, name, 1)["success"]])
+    base, likeliest = (asked(settings, start, "tool_call", samples) for samples in (SAMPLES, 1))
+    yield _row(world, "warm start", "0", [base["success"]], greedy=[likeliest["success"]])
+    names = [name for name in TRIALS if any(name == trial for trial, _ in trainings)]
+    ends = {name: [folder for (trial, _), folder in trainings.items() if trial == name] for name in names}
+    whole = fmean(sampled(folder)[-1] for folder in ends.get("grpo", next(iter(ends.values())))) - base["success"]
+    best = [asked(settings, policy_in(each), "tool_call", 1)["success"] for each in ends.get("grpo", []) if greedy]
+    gained = fmean(best) - likeliest["success"] if best else 0.0
+    for name, folders in ends.items():
+        config = settings.run(variant(settings, name, 0))
+        episodes = config.iterations * config.rollout.questions * config.rollout.samples
+        ppo = fmean(sampled(each)[-1] for each in folders) - base["success"] if name == "ppo" else whole
+        firsts = [sampled(each)[0] for each in folders]
+        if name in ("grpo", "ppo"):
+            yield _row(world, name, str(episodes // 2), firsts, base["success"], ppo)
+        of = [asked(settings, policy_in(each), "tool_call", 1)["success"] for each in folders if greedy]
+        lasts = [sampled(each)[-1] for each in folders]
+        run = "grpo" if name.isdecimal() else name
+        yield _row(world, run, str(episodes), lasts, base["success"], ppo, of, likeliest["success"], gained)
+
+
+def _row(
+    world: str,
+    run: str,
+    episodes: str,
+    sampled: list[float],
+    base: float = 0.0,
+    gain: float = 0.0,
+    greedy: list[float] | None = None,
+    first: float = 0.0,
+    gained: float = 0.0,
+) -> Row:
+    def share(values: list[float], of: float, whole: float) -> str:
+        return f"{(fmean(values) - of) / whole:.0%}" if values and whole else ""
+
+    return {
+        "world": world,
+        "run": run,
+        "episodes": episodes,
+        "sampled": f"{fmean(sampled):.3f}",
+        "by seed": ", ".join(f"{each:.3f}" for each in sampled),
+        "of the gain": share(sampled, base, gain),
+        "greedily": f"{fmean(greedy):.3f}" if greedy else "",
+        "greedy seeds": ", ".join(f"{each:.3f}" for each in greedy or ()),
+        "of that gain": share(greedy or [], first, gained),
+    }
+
+
+def main() -> None:
+    parser = options("Trains in a world, and says after how many episodes it is learned.")
+    parser.add_argument("overlay", help="of a file in overlays/, without .yaml")
+    parser.add_argument("--into", type=Path, required=True, help="the folder of the trainings")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--trials", nargs="+", default=list(TRIALS), choices=TRIALS)
+    parser.add_argument("--sampled", action="store_true", help="asks nothing greedily")
+    given = parser.parse_args()
+    lay_out(given.overlay, given.into)
+    os.chdir(given.into)
+    settings = load(Path(PARAMS))
+    made = {
+        "prepare": settings.places.questions,
+        "index": settings.places.index,
+        "warm_start": settings.places.warm_start,
+    }
+    for name in [name for name, place in made.items() if not place.exists()]:
+        stage(name)
+    trainings = trained(settings, given.trials, given.seeds)
+    found = list(rows(given.overlay, settings, trainings, greedy=not given.sampled))
+    os.chdir(ROOT)
+    show("curve", found, store=given.store, keys=3)
+
+
+if __name__ == "__main__":
+    main()
