@@ -115,7 +115,7 @@ def _assign(
         **({} if params.filter.kind == "none" else filtered),
         **({"filter/left_out_share": float(out.mean())} if any(params.left_out.model_dump().values()) else {}),
         **metrics.advantage_metrics(trajectories, credits_),
-        **metrics.value_metrics(credits_),
+        **metrics.value_metrics(trajectories, credits_, totals),
         **({} if kl is None else metrics.reference_metrics(trajectories, kl)),
     }
 

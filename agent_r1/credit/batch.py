@@ -105,6 +105,12 @@ def token_rewards(trajectory: Trajectory, step_rewards: Floats) -> Floats:
     return rewards
 
 
+def returns_to_go(trajectory: Trajectory, step_rewards: Floats) -> Floats:
+    """[L] the undiscounted sum of the rewards at a token and after it, from the rewards [K] of the steps."""
+    returns: Floats = np.cumsum(token_rewards(trajectory, step_rewards)[::-1])[::-1]
+    return returns
+
+
 def token_steps(trajectory: Trajectory) -> NDArray[np.int32]:
     """[L] the index of the step that an action token belongs to, NO_STEP at every other token."""
     steps = np.full(len(trajectory.token_ids), NO_STEP, dtype=np.int32)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent_r1.answers import normalize
-from agent_r1.credit.batch import Floats, group_statistics
+from agent_r1.credit.batch import Floats, group_statistics, returns_to_go
 from agent_r1.params.train import LARGEST_K3, LARGEST_LOG_RATIO
 from agent_r1.records import CallStatus, Credit, Floats32, Outcome, StopReason, Trajectory
 
@@ -100,18 +100,23 @@ def advantage_metrics(trajectories: Sequence[Trajectory], credits_: Sequence[Cre
     }
 
 
-def value_metrics(credits_: Sequence[Credit]) -> dict[str, float]:
-    """The share of the value targets' variance that the values explain, over the critic mask.
+def value_metrics(
+    trajectories: Sequence[Trajectory], credits_: Sequence[Credit], totals: Sequence[Floats]
+) -> dict[str, float]:
+    """The share of the variance of the observed return to go that the values explain; `totals` are step rewards [K].
 
-    Nothing without a critic or without a trajectory that is kept; 0 where all targets are equal.
+    Over the action tokens of the critic mask. Nothing without a critic or without a trajectory that is kept; 0 where
+    all returns to go are equal.
     """
-    targets = np.concatenate([credit.value_targets[credit.critic_mask] for credit in credits_]).astype(np.float64)
-    values = np.concatenate([credit.values[credit.critic_mask] for credit in credits_])
-    if not len(targets):
+    masks = [t.action_mask & credit.critic_mask for t, credit in zip(trajectories, credits_, strict=True)]
+    pairs = zip(trajectories, totals, masks, strict=True)
+    returns = np.concatenate([returns_to_go(t, total)[mask] for t, total, mask in pairs])
+    values = np.concatenate([credit.values[mask] for credit, mask in zip(credits_, masks, strict=True)])
+    if not len(returns):
         return {}
-    variance = targets.var()
-    explained = 1 - (targets - values).var() / variance if variance else 0.0
-    return {"value/explained_variance": float(explained)}
+    variance = returns.var()
+    explained = 1 - (returns - values).var() / variance if variance else 0.0
+    return {"value/explained_return": float(explained)}
 
 
 def repetition_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:

@@ -14,7 +14,7 @@ from hashlib import blake2b
 from itertools import islice
 from typing import Any, NamedTuple, NoReturn
 
-from agent_r1.records import LONGEST_STATE, Call, CallStatus, Outcome, status_of
+from agent_r1.records import LONGEST_STATE, Call, CallStatus, Outcome, Trajectory, status_of
 
 _THOUGHT = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)
 _BLOCK = re.compile(r"<(tool_call|answer)>(.*?)</\1>", re.DOTALL)
@@ -99,6 +99,10 @@ class Env:
         """
         raise NotImplementedError
 
+    def redraw(self, seed: int) -> None:
+        """Has all chance from now on come from another seed. Called only on a `Kind` that is `restored`."""
+        raise NotImplementedError
+
     async def close(self) -> None:
         """Frees the resources of the episode, however it ended."""
 
@@ -121,6 +125,15 @@ async def opened(env: Env) -> Env:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Prefix:
+    """The steps of a stored trajectory before one of them, from where an episode goes on another way."""
+
+    trajectory: Trajectory
+    step: int  # index of the first step that is sampled anew
+    draw: int  # number of the continuation
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
     """An episode to be run, as often as its environment is made."""
 
@@ -128,6 +141,7 @@ class Attempt:
     group: int  # index of the question within the iteration
     sample: int  # index of the episode within its group
     env: Callable[[int], Env]  # an environment in which nothing has happened yet, by the seed of its own chance
+    prefix: Prefix | None = None  # taken again before anything is sampled
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -104,7 +104,8 @@ class GameEnv(Env):
                 f"env.games.moves {settings.moves} has no effect: env.max_steps {limits.max_steps} times "
                 f"moves_per_step {settings.moves_per_step} are fewer; lower it, or raise one of the two"
             )
-        self.game = played.open(setup, random.Random(seed))
+        self._rng = random.Random(seed)
+        self.game = played.open(setup, self._rng)
         self.moves_per_step, self.steps_left = settings.moves_per_step, limits.max_steps
         self.moves_left = min(settings.moves, played.most_moves or settings.moves)
         self._max_steps, self._moves = limits.max_steps, {move.casefold(): move for move in self.game.moves}
@@ -133,6 +134,9 @@ class GameEnv(Env):
             return Transition(outcome=outcome, calls=calls, rewards=rewards | {"success": float(self.game.won)})
         said = self._style.reward.format(reward=round(earned, 6)) + self._amiss(asked, calls, parsed.problem)
         return Transition(observations=(said + self._turn(),), calls=calls, rewards=rewards)
+
+    def redraw(self, seed: int) -> None:
+        self._rng.seed(seed)
 
     def _is_over(self) -> bool:
         return self.game.done or not self.steps_left or not self.moves_left

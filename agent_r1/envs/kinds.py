@@ -37,6 +37,8 @@ class Kind(NamedTuple):
     # Raises ValueError for questions that it cannot play, and WorldFault where it does not answer.
     require: Callable[[Sequence[Question], EnvParams], None] = lambda questions, limits: None
     scripts: Mapping[str, Script] = {}
+    # Whether question, seed and actions restore an episode, whose chance can be drawn anew from there (`Env.redraw`).
+    restored: Callable[[EnvParams], bool] = lambda limits: False
 
 
 def _game(question: Question, shared: Shared, seed: int) -> GameEnv:
@@ -61,8 +63,12 @@ def _outside(module: str, env: str, require: str, scripts: Mapping[str, Script] 
 
 
 KINDS: dict[str, Kind] = {
-    QA: Kind(with_tools, scripts={"random": any_name, "oracle": by_gold_titles}),
-    **{name: Kind(_game, _require_boards, SCRIPTS[name]) for name in GAMES},
+    QA: Kind(
+        with_tools,
+        scripts={"random": any_name, "oracle": by_gold_titles},
+        restored=lambda limits: not (limits.tools.python or limits.tools.mcp),
+    ),
+    **{name: Kind(_game, _require_boards, SCRIPTS[name], lambda limits: True) for name in GAMES},
     "gymnasium": _outside("agent_r1.outside.gym_env", "GymEnv", "require_gymnasium", {"random": any_move}),
     "openenv": _outside("agent_r1.outside.openenv", "played", "require_openenv"),
     "toolbox": _outside("agent_r1.outside.toolbox_env", "ToolboxEnv", "require_toolbox"),
@@ -81,6 +87,18 @@ def require_playable(questions: Sequence[Question], limits: EnvParams) -> None:
         if env not in KINDS:
             raise ValueError(f"question {its[0].question_id!r}: there is no env {env!r}{nearest(env, KINDS)}")
         KINDS[env].require(its, limits)
+
+
+def require_restored(questions: Sequence[Question], limits: EnvParams) -> None:
+    """Raises ValueError, which names the environment, if no stored prefix of the questions' episodes can go on."""
+    for env in dict.fromkeys(question.env for question in questions):
+        if not KINDS[env].restored(limits):
+            able = ", ".join(name for name, kind in KINDS.items() if kind.restored(limits))
+            why = "with env.tools.python or env.tools.mcp " if env == QA else ""
+            raise ValueError(
+                f"env {env!r} {why}does not restore an episode from question, seed and actions; {able} do, and {QA!r} "
+                "without those two tools"
+            )
 
 
 def attempts_at(

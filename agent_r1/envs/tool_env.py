@@ -98,6 +98,9 @@ class ToolEnv(Env):
             rewards_when_read=self._take_in([each.result for each in made]),
         )
 
+    def redraw(self, seed: int) -> None:
+        """Changes nothing: there is no chance in it."""
+
     async def close(self) -> None:
         for tool in self._tools.values():
             await tool.close()

@@ -25,7 +25,7 @@ DASHES = ((5, 4), (1, 2), (5, 2, 1, 2), (9, 3), (3, 1))  # points drawn and left
 SMOOTHED_OVER = 5  # iterations
 PANELS_PER_ROW = 5
 SWEEP, FEW = (13, 2.6), (9, 4.2)  # inches: the width of a sweep's picture and the height of a row of panels
-EXPLAINED = "value/explained_variance"  # logged if there is a critic
+EXPLAINED = "value/explained_return"  # logged if there is a critic
 SAMPLED, VALIDATED = "rollout/success", "validation/success"
 STABILISED = "monitor/stabilised"  # logged if an alarm may change the training
 LEAST_EXPLAINED = -0.25  # the lower edge of the panel
@@ -98,7 +98,7 @@ def learning_curves(path: Path, curves: Curves, baselines: Mapping[str, float], 
     _titles(right, "Reward", "mean per episode of the training questions")
     left.set_ylim(0, 1)
     for critic in panels[2:]:
-        _titles(critic, "Explained variance", "of the value targets, by the critic before the update")
+        _titles(critic, "Explained return", "share of the observed return's variance, by the critic before the update")
         critic.set_ylim(LEAST_EXPLAINED, 1)
     colour = colours(list(curves))
     for axes, metric in zip(panels, metrics, strict=True):

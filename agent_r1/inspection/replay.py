@@ -14,13 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import yaml
-from numpy.typing import NDArray
 from rich.progress import track
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from agent_r1.credit.assign import assign
-from agent_r1.credit.batch import after_prompt, token_rewards
+from agent_r1.credit.batch import after_prompt, returns_to_go
 from agent_r1.credit.rewards import step_rewards
 from agent_r1.inspection.stored import PolicyOnDisk, StoredRun
 from agent_r1.learn import losses
@@ -163,10 +162,7 @@ class Replayer:
         logger.info("iteration %d: credit under %s", number, ", ".join(each.name for each in self.compared))
         trajectories, stored = self.stored.trajectories(number), self.stored.credits(number)
         policy = self.stored.policy(trajectories[0].policy_version)
-        own, *others = self.compared
-        if self.stored.was_stabilised(number):
-            own = own._replace(train=own.train.stabilised)
-        under = [own, *others]
+        under = self._under(number)
         assigned = [self._assign(trajectories, stored, each) for each in under]
         again = zip(assigned[0][0], stored, strict=True)
         gap = max(np.abs(new.advantages - old.advantages).max() for new, old in again)
@@ -183,9 +179,26 @@ class Replayer:
             compared = advantage_comparison(trajectories, credits_, assigned[0][0])
             angles = gradient.compared_with(first) if gradient and first else {}
             replays.append(Replay(each, metrics | compared | angles))
-        credit = own.train.credit
+        credit = under[0].train.credit
         values = value_errors(trajectories, stored, credit, self.max_tokens) if credit.needs_critic else {}
         return Replayed(number, policy, replays, values)
+
+    def credited(self, number: int) -> list[list[Credit]]:
+        """The credits of an iteration under every configuration."""
+        trajectories, stored = self.stored.trajectories(number), self.stored.credits(number)
+        return [self._assign(trajectories, stored, each)[0] for each in self._under(number)]
+
+    def learner_at(self, policy: PolicyOnDisk) -> Learner:
+        """The learner with the weights of a policy that is on disk."""
+        if policy.path not in (None, self.stored.warm_start, self.taken):  # the learner begins with the warm start
+            self.learner.take_policy(policy.path)
+            self.taken = policy.path
+        return self.learner
+
+    def _under(self, number: int) -> list[Configuration]:
+        """The configurations, the run's own as it trained in an iteration."""
+        own, *others = self.compared
+        return [own._replace(train=own.train.stabilised) if self.stored.was_stabilised(number) else own, *others]
 
     def _assign(
         self, trajectories: list[Trajectory], stored: list[Credit], configuration: Configuration
@@ -225,10 +238,7 @@ class Replayer:
             return None
         logger.info("iteration %d: a gradient over %d trajectories", number, len(rows))
         compute = compute_of(self.model, config.update, default_device())
-        if policy.path not in (self.stored.warm_start, self.taken):  # the learner begins with the warm start
-            self.learner.take_policy(policy.path)
-            self.taken = policy.path
-        gradient = policy_gradient(self.learner.policy, rows, credits_, config.update, compute)
+        gradient = policy_gradient(self.learner_at(policy).policy, rows, credits_, config.update, compute)
         measure, allowed = accepted_gap(compute.dtype, config.update.canary_tolerance)
         gap = gradient.metrics.get(f"policy/mismatch_{measure}", 0.0)
         if policy.sampled_it and gap > OTHER_MODEL * allowed:
@@ -270,7 +280,7 @@ def value_errors(
     if not kept:
         return {}
     values = np.concatenate([credit.values for _, credit in kept])
-    to_come = np.concatenate([returns_to_come(trajectory, params, max_tokens) for trajectory, _ in kept])
+    to_come = np.concatenate([returns_to_go(t, step_rewards(t, params, max_tokens)[0]) for t, _ in kept])
     acted = np.concatenate([trajectory.action_mask for trajectory, _ in kept])
     read = np.concatenate([after_prompt(trajectory.source) for trajectory, _ in kept]) & ~acted
     errors: dict[str, float] = {}
@@ -280,12 +290,6 @@ def value_errors(
             errors[f"value/{name}_rmse"] = float(np.sqrt(np.mean((values[chosen] - target) ** 2)))
             errors[f"value/{name}_std"] = float(target.std())
     return errors
-
-
-def returns_to_come(trajectory: Trajectory, params: CreditParams, max_tokens: int | None = None) -> NDArray[np.float64]:
-    """[L] the undiscounted sum of the rewards at a token and after it."""
-    rewards = token_rewards(trajectory, step_rewards(trajectory, params, max_tokens)[0])
-    return np.cumsum(rewards[::-1])[::-1]
 
 
 @dataclass(frozen=True, slots=True)

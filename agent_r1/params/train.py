@@ -33,7 +33,7 @@ class CriticWarmup(Section):
         return max(self.iterations, self.limit)
 
     def is_over(self, iteration: int, explained_variance: float) -> bool:
-        """Whether an iteration may train the policy, of whose value targets the critic explains that share."""
+        """Whether an iteration may train the policy, where the critic explains that share of the return."""
         explains = explained_variance >= self.explained_variance or iteration >= self.limit
         return iteration >= self.iterations and explains
 

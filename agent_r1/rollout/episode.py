@@ -42,6 +42,9 @@ class _Around(Env):
         await self._env.open()
         self.system, self.user, self.tools = self._env.system, self._env.user, self._env.tools
 
+    def redraw(self, seed: int) -> None:
+        self._env.redraw(seed)
+
     async def close(self) -> None:
         await self._env.close()
 
@@ -152,7 +155,7 @@ class Episode:
     def __init__(self, attempt: Attempt, chat: Chat, limits: EnvParams, seed: int, play: Play = PLAY) -> None:
         """`seed` is the collection's."""
         self._attempt, self._chat, self._limits, self._play = attempt, chat, limits, play
-        self._seed_parts = (seed, play.iteration, attempt.question_id, attempt.sample)
+        self._seed_parts: tuple[int | str, ...] = (seed, play.iteration, attempt.question_id, attempt.sample)
         self._env = in_context(attempt.env(derive(*self._seed_parts, "env")), limits.context)
         self._context_starts = [0]
         self._ids: list[int] = []
@@ -183,7 +186,11 @@ class Episode:
         self.outcome, self.fault = Outcome.ABORTED, fault.words
 
     def request(self, index: int) -> Request:
-        """The next action to sample; `index` is the episode's number."""
+        """The next action to sample; `index` is the episode's number. Behind a prefix all chance is drawn anew."""
+        prefix = self._attempt.prefix
+        if prefix and len(self._steps) == prefix.step:
+            self._seed_parts += (prefix.step, prefix.draw)
+            self._env.redraw(derive(*self._seed_parts, "env"))
         return Request(
             episode=index,
             step=len(self._steps),
@@ -194,6 +201,26 @@ class Episode:
             summary=isinstance(self._env, Summary) and self._env.asks,
             messages=self._dialogue.messages() if self._play.told else (),
         )
+
+    def given(self, request: Request) -> Action | None:
+        """The action that the attempt's prefix has for a request; None behind the prefix, and without one.
+
+        A ValueError says that the stored step had another context.
+        """
+        prefix, number = self._attempt.prefix, len(self._steps)
+        if prefix is None or number > prefix.step:
+            return None
+        stored, step = prefix.trajectory, prefix.trajectory.steps[number]
+        opened = max(start for start in stored.context_starts if start <= step.action_start)
+        if request.context != stored.ids(slice(opened, step.action_start)):
+            raise ValueError(
+                f"the context of step {number} of trajectory {stored.trajectory_id!r} is another one now: its tools, "
+                "its prompts or the chat template have changed; set them back, or train the run again"
+            )
+        if number == prefix.step:
+            return None
+        action = slice(step.action_start, step.action_stop)
+        return Action(token_ids=stored.ids(action), logprobs=stored.logprobs[action], stop_reason=step.stop_reason)
 
     async def advance(self, request: Request, action: Action) -> StepView:
         """Appends the sampled action, lets the environment answer it, and appends the answer."""

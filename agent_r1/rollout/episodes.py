@@ -169,7 +169,7 @@ async def _steps(episode: Episode, index: int, act: Act) -> AsyncGenerator[StepV
         while episode.outcome is None:
             request = episode.request(index)
             try:
-                action = await act(request)
+                action = episode.given(request) or await act(request)
             except WorldFault as fault:
                 episode.abort(fault)
                 return

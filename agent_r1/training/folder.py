@@ -245,8 +245,8 @@ class RunFolder(Checkpoints):
     def policy_from(self, iteration: int, learner: Learner, explained: float) -> int | None:
         """The first iteration that trains the policy, where its schedule begins; None while the critic's warm-up lasts.
 
-        `explained`: the critic's share of its targets' variance. A policy that an older version has trained keeps that
-        version's schedule, which began with iteration 0.
+        `explained` is `value/explained_return`. A policy that an older version has trained keeps that version's
+        schedule, which began with iteration 0.
         """
         first, warmup = self.progress.policy_from, self.config.update.critic.warmup
         if first is None and (not learner.critic or learner.policy_version):

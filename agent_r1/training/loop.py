@@ -13,6 +13,7 @@ from typing import Self
 from agent_r1.costs import Costs
 from agent_r1.credit.assign import assign
 from agent_r1.credit.metrics import step_metrics, value_metrics
+from agent_r1.credit.rewards import step_rewards
 from agent_r1.devices.sharing import ALONE, Ranks
 from agent_r1.envs.shared import Shared
 from agent_r1.gpus import visible_gpus
@@ -156,7 +157,8 @@ class Training:
         """Improves the policy and the critic, or the critic alone while its warm-up lasts."""
         trajectories = read_rows(self.folder.trajectories(iteration), Trajectory)
         credits_ = read_rows(self.folder.credit(iteration), Credit)
-        explained = value_metrics(credits_).get("value/explained_variance", 0.0)
+        totals = [step_rewards(each, self.current.credit, self.env.max_tokens)[0] for each in trajectories]
+        explained = value_metrics(trajectories, credits_, totals).get("value/explained_return", 0.0)
         first, self.learner.params = self.folder.policy_from(iteration, self.learner, explained), self.current.update
         rate = 0.0 if first is None else self.config.rate(iteration, first)
         critic_rate, version = self.config.rate(iteration), self.learner.policy_version

@@ -19,6 +19,7 @@ from flows.stage import run_stage
 from flows.terminal import show
 
 PANEL = "Look at what came of it"
+STEPS = 300  # stored steps of an iteration that are continued
 PATIENCE_S = 600.0  # with a served agent, for one answer
 NEXT = """\
 - the whole report: `{page}`
@@ -236,22 +237,42 @@ def replay(
     ] = None,
     folder: Annotated[Path | None, Option(help="Of the run's files, if not outputs/train/RUN.")] = None,
     gradient: Annotated[bool, Option("--gradient/--no-gradient", help="Or compares credit alone.")] = True,
+    truth: Annotated[
+        int | None, Option(metavar="N", min=2, max=10_000, help="Continues stored steps N times, as the truth.")
+    ] = None,
+    steps: Annotated[int | None, Option(min=2, help=f"With --truth, of an iteration about; else {STEPS}.")] = None,
 ) -> None:
     """Credits stored trajectories again under other settings.
 
-    The settings are those of other runs, or changed values. Nothing is sampled and nothing is written.
+    The settings are those of other runs, or changed values. Nothing is written, and nothing is sampled but with
+    --truth, which holds every estimator and the critic against continuations of the stored steps.
     """
-    if not others and not changes:
-        raise ValueError("nothing to compare with: give --as, --set or both")
+    if not others and not changes and not truth:
+        raise ValueError("nothing to compare with: give --as, --set or both, or --truth")
+    if steps and not truth:
+        raise ValueError("--steps has no effect without --truth")
+    if truth and not gradient:
+        raise ValueError("--truth compares gradients; leave --no-gradient out")
     from agent_r1.inspection import replay as stored
-    from agent_r1.inspection.printed import replay_tables
+    from agent_r1.inspection.printed import replay_tables, truth_tables
+    from agent_r1.inspection.stored import StoredRun
+    from agent_r1.inspection.truth import estimators, measure
+    from flows.stage import accelerator
 
     logging.getLogger("agent_r1.credit").setLevel(logging.WARNING)  # it has a line per iteration and configuration
     settings, meant = params.load(), RunId.named(run, seed, sweep or "")
     compared = stored.configurations(settings, meant, others or [], changes or [])
     chosen = iterations or []
-    replayed = stored.replay(settings, meant, compared, folder=folder, iterations=chosen, with_gradient=gradient)
-    show(*replay_tables(replayed))
+    if not truth:
+        replayed = stored.replay(settings, meant, compared, folder=folder, iterations=chosen, with_gradient=gradient)
+        show(*replay_tables(replayed))
+        return
+    settings = settings.of(meant)
+    kept = StoredRun(meant.run, folder or settings.places.training(meant), settings.places.warm_start)
+    compared = estimators(compared[0]) + (compared[1:] if others or changes else [])
+    with accelerator(settings.operate.side_by_side, settings.engine.gpus):
+        found = measure(kept, settings, compared, iterations=chosen, times=truth, steps=steps or STEPS)
+    show(*truth_tables(found))
 
 
 @app.command(rich_help_panel=PANEL)

@@ -109,7 +109,7 @@ def test_step_gae_trains_its_critic_before_acting_alone() -> None:
     assert credit.critic_mask.tolist() == [False, True, False, False, False, True]
     assert credit.value_targets.tolist() == [0, 3, 0, 0, 0, 2]
     # Values 1/2 and 1/2 explain nothing of it.
-    assert metrics["value/explained_variance"] == 0
+    assert metrics["value/explained_return"] == 0
 
 
 def test_token_steps_tell_adjacent_steps_apart() -> None:
@@ -261,21 +261,30 @@ def test_metrics() -> None:
     assert metrics["advantage/mean"] == pytest.approx(0, abs=1e-6)
     assert metrics["advantage/std"] == pytest.approx(1, abs=1e-6)
     assert metrics["advantage/abs_max"] == pytest.approx(1 / math.sqrt(9 / 2 / 7), abs=1e-6)
-    # V = 0 everywhere: it explains none of the targets' variance.
-    assert metrics["value/explained_variance"] == pytest.approx(0, abs=1e-6)
+    # V = 0 everywhere: it explains none of the returns' variance.
+    assert metrics["value/explained_return"] == pytest.approx(0, abs=1e-6)
 
 
-def test_explained_variance() -> None:
-    # gamma = lambda = 1: targets are the returns to go, 4, 2 (the prompt's value does not count). Their variance is 1.
-    # V = 3, 2: residuals 1, 0, variance 1/4. Explained: 3/4.
+@pytest.mark.parametrize("lam", [1.0, 0.5, 0.0])
+def test_explained_return_is_of_what_was_observed(lam: float) -> None:
+    # Returns to go at the actions 4, 2 (the values 9 and 7 do not count), variance 1. V = 3, 2: residuals 1, 0,
+    # variance 1/4. Explained: 3/4, though below lambda 1 the targets hold the critic's own values.
     episode = trajectory("PAOA", progress(2, 2))
-    _, metrics = assign([episode], [np.array([9, 3, 7, 2], np.float32)], params())
-    assert metrics["value/explained_variance"] == pytest.approx(0.75)
+    _, metrics = assign([episode], [np.array([9, 3, 7, 2], np.float32)], params(lam=lam))
+    assert metrics["value/explained_return"] == pytest.approx(0.75)
 
 
-def test_explained_variance_is_absent_without_a_critic() -> None:
+def test_explained_return_is_of_action_tokens_alone() -> None:
+    # A critic that is trained at observations too: there it is off by 100, and nothing changes.
+    episode = trajectory("PAOA", progress(2, 2))
+    off = params(lam=0.5, loss_mask=False, recursion=False, whitening=False, critic=False)
+    _, metrics = assign([episode], [np.array([9, 3, 107, 2], np.float32)], off)
+    assert metrics["value/explained_return"] == pytest.approx(0.75)
+
+
+def test_explained_return_is_absent_without_a_critic() -> None:
     _, metrics = assign([trajectory("PA"), trajectory("PA", progress(1))], None, params("grpo"))
-    assert "value/explained_variance" not in metrics
+    assert "value/explained_return" not in metrics
 
 
 @pytest.mark.parametrize("estimator", ["gae", "grpo"])
@@ -355,7 +364,7 @@ def test_where_all_are_left_out_nothing_of_the_advantages_is_shown(caplog: pytes
     assert (credit.kept, credit.loss_mask.any(), credit.critic_mask.any()) == (True, False, True)
     assert "left_out leaves the policy loss no trajectory" in caplog.text
     assert "advantage/mean" not in metrics
-    assert "value/explained_variance" in metrics
+    assert "value/explained_return" in metrics
 
 
 def test_without_a_filter_there_are_no_metrics_of_one() -> None:

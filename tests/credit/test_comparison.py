@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent_r1.inspection.replay import advantage_comparison, returns_to_come, value_errors
+from agent_r1.credit.batch import returns_to_go
+from agent_r1.inspection.replay import advantage_comparison, value_errors
 from agent_r1.params import load
 from agent_r1.params.credit import RewardWeights
 from agent_r1.records import Credit
@@ -65,9 +66,9 @@ def test_shares() -> None:
     assert compared["advantage/kept_share"] == 0.5
 
 
-def test_returns_to_come() -> None:
+def test_returns_to_go() -> None:
     row = trajectory("PAAOTAO", progress(2, 1))
-    assert returns_to_come(row, PROGRESS).tolist() == [3, 3, 3, 1, 1, 1, 0]
+    assert returns_to_go(row, np.array([2.0, 1.0])).tolist() == [3, 3, 3, 1, 1, 1, 0]
 
 
 def test_value_errors() -> None:

@@ -105,7 +105,7 @@ def test_a_run_alone_fills_the_picture(tmp_path: Path) -> None:
 def test_what_a_critic_explains_is_drawn_in_a_panel_of_its_own(tmp_path: Path) -> None:
     plain = curve(0.5, **{"reward/total": 0.5})
     learning_curves(tmp_path / "two.png", {"ppo": plain}, {}, "solved")
-    explained = [{**row, "value/explained_variance": 0.3} for row in plain]
+    explained = [{**row, "value/explained_return": 0.3} for row in plain]
     learning_curves(tmp_path / "three.png", {"ppo": explained}, {}, "solved")
     two, three = (imread(tmp_path / name) for name in ("two.png", "three.png"))
     assert three.shape[1] == pytest.approx(1.5 * two.shape[1], abs=2)

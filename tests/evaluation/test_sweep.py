@@ -46,7 +46,7 @@ def curve(alarm_in: int | None, *, critic: bool = False, update_s: float = 10.0)
         for i in range(4)
     ]
     if critic:
-        rows = [row | {"value/explained_variance": 0.2 * row["iteration"]} for row in rows]
+        rows = [row | {"value/explained_return": 0.2 * row["iteration"]} for row in rows]
         rows[1]["validation/success"], rows[3]["validation/success"] = 0.9, 0.6 if alarm_in is None else 0.7
     return rows
 

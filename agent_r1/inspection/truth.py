@@ -1,0 +1,279 @@
+"""The truth about stored steps, by continuing them: what estimators and the critic know of it.
+
+The value of a step is the mean return to go of N continuations from before it, by the same weights. The true advantage
+of an action is its reward plus the value after it less the value before; in a world with chance it holds what chance
+did in that step. Both are undiscounted. No estimator sees a continuation.
+
+Legend for shapes: S = steps of the chosen trajectories, one after the other, N = continuations of each step.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.progress import track
+from torch import Tensor
+from torch.nn.functional import pad
+
+from agent_r1.credit import own as own_rewards
+from agent_r1.credit.batch import groups_of, token_steps
+from agent_r1.credit.estimators import ESTIMATORS
+from agent_r1.credit.rewards import step_rewards
+from agent_r1.envs.base import Prefix
+from agent_r1.envs.kinds import attempts_at, require_restored
+from agent_r1.envs.shared import Shared
+from agent_r1.evaluation.statistics import Interval, jackknife
+from agent_r1.inspection.agreement import Floats, Moments, agreements, knowledge
+from agent_r1.inspection.replay import Configuration, Replayer
+from agent_r1.inspection.stored import PolicyOnDisk, StoredRun
+from agent_r1.learn.gradients import join_credit, policy_pass
+from agent_r1.learn.learner import Learner
+from agent_r1.learn.model import load_tokenizer
+from agent_r1.params import Params
+from agent_r1.params.places import adapter_in
+from agent_r1.params.sections import override, validated
+from agent_r1.params.train import TrainParams
+from agent_r1.records import Credit, Question, Trajectory
+from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.engines import open_engine
+from agent_r1.rollout.episode import Play
+from agent_r1.rollout.episodes import collect
+from agent_r1.rollout.sampling import Actor, Beneath, Engine
+from agent_r1.search.index import open_index
+from agent_r1.seeds import derive
+from agent_r1.tables import read_rows
+from agent_r1.training.watch import prove_sampled, reseeded
+
+SKETCHED = 1 << 16  # numbers that a gradient is projected to; a cosine is off by about 1 / sqrt of it, .004
+PROVED = 16  # continuations whose tokens prove the weights
+SCOPES = ("all steps", "between questions", "within questions")
+
+Triple = tuple[Interval, Interval, Interval]
+Chosen = list[tuple[Trajectory, Credit]]  # with the run's own credit, group by group
+
+
+class Measured(NamedTuple):
+    """The truth about some stored steps of an iteration; intervals are over questions."""
+
+    iteration: int
+    policy: PolicyOnDisk  # that continued them
+    counts: tuple[int, int, int]  # questions, steps, continuations of each
+    # Each configuration, the run's own first, then continuations as an estimator: the correlation of its advantages
+    # with the true ones at action tokens, the cosine of its policy gradient with theirs, and that less the first one's.
+    agreements: dict[str, Triple]
+    halves: Triple  # the two halves of the truth so compared
+    # For each of SCOPES the state's and the critic's share of the variance of the observed return to go, and the
+    # correlation of the critic's value with the true value; NaN without a critic.
+    knowledge: dict[str, Triple]
+
+
+def estimators(own: Configuration) -> list[Configuration]:
+    """The run's own configuration, and the same with each other estimator that its stored trajectories allow.
+
+    A critic's estimators need its stored values, those of groups several samples. All masks are on, and there is no KL.
+    """
+    found, credit = [own], own.train.credit
+    masks = {"loss_mask": True, "advantage_mask": {"recursion": True, "whitening": True, "critic": True}}
+    for name in ESTIMATORS:
+        other = credit.model_copy(update={"estimator": name})
+        lacks = (other.needs_critic and not credit.needs_critic) or (other.in_groups and own.train.rollout.samples == 1)
+        if name != credit.estimator and not lacks:
+            changes = {"credit": masks | {"estimator": name, "kl_reward": 0.0}, "update": {"ratio": "token"}}
+            train = validated(TrainParams, override(own.train.model_dump(), changes), f"{own.name} as {name}")
+            found.append(Configuration(name, train))
+    return found
+
+
+def measure(
+    stored: StoredRun, settings: Params, compared: list[Configuration], *, iterations: list[str], times: int, steps: int
+) -> list[Measured]:
+    """Measures about `steps` stored steps of each iteration of a run, by `times` continuations of each step.
+
+    The settings and the first of `compared` are the run's own; for `iterations` see `StoredRun.choose`. Raises
+    ValueError for an environment that restores no stored step, for an iteration whose policy is not on disk, and for
+    steps whose context is another one now.
+    """
+    own = compared[0].train
+    replayer = Replayer(stored, compared, settings, with_gradient=True)
+    index = open_index(settings.search, settings.places.passages, settings.places.index)
+    found: dict[int, tuple[Chosen, Floats, list[Trajectory]]] = {}
+    with Shared(settings.env, index) as shared:
+        continuing = Continuing(stored, own, settings, shared)
+        for number in stored.choose(iterations):
+            seed = derive(own.seed, number, "truth")
+            chosen = choose(stored.trajectories(number), stored.credits(number), steps, seed)
+            found[number] = chosen, *continuing.returns(chosen, times)
+    return [against_truth(replayer, *each) for each in found.values()]  # the engines have left the device by now
+
+
+def choose(trajectories: Sequence[Trajectory], credits_: Sequence[Credit], steps: int, seed: int) -> Chosen:
+    """The kept trajectories of groups that are drawn by the seed until they have so many steps."""
+    groups: dict[int, Chosen] = {}
+    for trajectory, credit in zip(trajectories, credits_, strict=True):
+        if credit.kept and trajectory.steps:
+            groups.setdefault(trajectory.group, []).append((trajectory, credit))
+    found = Chosen()
+    for group in random.Random(seed).sample(list(groups.values()), len(groups)):
+        if sum(len(trajectory.steps) for trajectory, _ in found) < steps:
+            found += group
+    return found
+
+
+class Continuing:
+    """Continues stored steps with the weights that sampled them, or the next ones on disk."""
+
+    def __init__(self, stored: StoredRun, own: TrainParams, settings: Params, shared: Shared) -> None:
+        self.stored, self.own, self.settings, self.shared = stored, own, settings, shared
+        self.questions = {each.question_id: each for each in read_rows(settings.places.questions, Question)}
+
+    def returns(self, chosen: Chosen, times: int) -> tuple[Floats, list[Trajectory]]:
+        """[S, N] the returns to go of the continuations, and some of those that have no prefix."""
+        first, env = chosen[0][0], self.settings.env
+        require_restored([self.questions[each.question_id] for each, _ in chosen], env)
+        with self._engine(first) as (engine, chat):
+            draws = track(range(times), f"iteration {first.iteration}", disable=not sys.stderr.isatty())
+            played = [self._played(engine, chat, chosen, draw) for draw in draws]
+        starts = [step for trajectory, _ in chosen for step in range(len(trajectory.steps))]
+        fresh = [each for each, start in zip(played[0], starts, strict=True) if not start]
+        credit, limit = self.own.credit, env.max_tokens
+        to_go = [
+            [step_rewards(each, credit, limit)[0][start:].sum() for each, start in zip(row, starts, strict=True)]
+            for row in played
+        ]
+        return np.array(to_go).T, fresh[:PROVED]
+
+    @contextmanager
+    def _engine(self, first: Trajectory) -> Iterator[tuple[Engine, Chat]]:
+        policy, settings = self.stored.policy(first.policy_version).path, self.settings
+        if policy is None:
+            lacking = f"the weights that sampled iteration {first.iteration} of {self.stored.run} are no longer on disk"
+            raise ValueError(f"{lacking}; take another --iteration, such as the last")
+        chat, limit = Chat(load_tokenizer(policy)), settings.env.max_tokens
+        actor = Actor(
+            model=str(policy), end_id=chat.end_id, max_tokens=limit, temperature=1.0, dtype=settings.model.dtype
+        )
+        adapted = adapter_in(policy).is_dir() and settings.engine.kind != "server"
+        beneath = Beneath(str(self.stored.warm_start), settings.model.lora.rank) if adapted else None
+        with open_engine(settings.engine, actor.beside(beneath)) as engine:
+            yield engine, chat
+
+    def _played(self, engine: Engine, chat: Chat, chosen: Chosen, draw: int) -> list[Trajectory]:
+        """[S] the draw's continuation of each step."""
+        attempts, first = [], chosen[0][0]
+        for stored, _ in chosen:
+            [attempt] = attempts_at([self.questions[stored.question_id]], self.shared)
+            attempt = replace(attempt, group=stored.group, sample=stored.sample)
+            prefixes = [Prefix(trajectory=stored, step=step, draw=draw) for step in range(len(stored.steps))]
+            attempts += [replace(attempt, prefix=prefix) for prefix in prefixes]
+        play, seed, share = Play(iteration=first.iteration), seed_of(first, self.own), self.settings.env.aborted_share
+        played = collect(engine, chat, attempts, self.shared, seed=seed, play=play)
+        rewards = own_rewards.load(self.own.credit.rewards)
+        played = own_rewards.state(rewards, played, self.questions, chat.decode, aborted_share=share)
+        if cut := sum(each.aborted for each in played):
+            raise ValueError(f"the world cut {cut} of {len(played)} continuations short; measure when it answers again")
+        return played
+
+
+def seed_of(trajectory: Trajectory, own: TrainParams) -> int:
+    """The seed of the draws of a trajectory; a ValueError refuses one of another run."""
+    for seed in (reseeded(own.seed, rollbacks) for rollbacks in range(own.monitor.max_rollbacks + 1)):
+        if derive(seed, trajectory.iteration, trajectory.question_id, trajectory.sample) == trajectory.seed:
+            return seed
+    raise ValueError(f"trajectory {trajectory.trajectory_id!r} was not sampled by train.seed {own.seed}; set it back")
+
+
+def against_truth(replayer: Replayer, chosen: Chosen, returns: Floats, fresh: list[Trajectory]) -> Measured:
+    """Holds credits and critic of an iteration against the returns to go [S, N] of its steps' continuations."""
+    rows, own = [each for each, _ in chosen], replayer.compared[0].train
+    policy = replayer.stored.policy(rows[0].policy_version)
+    learner = replayer.learner_at(policy)
+    proof = [*fresh, *(rows[:PROVED] if policy.sampled_it else [])]
+    prove_sampled(proof, learner.logprobs(proof), learner.compute.dtype, own.update.canary_tolerance)
+    rewards = [step_rewards(each, own.credit, replayer.max_tokens)[0] for each in rows]
+    ends = np.cumsum([len(each) for each in rewards])[:-1]
+    halves = [np.split(half.mean(1), ends) for half in (returns[:, ::2], returns[:, 1::2])]
+    credited = [{row.trajectory_id: row.advantages for row in each} for each in replayer.credited(rows[0].iteration)]
+    series = [[each[row.trajectory_id] for row in rows] for each in credited]
+    series += [list(map(true_advantages, rows, rewards, half)) for half in halves]
+    groups = [[i for i, row in enumerate(rows) if row.group == group] for group in dict.fromkeys(groups_of(rows))]
+
+    def moments(points: Iterable[Sequence[NDArray[Any]]]) -> Moments:
+        stacked = [np.stack(each, 1, dtype=np.float64) for each in points]
+        return Moments.of([np.concatenate([stacked[i] for i in group]) for group in groups])
+
+    tokens = moments([one[i][row.action_mask] for one in series] for i, row in enumerate(rows))
+    values = moments(map(known_before_steps, chosen, rewards, *halves))
+    gradients = gradient_products(learner, chosen, series, groups)
+
+    def statistics(weights: Floats) -> Floats:
+        cosines = agreements(np.einsum("q,qarb,r->ab", weights, gradients, weights))
+        agreeing = np.stack([agreements(tokens.covariances(weights)[0]), cosines, cosines - cosines[0]], 1)
+        return np.array([*agreeing, *knowledge(values.covariances(weights))]).ravel()
+
+    found = iter(jackknife(statistics, len(groups)))
+    *agreeing, halved, every, between, within = zip(found, found, found, strict=True)
+    names = [*(each.name for each in replayer.compared), f"{returns.shape[1] // 2} continuations"]
+    return Measured(
+        iteration=rows[0].iteration,
+        policy=policy,
+        counts=(len(groups), *returns.shape),
+        agreements=dict(zip(names, agreeing, strict=True)),
+        halves=halved,
+        knowledge=dict(zip(SCOPES, (every, between, within), strict=True)),
+    )
+
+
+def true_advantages(trajectory: Trajectory, rewards: Floats, values: Floats) -> NDArray[Any]:
+    """[L] a step's reward plus the value after it, 0 at the end, less the value before, from [K]; 0 at no action."""
+    steps = token_steps(trajectory)
+    return np.where(steps >= 0, (rewards + np.append(values[1:], 0.0) - values)[steps], 0.0)
+
+
+def known_before_steps(pair: tuple[Trajectory, Credit], rewards: Floats, *halves: Floats) -> list[NDArray[Any]]:
+    """The series of `knowledge` [K]; without a critic its values are NaN."""
+    values = pair[1].values[[step.action_start for step in pair[0].steps]]
+    critic = values if pair[1].critic_mask.any() else np.full_like(values, np.nan)
+    return [rewards[::-1].cumsum()[::-1], critic, *halves]
+
+
+def gradient_products(
+    learner: Learner, chosen: Chosen, series: Sequence[Sequence[NDArray[Any]]], groups: Sequence[Sequence[int]]
+) -> Floats:
+    """[Q, D, Q, D] products of the policy gradients of each question under each series of advantages, as `sketch`."""
+    found = []
+    for group in track(groups, "gradients", disable=not sys.stderr.isatty()):
+        pairs = [chosen[i] for i in group]
+        found += [sketch(learner, pairs, [one[i] for i in group]) for one in series]
+    flat, shape = torch.stack(found), (len(groups), len(series))
+    products: Floats = (flat @ flat.T).reshape(shape * 2).numpy()
+    return products
+
+
+def sketch(learner: Learner, pairs: Chosen, advantages: Sequence[NDArray[Any]]) -> Tensor:
+    """[SKETCHED] float64, the gradient of the sum of the tokens' losses without KL and entropy, projected.
+
+    The projection adds up weights with random signs, which keeps products on average: Charikar et al. 2002.
+    """
+    params = learner.params.model_copy(update={"kl_loss": 0.0, "entropy_bonus": 0.0})
+    total = torch.zeros(SKETCHED, dtype=torch.float64)
+    weights = [parameter for parameter in learner.policy.parameters() if parameter.requires_grad]
+    credits_ = [
+        replace(credit, advantages=each.astype(np.float32), loss_mask=trajectory.action_mask)
+        for (trajectory, credit), each in zip(pairs, advantages, strict=True)
+    ]
+    rows = join_credit(learner.policy, [trajectory for trajectory, _ in pairs], credits_, params, learner.compute)
+    for tokens, terms in policy_pass(learner.policy, rows, params, learner.compute, learn=True, whole=True):
+        gradients = torch.autograd.grad((terms * tokens.weights).sum(), weights, materialize_grads=True)
+        for number, each in enumerate(gradients):
+            signs = torch.randint(2, each.shape, generator=torch.Generator().manual_seed(number)) * 2 - 1
+            signed = (each.cpu() * signs).flatten().double()
+            total += pad(signed, (0, -len(signed) % SKETCHED)).view(-1, SKETCHED).sum(0)
+    return total
