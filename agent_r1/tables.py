@@ -137,7 +137,7 @@ def _with_defaults(table: pa.Table, kind: type[Record]) -> pa.Table:
             table = table.append_column(field.name, values)
     at = table.schema.get_field_index("steps")
     if at >= 0 and table.schema.types[at] == _WITHOUT_STATE:
-        rows: list[list[dict[str, Any]]] = table.column(at).to_pylist()
+        rows: list[Any] = table.column(at).to_pylist()
         stated = [[{**step, "state": ""} for step in row] for row in rows]
         table = table.set_column(at, SCHEMAS[kind].field("steps"), pa.array(stated, type=pa.list_(STEP_TYPE)))
     return table

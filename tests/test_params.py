@@ -475,7 +475,7 @@ ACCEPTED = """
     +GROUP, train.rollout.questions: 3, train.update.minibatches: 12, train.update.critic.minibatches: 12
     train.rollout.questions: 2, train.update.critic.minibatches: 3, train.credit.estimator: reinforce_pp
     +GROUP, train.credit.estimator: grpo, ablations.train.iterations: 2, train.update.critic.warmup.limit: 15
-    train.monitor.thresholds: {entropy_rise: 0, grad_norm_spike: 0}
+    train.monitor.thresholds.entropy_rise: 0, train.monitor.thresholds.grad_norm_spike: 0
 """
 
 

@@ -316,7 +316,9 @@ STORED = {  # Arrow type -> the fields that are stored so
     "list<item: uint8>": "Trajectory.source",
     "list<item: struct<action_start: int32 not null, action_stop: int32 not null, stop_reason: string not null, "
     "calls: list<item: struct<tool: string not null, arguments: string not null, status: string not null, "
-    "latency_s: double not null>> not null, rewards: map<string, double> not null, state: string not null>>": "Trajectory.steps",
+    "latency_s: double not null>> not null, rewards: map<string, double> not null, state: string not null>>": (
+        "Trajectory.steps"
+    ),
 }
 
 

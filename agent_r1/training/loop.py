@@ -166,12 +166,13 @@ class Training:
         return metrics | (self._step(trajectories, iteration) if self.learner.policy_version > version else {})
 
     def _step(self, trajectories: Sequence[Trajectory], iteration: int) -> Metrics:
-        """How far the update moved the policy, on the trajectories that proved the weights before; none, if none did.
+        """How far the update moved the policy, on the trajectories that proved the weights before.
 
-        Nothing proved an iteration that was collected ahead.
+        Nothing of an iteration that was collected ahead, which none proved.
         """
-        path = self.folder.proof(iteration)
-        before = {each.trajectory_id: each.learner_logprobs for each in read_rows(path, Proof)} if path.exists() else {}
+        if not (path := self.folder.proof(iteration)).exists():
+            return {}
+        before = {each.trajectory_id: each.learner_logprobs for each in read_rows(path, Proof)}
         proved = [each for each in trajectories if each.trajectory_id in before]
         logprobs = self.learner.logprobs(proved)
         return step_metrics(proved, [before[each.trajectory_id] for each in proved], logprobs)
