@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ class Walker:
         return Action.of(ids, (-rng.random(len(ids))).tolist(), self.chat.end_id)
 
 
-def limits(**changes: object) -> EnvParams:
+def limits(**changes: Any) -> EnvParams:
     games = {"protocol": "brief", "moves_per_step": 1, "moves": 4}
     return validated(
         EnvParams, override(load(SHIPPED).env.model_dump(), {"max_steps": 4, "games": games, **changes}), "env"
@@ -68,7 +69,7 @@ def alike(one: Trajectory, other: Trajectory, tokens: int) -> bool:
     [{"kind": "append", "every": 0}, {"kind": "window", "every": 1}, {"kind": "summary", "every": 1}],
     ids=str,
 )
-def test_a_prefix_is_restored_token_for_token(chat: Chat, context: dict[str, object]) -> None:
+def test_a_prefix_is_restored_token_for_token(chat: Chat, context: dict[str, Any]) -> None:
     walker, env = Walker(chat, ("Left", "Right", "Up", "Down")), limits(context=context)
     [stored] = played(walker, env, [None])
     assert len(stored.steps) >= 4
