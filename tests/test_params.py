@@ -16,7 +16,7 @@ import yaml
 from agent_r1.facts import differences
 from agent_r1.files import write_text
 from agent_r1.params import SHIPPED, Params, fingerprint, load
-from agent_r1.params.credit import WITH_GROUPS, Estimator
+from agent_r1.params.credit import STEP_LEVEL, WITH_GROUPS, Estimator
 from agent_r1.params.places import RunId
 from agent_r1.params.sections import flatten, override, validated
 
@@ -585,6 +585,14 @@ def test_masks_are_refused_where_they_would_have_no_effect(
     credit = {"estimator": estimator, "loss_mask": loss_mask, "advantage_mask": mask, **discounts}
     changes = {**ONLY_PPO, **PRESETS["GROUP"], **{f"train.credit.{key}": value for key, value in credit.items()}}
     with pytest.raises(ValueError, match=rf"train\.credit: .*advantage_mask\.{named}") if named else nullcontext():
+        check(content, changes)
+
+
+@pytest.mark.parametrize("off", ["loss_mask", "advantage_mask.recursion", "advantage_mask.critic"])
+@pytest.mark.parametrize("estimator", sorted(STEP_LEVEL))
+def test_an_estimator_of_steps_is_refused_without_a_mask(content: dict[str, Any], estimator: str, off: str) -> None:
+    changes = {**ONLY_PPO, **PRESETS["GROUP"], "train.credit.estimator": estimator, f"train.credit.{off}": False}
+    with pytest.raises(ValueError, match=rf"train\.credit: .*{off}"):
         check(content, changes)
 
 

@@ -87,7 +87,7 @@ def axis_of(curve: Curve) -> str:
 def learning_curves(path: Path, curves: Curves, baselines: Mapping[str, float], word: str) -> None:
     """Draws success, titled with its `word`, and reward per iteration: a line per run, baselines' test scores dashed.
 
-    If a run has a critic, a third panel shows the share of its targets' variance that it explains.
+    If a run has a critic, a third panel shows the share of the observed return's variance that it explains.
     """
     logged = {metric for rows in curves.values() for row in rows for metric in row}
     metrics = [SAMPLED, "reward/total", *([EXPLAINED] if EXPLAINED in logged else [])]

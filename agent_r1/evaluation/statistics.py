@@ -133,7 +133,8 @@ def jackknife(statistic: Callable[[NDArray[np.float64]], NDArray[np.float64]], q
     if questions < 2:
         raise ValueError("the answers to one question have no interval over questions; take two or more")
     without = np.stack([statistic(weights) for weights in 1 - np.eye(questions)])
-    variances = (questions - 1) * without.var(axis=0)
+    with np.errstate(invalid="ignore"):  # a number that does not exist without one of the questions has no interval
+        variances = (questions - 1) * without.var(axis=0)
     found = zip(statistic(np.ones(questions)), half_width(variances[:, None], [questions - 1]), strict=True)
     return [Interval(mean=float(mean), low=float(mean - half), high=float(mean + half)) for mean, half in found]
 

@@ -125,7 +125,7 @@ def _about_training(curves: Mapping[str, Sequence[Curve]], reference: str, word:
     return [
         "## Training",
         f"Sampled {word} is of the training rollouts, over the last {AT_THE_END} iterations and all seeds, and so "
-        f"is the share of its targets' variance that a critic explains. {at_equal_time}On dev is the {word} of the "
+        f"is the share of the observed return that a critic explains. {at_equal_time}On dev is the {word} of the "
         "last validation: what is chosen among runs is chosen by it. An alarm is the collapse monitor's; the "
         "iteration is that of the first one.",
         _training(curves, word),

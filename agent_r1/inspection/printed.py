@@ -68,7 +68,8 @@ ABOUT_VALUES = "Values as the run's critic gave them, against the undiscounted r
 TRUTH = ("correlation", "cosine of gradients", "ahead of the first line")
 ABOUT_TRUTH = (
     "Advantages at action tokens, and their policy gradients, against the true ones, with 95 % intervals over "
-    "questions. The noise of the continuations is taken out; no estimator has seen them."
+    "questions. The noise of the continuations is taken out; no estimator has seen them. Too few: without one of the "
+    "questions the number does not exist."
 )
 KNOWN = ("the state tells", "the critic tells", "critic's correlation with the truth")
 ABOUT_KNOWN = "The parts between and within questions add up. A critic that tells less than 0 is worse than a constant."
@@ -187,7 +188,7 @@ def truth_tables(measured: Sequence[Measured]) -> Iterator[Table | str]:
         questions, steps, times = one.counts
         title = f"Iteration {one.iteration}: {steps} steps of {questions} questions, {times} continuations of each"
         yield _intervals(title, TRUTH, one.agreements, ABOUT_TRUTH)
-        correlation, cosine = (_cell(each, 2) for each in one.halves[:2])
+        correlation, cosine, _ = map(_known, one.halves)
         yield f"The halves of the truth: correlation {correlation}, cosine {cosine}."
         yield _intervals("Of the variance of the return to go before a step", KNOWN, one.knowledge, ABOUT_KNOWN)
         yield f"Policy of the continuations: {one.policy.note}."
@@ -198,8 +199,14 @@ def _intervals(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[I
     for heading in columns:
         table.add_column(heading, justify="right")
     for name, cells in rows.items():
-        table.add_row(name, *("-" if math.isnan(each.mean) else _cell(each, 2) for each in cells))
+        table.add_row(name, *map(_known, cells))
     return table
+
+
+def _known(value: Interval) -> str:
+    if math.isfinite(value.high - value.low):
+        return _cell(value, 2)
+    return f"{value.mean:.2f} (too few)" if math.isfinite(value.mean) else "-"
 
 
 def _reward_parts(replayed: Sequence[Replayed]) -> Table:

@@ -134,11 +134,16 @@ def replay(
     Gradients are compared in iterations whose policy is on disk. `folder` replaces the run's own folder; for
     `iterations` see `StoredRun.choose`.
     """
-    settings = settings.of(run)
-    stored = StoredRun(run.run, folder or settings.places.training(run), settings.places.warm_start)
+    stored = opened(settings, run, folder)
     chosen = stored.choose(iterations)
-    replayer = Replayer(stored, compared, settings, with_gradient=with_gradient)
+    replayer = Replayer(stored, compared, settings.of(run), with_gradient=with_gradient)
     return [replayer.replay(number) for number in track(chosen, "replay", disable=not sys.stderr.isatty())]
+
+
+def opened(settings: Params, run: RunId, folder: Path | None = None) -> StoredRun:
+    """A run on disk, in its own folder or another one."""
+    places = settings.of(run).places
+    return StoredRun(run.run, folder or places.training(run), places.warm_start)
 
 
 class Replayer:

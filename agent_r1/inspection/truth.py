@@ -138,17 +138,14 @@ class Continuing:
         """[S, N] the returns to go of the continuations, and some of those that have no prefix."""
         first, env = chosen[0][0], self.settings.env
         require_restored([self.questions[each.question_id] for each, _ in chosen], env)
-        with self._engine(first) as (engine, chat):
-            draws = track(range(times), f"iteration {first.iteration}", disable=not sys.stderr.isatty())
-            played = [self._played(engine, chat, chosen, draw) for draw in draws]
         starts = [step for trajectory, _ in chosen for step in range(len(trajectory.steps))]
-        fresh = [each for each, start in zip(played[0], starts, strict=True) if not start]
-        credit, limit = self.own.credit, env.max_tokens
-        to_go = [
-            [step_rewards(each, credit, limit)[0][start:].sum() for each, start in zip(row, starts, strict=True)]
-            for row in played
-        ]
-        return np.array(to_go).T, fresh[:PROVED]
+        credit, to_go, fresh = self.own.credit, list[list[float]](), list[Trajectory]()
+        with self._engine(first) as (engine, chat):
+            for draw in track(range(times), f"iteration {first.iteration}", disable=not sys.stderr.isatty()):
+                pairs = [*zip(self._played(engine, chat, chosen, draw), starts, strict=True)]
+                to_go.append([step_rewards(each, credit, env.max_tokens)[0][start:].sum() for each, start in pairs])
+                fresh = fresh or [each for each, start in pairs if not start][:PROVED]
+        return np.array(to_go).T, fresh
 
     @contextmanager
     def _engine(self, first: Trajectory) -> Iterator[tuple[Engine, Chat]]:

@@ -20,6 +20,14 @@ from flows.terminal import show
 
 PANEL = "Look at what came of it"
 STEPS = 300  # stored steps of an iteration that are continued
+Iterations = Annotated[
+    list[str] | None,
+    Option(
+        "--iteration",
+        metavar="N",
+        help="A number, or all; may be given again. Else the last that the warm start sampled, and the last.",
+    ),
+]
 PATIENCE_S = 600.0  # with a served agent, for one answer
 NEXT = """\
 - the whole report: `{page}`
@@ -227,14 +235,7 @@ def replay(
     changes: Annotated[
         list[str] | None, Option("--set", metavar="KEY=VALUE", help="credit.lam=1.0, ...; may be given again.")
     ] = None,
-    iterations: Annotated[
-        list[str] | None,
-        Option(
-            "--iteration",
-            metavar="N",
-            help="A number, or all; may be given again. Else the last that the warm start sampled, and the last.",
-        ),
-    ] = None,
+    iterations: Iterations = None,
     folder: Annotated[Path | None, Option(help="Of the run's files, if not outputs/train/RUN.")] = None,
     gradient: Annotated[bool, Option("--gradient/--no-gradient", help="Or compares credit alone.")] = True,
     truth: Annotated[
@@ -255,24 +256,21 @@ def replay(
         raise ValueError("--truth compares gradients; leave --no-gradient out")
     from agent_r1.inspection import replay as stored
     from agent_r1.inspection.printed import replay_tables, truth_tables
-    from agent_r1.inspection.stored import StoredRun
     from agent_r1.inspection.truth import estimators, measure
     from flows.stage import accelerator
 
     logging.getLogger("agent_r1.credit").setLevel(logging.WARNING)  # it has a line per iteration and configuration
-    settings, meant = params.load(), RunId.named(run, seed, sweep or "")
+    settings, meant, chosen = params.load(), RunId.named(run, seed, sweep or ""), iterations or []
     compared = stored.configurations(settings, meant, others or [], changes or [])
-    chosen = iterations or []
-    if not truth:
-        replayed = stored.replay(settings, meant, compared, folder=folder, iterations=chosen, with_gradient=gradient)
-        show(*replay_tables(replayed))
+    if truth:
+        kept = stored.opened(settings, meant, folder)
+        compared = estimators(compared[0]) + (compared[1:] if others or changes else [])
+        with accelerator(settings.operate.side_by_side, settings.engine.gpus):
+            found = measure(kept, settings.of(meant), compared, iterations=chosen, times=truth, steps=steps or STEPS)
+        show(*truth_tables(found))
         return
-    settings = settings.of(meant)
-    kept = StoredRun(meant.run, folder or settings.places.training(meant), settings.places.warm_start)
-    compared = estimators(compared[0]) + (compared[1:] if others or changes else [])
-    with accelerator(settings.operate.side_by_side, settings.engine.gpus):
-        found = measure(kept, settings, compared, iterations=chosen, times=truth, steps=steps or STEPS)
-    show(*truth_tables(found))
+    replayed = stored.replay(settings, meant, compared, folder=folder, iterations=chosen, with_gradient=gradient)
+    show(*replay_tables(replayed))
 
 
 @app.command(rich_help_panel=PANEL)

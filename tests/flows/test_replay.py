@@ -16,11 +16,21 @@ import pytest
 import yaml
 
 from agent_r1 import params
+from agent_r1.credit.estimators import ESTIMATORS
 from agent_r1.inspection.printed import number
-from agent_r1.inspection.replay import Replayed, configurations, parse_changes, reads_untrained_values, replay
+from agent_r1.inspection.replay import (
+    Configuration,
+    Replayed,
+    configurations,
+    opened,
+    parse_changes,
+    reads_untrained_values,
+    replay,
+)
 from agent_r1.inspection.stored import StoredRun
+from agent_r1.inspection.truth import choose, estimators, measure, true_advantages
 from agent_r1.learn import checkpoint
-from agent_r1.params.credit import CreditParams
+from agent_r1.params.credit import WITH_CRITIC, CreditParams
 from agent_r1.params.places import Places, RunId
 from agent_r1.records import Credit
 from agent_r1.tables import read_rows, write_rows
@@ -28,6 +38,7 @@ from agent_r1.training.loop import Training
 from agent_r1.training.watch import Verdict
 from flows.commands import look
 from flows.train import train
+from tests.credit.letters import progress, trajectory
 from tests.fixtures import Inside, WriteParams
 
 ROOT = Path(__file__).parents[2]
@@ -307,8 +318,72 @@ def test_the_command_prints_tables(small_project: Path, inside: Inside, capsys: 
 
 
 def test_the_command_needs_something_to_compare_with() -> None:
-    with pytest.raises(ValueError, match="give --as, --set or both"):
+    with pytest.raises(ValueError, match="give --as, --set or both, or --truth"):
         look.replay("ppo")
+    with pytest.raises(ValueError, match="--steps has no effect without --truth"):
+        look.replay("ppo", others=["grpo"], steps=10)
+    with pytest.raises(ValueError, match="--truth compares gradients"):
+        look.replay("ppo", truth=4, gradient=False)
+
+
+def test_estimators_that_stored_trajectories_allow() -> None:
+    settings = params.load(ROOT / "params.yaml")
+
+    def names(run: str) -> list[str]:
+        return [each.name for each in estimators(Configuration(run, settings.run(RunId(run))))]
+
+    assert names("ppo") == ["ppo", "step_gae", "bi_level_gae", "reinforce_pp"], "one sample of each question"
+    assert names("starpo")[1:] == [each for each in ESTIMATORS if each != "gae"]
+    assert names("grpo")[1:] == [each for each in ESTIMATORS if each not in (*WITH_CRITIC, "grpo")]
+    assert names("ppo_no_masks")[1:] == names("ppo")[1:]
+
+
+def test_true_advantages_by_hand() -> None:
+    """Rewards 1 and 2, values 5 and 3: 1 + 3 - 5 at the first action's tokens, 2 + 0 - 3 at the second's."""
+    row = trajectory("PAAOTA", progress(1, 2))
+    found = true_advantages(row, np.array([1.0, 2.0]), np.array([5.0, 3.0]))
+    assert found.tolist() == [0, -1, -1, 0, 0, -1]
+
+
+def test_whole_groups_are_chosen_until_there_are_enough_steps(ppo: Path) -> None:
+    stored = StoredRun("ppo", ppo, WARM_START)
+    rows, credits_ = stored.trajectories(2), stored.credits(2)
+    chosen = choose(rows, credits_, 6, seed=1)
+    steps = [len(row.steps) for row, _ in chosen]
+    assert sum(steps) >= 6 > sum(steps[:-1])
+    assert len(choose(rows, [replace(each, kept=False) for each in credits_[1:]] + credits_[:1], 99, seed=1)) <= 1
+
+
+@pytest.mark.usefixtures("grpo")
+def test_the_truth_of_a_small_run(small_project: Path, inside: Inside, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same twice, and nothing is written. What holds by construction holds: shares add up, halves are apart."""
+    before = contents(small_project / "outputs/train")
+    with inside(small_project):
+        settings = params.load().of(RunId("grpo"))
+        stored = opened(settings, RunId("grpo"))
+        compared = estimators(Configuration("grpo", settings.run(RunId("grpo"))))[:2]
+        once, again = (measure(stored, settings, compared, iterations=["0"], times=4, steps=20) for _ in range(2))
+        look.replay("ppo", truth=2, steps=8, iterations=["2"])
+    assert repr(once) == repr(again)
+    [found] = once
+    assert (found.policy.sampled_it, found.counts[2]) == (True, 4)
+    assert [*found.agreements] == ["grpo", "dr_grpo", "2 continuations"]
+    every, between, within = (each[0].mean for each in found.knowledge.values())
+    assert every == pytest.approx(between + within)
+    assert math.isnan(found.knowledge["all steps"][1].mean), "grpo has no critic"
+    printed = capsys.readouterr().out
+    for words in ("Iteration 2: ", "step_gae", "1 continuations", "the critic tells", "The halves of the truth: "):
+        assert words in printed
+    assert contents(small_project / "outputs/train") == before
+
+
+def test_a_run_of_another_seed_is_not_continued(ppo: Path, small_project: Path, inside: Inside) -> None:
+    with inside(small_project):
+        settings = params.load().of(RunId("ppo"))
+        stored = opened(settings, RunId("ppo"), ppo)
+        own = settings.run(RunId("ppo")).model_copy(update={"seed": 5})
+        with pytest.raises(ValueError, match=r"was not sampled by train\.seed 5; set it back"):
+            measure(stored, settings, [Configuration("ppo", own)], iterations=["0"], times=2, steps=2)
 
 
 @pytest.mark.parametrize(
