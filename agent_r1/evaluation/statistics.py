@@ -166,9 +166,9 @@ def variances(recipes: Sequence[NDArray[np.float64]], samples: int) -> Variances
     """
     shapes = [each.shape for each in recipes]
     if len(shapes) < 2 or min(map(min, shapes)) < 2:
-        raise ValueError(
-            f"{shapes} are (seeds, questions) by run, and two of each can vary; `make ablations` makes more"
-        )
+        said = f"{shapes} are (seeds, questions) by run, and two of each can vary"
+        remedy = "add to ablations.runs, ablations.seeds or evaluate.questions, then `make ablations`"
+        raise ValueError(f"{said}; {remedy}")
     freedom = [s - 1 for s, _ in shapes]
     parts = [(each.mean(axis=1).var(ddof=1), _noise(each), (each * (1 - each)).mean()) for each in recipes]
     of_means, noise, unlike = np.average(parts, axis=0, weights=freedom).tolist()

@@ -64,8 +64,8 @@ def render_sweep(
     parts = [
         "# Ablations",
         f"{_counted([len(sweep.runs)], 'run')} with {_counted(seeds, 'seed')}{' each' * several}, "
-        f"{hits[reference].shape[1]} test questions, {answered}. Brackets are 95 % intervals: over questions and "
-        f"seeds from {RECIPE_SEEDS} seeds on, else of these policies, over questions.",
+        f"{_counted([hits[reference].shape[1]], 'test question')}, {answered}. Brackets are 95 % intervals: over "
+        f"questions and seeds from {RECIPE_SEEDS} seeds on, else of these policies, over questions.",
         *comparison.warning(everyone),
         *comparison.above_chance(found),
         f"![{word.capitalize()} on the test questions, per agent and seed]({runs_report.FINAL_PNG})",
@@ -135,14 +135,13 @@ def _about_training(curves: Mapping[str, Sequence[Curve]], reference: str, word:
 
 def successes(agents: Agents) -> dict[str, NDArray[np.float64]]:
     """Success [S, N] by agent, questions in one order. A ValueError refuses other questions, and episodes cut short."""
-    named = [(name, evaluation) for name, seeds in agents.items() for evaluation in seeds]
-    if aborted := comparison.cut_short([evaluation for _, evaluation in named]):
+    first, *others = [evaluation for seeds in agents.values() for evaluation in seeds]
+    if aborted := comparison.cut_short([first, *others]):
         raise ValueError(f"the world cut episodes short, {aborted}: their questions are missing; evaluate again")
-    first, one = named[0]
-    if others := [name for name, evaluation in named if evaluation.asked != one.asked]:
-        raise ValueError(
-            f"{others[0]} and {first} answered different questions; evaluate both again under the same configuration"
-        )
+    if unlike := next((each for each in others if each.asked != first.asked), None):
+        both, counts = f"{unlike.name} and {first.name}", f"{len(unlike.success)} and {len(first.success)} of them"
+        remedy = "evaluate both again under the same configuration"
+        raise ValueError(f"{both} answered different questions, {counts}; {remedy}")
     ordered = {
         name: [[hit for _, hit in sorted(each.success.items())] for each in seeds] for name, seeds in agents.items()
     }

@@ -146,5 +146,7 @@ def test_one_question_does_not_vary(settings: Params, store: Store) -> None:
     for run in ("ppo", "grpo"):
         for seed in range(3):
             store(run, seed, "1")
-    with pytest.raises(ValueError, match=r"\[\(3, 1\), \(3, 1\)\] are \(seeds, questions\)"):
+    with pytest.raises(
+        ValueError, match=r"\[\(3, 1\), \(3, 1\)\] are \(seeds, q.*add to ablations.*evaluate\.questions, then"
+    ):
         plan(settings, 0, 0, 0)

@@ -197,7 +197,9 @@ def test_questions_are_brought_into_one_order(evaluate: Evaluate) -> None:
 def test_other_questions_and_aborted_episodes_are_refused(evaluate: Evaluate) -> None:
     whole = evaluate("ppo", 3)
     part = dataclasses.replace(evaluate("grpo", 3), predictions=whole.predictions[1:])
-    with pytest.raises(ValueError, match="grpo and ppo answered different questions"):
+    with pytest.raises(
+        ValueError, match="grpo and ppo answered different questions, 3 and 4 of them; evaluate both again"
+    ):
         successes({"ppo": [whole], "grpo": [part]})
     first, *others = whole.trajectories
     cut = dataclasses.replace(part, trajectories=[dataclasses.replace(first, outcome=Outcome.ABORTED), *others])
