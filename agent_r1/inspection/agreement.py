@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from agent_r1.credit.batch import Floats
 
 
 class Moments(NamedTuple):
@@ -27,7 +26,7 @@ class Moments(NamedTuple):
 
     @classmethod
     def of(cls, series: Sequence[Floats]) -> Self:
-        """Of series [n, D], one for each question."""
+        """The moments of series [n, D], one for each question."""
         products = [each.T @ each for each in series]
         return cls(*map(np.array, ([float(len(each)) for each in series], [each.sum(0) for each in series], products)))
 

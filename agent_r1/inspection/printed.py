@@ -20,7 +20,7 @@ from agent_r1.evaluation.statistics import Interval
 from agent_r1.harmless import harmless
 from agent_r1.inspection.health import FailureKind
 from agent_r1.inspection.replay import Replayed, reads_untrained_values
-from agent_r1.inspection.truth import Measured
+from agent_r1.inspection.truth import Truth
 from agent_r1.params import Params
 from agent_r1.params.places import Places, RunId
 from agent_r1.params.sections import nearest
@@ -182,7 +182,7 @@ def replay_tables(replayed: Sequence[Replayed]) -> Iterator[Table | str]:
             )
 
 
-def truth_tables(measured: Sequence[Measured]) -> Iterator[Table | str]:
+def truth_tables(measured: Sequence[Truth]) -> Iterator[Table | str]:
     """For each iteration a table of estimators and one of the critic, with notes."""
     for one in measured:
         questions, steps, times = one.counts

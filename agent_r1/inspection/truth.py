@@ -1,8 +1,8 @@
-"""The truth about stored steps, by continuing them: what estimators and the critic know of it.
+"""The truth about stored steps, by continuing them: the share of it that estimators and the critic know.
 
 The value of a step is the mean return to go of N continuations from before it, by the same weights. The true advantage
-of an action is its reward plus the value after it less the value before; in a world with chance it holds what chance
-did in that step. Both are undiscounted. No estimator sees a continuation.
+of an action is its reward plus the value after it less the value before; in a world with chance it holds chance's part in
+that step. Both are undiscounted. No estimator sees a continuation.
 
 Legend for shapes: S = steps of the chosen trajectories, one after the other, N = continuations of each step.
 """
@@ -24,14 +24,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from agent_r1.credit import own as own_rewards
-from agent_r1.credit.batch import groups_of, token_steps
+from agent_r1.credit.batch import Floats, groups_of, token_steps
 from agent_r1.credit.estimators import ESTIMATORS
 from agent_r1.credit.rewards import step_rewards
 from agent_r1.envs.base import Prefix
 from agent_r1.envs.kinds import attempts_at, require_restored
 from agent_r1.envs.shared import Shared
 from agent_r1.evaluation.statistics import Interval, jackknife
-from agent_r1.inspection.agreement import Floats, Moments, agreements, knowledge
+from agent_r1.inspection.agreement import Moments, agreements, knowledge
 from agent_r1.inspection.replay import Configuration, Replayer
 from agent_r1.inspection.stored import PolicyOnDisk, StoredRun
 from agent_r1.learn.gradients import join_credit, policy_pass
@@ -57,10 +57,10 @@ PROVED = 16  # continuations whose tokens prove the weights
 SCOPES = ("all steps", "between questions", "within questions")
 
 Triple = tuple[Interval, Interval, Interval]
-Chosen = list[tuple[Trajectory, Credit]]  # with the run's own credit, group by group
+Credited = list[tuple[Trajectory, Credit]]  # with the run's own credit, group by group
 
 
-class Measured(NamedTuple):
+class Truth(NamedTuple):
     """The truth about some stored steps of an iteration; intervals are over questions."""
 
     iteration: int
@@ -94,7 +94,7 @@ def estimators(own: Configuration) -> list[Configuration]:
 
 def measure(
     stored: StoredRun, settings: Params, compared: list[Configuration], *, iterations: list[str], times: int, steps: int
-) -> list[Measured]:
+) -> list[Truth]:
     """Measures about `steps` stored steps of each iteration of a run, by `times` continuations of each step.
 
     The settings and the first of `compared` are the run's own; for `iterations` see `StoredRun.choose`. Raises
@@ -104,7 +104,7 @@ def measure(
     own = compared[0].train
     replayer = Replayer(stored, compared, settings, with_gradient=True)
     index = open_index(settings.search, settings.places.passages, settings.places.index)
-    found: dict[int, tuple[Chosen, Floats, list[Trajectory]]] = {}
+    found: dict[int, tuple[Credited, Floats, list[Trajectory]]] = {}
     with Shared(settings.env, index) as shared:
         continuing = Continuing(stored, own, settings, shared)
         for number in stored.choose(iterations):
@@ -114,13 +114,13 @@ def measure(
     return [against_truth(replayer, *each) for each in found.values()]  # the engines have left the device by now
 
 
-def choose(trajectories: Sequence[Trajectory], credits_: Sequence[Credit], steps: int, seed: int) -> Chosen:
+def choose(trajectories: Sequence[Trajectory], credits_: Sequence[Credit], steps: int, seed: int) -> Credited:
     """The kept trajectories of groups that are drawn by the seed until they have so many steps."""
-    groups: dict[int, Chosen] = {}
+    groups: dict[int, Credited] = {}
     for trajectory, credit in zip(trajectories, credits_, strict=True):
         if credit.kept and trajectory.steps:
             groups.setdefault(trajectory.group, []).append((trajectory, credit))
-    found = Chosen()
+    found = Credited()
     for group in random.Random(seed).sample(list(groups.values()), len(groups)):
         if sum(len(trajectory.steps) for trajectory, _ in found) < steps:
             found += group
@@ -134,7 +134,7 @@ class Continuing:
         self.stored, self.own, self.settings, self.shared = stored, own, settings, shared
         self.questions = {each.question_id: each for each in read_rows(settings.places.questions, Question)}
 
-    def returns(self, chosen: Chosen, times: int) -> tuple[Floats, list[Trajectory]]:
+    def returns(self, chosen: Credited, times: int) -> tuple[Floats, list[Trajectory]]:
         """[S, N] the returns to go of the continuations, and some of those that have no prefix."""
         first, env = chosen[0][0], self.settings.env
         require_restored([self.questions[each.question_id] for each, _ in chosen], env)
@@ -162,7 +162,7 @@ class Continuing:
         with open_engine(settings.engine, actor.beside(beneath)) as engine:
             yield engine, chat
 
-    def _played(self, engine: Engine, chat: Chat, chosen: Chosen, draw: int) -> list[Trajectory]:
+    def _played(self, engine: Engine, chat: Chat, chosen: Credited, draw: int) -> list[Trajectory]:
         """[S] the draw's continuation of each step."""
         attempts, first = [], chosen[0][0]
         for stored, _ in chosen:
@@ -187,7 +187,7 @@ def seed_of(trajectory: Trajectory, own: TrainParams) -> int:
     raise ValueError(f"trajectory {trajectory.trajectory_id!r} was not sampled by train.seed {own.seed}; set it back")
 
 
-def against_truth(replayer: Replayer, chosen: Chosen, returns: Floats, fresh: list[Trajectory]) -> Measured:
+def against_truth(replayer: Replayer, chosen: Credited, returns: Floats, fresh: list[Trajectory]) -> Truth:
     """Holds credits and critic of an iteration against the returns to go [S, N] of its steps' continuations."""
     rows, own = [each for each, _ in chosen], replayer.compared[0].train
     policy = replayer.stored.policy(rows[0].policy_version)
@@ -218,7 +218,7 @@ def against_truth(replayer: Replayer, chosen: Chosen, returns: Floats, fresh: li
     found = iter(jackknife(statistics, len(groups)))
     *agreeing, halved, every, between, within = zip(found, found, found, strict=True)
     names = [*(each.name for each in replayer.compared), f"{returns.shape[1] // 2} continuations"]
-    return Measured(
+    return Truth(
         iteration=rows[0].iteration,
         policy=policy,
         counts=(len(groups), *returns.shape),
@@ -242,7 +242,7 @@ def known_before_steps(pair: tuple[Trajectory, Credit], rewards: Floats, *halves
 
 
 def gradient_products(
-    learner: Learner, chosen: Chosen, series: Sequence[Sequence[NDArray[Any]]], groups: Sequence[Sequence[int]]
+    learner: Learner, chosen: Credited, series: Sequence[Sequence[NDArray[Any]]], groups: Sequence[Sequence[int]]
 ) -> Floats:
     """[Q, D, Q, D] products of the policy gradients of each question under each series of advantages, as `sketch`."""
     found = []
@@ -254,7 +254,7 @@ def gradient_products(
     return products
 
 
-def sketch(learner: Learner, pairs: Chosen, advantages: Sequence[NDArray[Any]]) -> Tensor:
+def sketch(learner: Learner, pairs: Credited, advantages: Sequence[NDArray[Any]]) -> Tensor:
     """[SKETCHED] float64, the gradient of the sum of the tokens' losses without KL and entropy, projected.
 
     The projection adds up weights with random signs, which keeps products on average: Charikar et al. 2002.

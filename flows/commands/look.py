@@ -20,7 +20,7 @@ from flows.terminal import show
 
 PANEL = "Look at what came of it"
 STEPS = 300  # stored steps of an iteration that are continued
-Iterations = Annotated[
+SomeIterations = Annotated[
     list[str] | None,
     Option(
         "--iteration",
@@ -235,7 +235,7 @@ def replay(
     changes: Annotated[
         list[str] | None, Option("--set", metavar="KEY=VALUE", help="credit.lam=1.0, ...; may be given again.")
     ] = None,
-    iterations: Iterations = None,
+    iterations: SomeIterations = None,
     folder: Annotated[Path | None, Option(help="Of the run's files, if not outputs/train/RUN.")] = None,
     gradient: Annotated[bool, Option("--gradient/--no-gradient", help="Or compares credit alone.")] = True,
     truth: Annotated[

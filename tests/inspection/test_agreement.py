@@ -7,8 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from agent_r1.credit.batch import Floats
 from agent_r1.evaluation.statistics import jackknife
-from agent_r1.inspection.agreement import Floats, Moments, agreements, knowledge
+from agent_r1.inspection.agreement import Moments, agreements, knowledge
 
 
 def test_covariances_by_hand() -> None:
