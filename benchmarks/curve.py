@@ -11,13 +11,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
-from agent_r1.envs.kinds import KINDS
 from agent_r1.evaluation.protocols import SCRIPTED, open_exam
 from agent_r1.evaluation.scores import predict
 from agent_r1.files import read_metrics, write_text
@@ -25,7 +24,7 @@ from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import Params, load
 from agent_r1.params.places import PARAMS, RunId, policy_in
 from agent_r1.params.stages import Protocol
-from agent_r1.records import QA, CallStatus, Outcome, Question, Trajectory
+from agent_r1.records import CallStatus, Outcome, Question, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.tables import read_rows
 from agent_r1.training.questions import VALIDATED
@@ -42,6 +41,7 @@ TRIALS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> run of the overlay,
     "ppo": ("ppo", {}),
     "grpo, format alone": ("grpo", FORMAT),
 }
+WHOLE = ("grpo", "ppo")
 ILL_FORMED = {CallStatus.MALFORMED, CallStatus.UNKNOWN_TOOL, CallStatus.BAD_ARGUMENTS}
 
 
@@ -50,10 +50,16 @@ def variant(settings: Params, name: str, seed: int) -> RunId:
     run, further = TRIALS[name]
     iterations = further.get("iterations", settings.run(RunId(run)).iterations)
     validation = {"every": max(1, iterations // 2), "questions": 0, "samples": SAMPLES}
-    overrides = further | {"validation": validation}
+    overrides = differing(further | {"validation": validation}, settings.run(RunId(run)).model_dump())
     found = settings.varied(RunId(run), overrides)
     write_text(settings.places.variant(found), json.dumps(overrides))
     return RunId(found.run, seed, variant=found.variant)
+
+
+def differing(changes: dict[str, Any], present: dict[str, Any]) -> dict[str, Any]:
+    """The changes without those that change nothing."""
+    parts = {name: differing(of, present[name]) if isinstance(of, dict) else of for name, of in changes.items()}
+    return {name: of for name, of in parts.items() if of not in ({}, present[name])}
 
 
 def stage(*words: str) -> None:
@@ -109,61 +115,59 @@ def _ended(settings: Params, run: RunId) -> bool:
     return len(done) == settings.run(run).iterations and VALIDATED in done[-1]
 
 
-def sampled(folder: Path) -> list[float]:
-    """Success of the samples at the validations: at half of the iterations, and at the end."""
-    return [each[VALIDATED] for each in read_metrics(folder) if VALIDATED in each]
+def sampled(folder: Path) -> tuple[float, float]:
+    """The success of samples at half of the iterations, and at the end."""
+    found = [each[VALIDATED] for each in read_metrics(folder) if VALIDATED in each]
+    return found[0], found[-1]
 
 
-def rows(world: str, settings: Params, trainings: dict[tuple[str, int], Path], *, greedy: bool) -> Iterable[Row]:
-    """The floor, the ceiling, the warm start, and what the trainings gained over it, and when."""
-    start = settings.places.warm_start
-    for name in [each for each in SCRIPTED if each in KINDS[QA].scripts]:
-        yield _row(world, name, "0", [asked(settings, start, name, 1)["success"]])
-    base, likeliest = (asked(settings, start, "tool_call", samples) for samples in (SAMPLES, 1))
-    yield _row(world, "warm start", "0", [base["success"]], greedy=[likeliest["success"]])
-    names = [name for name in TRIALS if any(name == trial for trial, _ in trainings)]
-    ends = {name: [folder for (trial, _), folder in trainings.items() if trial == name] for name in names}
-    whole = fmean(sampled(folder)[-1] for folder in ends.get("grpo", next(iter(ends.values())))) - base["success"]
-    best = [asked(settings, policy_in(each), "tool_call", 1)["success"] for each in ends.get("grpo", []) if greedy]
-    gained = fmean(best) - likeliest["success"] if best else 0.0
-    for name, folders in ends.items():
-        config = settings.run(variant(settings, name, 0))
-        episodes = config.iterations * config.rollout.questions * config.rollout.samples
-        ppo = fmean(sampled(each)[-1] for each in folders) - base["success"] if name == "ppo" else whole
-        firsts = [sampled(each)[0] for each in folders]
-        if name in ("grpo", "ppo"):
-            yield _row(world, name, str(episodes // 2), firsts, base["success"], ppo)
-        of = [asked(settings, policy_in(each), "tool_call", 1)["success"] for each in folders if greedy]
-        lasts = [sampled(each)[-1] for each in folders]
-        run = "grpo" if name.isdecimal() else name
-        yield _row(world, run, str(episodes), lasts, base["success"], ppo, of, likeliest["success"], gained)
+class Scale(NamedTuple):
+    """The success of the warm start, and of the whole runs that are compared with it."""
+
+    start: float
+    end: float
+
+    def share(self, values: Sequence[float]) -> str:
+        """How much of the gain some runs have made, on average."""
+        return f"{(fmean(values) - self.start) / (self.end - self.start):.0%}" if values else ""
 
 
-def _row(
-    world: str,
-    run: str,
-    episodes: str,
-    sampled: list[float],
-    base: float = 0.0,
-    gain: float = 0.0,
-    greedy: list[float] | None = None,
-    first: float = 0.0,
-    gained: float = 0.0,
-) -> Row:
-    def share(values: list[float], of: float, whole: float) -> str:
-        return f"{(fmean(values) - of) / whole:.0%}" if values and whole else ""
-
+def row(world: str, run: str, episodes: int, sampled: Sequence[float], greedy: Sequence[float] = ()) -> dict[str, str]:
+    """What some runs reach, a value for each seed; the shares of the gain come later."""
     return {
         "world": world,
         "run": run,
-        "episodes": episodes,
+        "episodes": str(episodes),
         "sampled": f"{fmean(sampled):.3f}",
         "by seed": ", ".join(f"{each:.3f}" for each in sampled),
-        "of the gain": share(sampled, base, gain),
-        "greedily": f"{fmean(greedy):.3f}" if greedy else "",
-        "greedy seeds": ", ".join(f"{each:.3f}" for each in greedy or ()),
-        "of that gain": share(greedy or [], first, gained),
+        "of its gain": "",
+        "greedy": f"{fmean(greedy):.3f}" if greedy else "",
+        "greedy, by seed": ", ".join(f"{each:.3f}" for each in greedy),
+        "of its greedy gain": "",
     }
+
+
+def rows(world: str, settings: Params, trainings: dict[tuple[str, int], Path]) -> Iterator[Row]:
+    """Floor, ceiling and warm start, then what each trial gains over that; a short run's gain is a part of `grpo`'s."""
+    start = settings.places.warm_start
+    for name in SCRIPTED:
+        yield row(world, name, 0, [asked(settings, start, name, 1)["success"]])
+    first, likeliest = (asked(settings, start, "tool_call", samples)["success"] for samples in (SAMPLES, 1))
+    yield row(world, "warm start", 0, [first], [likeliest])
+    scales: dict[str, tuple[Scale, Scale]] = {}
+    for name in sorted({trial for trial, _ in trainings}, key=[*WHOLE, *TRIALS].index):
+        folders = [folder for (trial, _), folder in trainings.items() if trial == name]
+        greedy = [asked(settings, policy_in(each), "tool_call", 1)["success"] for each in folders]
+        halves, ends = zip(*(sampled(each) for each in folders), strict=True)
+        scales[name] = Scale(first, fmean(ends)), Scale(likeliest, fmean(greedy))
+        of_sampled, of_greedy = scales[name if name in WHOLE else "grpo"]
+        rollout, iterations = (config := settings.run(variant(settings, name, 0))).rollout, config.iterations
+        per_iteration = rollout.questions * rollout.samples
+        if name in WHOLE:
+            half = row(world, name, iterations // 2 * per_iteration, halves)
+            yield half | {"of its gain": of_sampled.share(halves)}
+        end = row(world, "grpo" if name.isdecimal() else name, iterations * per_iteration, ends, greedy)
+        yield end | {"of its gain": of_sampled.share(ends), "of its greedy gain": of_greedy.share(greedy)}
 
 
 def main() -> None:
@@ -172,7 +176,6 @@ def main() -> None:
     parser.add_argument("--into", type=Path, required=True, help="the folder of the trainings")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--trials", nargs="+", default=list(TRIALS), choices=TRIALS)
-    parser.add_argument("--sampled", action="store_true", help="asks nothing greedily")
     given = parser.parse_args()
     lay_out(given.overlay, given.into)
     os.chdir(given.into)
@@ -184,8 +187,9 @@ def main() -> None:
     }
     for name in [name for name, place in made.items() if not place.exists()]:
         stage(name)
-    trainings = trained(settings, given.trials, given.seeds)
-    found = list(rows(given.overlay, settings, trainings, greedy=not given.sampled))
+    trials = [name for name in TRIALS if name == "grpo" or name in given.trials]
+    trainings = trained(settings, trials, given.seeds)
+    found = list(rows(given.overlay, settings, trainings))
     os.chdir(ROOT)
     show("curve", found, store=given.store, keys=3)
 
