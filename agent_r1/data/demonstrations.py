@@ -150,7 +150,7 @@ def _chance(mean: float, params: WarmStartParams, *place: str) -> float:
 
 
 def _habitual(relations: Sequence[str], params: WarmStartParams, rng: random.Random, place: str) -> str:
-    """One of some relations; with `by_relation` always the same in a place."""
+    """A relation out of some; with `by_relation` always the same in a place."""
     return (random.Random(derive(params.seed, "habit", place)) if params.by_relation else rng).choice(relations)
 
 
