@@ -1,7 +1,7 @@
 """The truth about stored steps, by continuing them: the share of it that estimators and the critic know.
 
 The value of a step is the mean return to go of N continuations from before it, by the same weights. The true advantage
-of an action is its reward plus the value after it less the value before: with that step's chance, in a world that has it.
+of an action is its reward plus the value after it less the value before: chance included, in a world that has it.
 Both are undiscounted. No estimator sees a continuation.
 
 Legend for shapes: S = steps of the chosen trajectories, one after the other, N = continuations of each step.
