@@ -118,7 +118,7 @@ def answer_at_once(plan: Plan, question: Question, passages: Sequence[Passage], 
 def _hops_made(plan: Plan, question: Question, facts: Facts, params: WarmStartParams, rng: random.Random) -> list[Hop]:
     made: list[Hop] = []
     for hop in plan.hops:
-        if made and rng.random() < _chance(params.stop_early, params, "stop early", made[-1].relation):
+        if made and rng.random() < _chance(params.stop_early, params, "stop early", made[-1].relation, hop.relation):
             return made
         at_hand = made[-1].value if made and question.strata["kind"] == "bridge" else hop.entity
         if at_hand != hop.entity:
