@@ -43,8 +43,7 @@ class Costs:
     def _look(self) -> NDArray[np.float64]:
         """The clock, and the core-seconds of this process, of the engine's, and of all others that it started."""
         this, resident = psutil.Process(), 0
-        ended = sum(this.cpu_times()[2:4])  # children that were waited for
-        seen = np.array([time.perf_counter(), time.process_time(), 0.0, ended])
+        seen = np.array([time.perf_counter(), time.process_time(), 0.0, sum(this.cpu_times()[2:4])])
         for each in (this, *this.children(recursive=True)):
             with suppress(psutil.NoSuchProcess):
                 resident += each.memory_info().rss
