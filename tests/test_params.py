@@ -429,7 +429,6 @@ REFUSED = {
         warm_start.fine_tune: true | warm_start.fine_tune: true has no effect ... set model.path
         warm_start.conversations: x, model.path: own | conversations 'x' has no effect ... fine_tune: true, or conv
         warm_start.go_on: 0.5, env.max_steps: 4 | demonstrations take up to 5 actions, and env.max_steps is 4; raise it
-        env.max_steps: 3 | warm_start.demonstrations take up to 4 actions, and env.max_steps is 3; raise it to 4, or set
         warm_start.by_relation: 1, warm_start.stop_early: 0, warm_start.wrong_relation: 0 | 1.0 has no effect while stop
         +UNTAUGHT | warm_start has nothing to learn from: set demonstrations or naive_rag_demonstrations above 0
         +UNTAUGHT, warm_start.fine_tune: true, model.path: own | warm_start has nothing to learn from

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -78,7 +78,8 @@ class Truth(NamedTuple):
 def estimators(own: Configuration) -> list[Configuration]:
     """The run's own configuration, and the same with each other estimator that its stored trajectories allow.
 
-    A critic's estimators need its stored values, those of groups several samples. All masks are on, and there is no KL.
+    A critic's estimators need its stored values, those of groups several samples, maxrl rewards that are never below 0.
+    All masks are on, and there is no KL.
     """
     found, credit = [own], own.train.credit
     masks = {"loss_mask": True, "advantage_mask": {"recursion": True, "whitening": True, "critic": True}}
@@ -87,8 +88,9 @@ def estimators(own: Configuration) -> list[Configuration]:
         lacks = (other.needs_critic and not credit.needs_critic) or (other.in_groups and own.train.rollout.samples == 1)
         if name != credit.estimator and not lacks:
             changes = {"credit": masks | {"estimator": name, "kl_reward": 0.0}, "update": {"ratio": "token"}}
-            train = validated(TrainParams, override(own.train.model_dump(), changes), f"{own.name} as {name}")
-            found.append(Configuration(name, train))
+            with suppress(ValueError):  # of rewards that the estimator does not take
+                train = validated(TrainParams, override(own.train.model_dump(), changes), f"{own.name} as {name}")
+                found.append(Configuration(name, train))
     return found
 
 

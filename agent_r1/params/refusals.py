@@ -351,11 +351,11 @@ def habits(p: stages.WarmStartParams) -> Refusals:
 
 
 def lengths(p: Params) -> Refusals:
-    """Refuses demonstrations that the limit of steps would cut before their answer."""
+    """Refuses demonstrations that search on, if the limit of steps would cut them before their answer."""
     taught, shares = p.warm_start, p.prepare.atlas.shares.model_dump()
     longest = max(hops for kind, hops in HOPS.items() if shares[kind])
-    actions = min(longest, taught.longest or longest) + (taught.go_on > 0) + 1
-    if taught.demonstrations and BUILT_IN in p.prepare.datasets and actions > p.env.max_steps:
+    actions = min(longest, taught.longest or longest) + 2
+    if taught.go_on and taught.demonstrations and BUILT_IN in p.prepare.datasets and actions > p.env.max_steps:
         given = f"warm_start.demonstrations take up to {actions} actions, and env.max_steps is {p.env.max_steps}"
         yield f"{given}; raise it to {actions}, or set the shares of longer questions, or warm_start.longest, lower"
 

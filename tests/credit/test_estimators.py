@@ -43,6 +43,9 @@ def quiet() -> Iterator[None]:
 
 
 def estimated(made: Batch, chosen: CreditParams) -> Estimate:
+    """The estimates, with values where they are needed, of rewards without their signs where none may be below 0."""
+    if chosen.estimator == "maxrl":
+        made = replace(made, rewards=abs(made.rewards))
     return estimate(made if chosen.needs_critic else replace(made, values=None), chosen)
 
 
@@ -137,7 +140,7 @@ def test_rewards_and_values_in_another_unit(name: str, rows: list[Any], groups: 
     np.testing.assert_allclose(eightfold, unit * once, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", sorted(WITH_GROUPS))
+@pytest.mark.parametrize("name", sorted(WITH_GROUPS - {"maxrl"}))  # which divides by the mean
 @DRAWS
 @given(rows=episodes, groups=drawn_groups, group=st.integers(0, 2), constant=st.integers(-8, 8))
 def test_a_constant_added_to_the_returns_of_a_group_changes_nothing(

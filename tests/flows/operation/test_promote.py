@@ -121,7 +121,7 @@ def test_an_equal_one_is_refused_with_the_numbers_and_that_is_no_error(
     monkeypatch.setattr("flows.operation.promote._run_evaluate", Evaluations({1: EQUAL, 2: EQUAL}))
     promote_here(challenger.reference)
     said = " ".join(capsys.readouterr().out.split())
-    assert "agent_r1-v2 is refused against agent_r1-v1: the lower bound +0.000 of the difference is not above" in said
+    assert "agent_r1-v2 is refused against agent_r1-v1: the lower bound -0.036 of the difference is not above" in said
     assert "success of agent_r1-v1" in said
     assert current() == 1
     client = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db")
