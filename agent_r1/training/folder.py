@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -242,16 +242,16 @@ class RunFolder(Checkpoints):
         """The metrics of the finished iterations."""
         return self._lines()[: self.finished]
 
-    def policy_from(self, iteration: int, learner: Learner, explained: float) -> int | None:
+    def policy_from(self, iteration: int, learner: Learner, explained: Callable[[], float]) -> int | None:
         """The first iteration that trains the policy, where its schedule begins; None while the critic's warm-up lasts.
 
-        `explained` is `value/explained_return`. A policy that an older version has trained keeps that version's
-        schedule, which began with iteration 0.
+        `explained` gives `value/explained_return`, and is asked while the warm-up lasts alone. A policy that an older
+        version has trained keeps that version's schedule, which began with iteration 0.
         """
         first, warmup = self.progress.policy_from, self.config.update.critic.warmup
         if first is None and (not learner.critic or learner.policy_version):
             first = 0
-        elif first is None and warmup.is_over(iteration, explained):
+        elif first is None and warmup.is_over(iteration, explained()):
             first = iteration
         self.progress = replace(self.progress, policy_from=first)
         return first

@@ -157,8 +157,11 @@ class Training:
         """Improves the policy and the critic, or the critic alone while its warm-up lasts."""
         trajectories = read_rows(self.folder.trajectories(iteration), Trajectory)
         credits_ = read_rows(self.folder.credit(iteration), Credit)
-        totals = [step_rewards(each, self.current.credit, self.env.max_tokens)[0] for each in trajectories]
-        explained = value_metrics(trajectories, credits_, totals).get("value/explained_return", 0.0)
+
+        def explained() -> float:
+            totals = [step_rewards(each, self.current.credit, self.env.max_tokens)[0] for each in trajectories]
+            return value_metrics(trajectories, credits_, totals).get("value/explained_return", 0.0)
+
         first, self.learner.params = self.folder.policy_from(iteration, self.learner, explained), self.current.update
         rate = 0.0 if first is None else self.config.rate(iteration, first)
         critic_rate, version = self.config.rate(iteration), self.learner.policy_version
@@ -174,8 +177,7 @@ class Training:
             return {}
         before = {each.trajectory_id: each.learner_logprobs for each in read_rows(path, Proof)}
         proved = [each for each in trajectories if each.trajectory_id in before]
-        logprobs = self.learner.logprobs(proved)
-        return step_metrics(proved, [before[each.trajectory_id] for each in proved], logprobs)
+        return step_metrics(proved, [before[each.trajectory_id] for each in proved], self.learner.logprobs(proved))
 
     def conclude(self, iteration: int, verdict: watch.Verdict) -> Metrics:
         """Makes the iteration a finished one, with a checkpoint where one is due, or goes back to the last good one.
