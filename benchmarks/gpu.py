@@ -214,14 +214,19 @@ class Sampled:
         return learner, self._opened.enter_context(open_engine(settings.engine, actor))
 
     def compare(self) -> Row:
-        """The same seeded requests twice, and each alone, together with others, and in another order."""
+        """Seeded requests again, with prompts computed anew and with cached ones; each alone, and in company."""
         from agent_r1.rollout.episodes import apart, compare  # a bare machine lacks Parquet, and httpx
 
         _, sampler = self._both
-        asked = list(random_requests(self._work, self._words, shortest=self._work.prompt // 4))
-        first, again = sampler.sample(asked), sampler.sample(asked)
-        same = all(apart(*pair) == (0.0, 0) for pair in zip(first, again, strict=True))
-        row: Row = {"same bits twice": same}
+        asked, made = list(random_requests(self._work, self._words, shortest=self._work.prompt // 4)), []
+        for repeated in (2, 1):
+            self._hand_over()  # which drops cached prompts
+            made += [sampler.sample(asked) for _ in range(repeated)]
+        first, cached, again = made
+        row: Row = {
+            name: all(apart(*pair) == (0.0, 0) for pair in zip(first, others, strict=True))
+            for name, others in (("same bits twice", again), ("same bits with cached prompts", cached))
+        }
         if isinstance(sampler, Flowing):
             limits = self._settings.env.model_copy(update={"order": "arrival"})
             row |= asyncio.run(compare(sampler, [each.context for each in asked], limits))
@@ -248,19 +253,24 @@ class Sampled:
         del self._both
         return row
 
-    def _proved(self) -> tuple[Row, list[Trajectory]]:
-        """The way of the learner's weights to the sampler, what it samples a second, and the canary."""
-        (learner, sampler), device, update = self._both, self._device, self._settings.train.update
-        row, version, requests = Row(), self._version, random_requests(self._work, self._words, self._work.prompt // 4)
-        self._version += 1
+    def _hand_over(self) -> Row:
+        """The way of the learner's weights to the sampler, in seconds."""
+        (learner, sampler), device, row = self._both, self._device, Row()
         with tempfile.TemporaryDirectory() as scratch:
             own = Path(scratch) / "policy"
             halved = sampler.halved and not learner.adapter
             row["weights written s"] = seconds_of(lambda: checkpoint.hand_over(own, learner, halved=halved), device)
             release(learner)
-            row["weights read s"] = seconds_of(lambda: sampler.load_weights(own, version), device)
-            asked, started = list(requests), time.perf_counter()
-            actions = sampler.sample(asked)
+            row["weights read s"] = seconds_of(lambda: sampler.load_weights(own, self._version), device)
+        self._version += 1
+        return row
+
+    def _proved(self) -> tuple[Row, list[Trajectory]]:
+        """The way of the weights, what the sampler samples a second, and the canary."""
+        (learner, sampler), update = self._both, self._settings.train.update
+        row, asked = self._hand_over(), list(random_requests(self._work, self._words, self._work.prompt // 4))
+        started = time.perf_counter()
+        actions = sampler.sample(asked)
         row["sampled tokens/s"] = sum(len(each.token_ids) for each in actions) / (time.perf_counter() - started)
         sampler.rest()
         made = [trajectory_of(*pair) for pair in zip(asked, actions, strict=True)]
