@@ -145,7 +145,7 @@ def _ask(settings: Params, subject: Subject, folder: Path, asked: EvaluationRequ
     chosen = scores.asked_questions(prepared, settings.evaluate.questions, settings.evaluate.seed)
     questions = questions_under(subject.protocol, chosen)
     require_playable(questions, settings.env)
-    logger.info("asking %d questions", len(questions))
+    logger.info("asking %d question%s", len(questions), "s" * (len(questions) > 1))
     tokenizer = load_tokenizer(policy.path, reads=0 if policy.elsewhere else settings.env.max_tokens)
     kept = folder.with_name(f"{folder.name}.answers.jsonl")
     trajectories, conditions, of_tools = _answers(settings, subject, questions, Chat(tokenizer), kept, costs)

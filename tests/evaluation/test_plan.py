@@ -128,15 +128,23 @@ def test_answers_that_are_all_alike_are_said_to_be(settings: Params, store: Stor
     assert rows(page)["3 x 4 x 1"][:2] == ["0.301", "0.602"]  # 1 - .025^(1/4), and half of it
 
 
+def test_a_sweep_whose_seeds_cannot_vary_yet_is_planned_by_the_shipped_one(settings: Params, store: Store) -> None:
+    shipped = plan(settings, 0, 0, 0)
+    for run, seed in (("ppo", 0), ("ppo", 1), ("grpo", 0)):
+        store(run, seed, "1100")
+        assert plan(settings, 0, 0, 0) == shipped
+    store("grpo", 1, "1101")
+    assert SHIPPED.of not in plan(settings, 0, 0, 0)
+
+
 def test_refusals(settings: Params, store: Store) -> None:
-    store("ppo", 0, "1100")
-    with pytest.raises(ValueError, match=r"\[\(1, 4\)\] are \(seeds, questions\) by run, and two of each can vary"):
-        plan(settings, 0, 0, 0)
+    for run, seed in (("ppo", 0), ("ppo", 1), ("grpo", 0)):
+        store(run, seed, "1100")
     store("grpo", 1, "11", first=2)
     with pytest.raises(ValueError, match="grpo-seed1 and ppo-seed0 answered different questions"):
         plan(settings, 0, 0, 0)
     store("grpo", 1, "11001100", samples=2)
-    with pytest.raises(ValueError, match=r"ppo-seed0 \(greedy decoding\) and grpo-seed1 \(2 samples of each at temp"):
+    with pytest.raises(ValueError, match=r"grpo-seed0 \(greedy decoding\) and grpo-seed1 \(2 samples of each at temp"):
         plan(settings, 0, 0, 0)
 
 
