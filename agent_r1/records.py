@@ -59,6 +59,7 @@ class Outcome(enum.StrEnum):
 
 
 QA = "qa"  # the environment of question answering
+GREEDY = -1  # the sample that is the greedy answer, beside those at a temperature
 LONGEST_STATE = 256  # characters of a state's key
 Decode = Callable[[Sequence[int]], str]  # token ids -> text
 
@@ -161,7 +162,7 @@ class Trajectory:
     trajectory_id: str  # "{iteration}/{question_id}/{sample}"
     question_id: str
     group: int  # index of the question within the iteration
-    sample: int  # index of the episode within its group
+    sample: int  # index of the episode within its group, or GREEDY
     seed: int  # the episode's own seed, derived from (seed, iteration, question, sample)
     policy_version: int  # weights that sampled it: updates since the warm start
     iteration: int
@@ -266,7 +267,7 @@ class Prediction:
     seed: int
     policy_version: int
     question_id: str
-    sample: int = 0  # of the answers to the question
+    sample: int = 0  # of the answers to the question, or GREEDY
     answer: str
     success: float  # 1.0 or 0.0, as the environment judges; of an answered question its exact match
     facts: dict[str, float]  # further facts of the episode; of an answered question its scores

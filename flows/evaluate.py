@@ -28,7 +28,7 @@ from agent_r1.params import Params
 from agent_r1.params.places import RunId
 from agent_r1.params.sections import nearest
 from agent_r1.params.stages import PROTOCOLS, Protocol
-from agent_r1.records import Prediction, Question, Trajectory, words_of
+from agent_r1.records import GREEDY, Prediction, Question, Trajectory, words_of
 from agent_r1.rollout.chat import Chat
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.tracking.runs import KIND_TAG, VERSION_TAG
@@ -117,7 +117,7 @@ def _require_known(complaint: str, name: str | None, valid: Collection[str]) -> 
 
 
 def evaluate(asked: EvaluationRequest) -> None:
-    """Puts the test questions to a policy, greedily, and grades its answers.
+    """Puts the test questions to a policy, and grades its answers: samples, and the greedy one beside them.
 
     Writes predictions.parquet, trajectories.parquet, scores.json and hashes.json to a folder under outputs/evaluate. An
     agent of the report gets a file of hashes in outputs/compared too, so that the report depends on no other agents.
@@ -189,7 +189,7 @@ def _answers(
     policy = subject.policy
     beneath = policy.beneath(settings)
     rounded = beneath is None and policy.would_round(settings)
-    with open_exam(subject.protocol, questions, chat, settings) as exam:
+    with open_exam(subject.protocol, questions, chat, settings, greedily=True) as exam:
         measured = exam.conditions(rounded=rounded, engine=TEXT_LEVEL if policy.elsewhere else "")
         with counted(subject.label, len(exam.attempts)) as over:
             if subject.protocol in SCRIPTED:
@@ -204,7 +204,7 @@ def _answers(
                     costs.charge("waiting")
                     costs.devices = len(visible_gpus()) or 1
                     made = exam.by_policy(policy.path, policy.updates, beneath, over)
-        return made, measured, exam.shared.use_of_tools(made)
+        return made, measured, exam.shared.use_of_tools([each for each in made if each.sample != GREEDY])
 
 
 def _run_of_its_own(settings: Params, subject: Subject, asked: EvaluationRequest, began_s: float) -> tracking.Run:

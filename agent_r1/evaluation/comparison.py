@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 from agent_r1.evaluation.scores import (
     CEILING,
     FLOOR,
+    GREEDILY,
     AnsweredQuestion,
     bounds,
     by_question,
@@ -49,6 +51,12 @@ class Evaluation:
     def success(self) -> dict[str, float]:
         """Success by question, the mean of its samples, in the order of the predictions."""
         return {each.question_id: each.success for each in by_question(self.predictions)}
+
+    @property
+    def greedily(self) -> float | None:
+        """The success of greedy answers beside samples; None if there are none."""
+        values = measured(GREEDILY, by_question(self.predictions))
+        return fmean(values) if values else None
 
     @property
     def asked(self) -> str:

@@ -27,7 +27,7 @@ class Evidence(NamedTuple):
     questions: int
     samples: int  # of each question
     training_s: float  # of a run
-    answer_s: float  # of a device, for evaluating one answer
+    answer_s: float  # of a device, for evaluating one sample; a greedy answer beside samples has its share in them
 
 
 # Of docs/ablations/report.md, with the variances that `python -m benchmarks.foretold` reads out of it, and of
@@ -98,12 +98,11 @@ def _evidence(settings: Params) -> Evidence:
     samples = int(evaluations[0].hashes["samples"])
     trained = [read_metrics(folder) for folder in map(places.training, made) if (folder / METRICS).exists()]
     costs = [read_metrics(home / run.label)[-1] for run in made if (home / run.label / METRICS).exists()]
-    answers = len(evaluations[0].predictions)
     return Evidence(
         of=str(home),
         variances=statistics.variances(several, samples),
-        questions=recipes[0].shape[1],
+        questions=(questions := recipes[0].shape[1]),
         samples=samples,
         training_s=fmean(float(plots.spent(curve, "seconds")[-1]) for curve in trained) if trained else nan,
-        answer_s=fmean(each["cost/evaluation_device_s"] for each in costs) / answers if costs else nan,
+        answer_s=fmean(each["cost/evaluation_device_s"] for each in costs) / questions / samples if costs else nan,
     )

@@ -27,7 +27,7 @@ from agent_r1.http.endpoint import Endpoint, Reply
 from agent_r1.params import Params
 from agent_r1.params.env import EnvParams
 from agent_r1.params.stages import Protocol
-from agent_r1.records import QA, Question, Trajectory
+from agent_r1.records import GREEDY, QA, Question, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episode import Play
@@ -84,7 +84,7 @@ class EndpointSampler:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _act(self, request: Request) -> Action:
-        options = {"max_tokens": request.max_tokens, "temperature": self._temperature}
+        options = {"max_tokens": request.max_tokens, "temperature": 0.0 if request.greedy else self._temperature}
         key = derive(self._endpoint.url, self._model, request.seed, json.dumps([options, request.messages]))
         if key not in self._known:
             self._known[key] = self._endpoint.complete(self._model, request.messages, options)
@@ -107,7 +107,7 @@ class Exam:
 
     protocol: Protocol
     questions: Sequence[Question]
-    attempts: Sequence[Attempt]  # `evaluate.samples` at each question
+    attempts: Sequence[Attempt]  # `evaluate.samples` at each question, and GREEDY ones
     chat: Chat
     settings: Params
     shared: Shared
@@ -155,8 +155,13 @@ class Exam:
             return self._by(sampler, Play(told=True, over=over))
 
     def _by(self, sampler: Sampler, play: Play) -> list[Trajectory]:
-        seed = self.settings.evaluate.seed
-        return collect(sampler, self.chat, self.attempts, self.shared, seed=seed, play=play)
+        """The trajectories of samples, then the greedy ones."""
+        seed, made = self.settings.evaluate.seed, list[Trajectory]()
+        for greedy in (False, True):
+            if attempts := [each for each in self.attempts if (each.sample == GREEDY) is greedy]:
+                how = replace(play, greedy=greedy)
+                made += collect(sampler, self.chat, attempts, self.shared, seed=seed, play=how)
+        return made
 
     def conditions(self, *, rounded: bool = False, engine: str = "") -> dict[str, str]:
         """The circumstances of the answers by name: hashes, and the limits of an episode in words.
@@ -183,16 +188,23 @@ class Exam:
 
 
 @contextmanager
-def open_exam(protocol: Protocol, questions: Sequence[Question], chat: Chat, settings: Params) -> Iterator[Exam]:
-    """Opens the environments of the questions. The index is opened only where something may be searched for."""
+def open_exam(
+    protocol: Protocol, questions: Sequence[Question], chat: Chat, settings: Params, *, greedily: bool = False
+) -> Iterator[Exam]:
+    """Opens the environments of the questions. The index is opened only where something may be searched for.
+
+    `greedily`: a policy that is sampled at a temperature answers every question greedily as well.
+    """
     asks = any(question.env == QA for question in questions)
     places, searches = settings.places, protocol in ("tool_call", "naive_rag") or (protocol in SCRIPTED and asks)
     index = open_index(settings.search, places.passages, places.index) if searches else None
+    beside = greedily and settings.evaluate.temperature > 0 and protocol not in SCRIPTED
+    samples = [*range(settings.evaluate.samples), *[GREEDY] * beside]
     with Shared(settings.env, index) as shared:
         attempts = [
             replace(attempt, sample=sample)
             for attempt in _attempts(protocol, questions, settings, shared)
-            for sample in range(settings.evaluate.samples)
+            for sample in samples
         ]
         yield Exam(protocol, questions, attempts, chat, settings, shared)
 

@@ -14,7 +14,7 @@ from agent_r1.costs import costs_in
 from agent_r1.evaluation import comparison
 from agent_r1.evaluation.comparison import Evaluation
 from agent_r1.evaluation.plots import BUDGETS, SAMPLED, Curve, Curves, final_scores, learning_curves, taken
-from agent_r1.evaluation.scores import BASE_TOOL_CALL, SUCCESS, outcomes, score
+from agent_r1.evaluation.scores import BASE_TOOL_CALL, GREEDILY, SUCCESS, outcomes, score
 from agent_r1.evaluation.statistics import LEVEL, Interval, paired_difference
 from agent_r1.evaluation.transcript import examples
 from agent_r1.files import METRICS, read_metrics, replaced_folder, write_text
@@ -210,9 +210,10 @@ def stratum_title(stratum: str) -> str:
 
 
 def _table(scores: AgentScores, measure: str, strata: Sequence[str]) -> str:
-    keys = [measure, *(f"{measure}/{stratum}" for stratum in strata)]
+    beside = [GREEDILY] * (measure == SUCCESS and any(GREEDILY in row for row in scores.values()))
+    keys = [measure, *beside, *(f"{measure}/{stratum}" for stratum in strata)]
     rows = [[_agent(name, row), *(_cell(row, key) for key in keys)] for name, row in scores.items()]
-    return comparison.markdown_table(["agent", "all", *map(stratum_title, strata)], rows)
+    return comparison.markdown_table(["agent", "all", *beside, *map(stratum_title, strata)], rows)
 
 
 def _agent(name: str, row: Mapping[str, float]) -> str:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from agent_r1.answers import contains, exact_match, f1
 from agent_r1.evaluation.statistics import SHARE, Bounds, interval
 from agent_r1.params.stages import PROTOCOLS, Baseline, EvaluateParams, Protocol
-from agent_r1.records import QA, Outcome, Passage, Prediction, Question, Trajectory
+from agent_r1.records import GREEDY, QA, Outcome, Passage, Prediction, Question, Trajectory
 from agent_r1.tables import read_rows
 
 BASE_TOOL_CALL: Baseline = "base_tool_call"
@@ -27,7 +27,7 @@ FLOOR: Final = "random"
 CEILING: Final = "oracle"
 BASELINES: dict[str, Protocol] = {BASE_TOOL_CALL if each == "tool_call" else each: each for each in PROTOCOLS}
 
-SUCCESS, RETURN, COUNTS = "success", "return", ("tool_calls", "tokens_read", "tokens_sampled")
+SUCCESS, GREEDILY, RETURN, COUNTS = "success", "greedily", "return", ("tool_calls", "tokens_read", "tokens_sampled")
 BOUNDS = ("/low", "/high")  # of a measure's interval
 
 logger = logging.getLogger(__name__)
@@ -117,8 +117,8 @@ def _facts(trajectory: Trajectory, question: Question) -> dict[str, float]:
 
 
 def outcomes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """The number of aborted episodes, and the share of every outcome among the others."""
-    counts = Counter(trajectory.outcome for trajectory in trajectories)
+    """The number of aborted episodes, and the share of every outcome among the others, of samples."""
+    counts = Counter(trajectory.outcome for trajectory in trajectories if trajectory.sample != GREEDY)
     aborted = counts.pop(Outcome.ABORTED, 0)
     ended = [outcome for outcome in Outcome if outcome is not Outcome.ABORTED]
     return {"aborted": float(aborted)} | {f"outcome/{each}": counts[each] / counts.total() for each in ended}
@@ -128,13 +128,13 @@ def gold_recall_by_step(trajectories: Sequence[Trajectory], questions: Sequence[
     """The mean share of gold passages seen by the end of each step, as `gold_recall/step_1`, ...
 
     There are as many steps as the longest episode has. A shorter one keeps its last share. Questions without gold
-    titles and aborted episodes do not count.
+    titles, aborted episodes and greedy answers beside samples do not count.
     """
     golds = {question.question_id: len(question.gold_titles) for question in questions}
     found = [
         [step.rewards.get("progress", 0.0) / golds[trajectory.question_id] for step in trajectory.steps]
         for trajectory in trajectories
-        if golds[trajectory.question_id] and not trajectory.aborted
+        if golds[trajectory.question_id] and not trajectory.aborted and trajectory.sample != GREEDY
     ]
     longest = max(map(len, found), default=0)
     return {f"gold_recall/step_{k}": sum(sum(steps[:k]) for steps in found) / len(found) for k in range(1, longest + 1)}
@@ -142,16 +142,18 @@ def gold_recall_by_step(trajectories: Sequence[Trajectory], questions: Sequence[
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnsweredQuestion:
-    """One question with all samples of one agent, n of them."""
+    """One question with all samples of one agent, n of them, which its greedy answer beside them is not."""
 
     question_id: str
     answers: list[str]  # [n]
     success: float  # the mean of the samples, which is avg@n
-    values: dict[str, float]  # further measures: means of the samples, pass@k and pass^k
+    values: dict[str, float]  # further measures: means of the samples, pass@k and pass^k, success of the greedy answer
 
     @classmethod
-    def of(cls, samples: Sequence[Prediction], most: int) -> Self:
-        """A question with its predictions, where the most that a question has is `most`."""
+    def of(cls, predictions: Sequence[Prediction], most: int) -> Self:
+        """A question with its predictions, a greedy one last, where the most samples that a question has is `most`."""
+        samples = [each for each in predictions if each.sample != GREEDY]
+        greedy = {GREEDILY: predictions[-1].success} if predictions[-1].sample == GREEDY else {}
         values: dict[str, list[float]] = {}
         for each in samples:
             for name, value in {**each.facts, **{name: float(getattr(each, name)) for name in COUNTS}}.items():
@@ -161,6 +163,7 @@ class AnsweredQuestion:
             answers=[each.answer for each in samples],
             success=fmean(each.success for each in samples),
             values={name: fmean(of) for name, of in values.items()}
+            | greedy
             | passes(len(samples), sum(each.success == 1 for each in samples), most),
         )
 
@@ -179,18 +182,21 @@ def passes(n: int, right: int, most: int) -> dict[str, float]:
 
 
 def by_question(predictions: Sequence[Prediction]) -> list[AnsweredQuestion]:
-    """The questions of some predictions, in their order."""
-    samples: dict[str, list[Prediction]] = {}
-    for each in predictions:
-        samples.setdefault(each.question_id, []).append(each)
-    most = max(map(len, samples.values()), default=0)
-    return [AnsweredQuestion.of(each, most) for each in samples.values()]
+    """The questions of some predictions, in the order of their first samples; without samples a question has none."""
+    counts = Counter(each.question_id for each in predictions if each.sample != GREEDY)
+    found: dict[str, list[Prediction]] = {question_id: [] for question_id in counts}
+    for each in sorted(predictions, key=lambda each: each.sample == GREEDY):
+        if each.question_id in found:
+            found[each.question_id].append(each)
+    most = max(counts.values(), default=0)
+    return [AnsweredQuestion.of(each, most) for each in found.values()]
 
 
 def measures(answered: Sequence[AnsweredQuestion]) -> list[str]:
-    """The measures of some questions: success unless EM is the same, and every other one."""
+    """The measures of some questions: success unless EM is the same, success of greedy answers, and every other one."""
     values = dict.fromkeys(name for each in answered for name in each.values)
-    return [*([] if "em" in values else [SUCCESS]), *values]
+    first = "em" if "em" in values else SUCCESS
+    return [*dict.fromkeys([first, *[GREEDILY] * (GREEDILY in values), *values])]
 
 
 def measured(measure: str, answered: Sequence[AnsweredQuestion]) -> list[float]:
@@ -245,7 +251,8 @@ def in_words(scores: Mapping[str, float], success: str) -> str:
     """A headline as one line. `success` is the environment's word for it."""
     low, high, aborted = scores[f"{SUCCESS}/low"], scores[f"{SUCCESS}/high"], scores["aborted"]
     asked = f"{scores['questions']:.0f} questions{f', {aborted:.0f} more aborted' if aborted else ''}"
-    return f"{success} {scores[SUCCESS]:.3f} [{low:.3f}, {high:.3f}] on {asked}"
+    greedily = f", greedily {scores[GREEDILY]:.3f}" if GREEDILY in scores else ""
+    return f"{success} {scores[SUCCESS]:.3f} [{low:.3f}, {high:.3f}]{greedily} on {asked}"
 
 
 def headline(scores: dict[str, float]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_r1.evaluation import comparison, plots, runs_report
+from agent_r1.evaluation import comparison, plots, runs_report, scores
 from agent_r1.evaluation.comparison import Evaluation
 from agent_r1.evaluation.plots import EXPLAINED, SAMPLED, VALIDATED, Curve, final_scores, seed_curves
 from agent_r1.evaluation.scores import CEILING, FLOOR
@@ -70,7 +70,7 @@ def render_sweep(
         *comparison.above_chance(found),
         f"![{word.capitalize()} on the test questions, per agent and seed]({runs_report.FINAL_PNG})",
         f"## {word.capitalize()}",
-        _scores_by_seed(hits, found, next(iter(strata.values()), {})),
+        _scores_by_seed(agents, hits, found, next(iter(strata.values()), {})),
         *runs_report.budgets(sweep.curves, found, word),
         _with_budgets(sweep, _differences(sweep, hits, strata, draws)),
         *_about_training(sweep.curves, reference, word),
@@ -156,13 +156,15 @@ def _strata(evaluation: Evaluation, questions: Sequence[Question], name: str) ->
     return {runs_report.stratum_title(each): found == each for each in values}
 
 
-def _scores_by_seed(hits: Hits, found: Mapping[str, Interval], strata: Chosen) -> str:
-    rows = []
+def _scores_by_seed(agents: Agents, hits: Hits, found: Mapping[str, Interval], strata: Chosen) -> str:
+    greedy = {name: [each.greedily for each in seeds if each.greedily is not None] for name, seeds in agents.items()}
+    beside, rows = [scores.GREEDILY] * any(greedy.values()), []
     for name, values in hits.items():
         seeds = " ".join(f"{mean:.3f}" for mean in values.mean(axis=1))
         of_each = [f"{values[:, chosen].mean():.3f}" for chosen in strata.values()]
-        rows.append([f"`{name}`", comparison.mean_cell(found[name]), seeds, *of_each])
-    return comparison.markdown_table(["agent", "all", "single seeds", *strata], rows)
+        greedily = [_mean(greedy[name], 3)] * len(beside)
+        rows.append([f"`{name}`", comparison.mean_cell(found[name]), seeds, *greedily, *of_each])
+    return comparison.markdown_table(["agent", "all", "single seeds", *beside, *strata], rows)
 
 
 def _training(curves: Mapping[str, Sequence[Curve]], word: str) -> str:

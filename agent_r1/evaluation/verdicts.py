@@ -90,6 +90,7 @@ class Decision:
     questions: int  # answered by both; 0 if the two cannot be compared
     challenger_success: float  # mean over these questions; 0 if the two cannot be compared, like all below
     champion_success: float
+    greedily: list[float]  # success of both in greedy answers beside samples, over all questions; empty without
     only_challenger_right: int
     only_champion_right: int
     difference: Interval | None  # challenger minus champion, paired by question; None if they cannot be compared
@@ -121,6 +122,7 @@ def decide(
     obstacle = _obstacle(challenger, champion, anyway=anyway)
     ours, theirs = ([], []) if obstacle else comparison.paired(challenger, champion)
     difference = paired_difference(ours, theirs, draws.bootstrap_samples, draws.seed, gate.level) if ours else None
+    greedily = [each.greedily for each in (challenger, champion) if each.greedily is not None]
     gained, lost = sum(map(operator.gt, ours, theirs)), sum(map(operator.lt, ours, theirs))
     # the chance that a fair coin shows heads so often
     luck = float(binomtest(gained, gained + lost, alternative="greater").pvalue) if gained + lost else 1.0
@@ -136,6 +138,7 @@ def decide(
         questions=len(ours),
         challenger_success=sum(ours, 0.0) / max(1, len(ours)),
         champion_success=sum(theirs, 0.0) / max(1, len(theirs)),
+        greedily=greedily if len(greedily) == 2 else [],
         only_challenger_right=gained,
         only_champion_right=lost,
         difference=difference,
@@ -171,6 +174,7 @@ def verdict(decision: Decision) -> str:
     """The decision in one line, such as `refused: -0.035 [-0.065, -0.003], the lower bound -0.065 ...`."""
     found = decision.difference
     by = f"{found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3f}], " if found else ""
+    by += "greedily {:.3f} against {:.3f}, ".format(*decision.greedily) if decision.greedily else ""
     return f"{'promoted' if decision.promoted else 'refused'}: {by}{decision.reason}"
 
 
@@ -181,10 +185,12 @@ def decision_table(decision: Decision) -> str:
     found = decision.difference
     if found is None:
         return f"{sentence}\n"
+    greedily = zip((decision.challenger, decision.champion), decision.greedily, strict=False)
     rows = [
         ["questions", str(decision.questions)],
         [f"success of {decision.challenger}", f"{decision.challenger_success:.3f}"],
         [f"success of {decision.champion}", f"{decision.champion_success:.3f}"],
+        *([f"success of {name}, greedily", f"{success:.3f}"] for name, success in greedily),
         [f"right in {decision.challenger} alone", str(decision.only_challenger_right)],
         [f"right in {decision.champion} alone", str(decision.only_champion_right)],
         ["difference", f"{found.mean:+.3f}"],

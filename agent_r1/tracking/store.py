@@ -65,15 +65,16 @@ COLUMNS = {  # in their order, with the pixels that they take: all but the last 
     CREATED: 48,  # how the run ended; when it began is told by pointing there
     f"metrics.`{FINAL}`": 104,
     f"tags.`{INTERVAL}`": 98,
+    "metrics.`final/greedily`": 104,
     "metrics.`rollout/success`": 122,
     "params.`seed`": 52,
-    "attributes.`Dataset`": 130,
+    "attributes.`Dataset`": 126,
     DURATION: 76,
-    "attributes.`Source`": 100,
     "params.`variant`": 150,
 }
 ABOUT = """One row is one training, or one evaluation of an agent that was not trained here. `final/success`: the share
-of the test questions that it answers right, or of worlds in which it reaches the goal, with its 95 % `interval`.
+of the test questions that it answers right, or of worlds in which it reaches the goal, with its 95 % `interval`. Where
+it is a mean of samples, `final/greedily` is the same of its likeliest answers.
 `rollout/success`: the same of the episodes that were sampled in training, iteration by iteration.
 
 Group by `variant` to compare trainings over their seeds. Baselines alone: `tags.kind = 'baseline'`; a sweep:

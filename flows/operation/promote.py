@@ -118,6 +118,8 @@ def ask(decision: Decision, page: str, hours: float) -> str:
     champion of that time. An answer is about one pair: another champion is asked about again.
     """
     success = f"{decision.challenger_success:.3f} against {decision.champion_success:.3f}"
+    if decision.greedily:
+        success += " (greedily {:.3f} against {:.3f})".format(*decision.greedily)
     about = f"Is {decision.challenger} to take the place of {decision.champion}? Success {success}, {decision.reason}."
     answer = suspend_flow_run(
         wait_for_input=Consent.with_initial_data(f"{about} [Its training]({page}). No answer in {hours:g} h is a no."),

@@ -16,7 +16,7 @@ from agent_r1.evaluation.runs_report import PURPOSES, render, write_costs, write
 from agent_r1.evaluation.statistics import Interval
 from agent_r1.files import METRICS, write_text
 from agent_r1.params.stages import EvaluateParams
-from agent_r1.records import Prediction, Question, Trajectory
+from agent_r1.records import GREEDY, Prediction, Question, Trajectory
 from agent_r1.tables import write_rows
 from flows.commands import look
 
@@ -183,7 +183,13 @@ def test_several_samples_have_a_table(questions: list[Question], make_evaluation
     several = [
         make_evaluation(name, asked, answers, samples="3", temperature="1") for name in ("ppo", "base_tool_call")
     ]
+    greedy = make_evaluation("ppo", questions, ["Tesk", "Veld", "Tesk", "Tesk"]).predictions
+    beside = [dataclasses.replace(each, sample=GREEDY) for each in greedy]
+    several[0] = dataclasses.replace(several[0], predictions=[*several[0].predictions, *beside])
     page = rendered(several, CURVES)
+    assert "| agent | all | greedily | 1 hop |" in page
+    assert re.search(r"\| `ppo` \| 0.500 \[\S+ \S+ \| 0.750 \[", page)
+    assert re.search(r"\| `base_tool_call` \| 0.500 \[\S+ \S+ \| n/a \|", page)
     assert "4 test questions, 3 samples of each at temperature 1. Brackets" in page
     assert "| agent | pass@2 | pass@3 | pass^2 | pass^3 |" in page
     [row] = re.findall(r"## Several samples\n(?:.*\n)*?\| `ppo` \| (.*) \|", page)

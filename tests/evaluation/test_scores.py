@@ -20,13 +20,14 @@ from agent_r1.evaluation.scores import (
     gold_recall_by_step,
     headline,
     in_words,
+    measures,
     outcomes,
     passes,
     predict,
     score,
 )
 from agent_r1.params.stages import EvaluateParams
-from agent_r1.records import Outcome, Passage, Question, words_of
+from agent_r1.records import GREEDY, Outcome, Passage, Question, words_of
 from agent_r1.tables import write_rows
 
 
@@ -77,6 +78,31 @@ def test_samples_of_a_question_by_hand(make_question: Any, make_trajectory: Any,
     assert scores["pass_hat_2"] == pytest.approx((1 / 6 + 1) / 2)
     assert (scores["pass_at_4"], scores["pass_hat_4"]) == (1.0, 0.5)
     assert scores["pass_hat_4/low"] == 0.0  # of two questions, as a bootstrap has it
+
+
+def test_a_greedy_answer_beside_samples_is_no_sample(
+    make_question: Any, make_trajectory: Any, draws: EvaluateParams
+) -> None:
+    """a is right in 1 of 2 samples and greedily, b in none; of c, which has no sample, nothing is said."""
+    questions = [make_question(name) for name in "abc"]
+    made = [
+        dataclasses.replace(make_trajectory(name, answer=answer), sample=sample)
+        for name, sample, answer in [
+            *(("a", 0, "Tesk"), ("a", 1, "Veld"), ("b", 0, "Veld"), ("b", 1, "Veld")),
+            *(("a", GREEDY, "Tesk"), ("b", GREEDY, "Veld"), ("c", GREEDY, "Tesk")),
+        ]
+    ]
+    predictions = predict(made, questions, run="ppo", seed=0)
+    assert [(each.question_id, each.answers) for each in by_question(predictions)] == [
+        ("a", ["Tesk", "Veld"]),
+        ("b", ["Veld", "Veld"]),
+    ]
+    found = score(predictions, questions, draws) | outcomes([*made, dataclasses.replace(made[-1], answer="")])
+    assert (found["questions"], found["success"], found["greedily"], found["pass_at_2"]) == (2, 0.25, 0.5, 0.5)
+    assert found["outcome/answered"] == 1.0
+    assert measures(by_question(predictions))[:3] == ["em", "greedily", "f1"]
+    assert in_words(found, "exact match").endswith(", greedily 0.500 on 2 questions")
+    assert gold_recall_by_step(made, questions) == gold_recall_by_step(made[:4], questions)
 
 
 def test_a_question_that_lost_a_sample_counts_up_to_those_that_it_has(make_question: Any, make_trajectory: Any) -> None:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from agent_r1.evaluation.comparison import Evaluation, same_setting
-from agent_r1.evaluation.verdicts import Decision, Drift, decide, decision_table, drift, explain
+from agent_r1.evaluation.verdicts import Decision, Drift, decide, decision_table, drift, explain, verdict
 from agent_r1.params.stages import EvaluateParams, PromoteParams
-from agent_r1.records import Prediction, Question
+from agent_r1.records import GREEDY, Prediction, Question
 
 HASHES = {"questions": "q", "passages": "p", "index": "i", "prompt": "t", "protocol": "tool_call", "limits": "l"}
 DRAWS = EvaluateParams(seed=0, questions=0, bootstrap_samples=2000, history_kept=14)
@@ -155,6 +155,19 @@ def test_ten_points_over_300_questions_are_promoted() -> None:
     # The normal interval: the variance of a difference is 60/300 - .1^2 = .19, so +- 1.96 sqrt(.19/300) = .0493.
     assert (found.difference.low, found.difference.high) == pytest.approx((0.0507, 0.1493), abs=0.005)
     assert found.reason == f"the lower bound {found.difference.low:+.3f} of the difference is above the margin +0.000"
+
+
+def test_greedy_answers_beside_samples_are_told_and_decide_nothing() -> None:
+    ours, theirs = evaluation("new", [1] * 70 + [0] * 30), evaluation("old", [0.5] * 100)
+    plain = decided(ours, theirs)
+    beside = [dataclasses.replace(row, sample=GREEDY, success=0.0) for row in ours.predictions]
+    ours.predictions.extend(beside)
+    theirs.predictions.extend(dataclasses.replace(row, success=1.0) for row in beside)
+    found = decided(ours, theirs)
+    assert found == dataclasses.replace(plain, greedily=[0.0, 1.0])
+    assert ", greedily 0.000 against 1.000, the lower bound" in verdict(found)
+    assert "| success of new, greedily | 0.000 |\n| success of old, greedily | 1.000 |" in decision_table(found)
+    assert "greedily" not in verdict(plain) + decision_table(plain)
 
 
 def test_a_true_gain_is_promoted_nearly_always_and_luck_nearly_never() -> None:

@@ -30,7 +30,7 @@ from agent_r1.params import Params, load
 from agent_r1.params.places import RunId, policy_in
 from agent_r1.params.sections import override, validated
 from agent_r1.params.stages import Protocol
-from agent_r1.records import CallStatus, Outcome, Prediction, Question, Source, Trajectory
+from agent_r1.records import GREEDY, CallStatus, Outcome, Prediction, Question, Source, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.tables import read_rows
 from agent_r1.training.assembly import Assembly
@@ -210,7 +210,11 @@ def test_several_samples_are_drawn_scored_and_told_apart_from_greedy_answers(
         for label in ("sampled", "again"):
             evaluate(EvaluationRequest(RunId("ppo"), as_label=label))
         rows, scores = predictions(Path(), "sampled"), content(Path(), "sampled", "scores.json")
-        assert [row.sample for row in rows] == [0, 1, 2] * ASKED
+        assert [row.sample for row in rows] == [*[0, 1, 2] * ASKED, *[GREEDY] * ASKED]
+        beside = [(row.question_id, row.answer, row.success) for row in rows[3 * ASKED :]]
+        assert beside == [(row.question_id, row.answer, row.success) for row in predictions(Path(), "ppo")]
+        assert scores["greedily"] == content(Path(), "ppo", "scores.json")["success"]
+        rows = rows[: 3 * ASKED]
         assert [row.question_id for row in rows[::3]] == [row.question_id for row in rows[2::3]]
         assert len(rows) == 3 * scores["questions"] == 3 * ASKED
         right = np.reshape([row.success for row in rows], (ASKED, 3))

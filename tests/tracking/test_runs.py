@@ -258,7 +258,7 @@ def test_the_experiment_opens_on_the_comparison(project: Path) -> None:
     view = json.loads(experiment.tags["mlflow.sharedViewState.comparison"])
     assert view["columnOrder"][:5] == [
         *("attributes.`Run Name`", "runDateAndNestInfo"),
-        *("metrics.`final/success`", "tags.`interval`", "metrics.`rollout/success`"),
+        *("metrics.`final/success`", "tags.`interval`", "metrics.`final/greedily`"),
     ]
     assert {*view["columnOrder"]} - {*view["selectedColumns"]} == {"runDateAndNestInfo", "duration"}
     shown = sum(width for name, width in view["columnWidths"].items() if name != "params.`variant`")
