@@ -7,13 +7,15 @@ import sys
 from typing import Any
 
 from agent_r1.params import Params
+from agent_r1.params.sections import override
 from benchmarks.synthetic import shipped_with
 
 TRL = "1.16.0"  # the release that is raced against
-RUN = "grpo"  # of `runs`: 24 questions of 8 samples
+RUN = "grpo"  # of `runs`, but with as many questions as the published laps
 
 _GO, _LAP = "go", "LAP "
 
+_SHAPE: dict[str, Any] = {"runs": {RUN: {"rollout": {"questions": 24}}}}
 # A price per token that is next to nothing, so that no group's advantages are all 0 and every trajectory is trained; in
 # one optimiser step, as TRL takes it.
 _ALL_TRAINED: dict[str, Any] = {"credit": {"rewards": {"length": 1e-3}}, "update": {"minibatches": 1}}
@@ -31,7 +33,7 @@ FIRST = next(iter(CONTENDERS))
 
 def settings_of(name: str) -> Params:
     """params.yaml for a contender."""
-    return shipped_with(CONTENDERS[name])
+    return shipped_with(override(_SHAPE, CONTENDERS[name]))
 
 
 def await_turn() -> None:

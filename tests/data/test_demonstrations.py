@@ -23,7 +23,7 @@ from agent_r1.search.base import Search
 
 Rows = list[tuple[Question, Plan]]
 TOP_K = 2
-WARM_START = load(Path(__file__).parents[2] / "params.yaml").warm_start
+WARM_START = load(Path(__file__).parents[2] / "params.yaml").warm_start.model_copy(update={"by_relation": 0.0})
 FACTS = {
     "The Silent Harbor": {"director": "Mara Quill", "release year": "1957"},
     "Mara Quill": {"birth city": "Tesk", "employer": "Orlen Group"},
