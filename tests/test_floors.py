@@ -44,6 +44,7 @@ ROOMS = {
     "tools": {"search"},
     "envs": {"tools", "search", "games"},
     "outside": {"envs", "tools", "search"},
+    "agents": {"rollout", "envs", "tools", "search"},
     "rollout": {"envs", "tools", "search"},
     "credit": set[str](),
     "devices": set[str](),

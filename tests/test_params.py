@@ -299,6 +299,22 @@ REFUSED = {
         tools.read: {part_characters: 4000} | part_characters 4000 would be cut at max_result_characters 4000
         games.moves: 4 | games.moves_per_step 5 has no effect above an episode's moves, 4; lower it, or raise moves
         max_tokens: 64 | env: max_action_tokens 64 leaves no room for a prompt in max_tokens 64; raise max_tokens
+        agents.x: {timeout_s: 1} | env.agents.x: an agent is a function, a command that is started or the url of a
+        agents.x: {timeout_s: 1, function: "a:f", command: [a]} | agents.x: an agent is a function, ... one of the three
+        agents.x: {timeout_s: 1, function: a.f} | agents.x.function: String should match pattern
+        agents.x: {timeout_s: 1, command: []} | agents.x.command: List should have at least 1 item
+        agents.x: {timeout_s: 0, command: [a]} | agents.x.timeout_s: Input should be greater than 0
+        agents.x: {timeout_s: 1, url: "http://10.0.0.1:80", version: "1"} | 'http://10.0.0.1:80' is on another machine
+        agents.x: {timeout_s: 1, url: "http://127.0.0.1.evil.com", version: "1"} | is on another machine
+        agents.x: {timeout_s: 1, url: "http://127.0.0.1:80@evil.com", version: "1"} | keep the password of this address
+        agents.x: {timeout_s: 1, url: "http://localhost:1"} | version is '', and a service has one that changes with it
+        agents.x: {timeout_s: 1, command: [a], version: "1"} | version is '1', and a service has one that changes
+        agents.x: {timeout_s: 1, url: "http://[::1]:1", version: "1", environment: [A]} | environment: ["A"]
+        agents.x: {timeout_s: 1, command: [a], environment: ["A=1"]} | agents.x.environment.0: String should match
+        agents.x: {timeout_s: 1, command: [a], rewards: [p, p]} | rewards names 'p' more than once
+        agents.x: {timeout_s: 1, command: [a], history: kept} | agents.x.history: Input should be 'sampled' or 'sent'
+        agents.x: {timeout_s: 1, command: [a]}, agent: y | agent is 'y', which env.agents does not define
+        agent: y | agent is 'y', which env.agents does not define; declare it there
         tools.mcp.x: {timeout_s: 1} | env.tools.mcp.x: a server is a command that is started or the url of one
         tools.mcp.x: {timeout_s: 1, url: "http://a", environment: [A]} | environment: ["A"] has no effect with url: http
         gymnasium.x: {id: X-v1, kwargs: {render_mode: human}} | kwargs.render_mode 'human' draws no text; set it to ansi

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from agent_r1.params import stages
 from agent_r1.params.credit import FALLING, OF_ANSWERS, WITH_CRITIC, WITH_WHITENING, CreditParams, FilterParams
-from agent_r1.params.env import ContextParams, EnvParams, GymnasiumParams, McpParams
+from agent_r1.params.env import AgentParams, ContextParams, EnvParams, GymnasiumParams, McpParams
 from agent_r1.params.places import SWEEP, RunId
 from agent_r1.params.prepare import (
     BUILT_IN,
@@ -76,6 +76,7 @@ NEEDS = [
     Needs(OthersParams, "row", None, "env", ("toolbox",), ", whose rows hold a seed, or a reset"),
     Needs(OthersParams, "file", None, "env", ("openenv", "toolbox"), ", whose rows hold a seed"),
     Needs(McpParams, "environment", [], "url", (None,), ", which starts no process"),
+    Needs(AgentParams, "environment", [], "url", (None,), ", which starts no process"),
     Needs(ContextParams, "every", 0, "kind", ("window", "summary"), ", which keeps everything", REWRITES),
     Needs(UpdateParams, "dual_clip", 0, "loss", ("clip",), ", whose weights clip_high bounds for every advantage"),
     Needs(UpdateParams, "constant_length", 0, "aggregation", ("constant_length",), missing=DIVIDES),
@@ -169,7 +170,18 @@ def mcp(p: McpParams) -> Refusals:
         yield "a server is a command that is started or the url of one that runs; give one of the two"
 
 
+def agent(p: AgentParams) -> Refusals:
+    if sum(form is not None for form in (p.function, p.command, p.url)) != 1:
+        yield "an agent is a function, a command that is started or the url of a service; give one of the three"
+    if (p.url is None) != (not p.version):
+        yield f"version is {p.version!r}, and a service has one that changes with it, others none; see to that"
+    yield from repeated(rewards=p.rewards)
+
+
 def env(p: EnvParams) -> Refusals:
+    if p.agent is not None and p.agent not in p.agents:
+        close = nearest(p.agent, p.agents) if p.agents else "; declare it there"
+        yield f"agent is {p.agent!r}, which env.agents does not define{close}"
     tools, games, context = p.tools, p.games, p.context
     if not any((tools.functions, tools.mcp)) and {tools.search, tools.calculator, tools.read, tools.python} == {None}:
         yield "tools: a question cannot be answered without any tool; offer one, such as search: {}"
@@ -419,6 +431,7 @@ TABLE: dict[type[Section], Callable[[Any], Refusals]] = {
     stages.WarmStartParams: habits,
     stages.EvaluateParams: evaluate,
     McpParams: mcp,
+    AgentParams: agent,
     EnvParams: env,
     CreditParams: credit,
     UpdateParams: update,
