@@ -83,7 +83,7 @@ def state(
     """
     stated = list(trajectories)
     for reward in rewards:
-        asked = [place for place, each in enumerate(stated) if not each.aborted]
+        asked = [place for place, each in enumerate(stated) if each.counts]
         values = _ask(reward, [stated[place] for place in asked], questions, decode)
         for place, value in zip(asked, values, strict=True):
             if isinstance(value, WorldFault):

@@ -31,7 +31,7 @@ def step_rewards(
     if params.rewards.overlong and max_tokens is None:
         raise ValueError(f"rewards.overlong {params.rewards.overlong} needs env.max_tokens; give it, or set that to 0")
     named = parts_of(params, max_tokens)
-    if trajectory.aborted:
+    if not trajectory.counts:
         return np.zeros(len(trajectory.steps)), {name: np.zeros(len(trajectory.steps)) for name in named}
     _check_facts(trajectory, params.rewards)
     parts = {name: part(trajectory) for name, part in named.items()}

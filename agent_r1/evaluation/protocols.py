@@ -201,7 +201,7 @@ def _attempts(protocol: Protocol, questions: Sequence[Question], settings: Param
     """One attempt at each question."""
     match protocol:
         case "tool_call" | "random" | "oracle":
-            return attempts_at(questions, shared)
+            return attempts_at(questions, shared, outside=protocol not in SCRIPTED)
         case "naive_rag":
             return naive_rag_attempts(questions, shared)
         case "closed_book":

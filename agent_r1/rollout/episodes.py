@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -79,7 +80,8 @@ def at_once(sampler: Sampler) -> Act:
     return act
 
 
-def _flowing(sampler: Sampler, order: Order) -> Flowing:
+def flowing(sampler: Sampler, order: Order) -> Flowing:
+    """The sampler, which takes requests in while it answers others; a ValueError if it does not."""
     if isinstance(sampler, Flowing):
         return sampler
     raise ValueError(
@@ -105,18 +107,24 @@ def collect(
     Every action's seed is derived from (seed, iteration, question, sample, step). `shared.limits.max_tokens` bounds a
     context and `max_action_tokens` one action.
 
+    The episodes of agents outside are those of `agent_r1.agents.playing`.
+
     Raises TooManyAborted if more than the share `env.aborted_share` is cut short, PromptTooLong if a prompt leaves no
     room for an action, and ValueError if the sampler knows rounds alone.
     """
+    if any(attempt.agent for attempt in attempts):
+        outside = import_module("agent_r1.agents.playing").collect
+        found: list[Trajectory] = outside(sampler, chat, attempts, shared, seed=seed, play=play)
+        return found
     limits = shared.limits
     chat.frames(limits.parallel_calls)  # refuses before anything is sampled
 
     def run(indices: Iterable[int]) -> dict[int, Episode]:
         begun = {index: Episode(attempts[index], chat, limits, seed, play) for index in indices}
         rounds = Rounds(sampler.sample, len(begun)) if limits.order == "rounds" else None
-        act = rounds.act if rounds else _flowing(sampler, limits.order).act
+        act = rounds.act if rounds else flowing(sampler, limits.order).act
         overs = [over for over in (play.over, rounds and rounds.leave) if over]
-        shared.run(_together(_to_its_end(episode, index, act, overs) for index, episode in begun.items()))
+        shared.run(together(_to_its_end(episode, index, act, overs) for index, episode in begun.items()))
         return begun
 
     episodes = run(range(len(attempts)))
@@ -181,7 +189,7 @@ async def _steps(episode: Episode, index: int, act: Act) -> AsyncGenerator[StepV
         await episode.close()
 
 
-async def _together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
+async def together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
     """Runs coroutines at the same time. The first error ends the others, and is raised."""
     try:
         async with asyncio.TaskGroup() as group:
@@ -211,7 +219,7 @@ async def compare(sampler: Sampler, contexts: Sequence[Sequence[int]], limits: E
     The same 16 requests are sampled together, one by one, and in another order among 48 others; their contexts [T] are
     taken in turn. Raises ValueError if the actions differ in any bit and the order is `exact_arrival`.
     """
-    act = _flowing(sampler, limits.order).act
+    act = flowing(sampler, limits.order).act
     crowd = [_request(index, contexts[index % len(contexts)], limits) for index in range(_CROWD)]
     compared = crowd[:_COMPARED]
     together = await asyncio.gather(*map(act, compared))

@@ -124,7 +124,8 @@ class TrainedEngine:
         waiting = (self.shared.waited_s - waited) / (time.perf_counter() - started)
         of_tools = self.shared.use_of_tools(trajectories) | self.shared.latencies(trajectories)
         hits = {"rollout/search_cache_hit_share": self.shared.index.take_hit_share()}
-        return trajectories, hits | refilled | of_tools | {"tool/waiting_share": waiting}
+        measured = of_tools | self.shared.take_measures()
+        return trajectories, hits | refilled | measured | {"tool/waiting_share": waiting}
 
     def validate(self, unseen: Sequence[Question], iteration: int, *, seed: int) -> list[Trajectory]:
         """The trajectories of the learner's weights, which the iteration made; greedy if there is one of each."""
@@ -135,6 +136,7 @@ class TrainedEngine:
             attempts = attempts_at(unseen, self.shared, samples=samples)
             trajectories = self._play(attempts, batch, greedy=samples == 1)
         self.shared.index.take_hit_share()  # the next rollouts count their own hits alone
+        self.shared.take_measures()
         return trajectories
 
     def answer(self, questions: Sequence[Question], batch: QuestionBatch, first_group: int = 0) -> list[Trajectory]:
