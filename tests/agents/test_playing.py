@@ -8,8 +8,6 @@ from typing import Any
 
 import httpx
 
-
-
 from agent_r1.agents.programs import Ending, Task
 from agent_r1.envs.base import parse_action
 from agent_r1.envs.kinds import attempts_at
@@ -36,7 +34,7 @@ SCRIPTS = [
     ['<tool_call>{"name": "look", "arguments": {}}</tool_call>', "<think>never closed", "<answer>Quill</answer>"],
     ['<tool_call>{"name": "search", "arguments": {"query": 3}}</tool_call>', CALL, CALL, CALL, CALL],
     [CALL, CALL, CALL, CALL, "no tags at all"],
-    [CALL, CALL, "long " * 60, "long " * 60, CALL],
+    [CALL, CALL, "long words " * 60, "long words " * 60, CALL],
 ]
 
 
@@ -92,7 +90,7 @@ def bits(found: Sequence[Trajectory]) -> list[Any]:
 def test_an_agent_that_does_as_the_built_in_loop_has_its_rows(
     chat: Chat, hostile_index: Any, outside: Callable[..., Any]
 ) -> None:
-    limits = {"max_tokens": 700, "max_action_tokens": 100, "order": "exact_arrival"}
+    limits = {"max_tokens": 500, "max_action_tokens": 100, "order": "exact_arrival"}
     built_in = load(SHIPPED).env.model_copy(update=limits)
     with Shared(built_in, hostile_index) as shared:
         own = collect(ScriptedSampler(SCRIPTS, chat), chat, attempts_at(QUESTIONS, shared), shared, seed=7)
