@@ -131,7 +131,7 @@ class Programs:
             if agent not in self._functions or self._functions[agent].is_over:
                 named = (self._agents[agent].function or "").split(":")
                 command = [sys.executable, "-P", "-m", "agent_r1.agents.functions", str(Path.cwd()), *named]
-                order = self._order({}, command=command, environment=self._variables[agent]) | {"grace_s": 2 * GRACE_S}
+                order = self._order({}, command=command, environment=self._variables[agent]) | {"grace_s": 5 * GRACE_S}
                 control, theirs = socket.socketpair()
                 with theirs:
                     started = _Function(control, await _sent(self._supervisor, order, theirs))
@@ -181,7 +181,7 @@ class _Function:
         self.is_over = True
         with suppress(OSError):
             self._stream[1].write_eof()
-        done, _ = await asyncio.wait({self._report}, timeout=STOP_S)
+        done, _ = await asyncio.wait({self._report}, timeout=6 * GRACE_S)
         self._stream[1].close()
         self._control.close()
         return parsed(self._report.result(), _Report).words[-_SHOWN:] if done and self._report.result() else ""

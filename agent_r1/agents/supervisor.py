@@ -48,7 +48,7 @@ def serve(control: socket.socket, run: Callable[[Mapping[str, Any]], None]) -> N
             os._exit(0)
         for descriptor in descriptors:
             os.close(descriptor)
-    _reap({}, 3 * GRACE_S, kill=False)  # each `watch` hears of the end too
+    _reap({}, _STUBBORN_S + 3 * GRACE_S, kill=False)  # each `watch` hears of the end too
     _reap({}, _STUBBORN_S)
 
 
