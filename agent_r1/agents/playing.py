@@ -24,9 +24,9 @@ from agent_r1.envs.shared import Shared
 from agent_r1.faults import WorldFault, require_few
 from agent_r1.params.env import EnvParams
 from agent_r1.records import CallStatus, Outcome, Question, Source, Step, Trajectory
-from agent_r1.rollout import episodes
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episode import Play
+from agent_r1.rollout.episodes import Act, flowing, together
 from agent_r1.rollout.sampling import Sampler
 from agent_r1.seeds import derive
 from agent_r1.tables import from_line, to_line
@@ -75,16 +75,13 @@ class Ended:
 def collect(
     sampler: Sampler, chat: Chat, attempts: Sequence[Attempt], shared: Shared, *, seed: int, play: Play
 ) -> list[Trajectory]:
-    """Runs all episodes to their ends, as `episodes.collect` does; those of agents outside through the gateway.
+    """Runs all episodes of agents outside to their ends, as `episodes.collect` does those of the loop of this project.
 
     An episode that is over is journaled at once, where there is a journal, and not played again. Raises ValueError if
     each of the first `concurrency` episodes of an agent is cut short: then its program is at fault.
     """
     limits, outside = shared.limits, shared.once(Outside)
-    inside = [index for index, attempt in enumerate(attempts) if not attempt.agent]
-    own = episodes.collect(sampler, chat, [attempts[index] for index in inside], shared, seed=seed, play=play)
-    found = dict(zip(inside, own, strict=True))
-    scene = Scene(outside, chat, episodes.flowing(sampler, limits.order).act, shared, seed, play)
+    scene = Scene(outside, chat, flowing(sampler, limits.order).act, shared, seed, play)
 
     def run(indices: Iterable[int]) -> dict[int, Ended]:
         ended = dict[int, Ended]()
@@ -93,10 +90,10 @@ def collect(
             ended[index] = await scene.play(attempts[index], index)
             scene.require_sound(attempts[index].agent, ended.values(), len(attempts))
 
-        shared.run(episodes.together(play(index) for index in indices))
+        shared.run(together(play(index) for index in indices))
         return ended
 
-    ended = run(index for index, attempt in enumerate(attempts) if attempt.agent)
+    ended = run(range(len(attempts)))
     if cut := _aborted(ended):
         logger.warning("%d of %d agents outside were cut short: %s", len(cut), len(ended), min(cut.values()))
         ended |= run(cut)
@@ -105,8 +102,7 @@ def collect(
         require_few(len(cut), len(ended), share, how)
     for each in ended.values():
         outside.counts.update({"episodes": 1, **each.counts})
-    found |= {index: each.trajectory for index, each in ended.items()}
-    return [found[index] for index in range(len(attempts))]
+    return [ended[index].trajectory for index in range(len(attempts))]
 
 
 def _aborted(ended: Mapping[int, Ended]) -> dict[int, str]:
@@ -116,7 +112,7 @@ def _aborted(ended: Mapping[int, Ended]) -> dict[int, str]:
 class Scene:
     """The episodes of one collection."""
 
-    def __init__(self, outside: Outside, chat: Chat, act: episodes.Act, shared: Shared, seed: int, play: Play) -> None:
+    def __init__(self, outside: Outside, chat: Chat, act: Act, shared: Shared, seed: int, play: Play) -> None:
         self._outside, self._chat, self._act, self._seed, self._play = outside, chat, act, seed, play
         self._limits = shared.limits
         self._journal = shared.journal.beside("episodes") if shared.journal else None

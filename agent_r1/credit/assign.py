@@ -38,8 +38,8 @@ def assign(
 ) -> tuple[list[Credit], dict[str, float]]:
     """The credit of every trajectory of one iteration, in their order, and the iteration's metrics.
 
-    An episode that the world cut short (ABORTED), or that never asked the policy, is treated as if it had never been: it
-    is in no filter, statistic, group or loss, and no metric but `outcome/aborted` knows of it. A trajectory that
+    An episode that the world cut short (ABORTED), or that never asked the policy, is treated as if it had never been:
+    it is in no filter, statistic, group or loss, and no metric but `outcome/aborted` knows of it. A trajectory that
     `params.filter` drops is not `kept` and has no influence: it is in no statistic of the estimator, and its masks are
     empty, so that it is in no loss and no denominator either. One that `params.left_out` names is kept, in all
     statistics and in the critic's training; only its loss mask is empty. A trajectory that is kept and whose advantages

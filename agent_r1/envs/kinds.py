@@ -19,6 +19,7 @@ from agent_r1.envs.scripts import SCRIPTS, Script, any_move, any_name, by_gold_t
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import with_tools
 from agent_r1.faults import WorldFault
+from agent_r1.own_code import agent_hash
 from agent_r1.params.env import EnvParams
 from agent_r1.params.sections import nearest
 from agent_r1.records import QA, Question
@@ -112,15 +113,15 @@ def require_restored(questions: Sequence[Question], limits: EnvParams) -> None:
 
 
 class Told(Env):
-    """The opening of an agent outside, which writes its prompts itself: its declaration, and the question."""
+    """The opening of an agent outside, which writes its prompts itself: the hash of its declaration and source."""
 
-    def __init__(self, question: Question, declared: str) -> None:
-        self.system, self.user = declared, question.text
+    def __init__(self, question: Question, agent: str) -> None:
+        self.system, self.user = agent, question.text
 
 
 def _made(question: Question, shared: Shared, agent: str, seed: int) -> Env:
     if agent:
-        return Told(question, shared.limits.agents[agent].model_dump_json())
+        return Told(question, agent_hash(agent, shared.limits.agents[agent]))
     return KINDS[question.env].env(question, shared, seed)
 
 

@@ -29,9 +29,10 @@ from agent_r1.params.env import EnvParams
 from agent_r1.params.stages import Protocol
 from agent_r1.records import QA, Question, Trajectory
 from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.collecting import collect_all
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episode import Play
-from agent_r1.rollout.episodes import ScriptedSampler, collect
+from agent_r1.rollout.episodes import ScriptedSampler
 from agent_r1.rollout.sampling import Action, Actor, Beneath, Request, Sampler
 from agent_r1.search.index import describe, open_index
 from agent_r1.seeds import derive
@@ -156,7 +157,7 @@ class Exam:
 
     def _by(self, sampler: Sampler, play: Play) -> list[Trajectory]:
         seed = self.settings.evaluate.seed
-        return collect(sampler, self.chat, self.attempts, self.shared, seed=seed, play=play)
+        return collect_all(sampler, self.chat, self.attempts, self.shared, seed=seed, play=play)
 
     def conditions(self, *, rounded: bool = False, engine: str = "") -> dict[str, str]:
         """The circumstances of the answers by name: hashes, and the limits of an episode in words.

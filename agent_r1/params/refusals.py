@@ -28,6 +28,7 @@ from agent_r1.params.sections import CHECKS, Section, nearest
 from agent_r1.params.train import LARGEST_LOG_RATIO, MonitorParams, TrainParams, UpdateParams
 from agent_r1.params.whole import AblationsParams, OneRun, Params
 
+ALIKE = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline")  # one advantage for a whole trajectory
 ROUNDING = 1e-9  # by which a sum of shares may miss 1
 RUN_NAME = re.compile(r"\w+", re.ASCII)
 FILTERS = ("top_p", "top_fraction")
@@ -182,6 +183,12 @@ def env(p: EnvParams) -> Refusals:
     if p.agent is not None and p.agent not in p.agents:
         close = nearest(p.agent, p.agents) if p.agents else "; declare it there"
         yield f"agent is {p.agent!r}, which env.agents does not define{close}"
+    if p.agent is not None and p.order == "rounds":
+        why = "would wait for episodes of an agent outside that have not begun"
+        yield f"order: rounds {why}, and agent is {p.agent!r}; set it to arrival or exact_arrival"
+    if p.agent is not None and p.context.kind != "append":
+        why = f"has no effect on the agent outside {p.agent!r}, which writes its contexts itself"
+        yield f"context.kind: {p.context.kind} {why}; set it to append"
     tools, games, context = p.tools, p.games, p.context
     if not any((tools.functions, tools.mcp)) and {tools.search, tools.calculator, tools.read, tools.python} == {None}:
         yield "tools: a question cannot be answered without any tool; offer one, such as search: {}"
@@ -412,6 +419,12 @@ def run(p: OneRun) -> Refusals:
     if p.train.rollout.ahead and engine.kind == "vllm" and engine.vllm.sleep:
         why = "samples while the learner learns, and with engine.vllm.sleep: true the sampler sleeps then"
         yield f"rollout.ahead: 1 {why}; set one of them back"
+    played = settings.env.agents.get(settings.env.agent or "")
+    if played and played.parallel and credit.estimator not in ALIKE:
+        why = "takes the value of the next step, and steps of requests at the same time have no order"
+        yield f"estimator {credit.estimator} {why}; set the agent's parallel: false, or take {' or '.join(ALIKE)}"
+    for part in [part for part in ("grounded", "progress") if played and credit.rewards.weights[part]]:
+        yield f"credit.rewards.{part} has no effect: nobody sees what an agent outside shows; set it to 0"
     unstated = ([] if asks else OF_ANSWERS) + ([] if plays else ["env"])
     for part in [part for part in unstated if credit.rewards.weights[part]]:
         why = f"no environment of the data sets {', '.join(settings.prepare.datasets)} states it"

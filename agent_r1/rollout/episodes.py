@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -107,15 +106,9 @@ def collect(
     Every action's seed is derived from (seed, iteration, question, sample, step). `shared.limits.max_tokens` bounds a
     context and `max_action_tokens` one action.
 
-    The episodes of agents outside are those of `agent_r1.agents.playing`.
-
     Raises TooManyAborted if more than the share `env.aborted_share` is cut short, PromptTooLong if a prompt leaves no
     room for an action, and ValueError if the sampler knows rounds alone.
     """
-    if any(attempt.agent for attempt in attempts):
-        outside = import_module("agent_r1.agents.playing").collect
-        found: list[Trajectory] = outside(sampler, chat, attempts, shared, seed=seed, play=play)
-        return found
     limits = shared.limits
     chat.frames(limits.parallel_calls)  # refuses before anything is sampled
 

@@ -25,9 +25,10 @@ from agent_r1.params.credit import CreditParams
 from agent_r1.params.train import TrainParams
 from agent_r1.records import Proof, Question, Trajectory
 from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.collecting import collect_all
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episode import Play
-from agent_r1.rollout.episodes import collect, prove_order
+from agent_r1.rollout.episodes import prove_order
 from agent_r1.rollout.sampling import Actor, Engine, Request
 from agent_r1.seeds import derive
 from agent_r1.tables import read_rows, write_rows
@@ -171,7 +172,7 @@ class TrainedEngine:
 
     def _play(self, attempts: Sequence[Attempt], batch: QuestionBatch, *, greedy: bool = False) -> list[Trajectory]:
         play = Play(iteration=batch.iteration, policy_version=batch.policy_version, greedy=greedy)
-        played = collect(self.engine, self.chat, attempts, self.shared, seed=batch.seed, play=play)
+        played = collect_all(self.engine, self.chat, attempts, self.shared, seed=batch.seed, play=play)
         self.folder.costs.spent["cost/sampled_tokens"] += sum(int(each.action_mask.sum()) for each in played)
         return played
 

@@ -45,7 +45,7 @@ def outside(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     @contextmanager
     def opened(agent: Agent, index: Any = None, env: Mapping[str, Any] = {}, **params: Any) -> Iterator[Shared]:
         monkeypatch.setattr(playing, "Programs", type("One", (InProcess,), {"agent": staticmethod(agent)}))
-        told = {"function": "mine:solve", "timeout_s": 60.0, **params}
+        told = {"function": "tests.agents.conftest:solve", "timeout_s": 60.0, **params}
         changed = {"agents": {"mine": AgentParams(**told)}, "agent": "mine", "order": "arrival", "aborted_share": 0.0}
         with Shared(load(SHIPPED).env.model_copy(update={**changed, **env}), index) as shared:
             yield shared

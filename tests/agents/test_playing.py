@@ -16,7 +16,9 @@ from agent_r1.envs.tool_env import FORMAT, SYSTEM
 from agent_r1.params import SHIPPED, load
 from agent_r1.records import CallStatus, Outcome, Question, Trajectory
 from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.episodes import ScriptedSampler, collect
+from agent_r1.rollout.collecting import collect_all
+from agent_r1.rollout.episode import PLAY
+from agent_r1.rollout.episodes import ScriptedSampler
 from agent_r1.tools.base import Tool
 from agent_r1.tools.search import search_tool
 
@@ -93,10 +95,14 @@ def test_an_agent_that_does_as_the_built_in_loop_has_its_rows(
     limits = {"max_tokens": 500, "max_action_tokens": 100, "order": "exact_arrival"}
     built_in = load(SHIPPED).env.model_copy(update=limits)
     with Shared(built_in, hostile_index) as shared:
-        own = collect(ScriptedSampler(SCRIPTS, chat), chat, attempts_at(QUESTIONS, shared), shared, seed=7)
+        own = collect_all(
+            ScriptedSampler(SCRIPTS, chat), chat, attempts_at(QUESTIONS, shared), shared, seed=7, play=PLAY
+        )
     tools = [search_tool(hostile_index, top_k=2)]
     with outside(as_built_in(tools), hostile_index, limits) as shared:
-        found = collect(ScriptedSampler(SCRIPTS, chat), chat, attempts_at(QUESTIONS, shared), shared, seed=7)
+        found = collect_all(
+            ScriptedSampler(SCRIPTS, chat), chat, attempts_at(QUESTIONS, shared), shared, seed=7, play=PLAY
+        )
         measures = shared.take_measures()
     assert [each.outcome for each in own] == [
         Outcome.ANSWERED, Outcome.ANSWERED, Outcome.ANSWERED, Outcome.TURN_LIMIT, Outcome.MALFORMED,
