@@ -412,6 +412,11 @@ def run(p: OneRun) -> Refusals:
     if p.train.rollout.ahead and engine.kind == "vllm" and engine.vllm.sleep:
         why = "samples while the learner learns, and with engine.vllm.sleep: true the sampler sleeps then"
         yield f"rollout.ahead: 1 {why}; set one of them back"
+    stated = {part for agent in settings.env.agents.values() for part in agent.rewards}
+    for part, own in credit.rewards.own.items():
+        if (part in stated) == bool(own.function):
+            why = "a function and a part of an agent's" if own.function else "no function, and no part of an agent's"
+            yield f"credit.rewards.{part} is {why}; give it a function, or name it in rewards of one of env.agents"
     unstated = ([] if asks else OF_ANSWERS) + ([] if plays else ["env"])
     for part in [part for part in unstated if credit.rewards.weights[part]]:
         why = f"no environment of the data sets {', '.join(settings.prepare.datasets)} states it"
