@@ -328,6 +328,7 @@ REFUSED = {
         rewards.total: {function: a.b:c, weight: 1} | 'total' cannot be the name of a reward of one's own
         rewards.a-b: {function: a.b:c, weight: 1} | 'a-b' cannot be the name of a reward of one's own
         rewards.own: {function: a.b, weight: 1} | own.function: name a function as package.module
+        rewards.own: {weight: 1} | credit.rewards.own is no function, and no part of an agent's; give it a function, or
         rewards.own: {function: a.b:c, wight: 1} | key 'train.credit.rewards.own.wight'; did you mean
         rewards.own: {function: a.b:c} | key 'train.credit.rewards.own.weight' is missing
         rewards.env: 1 | runs.ppo: credit.rewards.env 1.0 has no effect, because ... atlas states it; ... weigh success
@@ -840,6 +841,15 @@ def test_a_run_may_have_an_env_of_its_own(content: dict[str, Any]) -> None:
     assert (whole.of(RunId("new")), whole.run(RunId("new"))) == (whole, params.run(RunId("new")))
     with pytest.raises(ValueError, match="there is no run 'nw' under runs:; did you mean 'new'"):
         params.of(RunId("nw"))
+
+
+def test_a_part_that_an_agent_states_is_weighed_by_its_name(content: dict[str, Any]) -> None:
+    agent = {"url": "http://localhost:1", "version": "1", "timeout_s": 1, "rewards": ["speed"]}
+    weighed = ONLY_PPO | {"env.agents.mine": agent, "train.credit.rewards.speed": {"weight": 0.5}}
+    rewards = check(content, weighed).train.credit.rewards
+    assert (rewards.weights["speed"], rewards.functions) == (0.5, {})
+    with pytest.raises(ValueError, match=r"rewards.speed is a function and a part of an agent's; give"):
+        check(content, weighed | {"train.credit.rewards.speed.function": "a.b:c"})
 
 
 def test_a_run_takes_functions_and_servers_from_itself_with_null(content: dict[str, Any]) -> None:

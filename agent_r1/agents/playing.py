@@ -16,8 +16,9 @@ from typing import Any, Self
 import numpy as np
 
 from agent_r1.agents.gateway import MODEL, Gateway, Line, Posted
-from agent_r1.agents.programs import Ending, Programs, Task
+from agent_r1.agents.programs import Programs
 from agent_r1.agents.session import Session
+from agent_r1.agents.task import Ending, Task
 from agent_r1.answers import exact_match, f1
 from agent_r1.envs.base import Attempt
 from agent_r1.envs.shared import Shared

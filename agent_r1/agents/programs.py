@@ -146,7 +146,7 @@ class Programs:
 
     def _hidden(self, agent: str, words: str, task: Task | None = None) -> str:
         """Words that show no key of the episode or of the service, and no variable that looks like one."""
-        keys = [value for name, value in self._variables[agent].items() if _SECRET.search(name)]
+        keys = [value for name, value in self._variables[agent].items() if _SECRET.search(name) and len(value) > 7]
         keys += [self._keys[agent], *((task.key, task.reward_key) if task else ())]
         for key in filter(None, keys):
             words = words.replace(key, "***")

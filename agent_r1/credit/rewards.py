@@ -166,9 +166,10 @@ def _check_facts(trajectory: Trajectory, weights: RewardWeights) -> None:
     answering = trajectory.steps[-1:] if trajectory.outcome is Outcome.ANSWERED else []
     weighted = weights.weights
     for name, function in weights.own.items():
+        who = function.function or "its agent"
         if function.weight and not any(name in step.rewards for step in trajectory.steps[-1:]):
             raise ValueError(
-                f"trajectory {trajectory.trajectory_id!r}: {function.function} was not asked when it was collected, so "
+                f"trajectory {trajectory.trajectory_id!r}: {who} was not asked when it was collected, so "
                 f"there is no reward {name!r}; collect anew, or set its weight to 0"
             )
     for part in ("agent_r1", "em", "f1", "grounded", "think"):

@@ -425,6 +425,11 @@ def run(p: OneRun) -> Refusals:
         yield f"estimator {credit.estimator} {why}; set the agent's parallel: false, or take {' or '.join(ALIKE)}"
     for part in [part for part in ("grounded", "progress") if played and credit.rewards.weights[part]]:
         yield f"credit.rewards.{part} has no effect: nobody sees what an agent outside shows; set it to 0"
+    stated = {part for agent in settings.env.agents.values() for part in agent.rewards}
+    for part, own in credit.rewards.own.items():
+        if (part in stated) == bool(own.function):
+            why = "a function and a part of an agent's" if own.function else "no function, and no part of an agent's"
+            yield f"credit.rewards.{part} is {why}; give it a function, or name it in rewards of one of env.agents"
     unstated = ([] if asks else OF_ANSWERS) + ([] if plays else ["env"])
     for part in [part for part in unstated if credit.rewards.weights[part]]:
         why = f"no environment of the data sets {', '.join(settings.prepare.datasets)} states it"

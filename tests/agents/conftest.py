@@ -10,7 +10,7 @@ from typing import Any, Self
 import pytest
 
 from agent_r1.agents import playing
-from agent_r1.agents.programs import Ending, Task
+from agent_r1.agents.task import Ending, Task
 from agent_r1.envs.shared import Shared
 from agent_r1.params import SHIPPED, load
 from agent_r1.params.env import AgentParams

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from agent_r1.agents.programs import Ending, Task
+from agent_r1.agents.task import Ending, Task
 from agent_r1.envs.base import parse_action
 from agent_r1.envs.kinds import attempts_at
 from agent_r1.envs.shared import Shared

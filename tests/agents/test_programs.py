@@ -190,7 +190,7 @@ def test_another_last_line_is_a_fault(home: Path, said: str, fault: str) -> None
 def test_a_fault_has_its_last_words_and_no_key(
     home: Path, monkeypatch: pytest.MonkeyPatch, does: str, fault: str
 ) -> None:
-    monkeypatch.setenv("MY_TOKEN", "hunter2")
+    monkeypatch.setenv("MY_TOKEN", "correct horse")
     [ending] = played(shell(does, environment=["MY_TOKEN", "PATH"]), TASK)
     assert fault in ending.fault
     assert "sk-client" not in ending.fault
