@@ -111,7 +111,11 @@ def to_line(row: Record, kind: type[Record]) -> str:
 
 def from_line(line: str, kind: type[Record]) -> Record:
     """The row of a line of JSON."""
-    [row] = _rows(pa.Table.from_pylist([json.loads(line)], schema=SCHEMAS[kind]), kind)
+    told, hints = json.loads(line), get_type_hints(kind)
+    for field in SCHEMAS[kind]:
+        if hints[field.name] in _ARRAYS:
+            told[field.name] = np.array(told[field.name], field.type.value_type.to_pandas_dtype())
+    row: Record = _builder(kind)(told)
     return row
 
 
