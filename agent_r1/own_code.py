@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import json
+import shutil
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -13,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from agent_r1.files import sha256
+from agent_r1.params.env import AgentParams
 from agent_r1.params.sections import nearest
 
 
@@ -36,6 +39,39 @@ def source_hash(where: str, named: str) -> str:
         return hashlib.sha256(inspect.getsource(found).encode()).hexdigest()
     except (OSError, TypeError):
         return "built in"
+
+
+def command(name: str, agent: AgentParams) -> list[str]:
+    """An agent's command, if it has one, for a process in another folder; a ValueError says that it is not there."""
+    words = agent.command or []
+    if words and not shutil.which(words[0]):
+        raise ValueError(f"env.agents.{name}.command: there is no {words[0]!r}; install it, or name its path")
+    found = [shutil.which(words[0]) or "", *words[1:]] if words else []
+    return [str(Path(word).absolute()) if Path(word).is_file() else word for word in found]
+
+
+def agent_hash(name: str, agent: AgentParams) -> str:
+    """The sha256 of an agent's declaration, and of its function's module or the files that its command names.
+
+    Runs no code of it. Raises ValueError for a module or a command that is not there.
+    """
+    files = [word for word in command(name, agent)[1:] if Path(word).is_file()]
+    if agent.function:
+        files = [_file(f"env.agents.{name}.function", agent.function.partition(":")[0])]
+    parts = [json.dumps(agent.model_dump(), sort_keys=True), *(sha256(Path(file)) for file in files)]
+    return hashlib.sha256("".join(parts).encode()).hexdigest()
+
+
+def _file(where: str, module: str) -> str:
+    """The file of a module of the user's, found without importing it."""
+    spec, places = None, [str(Path.cwd()), *sys.path]
+    parts = module.split(".")
+    for number, _ in enumerate(parts, start=1):
+        spec = PathFinder.find_spec(".".join(parts[:number]), places)
+        places = spec.submodule_search_locations or [] if spec else []
+    if not (spec and spec.origin and Path(spec.origin).is_file()):
+        raise ValueError(f"{where}: there is no module {module!r}; it has to be found from the project's root")
+    return spec.origin
 
 
 def reference(function: Callable[..., Any]) -> tuple[str, str]:

@@ -45,6 +45,7 @@ class StopReason(enum.StrEnum):
 
     END = "end"  # the policy sampled its end-of-message token
     LENGTH = "length"  # the action reached `max_action_tokens` or the token budget
+    STOP = "stop"  # it completed a text that an agent outside asked to stop at
 
 
 class Outcome(enum.StrEnum):
@@ -210,6 +211,11 @@ class Trajectory:
     def aborted(self) -> bool:
         """Whether a fault of the world cut it short."""
         return self.outcome is Outcome.ABORTED
+
+    @property
+    def counts(self) -> bool:
+        """Whether credit knows of it: the world did not cut it short, and the policy acted."""
+        return not self.aborted and bool(self.steps)
 
     @property
     def truncated(self) -> bool:

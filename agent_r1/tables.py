@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -97,13 +98,31 @@ def read_rows(path: Path, kind: type[Record], where: pc.Expression | None = None
     with _whole(path):
         table = _with_defaults(pq.read_table(path, filters=where, page_checksum_verification=True), kind)
         check_schema(path, table.schema, SCHEMAS[kind])
-    build = _builder(kind)
-    hints = get_type_hints(kind)
-    columns = {name: _column(table.column(name), is_array=hints[name] in _ARRAYS) for name in table.column_names}
     try:
-        return [build({name: column[i] for name, column in columns.items()}) for i in range(table.num_rows)]
+        return _rows(table, kind)
     except ValueError as fault:
         raise ValueError(f"{path} holds a row that cannot be: {fault}") from fault
+
+
+def to_line(row: Record, kind: type[Record]) -> str:
+    """A row as one line of JSON."""
+    return json.dumps(_table([row], kind).to_pylist()[0])
+
+
+def from_line(line: str, kind: type[Record]) -> Record:
+    """The row of a line of JSON."""
+    told, hints = json.loads(line), get_type_hints(kind)
+    for field in SCHEMAS[kind]:
+        if hints[field.name] in _ARRAYS:
+            told[field.name] = np.array(told[field.name], field.type.value_type.to_pandas_dtype())
+    row: Record = _builder(kind)(told)
+    return row
+
+
+def _rows(table: pa.Table, kind: type[Record]) -> list[Record]:
+    build, hints = _builder(kind), get_type_hints(kind)
+    columns = {name: _column(table.column(name), is_array=hints[name] in _ARRAYS) for name in table.column_names}
+    return [build({name: column[i] for name, column in columns.items()}) for i in range(table.num_rows)]
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from agent_r1.http.client import LOOPBACK
+from agent_r1.params.sections import LOOPBACK
 from flows.processes import IMPORTING, end_with_parent
 
 PASSWORD = "MLFLOW_TRACKING_PASSWORD"  # the variable in which MLflow's clients find it, and this server its own

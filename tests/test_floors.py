@@ -44,6 +44,7 @@ ROOMS = {
     "tools": {"search"},
     "envs": {"tools", "search", "games"},
     "outside": {"envs", "tools", "search"},
+    "agents": {"rollout", "envs", "tools", "search"},
     "rollout": {"envs", "tools", "search"},
     "credit": set[str](),
     "devices": set[str](),
@@ -54,9 +55,14 @@ ROOMS = {
     "inspection": {"training", "evaluation", "rollout", "envs", "credit", "learn", "devices", "data", "search"},
 }
 # Rooms that are imported by a name in a string, where params.yaml asks for them, and the modules that do so.
-BY_NAME = {"outside": {"agent_r1.envs.kinds", "agent_r1.tools.toolbox"}, "devices": set[str]()}
+BY_NAME = {
+    "outside": {"agent_r1.envs.kinds", "agent_r1.tools.toolbox"},
+    "agents": {"agent_r1.rollout.collecting"},
+    "devices": set[str](),
+}
 # Modules that run as a process of their own, which another module starts by name.
 PROCESSES = {
+    "agent_r1.agents.functions": {"agent_r1.agents.programs"},
     "agent_r1.data.trial": {"agent_r1.data.sources"},
     "agent_r1.rollout.vllm_process": {"agent_r1.rollout.vllm_engine"},
     "flows.apps": {"flows.operation.serving", "flows.processes"},

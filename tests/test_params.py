@@ -299,6 +299,22 @@ REFUSED = {
         tools.read: {part_characters: 4000} | part_characters 4000 would be cut at max_result_characters 4000
         games.moves: 4 | games.moves_per_step 5 has no effect above an episode's moves, 4; lower it, or raise moves
         max_tokens: 64 | env: max_action_tokens 64 leaves no room for a prompt in max_tokens 64; raise max_tokens
+        agents.x: {timeout_s: 1} | env.agents.x: an agent is a function, a command that is started or the url of a
+        agents.x: {timeout_s: 1, function: "a:f", command: [a]} | agents.x: an agent is a function, ... one of the three
+        agents.x: {timeout_s: 1, function: a.f} | agents.x.function: String should match pattern
+        agents.x: {timeout_s: 1, command: []} | agents.x.command: List should have at least 1 item
+        agents.x: {timeout_s: 0, command: [a]} | agents.x.timeout_s: Input should be greater than 0
+        agents.x: {timeout_s: 1, url: "http://10.0.0.1:80", version: "1"} | 'http://10.0.0.1:80' is on another machine
+        agents.x: {timeout_s: 1, url: "http://127.0.0.1.evil.com", version: "1"} | is on another machine
+        agents.x: {timeout_s: 1, url: "http://127.0.0.1:80@evil.com", version: "1"} | keep the password of this address
+        agents.x: {timeout_s: 1, url: "http://localhost:1"} | version is '', and a service has one that changes with it
+        agents.x: {timeout_s: 1, command: [a], version: "1"} | version is '1', and a service has one that changes
+        agents.x: {timeout_s: 1, url: "http://[::1]:1", version: "1", environment: [A]} | environment: ["A"]
+        agents.x: {timeout_s: 1, command: [a], environment: ["A=1"]} | agents.x.environment.0: String should match
+        agents.x: {timeout_s: 1, command: [a], rewards: [p, p]} | rewards names 'p' more than once
+        agents.x: {timeout_s: 1, command: [a], history: kept} | agents.x.history: Input should be 'sampled' or 'sent'
+        agents.x: {timeout_s: 1, command: [a]}, agent: y | agent is 'y', which env.agents does not define
+        agent: y | agent is 'y', which env.agents does not define; declare it there
         tools.mcp.x: {timeout_s: 1} | env.tools.mcp.x: a server is a command that is started or the url of one
         tools.mcp.x: {timeout_s: 1, url: "http://a", environment: [A]} | environment: ["A"] has no effect with url: http
         gymnasium.x: {id: X-v1, kwargs: {render_mode: human}} | kwargs.render_mode 'human' draws no text; set it to ansi
@@ -312,6 +328,7 @@ REFUSED = {
         rewards.total: {function: a.b:c, weight: 1} | 'total' cannot be the name of a reward of one's own
         rewards.a-b: {function: a.b:c, weight: 1} | 'a-b' cannot be the name of a reward of one's own
         rewards.own: {function: a.b, weight: 1} | own.function: name a function as package.module
+        rewards.own: {weight: 1} | credit.rewards.own is no function, and no part of an agent's; give it a function, or
         rewards.own: {function: a.b:c, wight: 1} | key 'train.credit.rewards.own.wight'; did you mean
         rewards.own: {function: a.b:c} | key 'train.credit.rewards.own.weight' is missing
         rewards.env: 1 | runs.ppo: credit.rewards.env 1.0 has no effect, because ... atlas states it; ... weigh success
@@ -824,6 +841,15 @@ def test_a_run_may_have_an_env_of_its_own(content: dict[str, Any]) -> None:
     assert (whole.of(RunId("new")), whole.run(RunId("new"))) == (whole, params.run(RunId("new")))
     with pytest.raises(ValueError, match="there is no run 'nw' under runs:; did you mean 'new'"):
         params.of(RunId("nw"))
+
+
+def test_a_part_that_an_agent_states_is_weighed_by_its_name(content: dict[str, Any]) -> None:
+    agent = {"url": "http://localhost:1", "version": "1", "timeout_s": 1, "rewards": ["speed"]}
+    weighed = ONLY_PPO | {"env.agents.mine": agent, "train.credit.rewards.speed": {"weight": 0.5}}
+    rewards = check(content, weighed).train.credit.rewards
+    assert (rewards.weights["speed"], rewards.functions) == (0.5, {})
+    with pytest.raises(ValueError, match=r"rewards.speed is a function and a part of an agent's; give"):
+        check(content, weighed | {"train.credit.rewards.speed.function": "a.b:c"})
 
 
 def test_a_run_takes_functions_and_servers_from_itself_with_null(content: dict[str, Any]) -> None:

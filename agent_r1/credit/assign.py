@@ -38,12 +38,12 @@ def assign(
 ) -> tuple[list[Credit], dict[str, float]]:
     """The credit of every trajectory of one iteration, in their order, and the iteration's metrics.
 
-    An episode that the world cut short (ABORTED) is treated as if it had never been: it is in no filter, statistic,
-    group or loss, and no metric but `outcome/aborted` knows of it. A trajectory that `params.filter` drops is not
-    `kept` and has no influence: it is in no statistic of the estimator, and its masks are empty, so that it is in no
-    loss and no denominator either. One that `params.left_out` names is kept, in all statistics and in the critic's
-    training; only its loss mask is empty. A trajectory that is kept and whose advantages are 0 is another matter: its
-    loss mask counts among the tokens that normalise the loss.
+    An episode that the world cut short (ABORTED), or that never asked the policy, is treated as if it had never been:
+    it is in no filter, statistic, group or loss, and no metric but `outcome/aborted` knows of it. A trajectory that
+    `params.filter` drops is not `kept` and has no influence: it is in no statistic of the estimator, and its masks are
+    empty, so that it is in no loss and no denominator either. One that `params.left_out` names is kept, in all
+    statistics and in the critic's training; only its loss mask is empty. A trajectory that is kept and whose advantages
+    are 0 is another matter: its loss mask counts among the tokens that normalise the loss.
 
     Args:
         values: the critic's value [L] at every token of every trajectory, or None without a critic.
@@ -64,12 +64,12 @@ def assign(
     credited, measured = _assign(living, values, reference, params, questions, max_tokens)
     found = dict(zip(lived, credited, strict=True))
     credits_ = [found.get(index) or _uncredited(each) for index, each in enumerate(trajectories)]
-    return credits_, measured | {"outcome/aborted": 1 - len(lived) / len(trajectories)}
+    return credits_, measured | {"outcome/aborted": sum(each.aborted for each in trajectories) / len(trajectories)}
 
 
 def _lived(trajectories: Sequence[Trajectory]) -> list[int]:
-    """The indices of the trajectories that the world did not cut short."""
-    return [index for index, each in enumerate(trajectories) if not each.aborted]
+    """The indices of the trajectories that the world did not cut short, and in which the policy acted."""
+    return [index for index, each in enumerate(trajectories) if each.counts]
 
 
 def _assign(

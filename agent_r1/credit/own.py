@@ -55,7 +55,7 @@ def load(rewards: RewardWeights) -> list[OwnReward]:
     """The functions that the weights name; a ValueError says which module or function is not there."""
     return [
         OwnReward(name, params, own_code.load(f"credit.rewards.{name}", params.function))
-        for name, params in rewards.own.items()
+        for name, params in rewards.functions.items()
     ]
 
 
@@ -63,7 +63,7 @@ def sources(rewards: RewardWeights) -> dict[str, str]:
     """The sha256 of each function's source file, by the name of its reward; raises as `load`."""
     return {
         f"reward {name}": own_code.source_hash(f"credit.rewards.{name}", params.function)
-        for name, params in rewards.own.items()
+        for name, params in rewards.functions.items()
     }
 
 
@@ -83,7 +83,7 @@ def state(
     """
     stated = list(trajectories)
     for reward in rewards:
-        asked = [place for place, each in enumerate(stated) if not each.aborted]
+        asked = [place for place, each in enumerate(stated) if each.counts]
         values = _ask(reward, [stated[place] for place in asked], questions, decode)
         for place, value in zip(asked, values, strict=True):
             if isinstance(value, WorldFault):

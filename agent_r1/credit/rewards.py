@@ -31,7 +31,7 @@ def step_rewards(
     if params.rewards.overlong and max_tokens is None:
         raise ValueError(f"rewards.overlong {params.rewards.overlong} needs env.max_tokens; give it, or set that to 0")
     named = parts_of(params, max_tokens)
-    if trajectory.aborted:
+    if not trajectory.counts:
         return np.zeros(len(trajectory.steps)), {name: np.zeros(len(trajectory.steps)) for name in named}
     _check_facts(trajectory, params.rewards)
     parts = {name: part(trajectory) for name, part in named.items()}
@@ -166,9 +166,10 @@ def _check_facts(trajectory: Trajectory, weights: RewardWeights) -> None:
     answering = trajectory.steps[-1:] if trajectory.outcome is Outcome.ANSWERED else []
     weighted = weights.weights
     for name, function in weights.own.items():
+        who = function.function or "its agent"
         if function.weight and not any(name in step.rewards for step in trajectory.steps[-1:]):
             raise ValueError(
-                f"trajectory {trajectory.trajectory_id!r}: {function.function} was not asked when it was collected, so "
+                f"trajectory {trajectory.trajectory_id!r}: {who} was not asked when it was collected, so "
                 f"there is no reward {name!r}; collect anew, or set its weight to 0"
             )
     for part in ("agent_r1", "em", "f1", "grounded", "think"):

@@ -14,7 +14,7 @@ from hashlib import blake2b
 from itertools import islice
 from typing import Any, NamedTuple, NoReturn
 
-from agent_r1.records import LONGEST_STATE, Call, CallStatus, Outcome, Trajectory, status_of
+from agent_r1.records import LONGEST_STATE, Call, CallStatus, Outcome, Question, Trajectory, status_of
 
 _THOUGHT = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)
 _BLOCK = re.compile(r"<(tool_call|answer)>(.*?)</\1>", re.DOTALL)
@@ -141,6 +141,8 @@ class Attempt:
     group: int  # index of the question within the iteration
     sample: int  # index of the episode within its group
     env: Callable[[int], Env]  # an environment in which nothing has happened yet, by the seed of its own chance
+    question: Question | None = None  # None for one that a person asks
+    agent: str = ""  # of `env.agents`, the one that plays it; "" for the loop of this project
     prefix: Prefix | None = None  # taken again before anything is sampled
 
 

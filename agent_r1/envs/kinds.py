@@ -19,6 +19,7 @@ from agent_r1.envs.scripts import SCRIPTS, Script, any_move, any_name, by_gold_t
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import with_tools
 from agent_r1.faults import WorldFault
+from agent_r1.own_code import agent_hash
 from agent_r1.params.env import EnvParams
 from agent_r1.params.sections import nearest
 from agent_r1.records import QA, Question
@@ -75,6 +76,12 @@ KINDS: dict[str, Kind] = {
 }
 
 
+def agent_of(env: str, limits: EnvParams) -> str:
+    """The agent outside that plays the questions of an environment; "" where the loop of this project does."""
+    named = limits.agent if env == QA else env
+    return named if named in limits.agents else ""
+
+
 def require_playable(questions: Sequence[Question], limits: EnvParams) -> None:
     """Refuses questions that no episode could be made of, before a model is loaded.
 
@@ -84,6 +91,8 @@ def require_playable(questions: Sequence[Question], limits: EnvParams) -> None:
     require_own(limits)
     for env in dict.fromkeys(question.env for question in questions):
         its = [question for question in questions if question.env == env]
+        if agent_of(env, limits):
+            continue  # nobody knows before it is played
         if env not in KINDS:
             raise ValueError(f"question {its[0].question_id!r}: there is no env {env!r}{nearest(env, KINDS)}")
         KINDS[env].require(its, limits)
@@ -92,6 +101,8 @@ def require_playable(questions: Sequence[Question], limits: EnvParams) -> None:
 def require_restored(questions: Sequence[Question], limits: EnvParams) -> None:
     """Raises ValueError, which names the environment, if no stored prefix of the questions' episodes can go on."""
     for env in dict.fromkeys(question.env for question in questions):
+        if agent := agent_of(env, limits):
+            raise ValueError(f"env {env!r} is played by the agent outside {agent!r}, whose steps cannot be restored")
         if not KINDS[env].restored(limits):
             able = ", ".join(name for name, kind in KINDS.items() if kind.restored(limits))
             why = "with env.tools.python or env.tools.mcp " if env == QA else ""
@@ -101,16 +112,35 @@ def require_restored(questions: Sequence[Question], limits: EnvParams) -> None:
             )
 
 
+class Told(Env):
+    """The opening of an agent outside, which writes its prompts itself: the hash of its declaration and source."""
+
+    def __init__(self, question: Question, agent: str) -> None:
+        self.system, self.user = agent, question.text
+
+
+def _made(question: Question, shared: Shared, agent: str, seed: int) -> Env:
+    if agent:
+        return Told(question, agent_hash(agent, shared.limits.agents[agent]))
+    return KINDS[question.env].env(question, shared, seed)
+
+
 def attempts_at(
-    questions: Sequence[Question], shared: Shared, *, samples: int = 1, first_group: int = 0
+    questions: Sequence[Question], shared: Shared, *, samples: int = 1, first_group: int = 0, outside: bool = True
 ) -> list[Attempt]:
-    """`samples` attempts at each question in its own environment: a group, numbered from `first_group` on."""
+    """`samples` attempts at each question in its own environment: a group, numbered from `first_group` on.
+
+    The agent outside that its environment names, or `env.agent`, plays it unless nobody `outside` is asked.
+    """
+    agents = {question.env: agent_of(question.env, shared.limits) if outside else "" for question in questions}
     return [
         Attempt(
             question_id=question.question_id,
             group=group,
             sample=sample,
-            env=partial(KINDS[question.env].env, question, shared),
+            env=partial(_made, question, shared, agents[question.env]),
+            question=question,
+            agent=agents[question.env],
         )
         for group, question in enumerate(questions, start=first_group)
         for sample in range(samples)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -16,6 +16,7 @@ from agent_r1.tools.journal import Journal
 from agent_r1.tools.toolbox import Toolbox, latencies, own_sources, use_of_tools
 
 T = TypeVar("T")
+Kept = TypeVar("Kept")
 
 
 class Shared:
@@ -26,6 +27,7 @@ class Shared:
         self.journal: Journal | None = None
         self._runner = asyncio.Runner()
         self._toolbox: Toolbox | None = None
+        self._open, self._kept = AsyncExitStack(), dict[object, Any]()
         self._waits: asyncio.Task[Any] | None = None  # the task that is in `run`
 
     def __enter__(self) -> Self:
@@ -33,8 +35,8 @@ class Shared:
 
     def __exit__(self, *fault: Any) -> None:
         try:
-            if self._toolbox:
-                self.run(self._toolbox.__aexit__(*fault))
+            if self._toolbox or self._kept:
+                self.run(self._open.__aexit__(*fault))
         finally:
             self._runner.close()
 
@@ -48,8 +50,19 @@ class Shared:
     def tools(self, seed: int) -> list[Tool]:
         """One episode's tools by its seed, opened by the first call; ValueError if unfit, WorldFault if one is down."""
         if self._toolbox is None:
-            self._toolbox = self.run(Toolbox(self.limits, self._index).__aenter__())
+            self._toolbox = self.run(self._open.enter_async_context(Toolbox(self.limits, self._index)))
         return self._toolbox.tools(seed)
+
+    def once(self, kind: Callable[[EnvParams], AbstractAsyncContextManager[Kept]]) -> Kept:
+        """Something that all episodes share, made and opened by the first call, and closed with the stage."""
+        if kind not in self._kept:
+            self._kept[kind] = self.run(self._open.enter_async_context(kind(self.limits)))
+        kept: Kept = self._kept[kind]
+        return kept
+
+    def take_measures(self) -> dict[str, float]:
+        """The metrics of agents outside since the last call."""
+        return {name: value for each in self._kept.values() for name, value in each.take_measures().items()}
 
     @property
     def waited_s(self) -> float:

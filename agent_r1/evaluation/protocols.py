@@ -29,9 +29,10 @@ from agent_r1.params.env import EnvParams
 from agent_r1.params.stages import Protocol
 from agent_r1.records import GREEDY, QA, Question, Trajectory
 from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.collecting import collect_all
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episode import Play
-from agent_r1.rollout.episodes import ScriptedSampler, collect
+from agent_r1.rollout.episodes import ScriptedSampler
 from agent_r1.rollout.sampling import Action, Actor, Beneath, Request, Sampler
 from agent_r1.search.index import describe, open_index
 from agent_r1.seeds import derive
@@ -160,7 +161,7 @@ class Exam:
         for greedy in (False, True):
             if attempts := [each for each in self.attempts if (each.sample == GREEDY) is greedy]:
                 how = replace(play, greedy=greedy)
-                made += collect(sampler, self.chat, attempts, self.shared, seed=seed, play=how)
+                made += collect_all(sampler, self.chat, attempts, self.shared, seed=seed, play=how)
         return made
 
     def conditions(self, *, rounded: bool = False, engine: str = "") -> dict[str, str]:
@@ -213,7 +214,7 @@ def _attempts(protocol: Protocol, questions: Sequence[Question], settings: Param
     """One attempt at each question."""
     match protocol:
         case "tool_call" | "random" | "oracle":
-            return attempts_at(questions, shared)
+            return attempts_at(questions, shared, outside=protocol not in SCRIPTED)
         case "naive_rag":
             return naive_rag_attempts(questions, shared)
         case "closed_book":

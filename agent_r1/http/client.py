@@ -20,7 +20,6 @@ from pydantic import BaseModel, ValidationError
 from agent_r1.faults import WorldFault, WorldTimeout
 from agent_r1.harmless import harmless, without_password
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")  # names of this machine that lead nowhere else
 MAX_ANSWER_BYTES = 1 << 25
 # Statuses after which a request is tried again:
 BUSY = frozenset({408, 429, 502, 503, 504})  # the server, or a proxy before it, asks to come again

@@ -15,7 +15,8 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from agent_r1.http.client import LOOPBACK, read_key
+from agent_r1.http.client import read_key
+from agent_r1.params.sections import LOOPBACK
 
 
 class Guard:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import logging
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -20,9 +17,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 from uvicorn import Server
 
+from agent_r1.http.completions import GONE, Refused, event, received, refused, require_model, unless_left
 from agent_r1.http.endpoint import ENDPOINT_KEY
-from agent_r1.http.guard import Bounded, Guard, configured, read_body, refusal
-from agent_r1.inspection.wire import Asked, Card, Completion, Limits, Refused
+from agent_r1.http.guard import Bounded, Guard, configured
+from agent_r1.inspection.wire import Card, Completion, Limits, Questioned
 from agent_r1.records import Outcome
 from agent_r1.rollout.episode import PromptTooLong, StepView
 from agent_r1.rollout.sampling import EngineError, EngineUnavailable
@@ -30,9 +28,7 @@ from agent_r1.training.agent import Agent
 
 MAX_BODY_BYTES = 1 << 18  # more than the longest question that leaves room for an answer
 MAX_EPISODES = 256  # at the same time
-GONE = 499  # the status of an answer whose client is gone
 
-T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
@@ -58,20 +54,20 @@ class Service:
             Route("/v1/models/{name:path}", self.model, methods=["GET"]),
             Route("/v1/chat/completions", self.complete, methods=["POST"]),
         ]
-        handlers = {HTTPException: _refused, Refused: _refused}
+        handlers = {HTTPException: refused, Refused: refused}
         return Guard(Starlette(routes=routes, exception_handlers=handlers), ENDPOINT_KEY)
 
     async def models(self, _: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._card]})
 
     async def model(self, request: Request) -> Response:
-        self._require_own(request.path_params["name"])
+        require_model(request.path_params["name"], self._name)
         return JSONResponse(self._card)
 
     async def complete(self, request: Request) -> Response:
         asked = await self._read(request)
         steps = self._episode(asked)
-        views = await _unless_left(request, _taken(steps, 1 if asked.stream else math.inf))
+        views = await unless_left(request, _taken(steps, 1 if asked.stream else math.inf))
         if not views:
             return Response(status_code=GONE)
         completion = Completion(asked)
@@ -81,30 +77,20 @@ class Service:
         events = _events(completion, views, steps, with_usage=with_usage)
         return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
-    async def _read(self, request: Request) -> Asked:
+    async def _read(self, request: Request) -> Questioned:
         """Reads a request to this agent, or raises Refused."""
-        kind = request.headers.get("content-type", "").partition(";")[0].strip()
-        if kind != "application/json":
-            raise Refused(f"send application/json, not {kind[:80]!r}", None, 415, "unsupported_media_type")
-        body = await read_body(request, MAX_BODY_BYTES, "ask a shorter question")
-        asked = Asked.read(body)
-        self._require_own(asked.model)
+        asked = Questioned.read(await received(request, MAX_BODY_BYTES, "ask a shorter question"))
+        require_model(asked.model, self._name)
         asked.require_askable(self._temperature, lenient=self._lenient)
         return asked
 
-    def _require_own(self, name: str) -> None:
-        if name != self._name:
-            message = f"there is no model {name[:80]!r} here, only {self._name!r}"
-            raise Refused(message, "model", 404, "model_not_found")
-
-    async def _episode(self, asked: Asked) -> AsyncGenerator[StepView]:
+    async def _episode(self, asked: Questioned) -> AsyncGenerator[StepView]:
         """The steps of an episode to its end. Raises Refused if it cannot start or is cut short."""
         if self._running >= MAX_EPISODES:
             raise Refused(f"{MAX_EPISODES} questions are being answered; come again", None, 429, "rate_limit_exceeded")
         self._running += 1
-        most = min(filter(None, (asked.max_tokens, asked.max_completion_tokens)), default=None)
         try:
-            async with aclosing(self._agent.attend(asked.question, seed=asked.seed or 0, most=most)) as steps:
+            async with aclosing(self._agent.attend(asked.question, seed=asked.seed or 0, most=asked.most)) as steps:
                 async for view in steps:
                     if view.outcome is Outcome.ABORTED:
                         logger.error("an episode was cut short: %s", view.fault)
@@ -135,23 +121,6 @@ def serve(agent: Agent, name: str, *, host: str, port: int, temperature: float, 
         raise service.broken
 
 
-async def _unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
-    """The result of the work. Cancels it and returns None if the client leaves first."""
-    working, leaving = asyncio.create_task(work), asyncio.create_task(_left(request))
-    try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        return working.result() if working.done() else None
-    finally:
-        working.cancel()
-        leaving.cancel()
-        await asyncio.wait((working, leaving))
-
-
-async def _left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
 async def _taken(steps: AsyncGenerator[StepView], most: float) -> list[StepView]:
     """The first `most` steps, or all."""
     views: list[StepView] = []
@@ -167,28 +136,14 @@ async def _events(
 ) -> AsyncIterator[str]:
     """The events of an episode from the last of `views` on, as its steps are taken."""
     async with aclosing(steps):
-        yield _event(completion.step(views[-1]))
+        yield event(completion.step(views[-1]))
         try:
             async for view in steps:
                 views.append(view)
-                yield _event(completion.step(view))
-        except Refused as refused:
-            yield f"data: {bytes(_refused(None, refused).body).decode()}\n\n"
+                yield event(completion.step(view))
+        except Refused as fault:
+            yield f"data: {bytes(refused(None, fault).body).decode()}\n\n"
             return
     if with_usage:
-        yield _event(completion.used(views))
+        yield event(completion.used(views))
     yield "data: [DONE]\n\n"
-
-
-def _event(content: dict[str, Any]) -> str:
-    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
-
-
-def _refused(_: Request | None, refused: Exception) -> Response:
-    match refused:
-        case Refused(param=param, status=status, code=code):
-            return refusal(status, str(refused), code, param)
-        case HTTPException(status_code=status, detail=detail):
-            ask = "; ask GET /v1/models or POST /v1/chat/completions" if status in (404, 405) else ""
-            return refusal(status, detail + ask, "invalid_request")
-    raise refused

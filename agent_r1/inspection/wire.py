@@ -1,7 +1,4 @@
-"""Requests to a served agent and its answers: OpenAI's chat completions, with the agent's steps added.
-
-A request holds one question, as in training. Fields that would change the answer are refused, not ignored.
-"""
+"""Requests to a served agent and its answers: OpenAI's chat completions, with the agent's steps added."""
 
 from __future__ import annotations
 
@@ -9,12 +6,13 @@ import json
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+from pydantic import BaseModel, Field, TypeAdapter, field_validator
 
 from agent_r1.envs.base import parse_action
 from agent_r1.http.client import Fault
+from agent_r1.http.completions import Asked, Refused
 from agent_r1.params.env import EnvParams
 from agent_r1.records import Outcome
 from agent_r1.rollout.episode import StepView
@@ -22,82 +20,8 @@ from agent_r1.rollout.episode import StepView
 _STEP = TypeAdapter(StepView)
 
 
-# Fields that frameworks send whether they are used or not: the values, beside null, that change nothing.
-_NEUTRAL: dict[str, list[Any]] = {
-    "n": [1], "top_p": [1], "presence_penalty": [0], "frequency_penalty": [0], "logit_bias": [{}], "logprobs": [False],
-    "top_logprobs": [0], "response_format": [{"type": "text"}], "modalities": [["text"]], "store": [False],
-    "tools": [[]], "tool_choice": ["none", "auto"], "functions": [[]], "function_call": ["none", "auto"],
-}  # fmt: skip
-
-
-class Refused(ValueError):
-    """A request that is refused with an error, because of its field `param` if it is one field."""
-
-    def __init__(self, message: str, param: str | None = None, status: int = 400, code: str = "invalid_value") -> None:
-        super().__init__(message)
-        self.param, self.status, self.code = param, status, code
-
-
-class TextPart(BaseModel):
-    """A text part of a message."""
-
-    type: Literal["text"]
-    text: str
-
-
-class ChatMessage(BaseModel):
-    """One message of a conversation. Other keys, such as a name, are ignored."""
-
-    role: str
-    content: str | list[TextPart] | None = None
-
-    @property
-    def text(self) -> str:
-        parts = self.content or ""
-        return parts if isinstance(parts, str) else "\n".join(part.text for part in parts)
-
-
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    include_usage: bool = False
-
-
-class Asked(BaseModel):
-    """POST /v1/chat/completions"""
-
-    model_config = ConfigDict(extra="allow")
-
-    model: str
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=1024)]
-    stream: bool | None = False
-    stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    stop: Annotated[list[str], Field(max_length=4)] | str | None = None
-    parallel_tool_calls: bool | None = None
-    metadata: dict[str, Any] | None = None
-    service_tier: str | None = None
-    user: str | None = None
-
-    @classmethod
-    def read(cls, body: bytes) -> Asked:
-        """Parses a request. Raises Refused that names the field that is wrong, or would change the answer."""
-        try:
-            asked = cls.model_validate_json(body)
-        except ValidationError as fault:
-            problem = fault.errors(include_url=False, include_input=False)[0]
-            where = ".".join(map(str, problem["loc"]))[:80]
-            said = f"{where}: {problem['msg']}" if where else problem["msg"]
-            raise Refused(said, where.partition(".")[0] or None) from None
-        for name, given in (asked.model_extra or {}).items():
-            neutral = [None, *_NEUTRAL.get(name, ())]
-            if (given, isinstance(given, bool)) not in [(each, isinstance(each, bool)) for each in neutral]:
-                taken = " or ".join(map(json.dumps, neutral))
-                raise Refused(f"{name[:80]}: this agent takes {taken} alone; leave it out", name[:80])
-        return asked
+class Questioned(Asked):
+    """A request that holds one question, as in training."""
 
     @property
     def system(self) -> str:
@@ -111,8 +35,7 @@ class Asked(BaseModel):
 
     def before_stop(self, answer: str) -> str:
         """An answer up to the first stop sequence."""
-        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return min((answer.partition(each)[0] for each in stops if each), key=len, default=answer)
+        return min((answer.partition(each)[0] for each in self.stops), key=len, default=answer)
 
     def require_askable(self, temperature: float, *, lenient: bool = False) -> None:
         """Raises Refused if an agent at this temperature, `lenient` towards system messages or not, cannot answer."""
@@ -177,7 +100,7 @@ class Event(BaseModel):
 class Completion:
     """The answers to one request, as JSON."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: Questioned) -> None:
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": asked.model}
         if asked.system:
             self._head["system_fingerprint"] = "system message put before the question"

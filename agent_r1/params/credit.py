@@ -25,15 +25,15 @@ class AdvantageMask(Section):
 
 
 def _reference(function: str) -> str:
-    if not re.fullmatch(rf"{_NAME.pattern}(\.{_NAME.pattern})*:{_NAME.pattern}", function, re.ASCII):
+    if function and not re.fullmatch(rf"{_NAME.pattern}(\.{_NAME.pattern})*:{_NAME.pattern}", function, re.ASCII):
         raise ValueError("name a function as package.module:name")
     return function
 
 
 class RewardFunction(Section):
-    """An own reward; see `agent_r1.credit.own`."""
+    """An own reward; see `agent_r1.credit.own`. Without a function it is a part that an agent outside states."""
 
-    function: Annotated[str, AfterValidator(_reference)]
+    function: Annotated[str, AfterValidator(_reference)] = ""
     weight: Weight
     batched: bool = False  # whether it takes a list of episodes and gives a list of values
 
@@ -65,6 +65,11 @@ class RewardWeights(Section):
         return dict(self.__pydantic_extra__)
 
     @property
+    def functions(self) -> dict[str, RewardFunction]:
+        """Those of them that are functions."""
+        return {name: reward for name, reward in self.own.items() if reward.function}
+
+    @property
     def built_in(self) -> Self:
         """The weights without own rewards, which training alone asks."""
         return type(self).model_construct(**{name: getattr(self, name) for name in type(self).model_fields})
@@ -82,7 +87,8 @@ class RewardWeights(Section):
         for name, value in content.items() if isinstance(content, dict) else ():
             is_function, is_part = isinstance(value, dict | RewardFunction), name in cls.model_fields
             if not is_function and not is_part:
-                remedy = "a reward of one's own is {function: package.module:name, weight: 1.0}"
+                remedy = "a reward of one's own is {function: package.module:name, weight: 1.0}, and a part that an "
+                remedy += "agent outside states {weight: 1.0}"
                 raise ValueError(f"unknown key {name!r}{nearest(name, cls.model_fields)}; {remedy}")
             if is_function and (is_part or name in LOGGED or not _NAME.fullmatch(name)):
                 yours = "letters, digits and _ that are no part's name and none of " + ", ".join(sorted(LOGGED))

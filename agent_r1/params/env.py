@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -14,7 +15,8 @@ from pydantic import (
     WrapValidator,
 )
 
-from agent_r1.params.sections import Count, Name, Natural, Positive, Section, Share, address
+from agent_r1.harmless import without_password
+from agent_r1.params.sections import LOOPBACK, Count, Name, Natural, Positive, Section, Share, address
 
 
 class NoSettings(Section):
@@ -155,7 +157,31 @@ class ToolboxParams(_WorldParams):
     success_above: Reward = 0.0  # its reward, beyond which it is a success
 
 
+def _here(url: str) -> str:
+    """The address of a service on this machine; others cannot reach the gateway, and a ValueError refuses them."""
+    if urlsplit(checked := address(url)).hostname not in LOOPBACK:
+        raise ValueError(f"{without_password(url)!r} is on another machine, and the gateway listens on this one alone")
+    return checked
+
+
+class AgentParams(Section):
+    """An agent whose loop is outside: a function, a command or a service; see `agent_r1.agents.programs`."""
+
+    function: Annotated[str, Field(pattern=rf"^{_MODULE}:[A-Za-z_]\w*$")] | None = None  # `module:name`
+    command: Annotated[list[str], Field(min_length=1)] | None = None  # started for each episode
+    url: Annotated[str, AfterValidator(_here)] | None = None  # of a service on this machine
+    version: str = ""  # of a service: another one is another agent
+    timeout_s: Positive  # of an episode, with the time in which the policy samples
+    environment: list[Variable] = Field(default=[])  # variables of the stage's that its process is given; no others
+    rewards: list[Annotated[str, Field(pattern=r"^[A-Za-z_]\w{0,99}$")]] = Field(default=[])  # parts that it may state
+    concurrency: Count = 64  # episodes at a time
+    parallel: bool = False  # requests of one episode at the same time; else a second one waits
+    history: Literal["sampled", "sent"] = "sampled"  # thoughts that it does not send back: still read, or not
+
+
 class EnvParams(Section):
+    agents: dict[Name, AgentParams] = Field(default={})
+    agent: Name | None = None  # of `agents`, the one that answers questions; null is the loop of this project
     gymnasium: dict[Name, GymnasiumParams] = Field(default={})
     openenv: dict[Name, OpenEnvParams] = Field(default={})
     toolbox: dict[Name, ToolboxParams] = Field(default={})

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from agent_r1.params import stages
 from agent_r1.params.credit import FALLING, OF_ANSWERS, WITH_CRITIC, WITH_WHITENING, CreditParams, FilterParams
-from agent_r1.params.env import ContextParams, EnvParams, GymnasiumParams, McpParams
+from agent_r1.params.env import AgentParams, ContextParams, EnvParams, GymnasiumParams, McpParams
 from agent_r1.params.places import SWEEP, RunId
 from agent_r1.params.prepare import (
     BUILT_IN,
@@ -28,6 +28,7 @@ from agent_r1.params.sections import CHECKS, Section, nearest
 from agent_r1.params.train import LARGEST_LOG_RATIO, MonitorParams, TrainParams, UpdateParams
 from agent_r1.params.whole import AblationsParams, OneRun, Params
 
+ALIKE = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline")  # one advantage for a whole trajectory
 ROUNDING = 1e-9  # by which a sum of shares may miss 1
 RUN_NAME = re.compile(r"\w+", re.ASCII)
 FILTERS = ("top_p", "top_fraction")
@@ -76,6 +77,7 @@ NEEDS = [
     Needs(OthersParams, "row", None, "env", ("toolbox",), ", whose rows hold a seed, or a reset"),
     Needs(OthersParams, "file", None, "env", ("openenv", "toolbox"), ", whose rows hold a seed"),
     Needs(McpParams, "environment", [], "url", (None,), ", which starts no process"),
+    Needs(AgentParams, "environment", [], "url", (None,), ", which starts no process"),
     Needs(ContextParams, "every", 0, "kind", ("window", "summary"), ", which keeps everything", REWRITES),
     Needs(UpdateParams, "dual_clip", 0, "loss", ("clip",), ", whose weights clip_high bounds for every advantage"),
     Needs(UpdateParams, "constant_length", 0, "aggregation", ("constant_length",), missing=DIVIDES),
@@ -169,7 +171,24 @@ def mcp(p: McpParams) -> Refusals:
         yield "a server is a command that is started or the url of one that runs; give one of the two"
 
 
+def agent(p: AgentParams) -> Refusals:
+    if sum(form is not None for form in (p.function, p.command, p.url)) != 1:
+        yield "an agent is a function, a command that is started or the url of a service; give one of the three"
+    if (p.url is None) != (not p.version):
+        yield f"version is {p.version!r}, and a service has one that changes with it, others none; see to that"
+    yield from repeated(rewards=p.rewards)
+
+
 def env(p: EnvParams) -> Refusals:
+    if p.agent is not None and p.agent not in p.agents:
+        close = nearest(p.agent, p.agents) if p.agents else "; declare it there"
+        yield f"agent is {p.agent!r}, which env.agents does not define{close}"
+    if p.agent is not None and p.order == "rounds":
+        why = "would wait for episodes of an agent outside that have not begun"
+        yield f"order: rounds {why}, and agent is {p.agent!r}; set it to arrival or exact_arrival"
+    if p.agent is not None and p.context.kind != "append":
+        why = f"has no effect on the agent outside {p.agent!r}, which writes its contexts itself"
+        yield f"context.kind: {p.context.kind} {why}; set it to append"
     tools, games, context = p.tools, p.games, p.context
     if not any((tools.functions, tools.mcp)) and {tools.search, tools.calculator, tools.read, tools.python} == {None}:
         yield "tools: a question cannot be answered without any tool; offer one, such as search: {}"
@@ -400,6 +419,17 @@ def run(p: OneRun) -> Refusals:
     if p.train.rollout.ahead and engine.kind == "vllm" and engine.vllm.sleep:
         why = "samples while the learner learns, and with engine.vllm.sleep: true the sampler sleeps then"
         yield f"rollout.ahead: 1 {why}; set one of them back"
+    played = settings.env.agents.get(settings.env.agent or "")
+    if played and played.parallel and credit.estimator not in ALIKE:
+        why = "takes the value of the next step, and steps of requests at the same time have no order"
+        yield f"estimator {credit.estimator} {why}; set the agent's parallel: false, or take {' or '.join(ALIKE)}"
+    for part in [part for part in ("grounded", "progress") if played and credit.rewards.weights[part]]:
+        yield f"credit.rewards.{part} has no effect: nobody sees what an agent outside shows; set it to 0"
+    stated = {part for agent in settings.env.agents.values() for part in agent.rewards}
+    for part, own in credit.rewards.own.items():
+        if (part in stated) == bool(own.function):
+            why = "a function and a part of an agent's" if own.function else "no function, and no part of an agent's"
+            yield f"credit.rewards.{part} is {why}; give it a function, or name it in rewards of one of env.agents"
     unstated = ([] if asks else OF_ANSWERS) + ([] if plays else ["env"])
     for part in [part for part in unstated if credit.rewards.weights[part]]:
         why = f"no environment of the data sets {', '.join(settings.prepare.datasets)} states it"
@@ -419,6 +449,7 @@ TABLE: dict[type[Section], Callable[[Any], Refusals]] = {
     stages.WarmStartParams: habits,
     stages.EvaluateParams: evaluate,
     McpParams: mcp,
+    AgentParams: agent,
     EnvParams: env,
     CreditParams: credit,
     UpdateParams: update,

@@ -20,6 +20,7 @@ Natural = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+LOOPBACK = ("127.0.0.1", "localhost", "::1")  # names of this machine that lead nowhere else
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
@@ -80,6 +81,7 @@ CONSTANTS: dict[str, Any] = {
 
 # Keys that stored runs of earlier versions lack -> the value under which today's code does as theirs; * is any name.
 NEUTRAL: dict[str, Any] = {
+    "env.agent": None,
     "env.gymnasium.*.observation": "",
     "env.gymnasium.*.success": None,
     "model.packing": False,

@@ -42,7 +42,7 @@ _OPENED = re.compile(rf"{_THOUGHT}\s*\Z")
 _TAIL = 32  # tokens at the end of a context among which an opened thought is
 _SAMPLE_ACTIONS = ("<think>a</think>b", "c")  # a template that rewrites thoughts shows itself on the first
 _SAMPLE_OBSERVATIONS = ("A: b.\nC: d.", "e")
-_PLAIN = Dialect(tools=False, observations=False)  # messages that every chat template takes
+_PLAIN = Dialect(tools=False, observations=False, later=False, rows=False)  # messages that every chat template takes
 
 
 class Chat(Codec):
@@ -123,6 +123,58 @@ class Chat(Codec):
                 )
             self._frames[role, observations] = found[::2]
         return self._frames[role, observations]
+
+    def after(
+        self, before: str, text: str, replies: Sequence[str], role: Answering, *, closed: bool, restarts: bool = False
+    ) -> Encoded:
+        """The tokens between an action and the next one: OBSERVATION, and TEMPLATE around them.
+
+        `before` is the context up to the action's end, `text` the whole rendering and `replies` its last messages, of
+        one role. If the action is not `closed` by the end token, that token comes first, as TEMPLATE. A new context
+        begins if it `restarts` or the rendering does not go on from `before`; the history there is PROMPT.
+        """
+        if restarts or not text.startswith(before):
+            history, framed = self.split_history(text, replies, role)
+            return replace(self.encode([Piece(history, Source.PROMPT), *framed]), restarts=True)
+        tokens = self.encode(self._framed(text[len(before) :], replies, role))
+        if not closed:
+            tokens = Encoded([self.end_id, *tokens.ids], [Source.TEMPLATE, *tokens.source])
+        return tokens
+
+    def split_history(self, text: str, replies: Sequence[str], role: Answering) -> tuple[str, list[Piece]]:
+        """The text before the last messages, and those with the text around them; all of it if they are not found."""
+        if not replies:
+            return text, []
+        first, *_, last = self.frames(len(replies), role)
+        wanted = first if len(replies) == 1 else first + replies[0].strip()
+        start = text.rfind(wanted, 0, len(text) - len(last))
+        return (text[:start], self._framed(text[start:], replies, role)) if start >= 0 else (text, [])
+
+    def plain(self, messages: Sequence[Message], tools: Tools) -> list[Message]:
+        """Escaped messages for a model with another template; schemas end the system's text, tools answer as users."""
+        put, _ = _PLAIN.put(messages, tools)
+        said = [(role, self.unescape(text)) for role, text in put]
+        return [(role, self.understood(text, tools) if role == "assistant" else text) for role, text in said]
+
+    def _framed(self, text: str, replies: Sequence[str], role: Answering) -> list[Piece]:
+        """The observations and the template's text around them."""
+        first, *between, last = self.frames(len(replies), role)
+        whole = [Piece(text, Source.OBSERVATION)]  # for a template that frames these unlike any others
+        if not text.startswith(first):
+            return whole
+        pieces, rest = [Piece(first, Source.TEMPLATE)], text[len(first) :]
+        for number, frame in enumerate(between):
+            said = replies[number]
+            stops = [len(each) for each in (said, said.strip()) if rest.startswith(each + frame)]
+            if rest.count(frame) == between[number:].count(frame):  # no observation holds one that looks like it
+                stops = [rest.index(frame)]
+            if not stops:
+                return whole
+            pieces += [Piece(rest[: stops[0]], Source.OBSERVATION), Piece(frame, Source.TEMPLATE)]
+            rest = rest[stops[0] + len(frame) :]
+        if not rest.endswith(last):
+            return whole
+        return [*pieces, Piece(rest.removesuffix(last), Source.OBSERVATION), Piece(last, Source.TEMPLATE)]
 
     def prompt_hash(self, system: str, tools: Tools = ()) -> str:
         """Identifies everything in a prompt but the user's message: system message, tools and template."""
@@ -211,22 +263,11 @@ class Dialogue:
         if restart:
             self._begin_anew(restart)
         self.text = chat.template.render(self._messages, self._tools)
-        if restart or not self.text.startswith(before):
-            history, rest = self._split_history(replies) if replies else (self.text, "")
-            framed = self._framed(rest, replies) if replies else []
-            return replace(chat.encode([Piece(history, Source.PROMPT), *framed]), restarts=True)
-        tokens = chat.encode(self._framed(self.text[len(before) :], replies))
-        if not closed:
-            tokens = Encoded([chat.end_id, *tokens.ids], [Source.TEMPLATE, *tokens.source])
-        return tokens
+        return chat.after(before, self.text, replies, self._role, closed=closed, restarts=restart is not None)
 
     def messages(self) -> list[Message]:
         """The context for a model with another template; schemas end the system's text, tools answer as the user."""
-        put, _ = _PLAIN.put(self._messages, self._tools)
-        plain = [(role, self._chat.unescape(text)) for role, text in put]
-        return [
-            (role, self._chat.understood(text, self._tools) if role == "assistant" else text) for role, text in plain
-        ]
+        return self._chat.plain(self._messages, self._tools)
 
     def _escaped(self, observations: Sequence[str]) -> list[str]:
         """The observations as messages; a user's are joined into one, because templates refuse two in a row."""
@@ -240,30 +281,3 @@ class Dialogue:
         begins = [at for at, (role, _) in enumerate(self._messages) if role == "assistant"]
         kept = self._messages[begins[-restart.keep :][0] :] if restart.keep else []
         self._messages = [self._messages[0], ("user", self._chat.escape(restart.user)), *kept]
-
-    def _split_history(self, replies: Sequence[str]) -> tuple[str, str]:
-        """The text before the latest observations, and the rest; no rest if the observations are not found."""
-        first, *_, last = self._chat.frames(len(replies), self._role)
-        wanted = first if len(replies) == 1 else first + replies[0].strip()
-        start = self.text.rfind(wanted, 0, len(self.text) - len(last))
-        return (self.text[:start], self.text[start:]) if start >= 0 else (self.text, "")
-
-    def _framed(self, text: str, replies: Sequence[str]) -> list[Piece]:
-        """The observations and the template's text around them."""
-        first, *between, last = self._chat.frames(len(replies), self._role)
-        whole = [Piece(text, Source.OBSERVATION)]  # for a template that frames these unlike any others
-        if not text.startswith(first):
-            return whole
-        pieces, rest = [Piece(first, Source.TEMPLATE)], text[len(first) :]
-        for number, frame in enumerate(between):
-            said = replies[number]
-            stops = [len(each) for each in (said, said.strip()) if rest.startswith(each + frame)]
-            if rest.count(frame) == between[number:].count(frame):  # no observation holds one that looks like it
-                stops = [rest.index(frame)]
-            if not stops:
-                return whole
-            pieces += [Piece(rest[: stops[0]], Source.OBSERVATION), Piece(frame, Source.TEMPLATE)]
-            rest = rest[stops[0] + len(frame) :]
-        if not rest.endswith(last):
-            return whole
-        return [*pieces, Piece(rest.removesuffix(last), Source.OBSERVATION), Piece(last, Source.TEMPLATE)]

@@ -190,15 +190,33 @@ class Dialect:
     system: bool = True  # else the system text opens the user message
     tools: bool = True  # else their schemas end the system text
     observations: bool = True  # role "tool"; else those of an action are a user message in <tool_response> tags
+    later: bool = True  # system messages behind other ones; else they are a user's
+    bare: bool = True  # tools without a system message; else an empty one is put before them
+    rows: bool = True  # users in a row; else they are one message
 
     def put(self, messages: Sequence[Message], tools: Tools) -> tuple[list[Message], Tools]:
-        """A conversation, which opens with a system and a user message, as the template can take it."""
-        (_, system), (_, user), *rest = messages
+        """A conversation as the template can take it; the system messages that open it become one."""
+        opening = list(takewhile(lambda message: message[0] == "system", messages))
+        system, rest = "\n\n".join(text for _, text in opening), list(messages[len(opening) :])
         if tools and not self.tools:
             schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
             system, tools = system + TOOLS_TEXT.format(schemas=schemas), ()
-        opening = [("system", system), ("user", user)] if self.system else [("user", f"{system}\n\n{user}")]
-        return [*opening, *(rest if self.observations else self._as_users(rest))], tools
+        if not self.later:
+            rest = [("user" if role == "system" else role, text) for role, text in rest]
+        if not self.observations:
+            rest = list(self._as_users(rest))
+        if opening or system or (tools and not self.bare):
+            asks = not self.system and rest[:1] and rest[0][0] == "user"
+            first = f"{system}\n\n{rest[0][1]}" if asks else system
+            rest = [("system" if self.system else "user", first), *rest[1 if asks else 0 :]]
+        return (rest if self.rows else list(self._in_turn(rest))), tools
+
+    def _in_turn(self, messages: Sequence[Message]) -> Iterator[Message]:
+        for role, some in groupby(messages, key=lambda message: message[0]):
+            if role == "user":
+                yield role, "\n\n".join(text for _, text in some)
+            else:
+                yield from some
 
     def _as_users(self, messages: Sequence[Message]) -> Iterator[Message]:
         for role, some in groupby(messages, key=lambda message: message[0]):
@@ -222,9 +240,23 @@ class Template:
         self.dialect = replace(self.dialect, system=self._shows(OPENING, (), SYSTEM))
         self.dialect = replace(self.dialect, tools=self._shows(OPENING, [SAMPLE_TOOL], calls.NAME))
         self.dialect = replace(self.dialect, observations=self._shows([*SAMPLE, *SAMPLE[2:]], (), OBSERVATION))
+        self.dialect = replace(self.dialect, later=self._shows([*SAMPLE[:3], ("system", OBSERVATION)], (), OBSERVATION))
+        self.dialect = replace(self.dialect, bare=self._shows(OPENING[1:], [SAMPLE_TOOL], calls.NAME))
+        self.dialect = replace(self.dialect, rows=self._shows([*OPENING, OPENING[1]], (), USER))
         if self.dialect != Dialect():
             logger.info("the chat template does not render everything by itself: %s", self.dialect)
         self.after_action = self._after_action()
+        self._written = dict[tuple[tuple[str, ...], bool], bool]()  # whether conversations of these roles are
+
+    def require_written(self, messages: Sequence[Message], tools: Tools) -> None:
+        """Raises ValueError if the template refuses messages of these roles in this order, or leaves a text out."""
+        roles = tuple(role for role, _ in messages)
+        if (key := (roles, bool(tools))) not in self._written:
+            text = self.render([(role, f"{USER}{at}\u2063") for at, role in enumerate(roles)], [SAMPLE_TOOL] * key[1])
+            shown = re.findall(f"{USER}(\\d+)\u2063", text) == [str(at) for at in range(len(roles))]
+            self._written[key] = shown and (calls.NAME in text or not tools)
+        if not self._written[key]:
+            raise ValueError(f"the chat template does not write each of the messages {', '.join(roles)[-200:]}")
 
     def render(self, messages: Sequence[Message], tools: Tools = (), *, generation_prompt: bool = True) -> str:
         """A conversation as text, up to the assistant's next message. Raises ValueError if the template refuses it."""

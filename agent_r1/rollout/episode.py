@@ -149,6 +149,20 @@ class PromptTooLong(ValueError):
         self.tokens, self.most = tokens, most
 
 
+def require_fit(action: Action, request: Request, end_id: int, who: str) -> None:
+    """Raises EngineError for an action that does not answer its request; an engine is trusted no further."""
+    ids, logprobs, most = action.token_ids, action.logprobs, request.max_tokens
+    if not 1 <= len(ids) == len(logprobs) <= most:
+        raise EngineError(f"an action of at most {most} tokens has {len(ids)} and {len(logprobs)} logprobs")
+    if not np.isfinite(logprobs).all():
+        raise EngineError(
+            f"an action's logprobs are not all finite: {who}; start again from the checkpoint with a lower "
+            "train.update.learning_rate"
+        )
+    if (action.stop_reason is StopReason.END) != (ids[-1] == end_id):
+        raise EngineError(f"an action stopped by {action.stop_reason} ends with token {ids[-1]}")
+
+
 class Episode:
     """The state of one running episode."""
 
@@ -280,18 +294,9 @@ class Episode:
         )
 
     def _check(self, request: Request, action: Action) -> None:
-        """Refuses an action that does not answer the request; an engine is trusted no further."""
-        ids, logprobs, most = action.token_ids, action.logprobs, request.max_tokens
-        if not 1 <= len(ids) == len(logprobs) <= most:
-            raise EngineError(f"an action of at most {most} tokens has {len(ids)} and {len(logprobs)} logprobs")
-        if not np.isfinite(logprobs).all():
-            raise EngineError(
-                f"an action's logprobs are not all finite: question {self._attempt.question_id!r}, sample "
-                f"{self._attempt.sample}, step {request.step}, weights of version {self._play.policy_version}; start "
-                "again from the checkpoint with a lower train.update.learning_rate"
-            )
-        if (action.stop_reason is StopReason.END) != (ids[-1] == self._chat.end_id):
-            raise EngineError(f"an action stopped by {action.stop_reason} ends with token {ids[-1]}")
+        """Refuses an action that does not answer the request."""
+        who = f"question {self._attempt.question_id!r}, sample {self._attempt.sample}, step {request.step}"
+        require_fit(action, request, self._chat.end_id, f"{who}, weights of version {self._play.policy_version}")
         if self._context() != request.context:
             raise RuntimeError("a context changed while its action was sampled: only its episode may append to it")
 

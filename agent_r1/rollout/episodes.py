@@ -79,7 +79,8 @@ def at_once(sampler: Sampler) -> Act:
     return act
 
 
-def _flowing(sampler: Sampler, order: Order) -> Flowing:
+def flowing(sampler: Sampler, order: Order) -> Flowing:
+    """The sampler, which takes requests in while it answers others; a ValueError if it does not."""
     if isinstance(sampler, Flowing):
         return sampler
     raise ValueError(
@@ -114,9 +115,9 @@ def collect(
     def run(indices: Iterable[int]) -> dict[int, Episode]:
         begun = {index: Episode(attempts[index], chat, limits, seed, play) for index in indices}
         rounds = Rounds(sampler.sample, len(begun)) if limits.order == "rounds" else None
-        act = rounds.act if rounds else _flowing(sampler, limits.order).act
+        act = rounds.act if rounds else flowing(sampler, limits.order).act
         overs = [over for over in (play.over, rounds and rounds.leave) if over]
-        shared.run(_together(_to_its_end(episode, index, act, overs) for index, episode in begun.items()))
+        shared.run(together(_to_its_end(episode, index, act, overs) for index, episode in begun.items()))
         return begun
 
     episodes = run(range(len(attempts)))
@@ -181,7 +182,7 @@ async def _steps(episode: Episode, index: int, act: Act) -> AsyncGenerator[StepV
         await episode.close()
 
 
-async def _together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
+async def together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
     """Runs coroutines at the same time. The first error ends the others, and is raised."""
     try:
         async with asyncio.TaskGroup() as group:
@@ -211,7 +212,7 @@ async def compare(sampler: Sampler, contexts: Sequence[Sequence[int]], limits: E
     The same 16 requests are sampled together, one by one, and in another order among 48 others; their contexts [T] are
     taken in turn. Raises ValueError if the actions differ in any bit and the order is `exact_arrival`.
     """
-    act = _flowing(sampler, limits.order).act
+    act = flowing(sampler, limits.order).act
     crowd = [_request(index, contexts[index % len(contexts)], limits) for index in range(_CROWD)]
     compared = crowd[:_COMPARED]
     together = await asyncio.gather(*map(act, compared))

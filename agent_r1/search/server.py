@@ -12,8 +12,9 @@ import uvicorn
 from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI, HTTPException, Request
 
-from agent_r1.http.client import LOOPBACK, BadAnswerError, parsed
+from agent_r1.http.client import BadAnswerError, parsed
 from agent_r1.http.guard import by_name, configured, read_body
+from agent_r1.params.sections import LOOPBACK
 from agent_r1.search.base import Search
 from agent_r1.search.index import describe, open_local
 from agent_r1.search.remote import Health, SearchReply, SearchRequest

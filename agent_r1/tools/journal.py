@@ -58,6 +58,11 @@ class Journal:
         self._path = path
         self._known = {CallPlace(entry.episode, entry.step, entry.call): entry for entry in self._read()}
 
+    def beside(self, name: str) -> Path:
+        """The file of another journal of this iteration."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        return self._path.with_suffix(f".{name}.jsonl")
+
     def find(self, place: CallPlace, tool: str, arguments: str) -> JournalEntry | None:
         """The entry of the same call at this place; None if it was not made, or another one."""
         entry = self._known.get(place)

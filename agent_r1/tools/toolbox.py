@@ -178,11 +178,13 @@ def require_own(params: EnvParams) -> None:
     own_tools(params.tools)
     for _, where, named in _own(params):
         own_code.load(where, named)
+    own_sources(params)
 
 
 def own_sources(params: EnvParams) -> dict[str, str]:
-    """The sha256 of the source file of each function and class of the user's own; raises as `own_code.load`."""
-    return {title: own_code.source_hash(where, named) for title, where, named in _own(params)}
+    """The sha256 of the source of each function, class and agent of the user's own; raises as `own_code.load`."""
+    agents = {f"agent {name}": own_code.agent_hash(name, agent) for name, agent in params.agents.items()}
+    return {title: own_code.source_hash(where, named) for title, where, named in _own(params)} | agents
 
 
 def _own(params: EnvParams) -> Iterator[tuple[str, str, str]]:

@@ -25,9 +25,10 @@ from agent_r1.params.credit import CreditParams
 from agent_r1.params.train import TrainParams
 from agent_r1.records import Proof, Question, Trajectory
 from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.collecting import collect_all
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episode import Play
-from agent_r1.rollout.episodes import collect, prove_order
+from agent_r1.rollout.episodes import prove_order
 from agent_r1.rollout.sampling import Actor, Engine, Request
 from agent_r1.seeds import derive
 from agent_r1.tables import read_rows, write_rows
@@ -124,7 +125,8 @@ class TrainedEngine:
         waiting = (self.shared.waited_s - waited) / (time.perf_counter() - started)
         of_tools = self.shared.use_of_tools(trajectories) | self.shared.latencies(trajectories)
         hits = {"rollout/search_cache_hit_share": self.shared.index.take_hit_share()}
-        return trajectories, hits | refilled | of_tools | {"tool/waiting_share": waiting}
+        measured = of_tools | self.shared.take_measures()
+        return trajectories, hits | refilled | measured | {"tool/waiting_share": waiting}
 
     def validate(self, unseen: Sequence[Question], iteration: int, *, seed: int) -> list[Trajectory]:
         """The trajectories of the learner's weights, which the iteration made; greedy if there is one of each."""
@@ -135,6 +137,7 @@ class TrainedEngine:
             attempts = attempts_at(unseen, self.shared, samples=samples)
             trajectories = self._play(attempts, batch, greedy=samples == 1)
         self.shared.index.take_hit_share()  # the next rollouts count their own hits alone
+        self.shared.take_measures()
         return trajectories
 
     def answer(self, questions: Sequence[Question], batch: QuestionBatch, first_group: int = 0) -> list[Trajectory]:
@@ -169,7 +172,7 @@ class TrainedEngine:
 
     def _play(self, attempts: Sequence[Attempt], batch: QuestionBatch, *, greedy: bool = False) -> list[Trajectory]:
         play = Play(iteration=batch.iteration, policy_version=batch.policy_version, greedy=greedy)
-        played = collect(self.engine, self.chat, attempts, self.shared, seed=batch.seed, play=play)
+        played = collect_all(self.engine, self.chat, attempts, self.shared, seed=batch.seed, play=play)
         self.folder.costs.spent["cost/sampled_tokens"] += sum(int(each.action_mask.sum()) for each in played)
         return played
 

@@ -131,7 +131,8 @@ class Checkpoints(Iterations):
     def remove_covered_journals(self) -> None:
         """Removes the journals of the iterations that the checkpoint covers: nothing there is asked again."""
         for covered in range(self.saved.iterations if self.saved else 0):
-            self.journal(covered).unlink(missing_ok=True)
+            for path in self.journal(covered).parent.glob(f"{covered:03d}.*"):
+                path.unlink()
 
     def stop(self, learner: Learner) -> None:
         """Makes the finished iterations the last ones."""

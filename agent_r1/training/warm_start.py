@@ -177,7 +177,7 @@ def _demonstrated(
     questions: Sequence[Question], settings: Params, shared: Shared
 ) -> tuple[list[Attempt], list[Iterable[str]]]:
     count = settings.warm_start.demonstrations if questions else 0
-    each = attempts_at(questions, shared, samples=-(-count // max(1, len(questions))))
+    each = attempts_at(questions, shared, samples=-(-count // max(1, len(questions))), outside=False)
     attempts = sorted(each, key=lambda attempt: attempt.sample)[:count]
     return played_by("demonstrator", attempts, questions, settings.warm_start.seed)
 

@@ -20,9 +20,10 @@ from unittest.mock import AsyncMock
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
-from agent_r1.http.client import LOOPBACK, MAX_ANSWER_BYTES, Answer, Client
+from agent_r1.http.client import MAX_ANSWER_BYTES, Answer, Client
 from agent_r1.http.endpoint import Endpoint
 from agent_r1.http.guard import Guard
+from agent_r1.params.sections import LOOPBACK
 from agent_r1.params.stages import RemoteParams
 from agent_r1.rollout.engine_wire import SERVER_KEY
 from agent_r1.rollout.sampling import Actor, EngineError, Request

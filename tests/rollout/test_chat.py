@@ -226,7 +226,8 @@ def test_a_context_is_what_the_template_renders(
 def test_what_a_style_cannot_render_is_put_in_another_way(style: str, tokenizer_of: TokenizerOf) -> None:
     chat = Chat(tokenizer_of(style))
     native = style != "mistral"
-    assert chat.template.dialect == Dialect(system=native, tools=native, observations=native)
+    later = {"later": style not in ("qwen2_5", "mistral"), "rows": native}  # system messages, users in a row
+    assert chat.template.dialect == Dialect(system=native, tools=native, observations=native, **later)
     text = chat.decode(Dialogue(chat, "Be brief.", "Who?", [SEARCH]).opening.ids)
     assert all(part in text for part in ("Be brief.", "Who?", '"search"', '"query"'))
 

@@ -128,7 +128,7 @@ def test_each_change_of_earlier_parameters_is_said(tmp_path: Path, caplog: pytes
     assert caplog.messages == [
         "the parameters are an earlier version's; bring them up to date: "
         "train.rollout.temperature is no knob, and 1.0 in every run; train.rollout.top_p is no knob, and 1.0 in every "
-        "run; model.packing is missing, and taken as false; "
+        "run; env.agent is missing, and taken as null; model.packing is missing, and taken as false; "
         'train.credit.gigpo.state is missing, and taken as "context"; '
         "train.monitor.thresholds.long_step is missing, and taken as 0.0; "
         "train.monitor.thresholds.surprisal_jump is missing, and taken as 0.0; "

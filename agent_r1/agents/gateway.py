@@ -1,0 +1,253 @@
+"""The gateway: chat completions on loopback, by which agents outside ask the policy, with keys of each episode."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import secrets
+import socket
+import time
+from contextlib import nullcontext
+from hashlib import blake2b
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from uvicorn import Server
+
+from agent_r1.agents.session import Completing, Drawn, Session
+from agent_r1.faults import ContextFull
+from agent_r1.http.completions import GONE, Refused, event, read, received, refused, require_model, unless_left
+from agent_r1.http.guard import Bounded, configured
+from agent_r1.records import StopReason
+from agent_r1.rollout.episodes import Act
+
+MODEL = "policy"  # the name of the only model
+MAX_BODY_BYTES = 1 << 23
+_RETRIED = "x-stainless-retry-count"  # by OpenAI's client
+
+logger = logging.getLogger(__name__)
+
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Posted(BaseModel):
+    """POST /v1/reward: what came of an episode, as its agent knows."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    parts: dict[str, Number] = Field(default={})
+    success: bool | None = None
+    answer: Annotated[str, Field(max_length=1 << 16)] | None = None
+
+
+class Asking:
+    """A request that is answered, and whether the connection that asked it is gone."""
+
+    def __init__(self, drawing: asyncio.Task[Drawn]) -> None:
+        self.drawing, self.gone = drawing, False
+
+
+class Line:
+    """An episode at the gateway: its requests, and what its agent posted."""
+
+    def __init__(self, session: Session, act: Act, episode: int, *, parallel: bool, parts: list[str]) -> None:
+        self.session, self.parts = session, parts
+        self.posted: Posted | None = None
+        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # raises what ends the episode
+        self._act, self._episode = act, episode
+        self._turn = nullcontext() if parallel else asyncio.Lock()
+        self._asked = dict[bytes, list[Asking]]()
+
+    def ask(self, asked: Completing, body: bytes, *, again: bool) -> Asking:
+        """The answer to a request; one that is sent `again`, or whose connection is gone, has its answer already."""
+        same = self._asked.setdefault(blake2b(body).digest(), [])
+        found = same[-1] if again and same else next((each for each in same if each.gone), None)
+        if found is None:
+            found = Asking(asyncio.create_task(self._draw(asked)))
+            found.drawing.add_done_callback(lambda drawing: drawing.cancelled() or drawing.exception())
+            same.append(found)
+        found.gone = False
+        return found
+
+    async def _draw(self, asked: Completing) -> Drawn:
+        try:
+            async with self._turn:
+                place = self.session.place(asked)
+                request, first = self.session.request(place, asked, self._episode)
+                return self.session.take(place, asked, request, first, await self._act(request))
+        except ContextFull as fault:
+            raise self.session.full(str(fault)) from None
+        except Refused:
+            raise
+        except Exception as fault:
+            if not self.broken.done():
+                self.broken.set_exception(fault)
+            raise Refused("the policy cannot answer any more", None, 503, "aborted") from None
+
+    def close(self) -> None:
+        """Ends the requests that are under way."""
+        for each in (each for same in self._asked.values() for each in same):
+            each.drawing.cancel()
+        self.broken.cancel()
+
+
+class Unhurried(Bounded):
+    """Connections that may wait for an episode's other requests."""
+
+    seconds, most = 3600.0, 4096
+
+
+class Unsignalled(Server):
+    """A server that leaves the process's signals to the stage."""
+
+    def capture_signals(self) -> Any:
+        return contextlib.nullcontext()
+
+
+class Gateway:
+    """The server of a stage. A key opens the session of its own episode alone, while that is under way."""
+
+    def __init__(self) -> None:
+        self._lines, self._rewards, self._over = dict[str, Line](), dict[str, Line](), set[str]()
+        self._told = False  # that agents ask for another temperature
+
+    async def __aenter__(self) -> Self:
+        listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+        self._server = Unsignalled(configured(self.app(), "127.0.0.1", 0, Unhurried))
+        self._serving = asyncio.create_task(self._server.serve([listening]))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.should_exit = self._server.force_exit = True
+        await self._serving
+
+    def app(self) -> Starlette:
+        routes = [
+            Route("/v1/models", self._models, methods=["GET"]),
+            Route("/v1/models/{name:path}", self._models, methods=["GET"]),
+            Route("/v1/chat/completions", self._complete, methods=["POST"]),
+            Route("/v1/reward", self._reward, methods=["POST"]),
+        ]
+        return Starlette(routes=routes, exception_handlers={HTTPException: _refused, Refused: _refused})
+
+    def open(self, line: Line) -> tuple[str, str]:
+        """The client's key and the reward's of an episode that begins."""
+        key, reward_key = (secrets.token_urlsafe(32) for _ in range(2))
+        self._lines[key], self._rewards[reward_key] = line, line
+        return key, reward_key
+
+    def close(self, key: str, reward_key: str) -> None:
+        """Ends an episode's session."""
+        self._lines.pop(key).close()
+        del self._rewards[reward_key]
+        self._over |= {key, reward_key}
+
+    def _of(self, request: Request, lines: dict[str, Line], which: str) -> Line:
+        """The episode of a request's key."""
+        key = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if key in self._over:
+            raise Refused("the episode of this key is over", None, 401, "episode_over")
+        if key not in lines:
+            raise Refused(f"this needs the {which} key of an episode, as a bearer token", None, 401, "invalid_api_key")
+        return lines[key]
+
+    async def _models(self, request: Request) -> Response:
+        self._of(request, self._lines, "client's")
+        card = {"id": MODEL, "object": "model", "created": 0, "owned_by": "agent_r1"}
+        if name := request.path_params.get("name"):
+            require_model(name, MODEL)
+            return JSONResponse(card)
+        return JSONResponse({"object": "list", "data": [card]})
+
+    async def _complete(self, request: Request) -> Response:
+        line = self._of(request, self._lines, "client's")
+        body = await received(request, MAX_BODY_BYTES, "send a shorter history")
+        asked = Completing.read(body)
+        require_model(asked.model, MODEL)
+        self._tell(asked)
+        asking = line.ask(asked, body, again=request.headers.get(_RETRIED, "0") != "0")
+        drawn = await unless_left(request, _shielded(asking.drawing))
+        if drawn is None:
+            asking.gone = True
+            return Response(status_code=GONE)
+        if not asked.stream:
+            return JSONResponse(completion(drawn))
+        with_usage = asked.stream_options is not None and asked.stream_options.include_usage
+        return Response(stream(drawn, with_usage=with_usage), media_type="text/event-stream")
+
+    async def _reward(self, request: Request) -> Response:
+        line = self._of(request, self._rewards, "reward")
+        posted = read(Posted, await received(request, MAX_BODY_BYTES, "a reward is short"))
+        if line.posted:
+            raise Refused("this episode has its reward already, which is posted once", None, 409, "posted")
+        for name in [name for name in posted.parts if name not in line.parts]:
+            raise Refused(f"parts: {name[:80]!r} is not declared in the agent's `rewards`", "parts")
+        line.posted = posted
+        return JSONResponse({})
+
+    def _tell(self, asked: Completing) -> None:
+        """Says once that an agent asks for another temperature or top_p."""
+        if not self._told and (asked.temperature not in (None, 1) or asked.top_p not in (None, 1)):
+            self._told = True
+            wanted = f"temperature {asked.temperature} and top_p {asked.top_p}"
+            logger.warning("an agent asks for %s; all are drawn at 1 in training, else at evaluate.temperature", wanted)
+
+
+async def _shielded(drawing: asyncio.Task[Drawn]) -> Drawn:
+    return await asyncio.shield(drawing)
+
+
+def _refused(request: Request, fault: Exception) -> Response:
+    response = refused(request, fault)
+    response.headers["x-should-retry"] = "false"  # else OpenAI's client repeats 409 and 503
+    return response
+
+
+def completion(drawn: Drawn) -> dict[str, Any]:
+    """An answer as OpenAI's client reads it."""
+    return _head(drawn, "chat.completion") | {"choices": [_choice(drawn, "message")], "usage": _usage(drawn)}
+
+
+def stream(drawn: Drawn, *, with_usage: bool) -> str:
+    """All events of an answer, the whole action in one."""
+    head, choice = _head(drawn, "chat.completion.chunk"), _choice(drawn, "delta")
+    said = choice["delta"]
+    opened = {**choice, "delta": {"role": said.pop("role"), "content": ""}, "finish_reason": None}
+    for at, call in enumerate(said.get("tool_calls", ())):
+        call["index"] = at
+    steps = [[opened], [{**choice, "finish_reason": None}], [{**choice, "delta": {}}]]
+    events = [head | {"choices": each} for each in steps]
+    events += [head | {"choices": [], "usage": _usage(drawn)}] if with_usage else []
+    return "".join([*map(event, events), "data: [DONE]\n\n"])
+
+
+def _head(drawn: Drawn, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{drawn.name}", "object": kind, "created": int(time.time()), "model": MODEL}
+
+
+def _choice(drawn: Drawn, said: str) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": drawn.content or (None if drawn.calls else "")}
+    if drawn.thought:
+        message["reasoning_content"] = drawn.thought
+    if drawn.calls:
+        spelled = [(name, call.tool, json.dumps(call.arguments, ensure_ascii=False)) for name, call in drawn.calls]
+        message["tool_calls"] = [
+            {"id": name, "type": "function", "function": {"name": tool, "arguments": arguments}}
+            for name, tool, arguments in spelled
+        ]
+    cut = "length" if drawn.action.stop_reason is StopReason.LENGTH else "stop"
+    ending = "tool_calls" if drawn.calls else cut
+    return {"index": 0, said: message, "finish_reason": ending, "logprobs": None}
+
+
+def _usage(drawn: Drawn) -> dict[str, int]:
+    prompt, sampled = len(drawn.place.ids), len(drawn.action.token_ids)
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}

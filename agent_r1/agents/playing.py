@@ -1,0 +1,279 @@
+"""Episodes whose loop is outside: a program asks the policy through the gateway, and says what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from agent_r1.agents.gateway import MODEL, Gateway, Line, Posted
+from agent_r1.agents.programs import Programs
+from agent_r1.agents.session import Session
+from agent_r1.agents.task import Ending, Task
+from agent_r1.answers import exact_match, f1
+from agent_r1.envs.base import Attempt
+from agent_r1.envs.shared import Shared
+from agent_r1.faults import WorldFault, require_few
+from agent_r1.params.env import EnvParams
+from agent_r1.records import CallStatus, Outcome, Question, Source, Step, Trajectory
+from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.episode import Play
+from agent_r1.rollout.episodes import Act, flowing, together
+from agent_r1.rollout.sampling import Sampler
+from agent_r1.seeds import derive
+from agent_r1.tables import from_line, to_line
+
+logger = logging.getLogger(__name__)
+
+
+class Outside:
+    """The agents outside of a stage, with the gateway through which they ask, and the measures of their episodes."""
+
+    def __init__(self, limits: EnvParams) -> None:
+        self._limits = limits
+        self.counts = Counter[str]()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as opening:
+            folder = Path(opening.enter_context(tempfile.TemporaryDirectory(prefix="agent_r1_agents_")))
+            self.gateway = await opening.enter_async_context(Gateway())
+            agents = self._limits.agents
+            most = max(agent.concurrency for agent in agents.values())
+            self.programs = await opening.enter_async_context(Programs(agents, most, folder / "episodes"))
+            self._open = opening.pop_all()
+        return self
+
+    async def __aexit__(self, *fault: Any) -> None:
+        await self._open.__aexit__(*fault)
+
+    def take_measures(self) -> dict[str, float]:
+        """The metrics of the episodes since the last call: means of an episode, and shares."""
+        counts, self.counts = self.counts, Counter[str]()
+        episodes = counts.pop("episodes", 0)
+        shown, kept = counts.pop("shown", 0), counts.pop("kept", 0)
+        shares = {"agent/kept_share": kept / shown} if shown else {}
+        return shares | {f"agent/{name}": counts[name] / episodes for name in counts}
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A finished episode, with its measures."""
+
+    trajectory: Trajectory
+    counts: Mapping[str, int]
+    fault: str = ""  # of its program or the world
+
+
+def collect(
+    sampler: Sampler, chat: Chat, attempts: Sequence[Attempt], shared: Shared, *, seed: int, play: Play
+) -> list[Trajectory]:
+    """Runs all episodes of agents outside to their ends, as `episodes.collect` does those of the loop of this project.
+
+    An episode that is over is journaled at once, where there is a journal, and not played again. Raises ValueError if
+    each of the first `concurrency` episodes of an agent is cut short: then its program is at fault.
+    """
+    limits, outside = shared.limits, shared.once(Outside)
+    scene = Scene(outside, chat, flowing(sampler, limits.order).act, shared, seed, play)
+
+    def run(indices: Iterable[int]) -> dict[int, Ended]:
+        ended = dict[int, Ended]()
+
+        async def play(index: int) -> None:
+            ended[index] = await scene.play(attempts[index], index)
+            scene.require_sound(attempts[index].agent, ended.values(), len(attempts))
+
+        shared.run(together(play(index) for index in indices))
+        return ended
+
+    ended = run(range(len(attempts)))
+    if cut := _aborted(ended):
+        logger.warning("%d of %d agents outside were cut short: %s", len(cut), len(ended), min(cut.values()))
+        ended |= run(cut)
+        cut, share = _aborted(ended), limits.aborted_share
+        how = f"in a second attempt too, and env.aborted_share is {share}: {min(cut.values(), default='')}"
+        require_few(len(cut), len(ended), share, how)
+    for each in ended.values():
+        outside.counts.update({"episodes": 1, **each.counts})
+    return [ended[index].trajectory for index in range(len(attempts))]
+
+
+def _aborted(ended: Mapping[int, Ended]) -> dict[int, str]:
+    return {index: each.fault for index, each in ended.items() if each.trajectory.aborted}
+
+
+class Scene:
+    """The episodes of one collection."""
+
+    def __init__(self, outside: Outside, chat: Chat, act: Act, shared: Shared, seed: int, play: Play) -> None:
+        self._outside, self._chat, self._act, self._seed, self._play = outside, chat, act, seed, play
+        self._limits = shared.limits
+        self._journal = shared.journal.beside("episodes") if shared.journal else None
+        self._known = dict(_journaled(self._journal)) if self._journal else {}
+
+    async def play(self, attempt: Attempt, number: int) -> Ended:
+        """Plays an episode to its end, or takes it from the journal."""
+        play, limits = self._play, self._limits
+        parts = (self._seed, play.iteration, attempt.question_id, attempt.sample)
+        known = self._known.get(derive(*parts))
+        if known and known.trajectory.policy_version == play.policy_version:
+            return known
+        section, question = limits.agents[attempt.agent], attempt.question
+        if question is None:
+            raise ValueError("an agent outside is asked questions that are prepared, and no others")
+        session = Session(self._chat, limits, section, parts, play)
+        line = Line(session, self._act, number, parallel=section.parallel, parts=section.rewards)
+        key, reward_key = self._outside.gateway.open(line)
+        setup = json.loads(question.setup or "{}")
+        task = Task(
+            question_id=question.question_id,
+            text=question.text,
+            setup=setup,
+            strata=question.strata,
+            base_url=self._outside.gateway.url,
+            key=key,
+            reward_key=reward_key,
+            model=MODEL,
+        )
+        broken = False
+        try:
+            ending = await self._ending(attempt.agent, line, task)
+        except WorldFault as fault:
+            ending, broken = Ending(fault=fault.words), True
+        finally:
+            self._outside.gateway.close(key, reward_key)
+        ending = _merged(ending, line.posted)
+        outcome = Outcome.ABORTED if broken else _outcome(session, ending)
+        facts = _facts(ending, outcome, question, section.rewards)
+        row = _row(session, attempt, parts, play, outcome, ending.answer or "", facts)
+        ended = Ended(row, _counts(session, row, ending), ending.fault)
+        if self._journal and not row.aborted:
+            with self._journal.open("a") as file:
+                file.write(json.dumps({"counts": ended.counts, "row": to_line(row, Trajectory)}) + "\n")
+        if play.over:
+            play.over()
+        return ended
+
+    async def _ending(self, agent: str, line: Line, task: Task) -> Ending:
+        """What came of an episode; raises what ends it before its program does."""
+        playing = asyncio.create_task(self._outside.programs.play(agent, task))
+        try:
+            both: set[asyncio.Future[Any]] = {playing, line.broken}
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            if line.broken.done():
+                line.broken.result()
+            return playing.result()
+        finally:
+            playing.cancel()
+            await asyncio.wait({playing})
+
+    def require_sound(self, agent: str, ended: Iterable[Ended], episodes: int) -> None:
+        """Raises ValueError if so many episodes are over as run at a time, and all of them were cut short."""
+        faults = [each.fault for each in ended if each.trajectory.aborted]
+        first = min(self._limits.agents[agent].concurrency, episodes)
+        if len(faults) == first == len(list(ended)):
+            raise ValueError(f"env.agents.{agent}: its first {first} episodes all failed, the last with {faults[-1]}")
+
+
+def _journaled(path: Path) -> Iterable[tuple[int, Ended]]:
+    """The episodes of a journal, by their seeds; without a line that a kill cut short."""
+    for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
+        if line.endswith("\n"):
+            told = json.loads(line)
+            row = from_line(told["row"], Trajectory)
+            yield row.seed, Ended(row, told["counts"])
+
+
+def _merged(ending: Ending, posted: Posted | None) -> Ending:
+    """What a program stated in the end, with what it posted before."""
+    told = posted.model_dump(exclude_defaults=True) if posted else {}
+    if twice := [name for name, value in asdict(ending).items() if value not in (None, {}) and name in told]:
+        return replace(ending, fault=f"it posted {twice[0]} to /v1/reward, and stated it again in the end")
+    return replace(ending, **told)
+
+
+def _outcome(session: Session, ending: Ending) -> Outcome:
+    """How an episode ended. A program that fails behind an action that it may be unable to bear is data."""
+    if session.refused and (ending.fault or ending.answer is None):
+        last = session.contexts()[-1][-1].step.call_status if session.drawn else CallStatus.NONE
+        malformed = last is CallStatus.MALFORMED and session.refused is Outcome.TURN_LIMIT
+        return Outcome.MALFORMED if malformed else session.refused
+    if ending.fault:
+        return Outcome.MALFORMED if session.may_be_at_fault else Outcome.ABORTED
+    return Outcome.ENDED if ending.answer is None else Outcome.ANSWERED
+
+
+def _facts(ending: Ending, outcome: Outcome, question: Question, parts: Sequence[str]) -> dict[str, float]:
+    """The facts of an episode's last step."""
+    if ending.fault and outcome in (Outcome.MALFORMED, Outcome.ABORTED):
+        return dict.fromkeys(parts, 0.0)
+    facts = {name: float(ending.parts.get(name, 0.0)) for name in parts}
+    if ending.success is not None:
+        facts["success"] = float(ending.success)
+    if outcome is Outcome.ANSWERED and question.answers:
+        answer = ending.answer or ""
+        facts |= {"em": exact_match(answer, question.answers), "f1": f1(answer, question.answers)}
+    return facts
+
+
+def _row(
+    session: Session,
+    attempt: Attempt,
+    parts: tuple[int | str, ...],
+    play: Play,
+    outcome: Outcome,
+    answer: str,
+    facts: Mapping[str, float],
+) -> Trajectory:
+    ids, source, logprobs, starts, steps = list[int](), list[int](), list[float](), list[int](), list[Step]()
+    held = set[object]()
+    for path in session.contexts():
+        starts.append(len(ids))
+        for drawn in path:
+            fresh, read, action = drawn not in held, drawn.place.read, drawn.action
+            begun = len(ids) + len(read.ids)
+            ids += [*read.ids, *action.token_ids]
+            size = len(action.token_ids)
+            source += [*read.source, *[Source.ACTION] * size] if fresh else [Source.PROMPT] * (len(read.ids) + size)
+            logprobs += [0.0] * len(read.ids) + (action.logprobs.tolist() if fresh else [0.0] * size)
+            steps += [replace(drawn.step, action_start=begun, action_stop=len(ids))] if fresh else []
+            held.add(drawn)
+    if steps:
+        steps[-1] = replace(steps[-1], rewards={**steps[-1].rewards, **facts})
+    return Trajectory(
+        trajectory_id=f"{play.iteration}/{attempt.question_id}/{attempt.sample}",
+        question_id=attempt.question_id,
+        group=attempt.group,
+        sample=attempt.sample,
+        seed=derive(*parts),
+        policy_version=play.policy_version,
+        iteration=play.iteration,
+        token_ids=np.array(ids, np.int32),
+        source=np.array(source, np.uint8),
+        logprobs=np.array(logprobs, np.float32),
+        context_starts=starts or [0],
+        steps=steps,
+        outcome=outcome,
+        answer=answer,
+    )
+
+
+def _counts(session: Session, row: Trajectory, ending: Ending) -> dict[str, int]:
+    """The measures of an episode; tokens are read again where a context holds what an earlier one held."""
+    opening = len(session.drawn[0].place.read.ids) if session.drawn else 0
+    return {
+        **asdict(session.counts),
+        "contexts": len(row.context_starts),
+        "reread_tokens": int(np.count_nonzero(row.source == Source.PROMPT)) - opening,
+        "faults_learned": int(bool(ending.fault) and not row.aborted),
+        "aborted": int(row.aborted),
+        "never_asked": int(not row.steps),
+    }

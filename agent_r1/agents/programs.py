@@ -1,0 +1,271 @@
+"""Agents whose loop is outside: a function in a process beside the stage, a command for each episode, or a service."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import asdict
+from itertools import count
+from pathlib import Path
+from typing import Annotated, Any, Self
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from agent_r1 import own_code
+from agent_r1.agents import supervisor
+from agent_r1.agents.supervisor import GRACE_S
+from agent_r1.agents.task import Ending, Task
+from agent_r1.files import closed_folder, remove_folder
+from agent_r1.harmless import harmless_lines
+from agent_r1.http.client import BadAnswerError, Client, RefusalError, parsed, read_key
+from agent_r1.params.env import AgentParams
+
+KEY = "AGENT_R1_AGENT_KEY_"  # with a service's name in capitals: the bearer token that it is sent
+START_S = 120.0  # until a function is imported
+STOP_S = 4 * GRACE_S  # until a process that was asked to end has ended
+_SECRET = re.compile("KEY|TOKEN|SECRET|PASS", re.IGNORECASE)  # in the name of a variable
+_SHOWN = 2000  # characters of the last words of a program
+
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class _Outcome(BaseModel):
+    """The last line of a command, the answer of a service, or what a function returned."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    answer: str | None = None
+    success: bool | None = None
+    parts: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(default={})
+
+
+class _Report(BaseModel):
+    """How a process ended; see `agent_r1.agents.supervisor.watch`."""
+
+    code: int
+    last: str
+    words: str
+
+
+class _LostError(ConnectionError):
+    """What runs an episode ended without a report, or does not end at all."""
+
+
+class Programs:
+    """All agents of a stage. Every process of theirs ends when it is left, and when the stage is killed."""
+
+    def __init__(self, agents: Mapping[str, AgentParams], concurrency: int, folder: Path) -> None:
+        """At most `concurrency` episodes run at a time. `folder` is theirs alone: it is emptied, and goes with them.
+
+        Starts nothing yet. Raises ValueError for a command or variable that is not there.
+        """
+        self._agents, self._folder, self._numbers = agents, folder.absolute(), count()
+        self._room = asyncio.Semaphore(concurrency)
+        self._rooms = {name: asyncio.Semaphore(agent.concurrency) for name, agent in agents.items()}
+        self._keys = {name: read_key(KEY, name) for name in agents}
+        self._variables = {name: _variables(name, agent) for name, agent in agents.items()}
+        self._commands = {name: own_code.command(name, agent) for name, agent in agents.items()}
+        self._functions, self._starting = dict[str, _Function](), asyncio.Lock()
+        self._open = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        """Raises ValueError for a function that cannot be imported, and OSError where processes cannot be watched."""
+        async with AsyncExitStack() as opening:
+            remove_folder(self._folder)
+            opening.callback(remove_folder, closed_folder(self._folder))
+            self._supervisor = await opening.enter_async_context(_supervisor())
+            opening.push_async_callback(self._end_functions)
+            for name in [name for name, agent in self._agents.items() if agent.function]:
+                await self._function(name)
+            self._open = opening.pop_all()
+        return self
+
+    async def __aexit__(self, *fault: Any) -> None:
+        await self._open.__aexit__(*fault)
+
+    async def play(self, agent: str, task: Task) -> Ending:
+        """Runs one episode to its end. Raises ValueError for a function that cannot be imported any more."""
+        async with self._rooms[agent], self._room:
+            try:
+                told = parsed((await self._played(agent, task)).encode() or b"{}", _Outcome)
+                for part in told.parts:
+                    if part not in self._agents[agent].rewards:
+                        raise BadAnswerError(f"{part!r} is no part in env.agents.{agent}.rewards; name it there")
+            except BadAnswerError as fault:
+                return Ending(fault=self._hidden(agent, f"what it stated is no outcome: {fault}", task))
+            except (TimeoutError, ConnectionError, RefusalError) as fault:
+                return Ending(fault=self._hidden(agent, str(fault), task))
+            return Ending(**told.model_dump())
+
+    async def _played(self, agent: str, task: Task) -> str:
+        """The JSON that an agent states at the end. Raises TimeoutError, ConnectionError, and the client's errors."""
+        section, client = self._agents[agent], {"base_url": task.base_url, "api_key": task.key, "model": task.model}
+        question = {"id": task.question_id, "text": task.text, "setup": task.setup, "strata": task.strata}
+        asked = {"question": question, "reward_key": task.reward_key}
+        if section.url:
+            url = urlsplit(section.url)
+            service = Client(f"{url.scheme}://{url.netloc}", section.timeout_s, self._keys[agent])
+            answer = await service.answer("POST", url.path or "/", json.dumps(asked | client), supervisor.KEPT)
+            return answer.require_ok(again=()).body.decode(errors="replace")
+        if section.function:
+            return await (await self._function(agent)).call(self._order(asdict(task)), section.timeout_s)
+        variables = {f"OPENAI_{name.upper()}": value for name, value in client.items()}
+        order = self._order(asked, command=self._commands[agent], environment=self._variables[agent] | variables)
+        return await _last_line(await _sent(self._supervisor, order), section.timeout_s)
+
+    def _order(self, given: Any, **further: Any) -> dict[str, Any]:
+        folder = str(self._folder / str(next(self._numbers)))
+        return {"input": json.dumps(given), "folder": folder, "grace_s": GRACE_S, **further}
+
+    async def _function(self, agent: str) -> _Function:
+        """The process of a function, a new one after its end; a ValueError says why there is none."""
+        async with self._starting:
+            if agent not in self._functions or self._functions[agent].is_over:
+                named = (self._agents[agent].function or "").split(":")
+                command = [sys.executable, "-P", "-m", "agent_r1.agents.functions", str(Path.cwd()), *named]
+                order = self._order({}, command=command, environment=self._variables[agent]) | {"grace_s": 5 * GRACE_S}
+                control, theirs = socket.socketpair()
+                with theirs:
+                    started = _Function(control, await _sent(self._supervisor, order, theirs))
+                self._functions[agent] = started
+                if not await started.is_ready():
+                    why = await started.end() or f"it was not imported within {START_S:g} s"
+                    raise ValueError(self._hidden(agent, f"env.agents.{agent}.function cannot be used: {why}"))
+            return self._functions[agent]
+
+    async def _end_functions(self) -> None:
+        await asyncio.gather(*(function.end() for function in self._functions.values()))
+
+    def _hidden(self, agent: str, words: str, task: Task | None = None) -> str:
+        """Words that show no key of the episode or of the service, and no variable that looks like one."""
+        keys = [value for name, value in self._variables[agent].items() if _SECRET.search(name) and len(value) > 7]
+        keys += [self._keys[agent], *((task.key, task.reward_key) if task else ())]
+        for key in filter(None, keys):
+            words = words.replace(key, "***")
+        return harmless_lines(words)
+
+
+class _Function:
+    """The process in which a function is called."""
+
+    def __init__(self, control: socket.socket, stream: Stream) -> None:
+        """Calls are sent over `control`; `stream` ends the process, and tells how it ended."""
+        control.setblocking(False)
+        self._control, self._stream, self.is_over = control, stream, False
+        self._report = asyncio.create_task(_all_of(stream[0]))
+
+    async def is_ready(self) -> bool:
+        """Whether it takes calls, once that is known."""
+        with suppress(TimeoutError, ConnectionError):
+            async with asyncio.timeout(START_S):
+                return bool(await asyncio.get_running_loop().sock_recv(self._control, 1))
+        return False
+
+    async def call(self, order: Mapping[str, Any], seconds: float) -> str:
+        """See `_last_line`. A call that cannot be ended alone ends the process, and so all that are under way."""
+        try:
+            return await _last_line(await _sent(self._control, order), seconds)
+        except _LostError as fault:
+            raise _LostError(f"{fault}\n{await self.end()}") from None
+
+    async def end(self) -> str:
+        """Ends it; its last words."""
+        self.is_over = True
+        with suppress(OSError):
+            self._stream[1].write_eof()
+        done, _ = await asyncio.wait({self._report}, timeout=6 * GRACE_S)
+        self._stream[1].close()
+        self._control.close()
+        return parsed(self._report.result(), _Report).words[-_SHOWN:] if done and self._report.result() else ""
+
+
+async def _sent(control: socket.socket, order: Mapping[str, Any], further: socket.socket | None = None) -> Stream:
+    """Sends an order over `control`, with a socket for its program; the stream of its end, or else _LostError."""
+    ours, theirs = socket.socketpair()
+    reader, writer = await asyncio.open_unix_connection(sock=ours)
+    writer.write(json.dumps(order).encode() + b"\n")
+    with theirs:
+        while True:
+            try:
+                socket.send_fds(control, [b"."], [each.fileno() for each in (theirs, further) if each])
+            except BlockingIOError:  # who takes it is behind
+                await asyncio.sleep(0.01)
+            except OSError:
+                writer.close()
+                raise _LostError("the process that was to run it is gone") from None
+            else:
+                return reader, writer
+
+
+async def _last_line(stream: Stream, seconds: float) -> str:
+    """The last line of an order's program, which is ended after its limit of time, or when this is cancelled.
+
+    Raises TimeoutError after the limit, ConnectionError for another exit code than 0, both with the last words, and
+    _LostError.
+    """
+    reader, writer = stream
+    report = asyncio.create_task(_all_of(reader))
+    try:
+        in_time, _ = await asyncio.wait({report}, timeout=seconds)
+        if not in_time:
+            with suppress(OSError):
+                writer.write_eof()
+            await asyncio.wait({report}, timeout=STOP_S)
+        late = "" if in_time else f"it took longer than {seconds:g} s"
+        if not (report.done() and report.result()):
+            raise _LostError(late or "the process that ran it was ended")
+    finally:
+        report.cancel()
+        writer.close()
+    told = parsed(report.result(), _Report)
+    words = told.words.strip()[-_SHOWN:]
+    if late:
+        raise TimeoutError(f"{late}\n{words}")
+    if told.code:
+        raise ConnectionError(f"it ended with {_how(told.code)}\n{words}")
+    return told.last
+
+
+async def _all_of(reader: asyncio.StreamReader) -> bytes:
+    with suppress(ConnectionError):
+        return await reader.read()
+    return b""
+
+
+def _how(code: int) -> str:
+    return f"exit code {code}" if code > 0 else f"signal {-code}"
+
+
+def _variables(name: str, agent: AgentParams) -> dict[str, str]:
+    """What an agent's process is given of the stage's variables; a ValueError names one that is not set."""
+    for variable in agent.environment:
+        if variable not in os.environ:
+            raise ValueError(f"env.agents.{name} hands on {variable}, which is not set in the environment; set it")
+    return {variable: os.environ[variable] for variable in agent.environment}
+
+
+@asynccontextmanager
+async def _supervisor() -> AsyncIterator[socket.socket]:
+    """Starts the supervisor; the socket over which it takes orders, and with which it ends."""
+    if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
+        raise OSError("agents outside need Linux, with a /proc that lists the children of a process; train on such one")
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    command = [sys.executable, "-I", "-S", supervisor.__file__]
+    with theirs:
+        process = subprocess.Popen(
+            command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env={}, start_new_session=True
+        )
+    try:
+        yield ours
+    finally:
+        ours.close()
+        await asyncio.to_thread(process.wait)

@@ -1,0 +1,175 @@
+"""Runs agents' programs so that nothing of them outlives its episode, or the stage, however that ends.
+
+Started as a file, with the standard library alone. Each episode has a socket, of which the stage holds one end, and
+`watch`, a process between the stage and the program, the other. When the stage closes its end or is killed, the program
+is ended. `watch` is a subreaper: children whose parent has gone become its own, also where they left their group.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import select
+import selectors
+import shutil
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+GRACE_S = 2.0  # between the request to end and the end by force
+KEPT = 1 << 20  # bytes of the last line of standard output
+_LAST_WORDS = 4000  # bytes of standard error
+_STUBBORN_S = 30.0  # after which a process that cannot be ended, such as another user's, is left
+_CHILD_SUBREAPER, _DUMPABLE = 36, 4  # of prctl
+
+
+def serve(control: socket.socket, run: Callable[[Mapping[str, Any]], None]) -> None:
+    """Has each episode watched whose socket comes over `control`, with files for its program, until that is closed.
+
+    `run` becomes the program of an order, in a process of its own.
+    """
+    _prctl(_CHILD_SUBREAPER, 1)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):  # the last, so that no child stays as a zombie
+        signal.signal(number, signal.SIG_IGN)
+    while descriptors := socket.recv_fds(control, 1, 2, socket.MSG_CMSG_CLOEXEC)[1]:
+        if not os.fork():
+            control.close()
+            try:
+                watch(socket.socket(fileno=descriptors[0]), descriptors[1:], run)
+            except Exception:
+                traceback.print_exc()
+            os._exit(0)
+        for descriptor in descriptors:
+            os.close(descriptor)
+    _reap({}, _STUBBORN_S + 3 * GRACE_S, kill=False)  # each `watch` hears of the end too
+    _reap({}, _STUBBORN_S)
+
+
+def watch(connection: socket.socket, files: Sequence[int], run: Callable[[Mapping[str, Any]], None]) -> None:
+    """Runs the program of an order, a line of JSON, and answers with its exit code, last line and last words.
+
+    The order has the program's `input`, of at most 1 MiB, its own new `folder`, `grace_s`, and what `run` reads.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    _prctl(_CHILD_SUBREAPER, 1)
+    if not (line := connection.makefile("rb").readline()):
+        return  # the stage has gone
+    order = json.loads(line)
+    Path(order["folder"]).mkdir(mode=0o700)
+    given = order["input"].encode()
+    reads, gives = os.pipe()
+    fcntl.fcntl(gives, fcntl.F_SETPIPE_SZ, max(len(given), select.PIPE_BUF))
+    os.write(gives, given)
+    os.close(gives)
+    # Any process of this user may open a pipe in /proc/PID/fd, and none a socket: the policy's writes no last line.
+    said, says = (end.detach() for end in socket.socketpair())
+    errors, warns = os.pipe()
+    if not (leader := os.fork()):
+        try:
+            connection.close()
+            _become([reads, says, warns, *files], [said, errors], order["folder"])
+            run(order)
+        except BaseException:
+            traceback.print_exc()
+        os._exit(1)
+    _prctl(_DUMPABLE, 0)  # no other process reads the episode's keys in this one's memory
+    for descriptor in (reads, says, warns, *files):
+        os.close(descriptor)
+    written, has_ended = {said: b"", errors: b""}, os.pidfd_open(leader)
+    _follow({connection.fileno(), has_ended}, written)
+    if not select.select([has_ended], [], [], 0)[0]:
+        _signal_group(leader, signal.SIGTERM)
+        select.select([has_ended], [], [], order["grace_s"])
+    _signal_group(leader, signal.SIGKILL)  # while the leader is not reaped, its number is no other group's
+    ends = {leader: int(signal.SIGKILL)}
+    _reap(ends, _STUBBORN_S)
+    for descriptor in written:
+        while _read(descriptor, written):
+            pass
+    _remove(Path(order["folder"]))
+    last, words = written[said][-KEPT:].rstrip().rpartition(b"\n")[2], written[errors][-_LAST_WORDS:]
+    told = {"last": last.decode(errors="replace"), "words": words.decode(errors="replace")}
+    with suppress(OSError):
+        connection.sendall(json.dumps({"code": os.waitstatus_to_exitcode(ends[leader]), **told}).encode())
+
+
+def _become(standard: Sequence[int], closed: Sequence[int], folder: str) -> None:
+    """Leads a group of its own in a folder, with `standard` as the first descriptors, and the usual signals."""
+    os.setsid()
+    os.chdir(folder)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    moved = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 64) for each in standard]
+    for descriptor in (*standard, *closed):
+        os.close(descriptor)
+    for target, descriptor in enumerate(moved):
+        os.dup2(descriptor, target)
+        os.close(descriptor)
+
+
+def _follow(over: set[int], written: dict[int, bytes]) -> None:
+    """Keeps the end of what is `written` to descriptors, until one in `over` can be read."""
+    with selectors.DefaultSelector() as ready:
+        for descriptor in (*over, *written):
+            ready.register(descriptor, selectors.EVENT_READ)
+        while not over & (found := {key.fd for key, _ in ready.select()}):
+            for descriptor in found:
+                if not _read(descriptor, written):
+                    ready.unregister(descriptor)
+
+
+def _read(descriptor: int, written: dict[int, bytes]) -> bool:
+    """Reads a piece, if there is one now, and forgets early ones; whether there was one."""
+    os.set_blocking(descriptor, False)
+    try:
+        piece = os.read(descriptor, 1 << 16)
+    except OSError:
+        return False
+    written[descriptor] = written[descriptor][-KEPT if len(written[descriptor]) > 2 * KEPT else 0 :] + piece
+    return bool(piece)
+
+
+def _signal_group(leader: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, number)
+
+
+def _reap(ends: dict[int, int], seconds: float, *, kill: bool = True) -> None:
+    """Waits until no child is left, kills each, and notes how it ended."""
+    deadline = time.monotonic() + seconds
+    with suppress(ChildProcessError):
+        while time.monotonic() < deadline:
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                ends[ended[0]] = ended[1]
+            for listed in Path("/proc/self/task").glob("*/children") if kill else ():
+                for child in listed.read_text().split():
+                    with suppress(ProcessLookupError, PermissionError):
+                        os.kill(int(child), signal.SIGKILL)
+            time.sleep(0.002)
+
+
+def _remove(folder: Path) -> None:
+    """Removes a folder, whatever its permissions, and of a link in it the link."""
+    with suppress(OSError, RecursionError):
+        folder.chmod(0o700)
+        for parent, names, _ in os.walk(folder):
+            for path in (Path(parent, name) for name in names):
+                if not path.is_symlink():
+                    path.chmod(0o700)
+        shutil.rmtree(folder)
+
+
+def _prctl(option: int, value: int) -> None:
+    if ctypes.CDLL(None).prctl(option, value, 0, 0, 0):
+        raise OSError(f"prctl({option}) failed")
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=0), lambda order: os.execve(order["command"][0], order["command"], order["environment"]))

@@ -1,0 +1,160 @@
+"""Requests of OpenAI's chat completions: read from the wire, and refused as its client understands it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from agent_r1.http.guard import read_body, refusal
+
+GONE = 499  # the status of an answer whose client is gone
+
+T = TypeVar("T")
+Shape = TypeVar("Shape", bound=BaseModel)
+
+
+class Refused(ValueError):
+    """A request that is refused with an error, because of its field `param` if it is one field."""
+
+    def __init__(self, message: str, param: str | None = None, status: int = 400, code: str = "invalid_value") -> None:
+        super().__init__(message)
+        self.param, self.status, self.code = param, status, code
+
+
+class TextPart(BaseModel):
+    """A text part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(BaseModel):
+    """One message of a conversation. Other keys, such as a name, are ignored."""
+
+    role: str
+    content: str | list[TextPart] | None = None
+
+    @property
+    def text(self) -> str:
+        parts = self.content or ""
+        return parts if isinstance(parts, str) else "\n".join(part.text for part in parts)
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    include_usage: bool = False
+
+
+class Asked(BaseModel):
+    """POST /v1/chat/completions. Fields that would change the answer are refused, not ignored."""
+
+    model_config = ConfigDict(extra="allow")
+
+    # Fields that frameworks send whether they are used or not: the values, beside null, that change nothing.
+    neutral: ClassVar[dict[str, list[Any]]] = {
+        "n": [1], "top_p": [1], "presence_penalty": [0], "frequency_penalty": [0], "logit_bias": [{}],
+        "logprobs": [False], "top_logprobs": [0], "response_format": [{"type": "text"}], "modalities": [["text"]],
+        "store": [False], "tools": [[]], "tool_choice": ["none", "auto"], "functions": [[]],
+        "function_call": ["none", "auto"],
+    }  # fmt: skip
+
+    model: str
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=1024)]
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    stop: Annotated[list[str], Field(max_length=4)] | str | None = None
+    parallel_tool_calls: bool | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    user: str | None = None
+
+    @classmethod
+    def read(cls, body: bytes) -> Self:
+        """Parses a request. Raises Refused that names the field that is wrong, or would change the answer."""
+        asked = read(cls, body)
+        for name, given in (asked.model_extra or {}).items():
+            neutral = [None, *cls.neutral.get(name, ())]
+            if (given, isinstance(given, bool)) not in [(each, isinstance(each, bool)) for each in neutral]:
+                taken = " or ".join(map(json.dumps, neutral))
+                raise Refused(f"{name[:80]}: this agent takes {taken} alone; leave it out", name[:80])
+        return asked
+
+    @property
+    def most(self) -> int | None:
+        """The tokens that an answer may have; None where the client says nothing."""
+        return min(filter(None, (self.max_tokens, self.max_completion_tokens)), default=None)
+
+    @property
+    def stops(self) -> list[str]:
+        """The texts that end an answer."""
+        return [each for each in ([self.stop] if isinstance(self.stop, str) else self.stop or []) if each]
+
+
+def read(kind: type[Shape], body: bytes) -> Shape:
+    """A body of JSON in a shape. Raises Refused that names the field that is wrong."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as fault:
+        problem = fault.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, problem["loc"]))[:80]
+        said = f"{where}: {problem['msg']}" if where else problem["msg"]
+        raise Refused(said, where.partition(".")[0] or None) from None
+
+
+async def received(request: Request, most: int, remedy: str) -> bytes:
+    """The body of a request of at most so many bytes; Refused unless it is JSON by its head."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip()
+    if kind != "application/json":
+        raise Refused(f"send application/json, not {kind[:80]!r}", None, 415, "unsupported_media_type")
+    return await read_body(request, most, remedy)
+
+
+def require_model(name: str, own: str) -> None:
+    """Raises Refused if a request asks for another model than the server's own."""
+    if name != own:
+        raise Refused(f"there is no model {name[:80]!r} here, only {own!r}", "model", 404, "model_not_found")
+
+
+async def unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of the work. Cancels it and returns None if the client leaves first."""
+    working, leaving = asyncio.create_task(work), asyncio.create_task(_left(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.wait((working, leaving))
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def event(content: dict[str, Any]) -> str:
+    """One event of a stream."""
+    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
+
+
+def refused(_: Request | None, refused: Exception) -> Response:
+    """The answer to a request that is refused."""
+    match refused:
+        case Refused(param=param, status=status, code=code):
+            return refusal(status, str(refused), code, param)
+        case HTTPException(status_code=status, detail=detail):
+            ask = "; ask GET /v1/models or POST /v1/chat/completions" if status in (404, 405) else ""
+            return refusal(status, detail + ask, "invalid_request")
+    raise refused

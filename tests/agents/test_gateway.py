@@ -1,0 +1,259 @@
+"""The gateway over real HTTP: as OpenAI's own client asks it, and as nobody should."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from agent_r1.agents import playing
+from agent_r1.agents.task import Ending, Task
+from agent_r1.envs.kinds import attempts_at
+from agent_r1.records import CallStatus, Outcome, Question, Source, Trajectory
+from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.episode import PLAY
+from agent_r1.rollout.sampling import Action, Request
+from tests.agents.test_session import CALL, SEARCH
+
+QUESTION = Question(
+    question_id="q", dataset="atlas", split="train", text="Who?", answers=["Quill"], strata={"hops": "1"}
+)
+Agent = Callable[[Task], Awaitable[Ending]]
+
+
+class Policy:
+    """Says the texts that it was given, in turn, and notes what it sampled."""
+
+    def __init__(self, chat: Chat, texts: Sequence[str], wait_s: float = 0.0) -> None:
+        self._chat, self._texts, self._wait_s = chat, list(texts), wait_s
+        self.log: list[tuple[Request, Action]] = []
+
+    async def act(self, request: Request) -> Action:
+        await asyncio.sleep(self._wait_s)
+        ids = self._chat.encode_action(self._texts[len(self.log) % len(self._texts)])[: request.max_tokens]
+        action = Action.of(ids, [-0.5 - at for at in range(len(ids))], self._chat.end_id)
+        self.log.append((request, action))
+        return action
+
+    def sample(self, requests: Sequence[Request]) -> list[Action]:
+        raise AssertionError("it is asked one by one")
+
+
+@pytest.fixture
+def play(chat: Chat, outside: Callable[..., Any]) -> Callable[..., tuple[Trajectory, Policy]]:
+    def played(agent: Agent, texts: Sequence[str], *, wait_s: float = 0.0, env: Any = (), **params: Any) -> Any:
+        policy = Policy(chat, texts, wait_s)
+        with outside(agent, env={"max_tokens": 400, **dict(env)}, **params) as shared:
+            [row] = playing.collect(policy, chat, attempts_at([QUESTION], shared), shared, seed=3, play=PLAY)
+        require_logged(row, policy)
+        return row, policy
+
+    return played
+
+
+def require_logged(row: Trajectory, policy: Policy) -> None:
+    """Every ACTION token of a row is what the engine sampled, once, behind the context that it was shown."""
+    stored = sorted(row.ids(slice(step.action_start, step.action_stop)) for step in row.steps)
+    assert stored == sorted(action.token_ids for _, action in policy.log)
+    assert int((row.source == Source.ACTION).sum()) == sum(len(action.token_ids) for _, action in policy.log)
+    for step in row.steps:
+        start = max(each for each in row.context_starts if each <= step.action_start)
+        context, action = row.ids(slice(start, step.action_start)), row.ids(slice(step.action_start, step.action_stop))
+        assert any(asked.context == context and drawn.token_ids == action for asked, drawn in policy.log)
+
+
+def client(task: Task) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=task.base_url, api_key=task.key)
+
+
+def ask(task: Task, **fields: Any) -> Any:
+    messages = [{"role": "user", "content": task.text}]
+    return client(task).chat.completions.create(**{"model": task.model, "messages": messages, **fields})
+
+
+def test_the_official_client_whole_and_streamed(play: Callable[..., Any]) -> None:
+    async def solve(task: Task) -> Ending:
+        assert [each.id async for each in client(task).models.list()] == [task.model]
+        whole = await ask(task, tools=[SEARCH], temperature=0.7, user="me", metadata={"a": "b"}, tool_choice="auto")
+        [choice] = whole.choices
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+        assert choice.message.model_extra == {"reasoning_content": "So."}
+        [call] = choice.message.tool_calls
+        assert (call.type, call.function.name, json.loads(call.function.arguments)) == (
+            "function",
+            "search",
+            {"query": "it"},
+        )
+        assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
+        events = [
+            event
+            async for event in await ask(
+                task, tools=[SEARCH], stream=True, stream_options={"include_usage": True}, seed=1
+            )
+        ]
+        assert events[0].choices[0].delta.role == "assistant"
+        assert events[1].choices[0].delta.content == "<answer>Quill</answer>"
+        assert [event.choices[0].finish_reason for event in events[:3]] == [None, None, "stop"]
+        assert (events[3].choices, events[3].usage.completion_tokens > 0) == ([], True)
+        streamed = [event async for event in await ask(task, tools=[SEARCH], stream=True)]
+        assert streamed[1].choices[0].delta.tool_calls[0].index == 0
+        return Ending(answer="Quill")
+
+    row, policy = play(solve, [CALL, "<answer>Quill</answer>"])
+    assert (row.outcome, row.success, len(row.steps), len(policy.log)) == (Outcome.ANSWERED, 1.0, 3, 3)
+
+
+def test_errors_are_the_official_clients_own(play: Callable[..., Any]) -> None:
+    async def solve(task: Task) -> Ending:
+        for fields, kind, param in (
+            ({"n": 2}, openai.BadRequestError, "n"),
+            ({"model": "gpt"}, openai.NotFoundError, "model"),
+            ({"response_format": {"type": "json_object"}}, openai.BadRequestError, "response_format"),
+        ):
+            with pytest.raises(kind) as fault:
+                await ask(task, **fields)
+            assert fault.value.param == param
+        for key in ("", "another", task.reward_key):
+            with pytest.raises(openai.AuthenticationError):
+                await openai.AsyncOpenAI(base_url=task.base_url, api_key=key or "none").models.list()
+        await ask(task)
+        with pytest.raises(openai.BadRequestError) as over:
+            await ask(task)
+        assert over.value.code == "turn_limit"
+        over_long = {"messages": [{"role": "user", "content": "x" * (9 << 20)}]}
+        with pytest.raises(openai.APIStatusError) as large:
+            await ask(task, **over_long)
+        assert large.value.status_code == 413
+        raise_later.append(task)
+        return Ending()
+
+    raise_later: list[Task] = []
+    row, policy = play(solve, ["yes"], env={"max_steps": 1})
+    assert (row.outcome, len(policy.log)) == (Outcome.TURN_LIMIT, 1)
+
+
+def test_a_request_that_is_sent_again_counts_once(play: Callable[..., Any]) -> None:
+    """A client that gives up while the policy samples, and one that says that it tries again."""
+
+    async def solve(task: Task) -> Ending:
+        body = {"model": task.model, "messages": [{"role": "user", "content": "Who?"}]}
+        headers = {"authorization": f"Bearer {task.key}"}
+        async with httpx.AsyncClient(base_url=task.base_url, headers=headers) as http:
+            with pytest.raises(httpx.ReadTimeout):
+                await http.post("/chat/completions", json=body, timeout=0.2)
+            first = (await http.post("/chat/completions", json=body)).json()
+            retried = {"x-stainless-retry-count": "1"}
+            again = (await http.post("/chat/completions", json=body, headers=retried)).json()
+            other = (await http.post("/chat/completions", json=body)).json()
+        assert first["id"] == again["id"] != other["id"]
+        return Ending(answer="no")
+
+    row, policy = play(solve, ["yes"], wait_s=0.5)
+    assert len(policy.log) == len(row.steps) == 2
+    assert len(row.context_starts) == 2
+
+
+def test_rewards_are_posted_once_with_a_key_of_their_own(play: Callable[..., Any]) -> None:
+    async def solve(task: Task) -> Ending:
+        await ask(task)
+        async with httpx.AsyncClient(base_url=task.base_url) as http:
+
+            async def post(key: str, body: Any) -> int:
+                content = body if isinstance(body, bytes) else json.dumps(body).encode()
+                head = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+                return (await http.post("/reward", content=content, headers=head)).status_code
+
+            told = {"parts": {"tidy": 0.5}, "success": True}
+            bad = [
+                (task.key, told),
+                (task.reward_key, b'{"parts": {"tidy": NaN}}'),
+                (task.reward_key, {"parts": {"x": 1}}),
+            ]
+            assert [await post(*each) for each in bad] == [401, 400, 400]
+            assert [await post(task.reward_key, told) for _ in range(2)] == [200, 409]
+        return Ending(answer="Mara")
+
+    row, _ = play(solve, ["yes"], rewards=["tidy"])
+    assert row.steps[-1].rewards == {"think": 0.0, "tidy": 0.5, "success": 1.0, "em": 0.0, "f1": 0.0}
+    assert (row.success, row.outcome, row.answer) == (1.0, Outcome.ANSWERED, "Mara")
+
+
+def test_how_episodes_end(play: Callable[..., Any]) -> None:
+    async def silent(task: Task) -> Ending:
+        return Ending(answer="Quill")
+
+    row, _ = play(silent, ["yes"])
+    assert (row.outcome, row.steps, row.counts) == (Outcome.ANSWERED, [], False)
+
+    async def mute(task: Task) -> Ending:
+        await ask(task)
+        return Ending()
+
+    assert play(mute, ["yes"])[0].outcome is Outcome.ENDED
+
+    async def failing(task: Task) -> Ending:
+        await ask(task, tools=[SEARCH])
+        return Ending(fault="exit code 3")
+
+    row, _ = play(failing, ["<tool_call>{"])
+    assert (row.outcome, row.steps[0].call_status) == (Outcome.MALFORMED, CallStatus.MALFORMED)
+    with pytest.raises(ValueError, match="first 1 episodes all failed, the last with exit code 3"):
+        play(failing, ["yes"])
+
+
+def test_requests_of_an_episode_wait_for_each_other_unless_it_is_parallel(play: Callable[..., Any]) -> None:
+    async def two(task: Task) -> Ending:
+        asked = [[{"role": "user", "content": text}] for text in ("Who?", "Where?")]
+        await asyncio.gather(*(ask(task, messages=messages) for messages in asked))
+        return Ending(answer="x")
+
+    row, _ = play(two, ["yes"], parallel=True)
+    assert len(row.context_starts) == 2
+    row, _ = play(two, ["yes"])
+    assert len(row.steps) == 2
+
+
+def test_an_episode_that_is_over_is_not_played_again(chat: Chat, outside: Callable[..., Any], tmp_path: Any) -> None:
+    played: list[str] = []
+
+    async def solve(task: Task) -> Ending:
+        played.append(task.question_id)
+        answer = await ask(task)
+        if task.question_id == "b" and len(played) < 3:
+            return Ending(fault="killed")
+        return Ending(answer=answer.choices[0].message.content)
+
+    questions = [replace(QUESTION, question_id=name) for name in "ab"]
+    rows = []
+    for _ in range(2):
+        policy = Policy(chat, ["yes"])
+        with outside(solve, concurrency=2) as shared, shared.journaled(tmp_path / "000.jsonl"):
+            rows.append(playing.collect(policy, chat, attempts_at(questions, shared), shared, seed=3, play=PLAY))
+            measured = shared.take_measures()
+    assert sorted(played) == ["a", "b", "b"], "b is made again once, and nothing is played by the second stage"
+    assert [each.token_ids.tolist() for each in rows[0]] == [each.token_ids.tolist() for each in rows[1]]
+    assert rows[0][0].steps == rows[1][0].steps
+    assert measured["agent/requests"] == 1.0
+
+
+def test_a_policy_that_fails_ends_the_stage(play: Callable[..., Any], chat: Chat) -> None:
+    async def stubborn(task: Task) -> Ending:
+        with pytest.raises(openai.InternalServerError):
+            await ask(task)
+        await asyncio.sleep(60)
+        return Ending()
+
+    class Broken(Policy):
+        async def act(self, request: Request) -> Action:
+            raise RuntimeError("the engine is gone")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Policy, "act", Broken.act)
+        with pytest.raises(RuntimeError, match="the engine is gone"):
+            play(stubborn, ["yes"])

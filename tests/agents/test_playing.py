@@ -1,0 +1,114 @@
+"""Episodes of agents outside against the built-in loop's: the same rows from the same draws."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import httpx
+
+from agent_r1.agents.task import Ending, Task
+from agent_r1.envs.base import parse_action
+from agent_r1.envs.kinds import attempts_at
+from agent_r1.envs.shared import Shared
+from agent_r1.envs.tool_env import FORMAT, SYSTEM
+from agent_r1.params import SHIPPED, load
+from agent_r1.records import CallStatus, Outcome, Question, Trajectory
+from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.collecting import collect_all
+from agent_r1.rollout.episode import PLAY
+from agent_r1.rollout.episodes import ScriptedSampler
+from agent_r1.tools.base import Tool
+from agent_r1.tools.search import search_tool
+
+QUESTIONS = [
+    Question(
+        question_id=name, dataset="atlas", split="train", text=f"Who is {name}?", answers=["Quill"], gold_titles=["T"],
+        strata={},
+    )
+    for name in ("a", "b", "c", "d", "e", "f")
+]  # fmt: skip
+CALL = '<think>So.</think><tool_call>{"name": "search", "arguments": {"query": "it"}}</tool_call>'
+SCRIPTS = [
+    [CALL, "<think>Now.</think><answer>Quill</answer>"],
+    ["<tool_call>{broken</tool_call>", CALL, "no tags at all", "<answer>Mara</answer>"],
+    ['<tool_call>{"name": "look", "arguments": {}}</tool_call>', "<think>never closed", "<answer>Quill</answer>"],
+    ['<tool_call>{"name": "search", "arguments": {"query": 3}}</tool_call>', CALL, CALL, CALL, CALL],
+    [CALL, CALL, CALL, CALL, "no tags at all"],
+    [CALL, CALL, "long words " * 60, "long words " * 60, CALL],
+]
+
+
+def as_built_in(tools: Sequence[Tool]) -> Callable[[Task], Any]:
+    """An agent that does what the built-in loop does, with this project's tools and its reader of actions."""
+    by_name = {tool.name: tool for tool in tools}
+
+    async def told(action: str) -> tuple[str, str | None]:
+        parsed = parse_action(action)
+        if parsed.answer is not None:
+            return "", parsed.answer
+        if parsed.problem:
+            return f"Error: {parsed.problem}. {FORMAT}", None
+        [call] = parsed.calls
+        if call.tool not in by_name:
+            return f"Error: there is no tool {call.tool!r}, only {', '.join(by_name)}", None
+        result = await by_name[call.tool].call(call.arguments)
+        return (result.text if result.call_status is CallStatus.OK else f"Error: {result.text}"), None
+
+    async def solve(task: Task) -> Ending:
+        messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task.text}]
+        async with httpx.AsyncClient(base_url=task.base_url, headers={"authorization": f"Bearer {task.key}"}) as client:
+            while True:
+                body = {"model": task.model, "messages": messages, "tools": [tool.schema for tool in tools]}
+                answer = await client.post("/chat/completions", json=body)
+                if answer.is_error:
+                    return Ending(fault=answer.text)
+                said = answer.json()["choices"][0]["message"]
+                thought = said.get("reasoning_content")
+                calls = [each["function"] for each in said.get("tool_calls", ())]
+                spelled = [json.dumps({**each, "arguments": json.loads(each["arguments"])}) for each in calls]
+                action = (f"<think>{thought}</think>" if thought else "") + (said["content"] or "")
+                reply, found = await told(action + "".join(f"<tool_call>{each}</tool_call>" for each in spelled))
+                if found is not None:
+                    return Ending(answer=found)
+                named = {"tool_call_id": said["tool_calls"][0]["id"]} if calls else {}
+                messages += [said, {"role": "tool", "content": reply, **named}]
+
+    return solve
+
+
+def bits(found: Sequence[Trajectory]) -> list[Any]:
+    return [
+        (
+            each.token_ids.tolist(), each.source.tolist(), each.logprobs.tolist(), each.context_starts, each.seed,
+            [(step.action_start, step.action_stop, step.stop_reason, step.call_status) for step in each.steps],
+            each.outcome, each.answer, [step.rewards.get("em") for step in each.steps],
+        )
+        for each in found
+    ]  # fmt: skip
+
+
+def test_an_agent_that_does_as_the_built_in_loop_has_its_rows(
+    chat: Chat, hostile_index: Any, outside: Callable[..., Any]
+) -> None:
+    limits = {"max_tokens": 500, "max_action_tokens": 100, "order": "exact_arrival"}
+    built_in = load(SHIPPED).env.model_copy(update=limits)
+    with Shared(built_in, hostile_index) as shared:
+        own = collect_all(
+            ScriptedSampler(SCRIPTS, chat), chat, attempts_at(QUESTIONS, shared), shared, seed=7, play=PLAY
+        )
+    tools = [search_tool(hostile_index, top_k=2)]
+    with outside(as_built_in(tools), hostile_index, limits) as shared:
+        found = collect_all(
+            ScriptedSampler(SCRIPTS, chat), chat, attempts_at(QUESTIONS, shared), shared, seed=7, play=PLAY
+        )
+        measures = shared.take_measures()
+    assert [each.outcome for each in own] == [
+        Outcome.ANSWERED, Outcome.ANSWERED, Outcome.ANSWERED, Outcome.TURN_LIMIT, Outcome.MALFORMED,
+        Outcome.TOKEN_LIMIT,
+    ]  # fmt: skip
+    for one, other in zip(bits(own), bits(found), strict=True):
+        assert one == other
+    assert measures["agent/kept_share"] == 1.0
+    assert measures["agent/contexts"] == 1.0

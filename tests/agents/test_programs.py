@@ -1,0 +1,529 @@
+"""Agents' programs as real processes: honest ones, and ones that would get away from a naive keeper."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from agent_r1 import own_code
+from agent_r1.agents import programs
+from agent_r1.agents.programs import Programs
+from agent_r1.agents.task import Ending, Task
+from agent_r1.params.env import AgentParams
+
+TASK = Task(
+    question_id="q1",
+    text="who?",
+    setup={"row": 3},
+    strata={"hops": "2"},
+    base_url="http://127.0.0.1:9/v1",
+    key="sk-client-key",
+    reward_key="sk-reward-key",
+    model="policy",
+)
+MODULE = """
+import asyncio, json, os, random, subprocess, sys, time
+random.seed(0)
+
+async def shares(task):
+    if task.text == "blocks":
+        while True:
+            pass
+    if task.text == "waits":
+        await asyncio.sleep(60)
+    if task.text == "swallows":
+        while True:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                pass
+    if task.text == "exits":
+        sys.exit(3)
+    if task.text == "dies":
+        os._exit(3)
+    if task.text == "lasts":
+        await asyncio.sleep(0.5)
+    return {"answer": f"{os.getpid()} {task.key}", "parts": {"speed": 1}}
+
+def alone(task):
+    print("no outcome")
+    if task.text == "blocks":
+        while True:
+            pass
+    if task.text == "raises":
+        raise ValueError(f"the key {task.reward_key} is wrong")
+    if task.text == "object":
+        return {1, 2}
+    if task.text == "child":
+        subprocess.Popen(["sleep", "86399"], start_new_session=True)
+    if task.text == "nothing":
+        return None
+    return f"{os.getpid()} {sorted(os.environ)} {os.listdir()} {task.setup['row']}"
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The root of a project with agents of its own; no process may be left when its test ends."""
+    monkeypatch.chdir(tmp_path)
+    Path("own_agents.py").write_text(MODULE)
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    yield tmp_path
+    assert [child for child in psutil.Process().children(recursive=True) if child.pid not in before] == []
+    assert processes_of(tmp_path) == []
+    assert not Path("episodes").exists()
+
+
+def processes_of(root: Path) -> list[psutil.Process]:
+    """The processes that work below a folder, or name it in their command."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            told = " ".join(process.cmdline()) + process.cwd()
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue
+        if str(root) in told and process.pid != os.getpid():
+            found.append(process)
+    return found
+
+
+def script(text: str, **further: Any) -> AgentParams:
+    """A command that runs a program of Python's."""
+    return AgentParams(command=[sys.executable, "-I", "-S", "-c", text], **{"timeout_s": 60.0, **further})
+
+
+def shell(text: str, **further: Any) -> AgentParams:
+    return AgentParams(command=["sh", "-c", text], **{"timeout_s": 60.0, **further})
+
+
+def played(agent: AgentParams, *tasks: Task, concurrency: int = 64) -> list[Ending]:
+    """What comes of tasks that are played at the same time."""
+
+    async def play() -> list[Ending]:
+        async with Programs({"mine": agent}, concurrency, Path("episodes")) as open_programs:
+            return await asyncio.gather(*(open_programs.play("mine", task) for task in tasks))
+
+    return asyncio.run(play())
+
+
+def asking(*texts: str) -> list[Task]:
+    return [replace(TASK, text=text, key=f"sk-key-{number}") for number, text in enumerate(texts)]
+
+
+def test_a_command_is_told_of_its_episode_and_of_nothing_else(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIVEN", "1")
+    monkeypatch.setenv("KEPT", "2")
+    told = "import json, os, sys; told = [json.load(sys.stdin), dict(os.environ), os.getcwd(), os.listdir()]"
+    [ending] = played(
+        script(f"{told}; print('a log'); print(json.dumps({{'answer': json.dumps(told)}}))", environment=["GIVEN"]),
+        TASK,
+    )
+    asked, variables, folder, files = json.loads(ending.answer or ending.fault)
+    assert asked == {
+        "question": {"id": "q1", "text": "who?", "setup": {"row": 3}, "strata": {"hops": "2"}},
+        "reward_key": "sk-reward-key",
+    }
+    variables.pop("LC_CTYPE", None)  # which Python itself sets
+    assert variables == {
+        "GIVEN": "1",
+        "OPENAI_BASE_URL": "http://127.0.0.1:9/v1",
+        "OPENAI_API_KEY": "sk-client-key",
+        "OPENAI_MODEL": "policy",
+    }
+    assert (Path(folder).parent, files) == (home / "episodes", [])
+
+
+def test_the_last_line_is_what_came_of_it(home: Path) -> None:
+    said = '{"answer": "a\\u00e9", "success": true, "parts": {"speed": 2}}'
+    assert played(shell(f"echo before; echo '{said}'; echo; echo", rewards=["speed"]), TASK) == [
+        Ending(answer="aé", success=True, parts={"speed": 2.0})
+    ]
+    assert played(shell("cat >/dev/null"), TASK) == [Ending()]
+
+
+@pytest.mark.parametrize(
+    ("said", "fault"),
+    [
+        ("so long", "what it stated is no outcome: Invalid JSON"),
+        ('{"parts": {"speed": NaN}}', "no outcome: parts.speed: Input should be a finite number"),
+        ('{"parts": {"speed": Infinity}}', "finite number"),
+        ('{"parts": {"speed": "1"}}', "parts.speed: Input should be a valid number"),
+        ('{"parts": {"luck": 1}}', "'luck' is no part in env.agents.mine.rewards; name it there"),
+        ('{"success": 1}', "success: Input should be a valid boolean"),
+        ('{"answer": 3}', "answer: Input should be a valid string"),
+        ('{"answer": "\\ud800"}', "Invalid JSON"),
+        ('{"reward": 1}', "reward: Extra inputs are not permitted"),
+        ("[1]", "no outcome: Input should be an object"),
+        ("[" * 100_000, "Invalid JSON"),
+    ],
+)
+def test_another_last_line_is_a_fault(home: Path, said: str, fault: str) -> None:
+    Path("said").write_text(said)
+    [ending] = played(AgentParams(command=["cat", "said"], timeout_s=60, rewards=["speed"]), TASK)
+    assert fault in ending.fault
+    assert ending == Ending(fault=ending.fault)
+
+
+@pytest.mark.parametrize(
+    ("does", "fault"),
+    [
+        ("echo '{}'; echo why >&2; exit 3", "it ended with exit code 3\nwhy"),
+        ("kill -SEGV $$", "it ended with signal 11"),
+        ('echo $OPENAI_API_KEY; printf "\\033[31mred $OPENAI_API_KEY $MY_TOKEN" >&2; exit 1', "�[31mred *** ***"),
+        ("head -c 3000000 /dev/zero | tr '\\0' x", "no outcome: Invalid JSON"),
+    ],
+)
+def test_a_fault_has_its_last_words_and_no_key(
+    home: Path, monkeypatch: pytest.MonkeyPatch, does: str, fault: str
+) -> None:
+    monkeypatch.setenv("MY_TOKEN", "correct horse")
+    [ending] = played(shell(does, environment=["MY_TOKEN", "PATH"]), TASK)
+    assert fault in ending.fault
+    assert "sk-client" not in ending.fault
+
+
+@pytest.mark.parametrize(
+    "does",
+    [
+        "while true; do :; done",
+        "trap '' TERM INT HUP; while true; do :; done",
+        "setsid sh -c 'trap \"\" TERM; (setsid sleep 86399 &) ; sleep 86399' & sleep 86399",
+        "yes '{}'",
+    ],
+    ids=["runs on", "ignores signals", "leaves its group", "writes on"],
+)
+def test_a_process_that_never_ends_is_ended_with_all_that_it_started(home: Path, does: str) -> None:
+    [ending] = played(shell(f"cd {home}; {does}", timeout_s=0.5, environment=["PATH"]), TASK)
+    assert ending.fault.startswith("it took longer than 0.5 s")
+
+
+def test_what_a_process_leaves_behind_ends_before_its_episode_is_over(home: Path) -> None:
+    """Before the episode is over, and not only with the stage."""
+    leaves = f"cd {home}; setsid sh -c '(setsid sleep 86399 &)'; sleep 86399 & setsid sleep 86399 & echo '{{}}'"
+
+    async def play() -> tuple[Ending, list[psutil.Process]]:
+        async with Programs({"mine": shell(leaves, environment=["PATH"])}, 1, Path("episodes")) as open_programs:
+            return await open_programs.play("mine", TASK), [
+                each for each in processes_of(home) if "sleep" in each.cmdline()
+            ]
+
+    assert asyncio.run(play()) == (Ending(), [])
+
+
+def test_output_without_end_takes_no_memory(home: Path) -> None:
+    wrote = "import sys; [sys.stdout.write('x' * 2**20) for _ in range(100)]; print(); print('{\"success\": true}')"
+
+    async def play() -> tuple[Ending, int]:
+        async with Programs({"mine": script(wrote)}, 1, Path("episodes")) as open_programs:
+            playing, most = asyncio.create_task(open_programs.play("mine", TASK)), 0
+            while not playing.done():
+                await asyncio.sleep(0.02)
+                for child in psutil.Process().children(recursive=True):
+                    with suppress(psutil.Error):
+                        if "supervisor.py" in " ".join(child.cmdline()):
+                            most = max(most, child.memory_info().rss)
+            return await playing, most
+
+    ending, most = asyncio.run(play())
+    assert ending == Ending(success=True)
+    assert most < 50 << 20
+
+
+def test_what_the_policy_runs_neither_reads_the_reward_key_nor_writes_the_last_line(home: Path) -> None:
+    """It may open what its parent has open, read its variables, and look at its standard input again."""
+    attack = """
+        echo '{"success": true}' > /proc/$PPID/fd/1
+        (for n in 1 2 3 4 5 6 7 8 9; do echo '{"success": true}' > /proc/$PPID/fd/1; sleep 0.05; done) &
+        cat /proc/$PPID/environ /proc/$PPID/cmdline
+        timeout 0.3 cat /proc/$PPID/fd/0
+        timeout 0.3 cat
+    """
+    agent = f"""
+import json, subprocess, sys, time
+json.load(sys.stdin)
+shell = subprocess.run(["sh", "-c", {attack!r}], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+print(json.dumps({{"answer": shell.stdout}}))
+"""
+    [ending] = played(script(agent, environment=["PATH"]), TASK)
+    assert ending.success is None
+    assert "OPENAI_API_KEY=sk-client-key" in (ending.answer or ending.fault)
+    assert "sk-reward-key" not in (ending.answer or "")
+
+
+def test_a_folder_goes_whatever_is_in_it_and_nothing_outside(home: Path) -> None:
+    Path("outside").mkdir(mode=0o755)
+    Path("outside/file").write_text("kept")
+    makes = f"mkdir -p a/b; touch a/b/c; ln -s {home}/outside a/b/link; chmod 0 a/b; chmod 0 a; chmod 0 ."
+    assert played(shell(makes, environment=["PATH"]), TASK) == [Ending()]
+    assert (Path("outside/file").read_text(), Path("outside").stat().st_mode & 0o777) == ("kept", 0o755)
+
+
+def test_a_file_of_the_project_is_found_from_an_episodes_folder(home: Path) -> None:
+    Path("says.py").write_text('print(\'{"answer": "found"}\')')
+    assert played(AgentParams(command=[sys.executable, "says.py"], timeout_s=60), TASK) == [Ending(answer="found")]
+
+
+def test_each_of_64_processes_at_a_time_has_its_own_key(home: Path) -> None:
+    says = 'read -r line; case $line in *$OPENAI_MODEL*) echo "{\\"answer\\": \\"$OPENAI_API_KEY\\"}";; esac'
+    tasks = [replace(TASK, key=f"sk-{n}", model=f"model-{n}.", text=f"model-{n}.") for n in range(64)]
+    assert [each.answer for each in played(shell(says), *tasks)] == [task.key for task in tasks]
+
+
+@pytest.mark.parametrize("of_the_agent", [True, False])
+def test_as_many_run_at_a_time_as_may(home: Path, of_the_agent: bool) -> None:
+    counts = f"mkdir {home}/$$; set -- {home}/*[0-9]/; sleep 0.2; rmdir {home}/$$; echo '{{\"answer\": \"'$#'\"}}'"
+    agent = shell(counts, environment=["PATH"], concurrency=2 if of_the_agent else 64)
+    answers = [each.answer for each in played(agent, *[TASK] * 6, concurrency=64 if of_the_agent else 2)]
+    assert "2" in answers
+    assert set(answers) <= {"1", "2"}
+
+
+def test_an_async_function_shares_one_process_beside_the_stage(home: Path) -> None:
+    random.seed(7)
+    state = random.getstate()
+    agent = AgentParams(function="own_agents:shares", timeout_s=60, rewards=["speed"])
+    endings = played(agent, *asking("a", "b", "c"))
+    pids, keys = zip(*((each.answer or each.fault).split() for each in endings), strict=True)
+    assert keys == ("sk-key-0", "sk-key-1", "sk-key-2")
+    assert len(set(pids)) == 1
+    assert str(os.getpid()) not in pids
+    assert endings[0].parts == {"speed": 1.0}
+    assert random.getstate() == state
+    assert "own_agents" not in sys.modules
+
+
+def test_an_async_function_that_ends_badly_ends_alone(home: Path) -> None:
+    agent = AgentParams(function="own_agents:shares", timeout_s=1, rewards=["speed"])
+    waits, exits, lasts = played(agent, *asking("waits", "exits", "lasts"))
+    assert waits.fault.startswith("it took longer than 1 s\nTraceback")
+    assert "await asyncio.sleep(60)" in waits.fault
+    assert exits.fault.startswith("it ended with exit code 1\nTraceback")
+    assert lasts.fault == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("blocks", "in shares"), ("swallows", "it took longer than 1 s"), ("dies", "the process that ran it was ended")],
+)
+def test_an_async_function_that_cannot_be_ended_alone_takes_its_process(
+    home: Path, monkeypatch: pytest.MonkeyPatch, text: str, shown: str
+) -> None:
+    monkeypatch.setattr(programs, "STOP_S", 3.0)
+    agent = AgentParams(function="own_agents:shares", timeout_s=1, rewards=["speed"])
+
+    async def play() -> tuple[Ending, Ending]:
+        async with Programs({"mine": agent}, 64, Path("episodes")) as open_programs:
+            return await open_programs.play("mine", asking(text)[0]), await open_programs.play("mine", TASK)
+
+    first, second = asyncio.run(play())
+    assert shown in first.fault
+    assert second.fault == ""
+
+
+def test_each_call_of_a_function_that_blocks_has_a_process_of_its_own(home: Path) -> None:
+    agent = AgentParams(function="own_agents:alone", timeout_s=8)
+    asked = "blocks", "raises", "object", "child", "nothing", "is well"
+    blocks, raises, given, child, nothing, well = played(agent, *asking(*asked))
+    assert blocks.fault.startswith("it took longer than 8 s")
+    assert "ValueError: the key *** is wrong" in raises.fault
+    assert "TypeError: Object of type set is not JSON serializable" in given.fault
+    assert (child.fault, nothing) == ("", Ending())
+    pid, rest = (well.answer or well.fault).split(" ", 1)
+    assert rest.replace("'LC_CTYPE'", "") == "[] [] 3"
+    assert (child.answer or "").split(" ")[0] != pid
+
+
+@pytest.mark.parametrize(
+    ("agent", "fault"),
+    [
+        ({"function": "own_agents:missing"}, "agents.mine.function cannot be used: .*no attribute 'missing'"),
+        ({"function": "own_agent:alone"}, "agents.mine.function cannot be used: .*No module named 'own_agent'"),
+        ({"command": ["own-agent"]}, "agents.mine.command: there is no 'own-agent'; install it, or name its path"),
+        (
+            {"command": ["sh"], "environment": ["MY_UNSET"]},
+            "agents.mine hands on MY_UNSET, which is not set",
+        ),
+    ],
+)
+def test_an_agent_that_is_not_there_is_refused_before_an_episode(home: Path, agent: Any, fault: str) -> None:
+    with pytest.raises(ValueError, match=f"(?s){fault}"):
+        played(AgentParams(timeout_s=1, **agent))
+
+
+STAGE = """
+import asyncio, sys
+from pathlib import Path
+sys.path.insert(0, {root!r})
+from agent_r1.agents.programs import Programs
+from agent_r1.params.env import AgentParams
+from tests.agents.test_programs import TASK, asking
+
+async def stage():
+    agents = {{
+        "commands": AgentParams(command=["sh", "-c", {leaves!r}], timeout_s=600, environment=["PATH"]),
+        "alone": AgentParams(function="own_agents:alone", timeout_s=600, environment=["PATH"]),
+        "shares": AgentParams(function="own_agents:shares", timeout_s=600),
+    }}
+    async with Programs(agents, 64, Path("episodes")) as programs:
+        Path("begun").touch()
+        plays = [programs.play("commands", TASK) for _ in range(4)]
+        plays += [programs.play(name, task) for name in ("alone", "shares") for task in asking("blocks", "waits")]
+        await asyncio.gather(*plays)
+
+asyncio.run(stage())
+"""
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.1, 1.0])
+def test_nothing_is_left_of_a_stage_that_is_killed(home: Path, wait_s: float) -> None:
+    leaves = f"cd {home}; trap '' TERM; setsid sh -c '(setsid sleep 86399 &)'; setsid sleep 86399 & sleep 86399"
+    stage = STAGE.format(root=str(Path(__file__).parents[2]), leaves=leaves)
+    running = subprocess.Popen([sys.executable, "-c", stage], cwd=home)
+    while not Path("begun").exists():
+        assert running.poll() is None
+        time.sleep(0.01)
+    time.sleep(wait_s)
+    begun = psutil.Process(running.pid).children(recursive=True)
+    running.send_signal(signal.SIGKILL)
+    running.wait()
+    assert wait_s < 1 or len(begun) > 5
+    assert left_of(begun, home) == []
+    assert list(Path("episodes").iterdir()) == []
+    Path("episodes").rmdir()
+
+
+def left_of(begun: Sequence[psutil.Process], root: Path) -> list[psutil.Process]:
+    """The processes that run still, some time after."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        left = [each for each in begun if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+        if not left and not processes_of(root):
+            return []
+        time.sleep(0.05)
+    return [*left, *processes_of(root)]
+
+
+def test_a_play_that_is_given_up_ends_its_process(home: Path) -> None:
+    async def play() -> list[psutil.Process]:
+        async with Programs({"mine": shell("sleep 86399", environment=["PATH"])}, 1, Path("episodes")) as open_programs:
+            playing = asyncio.create_task(open_programs.play("mine", TASK))
+            while not processes_of(home / "episodes"):
+                await asyncio.sleep(0.01)
+            playing.cancel()
+            begun = processes_of(home / "episodes")
+            with pytest.raises(asyncio.CancelledError):
+                await playing
+            return await asyncio.to_thread(left_of, begun, home / "episodes")
+
+    assert asyncio.run(play()) == []
+
+
+def test_an_episode_whose_watch_is_killed_is_a_fault(home: Path) -> None:
+    kills = shell("kill -9 $PPID; sleep 86399", environment=["PATH"])
+    [ending] = played(kills, TASK)
+    assert ending.fault == "the process that ran it was ended"
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (b'HTTP/1.1 200 OK\r\n\r\n{"success": true}', Ending(success=True)),
+        (b'HTTP/1.1 200 OK\r\n\r\n{"success": true}{"success": false}', "no outcome: Invalid JSON"),
+        (
+            b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
+            b'HTTP/1.1 200 OK\r\ncontent-length: 17\r\n\r\n{"success": true}',
+            Ending(),
+        ),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b" " * (2 << 20), "it is larger than 1 MiB"),
+        (b"HTTP/1.1 500 No\r\n\r\nsk-client-key sk-reward-key sk-service", "status 500: *** *** ***"),
+        (b"HTTP/1.1 307 No\r\nlocation: http://example.com\r\n\r\n", "status 307"),
+        (b"SSH-2.0\r\n\r\n", "RemoteProtocolError"),
+        (b"HTTP/1.1 200 OK\r\n", "took longer than 0.5 s"),
+    ],
+    ids=["well", "twice", "twice whole", "large", "with keys", "elsewhere", "no HTTP", "never"],
+)
+def test_a_service_is_asked_once(
+    home: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes, expected: Ending | str
+) -> None:
+    monkeypatch.setenv("AGENT_R1_AGENT_KEY_MINE", "sk-service")
+    asked: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        length = int(asked[0].lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        asked.append(await reader.readexactly(length))
+        writer.write(answer)
+        if answer.endswith(b"\r\n\r\n") or not answer.endswith(b"\r\n"):
+            writer.close()
+
+    async def play() -> Ending:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/solve"
+        agent = AgentParams(url=url, version="1", timeout_s=0.5 if expected == "took longer than 0.5 s" else 60)
+        async with Programs({"mine": agent}, 1, Path("episodes")) as open_programs:
+            ending = await open_programs.play("mine", TASK)
+        server.close()
+        return ending
+
+    ending = asyncio.run(play())
+    assert ending == expected if isinstance(expected, Ending) else expected in ending.fault
+    [head, body] = asked
+    assert head.startswith(b"POST /solve HTTP/1.1\r\n")
+    assert b"authorization: Bearer sk-service" in head.replace(b"Authorization", b"authorization")
+    assert json.loads(body) == {
+        "question": {"id": "q1", "text": "who?", "setup": {"row": 3}, "strata": {"hops": "2"}},
+        "reward_key": "sk-reward-key",
+        "base_url": "http://127.0.0.1:9/v1",
+        "api_key": "sk-client-key",
+        "model": "policy",
+    }
+
+
+def test_an_agent_is_known_by_its_declaration_and_its_source(home: Path) -> None:
+    Path("agent.py").write_text("import nothing_of_this_name")
+    Path("package").mkdir()
+    Path("package/inner.py").write_text("raise SystemExit")
+    forms = {
+        "function": {"function": "own_agents:alone"},
+        "inside": {"function": "package.inner:solve"},
+        "command": {"command": [sys.executable, "agent.py", "fast"]},
+        "service": {"url": "http://localhost:1", "version": "1"},
+    }
+
+    def hashes(**further: Any) -> dict[str, str]:
+        return {
+            name: own_code.agent_hash(name, AgentParams.model_validate({"timeout_s": 1, **form, **further}))
+            for name, form in forms.items()
+        }
+
+    def changed() -> set[str]:
+        return {name for name, found in hashes().items() if found != first[name]}
+
+    first = hashes()
+    assert len(set(first.values())) == 4
+    assert hashes(history="sent").items().isdisjoint(first.items())
+    Path("agent.py").write_text("pass")
+    assert changed() == {"command"}
+    Path("own_agents.py").write_text("pass")
+    assert changed() == {"command", "function"}
+    Path("package/inner.py").write_text("pass")
+    assert changed() == {"command", "function", "inside"}
+    forms["service"]["version"] = "2"
+    assert changed() == set(forms)
+    forms = {"function": {"function": "package.outer:solve"}}
+    with pytest.raises(ValueError, match=r"env.agents.function.function: there is no module 'package.outer'"):
+        hashes()
