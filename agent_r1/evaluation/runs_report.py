@@ -39,7 +39,7 @@ NO_BOUND = (
 )
 
 GAINED = {"half its gain": 0.5, "nine tenths": 0.9}
-ABOUT_BUDGETS = """Of one training; of several seeds, their mean. Half and nine tenths of its gain it had made after so \
+ABOUT_BUDGETS = """Of one training; of several seeds, the mean. Half and nine tenths of its gain it had made after so \
 many episodes: the gain in success of its sampled episodes, from the first three iterations to the last three."""
 
 AgentScores = Mapping[str, Mapping[str, float]]  # agent -> its scores, see `score`
