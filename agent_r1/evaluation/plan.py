@@ -45,7 +45,8 @@ SHIPPED = Evidence(
 def plan(settings: Params, seeds: int, questions: int, samples: int) -> str:
     """The half widths to expect of a sweep and of larger ones; 0 seeds, questions or samples are those of settings."""
     known = _evidence(settings)
-    s, k = seeds or len(settings.ablations.seeds), samples or settings.evaluate.samples
+    s = seeds or len(settings.ablations.seeds)
+    k = samples or (settings.evaluate.samples if known.samples > 1 else 1)
     n = questions or settings.evaluate.questions or known.questions
     if n < 2:
         raise ValueError("one question does not vary; plan with `agent-r1 plan --questions 100`, for instance")

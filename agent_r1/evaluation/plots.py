@@ -45,6 +45,8 @@ BUDGETS: dict[Budget, tuple[str, str]] = {  # to its words, and to the metrics t
     "cores": ("core-seconds", "cost/*_core_s"),
 }
 
+GAIN_OVER = 3  # iterations in a row
+
 Curve = Sequence[Mapping[str, float]]  # one mapping of metrics per iteration
 Curves = Mapping[str, Curve]  # by run
 
@@ -77,6 +79,21 @@ def along(curve: Curve, budget: Budget) -> Curve:
 def taken(seeds: Sequence[Curve], budget: Budget) -> float:
     """The whole amount, the mean of the seeds; NaN if one does not say it."""
     return float(np.mean([spent(curve, budget)[-1] for curve in seeds]))
+
+
+def gained(seeds: Sequence[Curve], share: float) -> float:
+    """The episodes learned from when a run first had so much of its gain, the mean of the seeds; NaN without a gain.
+
+    The gain is that of the sampled episodes' success, a mean of three iterations in a row.
+    """
+    found = []
+    for curve in seeds:
+        means = np.convolve([row[SAMPLED] for row in curve], np.full(GAIN_OVER, 1 / GAIN_OVER), "valid")
+        if len(means) < 2 or means[-1] <= means[0]:
+            return np.nan
+        there = np.argmax(means >= means[0] + share * (means[-1] - means[0]))
+        found.append(spent(curve, "episodes")[there + GAIN_OVER])
+    return float(np.mean(found))
 
 
 def axis_of(curve: Curve) -> str:

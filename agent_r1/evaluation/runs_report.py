@@ -13,7 +13,7 @@ from statistics import fmean, median
 from agent_r1.costs import costs_in
 from agent_r1.evaluation import comparison
 from agent_r1.evaluation.comparison import Evaluation
-from agent_r1.evaluation.plots import BUDGETS, SAMPLED, Curve, Curves, final_scores, learning_curves, taken
+from agent_r1.evaluation.plots import BUDGETS, SAMPLED, Curve, Curves, final_scores, gained, learning_curves, taken
 from agent_r1.evaluation.scores import BASE_TOOL_CALL, GREEDILY, SUCCESS, outcomes, score
 from agent_r1.evaluation.statistics import LEVEL, Interval, paired_difference
 from agent_r1.evaluation.transcript import examples
@@ -37,6 +37,10 @@ Money is the training's. Per point: its core-seconds per percentage point of suc
 NO_BOUND = (
     " `gold_passages` is below it: that is the warm start, whose searches it bounds, and not those of a trained run."
 )
+
+GAINED = {"half its gain": 0.5, "nine tenths": 0.9}
+ABOUT_BUDGETS = """Of one training; of several seeds, the mean. Half and nine tenths of its gain it had made after so \
+many episodes: the gain in success of its sampled episodes, from the first three iterations to the last three."""
 
 AgentScores = Mapping[str, Mapping[str, float]]  # agent -> its scores, see `score`
 
@@ -86,11 +90,14 @@ def render(
 def budgets(curves: Mapping[str, Sequence[Curve]], scores: Mapping[str, Interval], word: str) -> list[str]:
     """A section with the amounts that runs took, means of their seeds, beside their scores."""
     rows = [
-        [f"`{run}`", f"{scores[run].mean:.3f}", *(f"{taken(seeds, of):,.0f}" for of in BUDGETS)]
+        [
+            *(f"`{run}`", f"{scores[run].mean:.3f}", *(f"{taken(seeds, of):,.0f}" for of in BUDGETS)),
+            *(f"{gained(seeds, share):,.0f}" for share in GAINED.values()),
+        ]
         for run, seeds in curves.items()
     ]
-    table = comparison.markdown_table(["run", word, *(words for words, _ in BUDGETS.values())], rows)
-    return ["## Budgets", "Of one training; of several seeds, their mean.", table.replace("nan", ABSENT)]
+    table = comparison.markdown_table(["run", word, *(words for words, _ in BUDGETS.values()), *GAINED], rows)
+    return ["## Budgets", ABOUT_BUDGETS, table.replace("nan", ABSENT)]
 
 
 def write_page(folder: Path, parts: Sequence[str]) -> None:

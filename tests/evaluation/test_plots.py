@@ -19,6 +19,7 @@ from agent_r1.evaluation.plots import (
     change,
     colours,
     final_scores,
+    gained,
     learning_curves,
     seed_curves,
     smoothed,
@@ -51,6 +52,15 @@ def test_a_curve_over_a_budget_has_its_points_at_the_amount_before_each_iteratio
     assert (tmp_path / "plain.png").read_bytes() != (tmp_path / "over.png").read_bytes()
     with pytest.raises(ValueError, match="did not count tokens sampled; draw curves over seconds, or train"):
         along(fast, "tokens")
+
+
+def test_the_gain_is_that_of_three_iterations_in_a_row() -> None:
+    """Means are 0, .1, .3, .6, .8, .9, .9: .45 is reached after six iterations, .81 after eight."""
+    learned = [{"rollout/success": each, "update/episodes": 10.0} for each in (0, 0, 0, 0.3, 0.6, 0.9, 0.9, 0.9, 0.9)]
+    assert (gained([learned], 0.5), gained([learned], 0.9)) == (60, 80)
+    assert gained([learned, [{**row, "update/episodes": 20.0} for row in learned]], 0.5) == 90
+    assert np.isnan(gained([learned, learned[:3]], 0.5))
+    assert np.isnan(gained([learned[::-1]], 0.5))
 
 
 def drawn_in(path: Path, colour: str, *, right: float = 1.0) -> int:

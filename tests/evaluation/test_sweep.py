@@ -85,10 +85,10 @@ def test_scores_by_hand(page: str) -> None:
 
 def test_budgets_stand_beside_the_score(page: str) -> None:
     """Four iterations, each of 30 s, and of 60 s with one of ppo's seeds: the table has the mean."""
-    header = "| run | exact match | episodes learned from | tokens sampled | seconds | core-seconds |"
+    header = "| run | exact match | episodes learned from | tokens sampled | seconds | core-seconds | half its gain |"
     assert header in page.split("## Budgets")[1]
-    assert rows(page, "ppo")[1] == "| `ppo` | 0.625 | 48 | 3,600 | 180 | 36 |"
-    assert rows(page, "grpo")[1] == "| `grpo` | 1.000 | 48 | 3,600 | 120 | 36 |"
+    assert rows(page, "ppo")[1] == "| `ppo` | 0.625 | 48 | 3,600 | 180 | 36 | 48 | 48 |"
+    assert rows(page, "grpo")[1] == "| `grpo` | 1.000 | 48 | 3,600 | 120 | 36 | 48 | 48 |"
     assert "Runs should have equal episodes learned from. More than 5 % from `ppo`: none." in page
 
 
@@ -106,7 +106,7 @@ def test_runs_of_unequal_budgets_are_named_wherever_they_are_compared(evaluate: 
         ("seconds", "seconds", ""),
     ]:
         page = rendered(dataclasses.replace(plain, equal=equal, references=["ppo", "grpo"]))
-        assert rows(page, "grpo")[1] == "| `grpo` | 1.000 | 72 | n/a | 120 | 36 |"
+        assert rows(page, "grpo")[1] == "| `grpo` | 1.000 | 72 | n/a | 120 | 36 | 72 | 72 |"
         told = f"`grpo`{far}" if far else "none"
         assert f"Runs should have equal {words}. More than 5 % from `ppo`: {told}." in page
         assert f"| agent | less `ppo` | less `grpo`{far} |" in page
