@@ -7,7 +7,7 @@ import json
 import logging
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -84,12 +84,13 @@ def collect(
     limits, outside = shared.limits, shared.once(Outside)
     scene = Scene(outside, chat, flowing(sampler, limits.order).act, shared, seed, play)
 
-    def run(indices: Iterable[int]) -> dict[int, Ended]:
+    def run(indices: Collection[int]) -> dict[int, Ended]:
         ended = dict[int, Ended]()
 
         async def play(index: int) -> None:
             ended[index] = await scene.play(attempts[index], index)
-            scene.require_sound(attempts[index].agent, ended.values(), len(attempts))
+            if len(indices) == len(attempts):
+                scene.require_sound(attempts[index].agent, ended.values(), len(attempts))
 
         shared.run(together(play(index) for index in indices))
         return ended
