@@ -7,8 +7,8 @@ import json
 import logging
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -84,12 +84,13 @@ def collect(
     limits, outside = shared.limits, shared.once(Outside)
     scene = Scene(outside, chat, flowing(sampler, limits.order).act, shared, seed, play)
 
-    def run(indices: Iterable[int]) -> dict[int, Ended]:
+    def run(indices: Collection[int]) -> dict[int, Ended]:
         ended = dict[int, Ended]()
 
         async def play(index: int) -> None:
             ended[index] = await scene.play(attempts[index], index)
-            scene.require_sound(attempts[index].agent, ended.values(), len(attempts))
+            if len(indices) == len(attempts):
+                scene.require_sound(attempts[index].agent, ended.values(), len(attempts))
 
         shared.run(together(play(index) for index in indices))
         return ended
@@ -157,7 +158,7 @@ class Scene:
         ended = Ended(row, _counts(session, row, ending), ending.fault)
         if self._journal and not row.aborted:
             with self._journal.open("a") as file:
-                file.write(json.dumps({"counts": ended.counts, "row": to_line(row, Trajectory)}) + "\n")
+                file.write("\n" + json.dumps({"counts": ended.counts, "row": to_line(row, Trajectory)}))
         if play.over:
             play.over()
         return ended
@@ -184,9 +185,9 @@ class Scene:
 
 
 def _journaled(path: Path) -> Iterable[tuple[int, Ended]]:
-    """The episodes of a journal, by their seeds; without a line that a kill cut short."""
-    for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
-        if line.endswith("\n"):
+    """The episodes of a journal, by their seeds."""
+    for line in path.read_text().splitlines() if path.exists() else ():
+        with suppress(json.JSONDecodeError):  # a kill may cut a line short
             told = json.loads(line)
             row = from_line(told["row"], Trajectory)
             yield row.seed, Ended(row, told["counts"])

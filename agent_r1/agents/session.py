@@ -107,7 +107,11 @@ class Place(NamedTuple):
     @property
     def path(self) -> list[Drawn]:
         """The actions before it in its context, the first one first."""
-        return [*self.parent.place.path, self.parent] if self.parent else []
+        found, at = list[Drawn](), self.parent
+        while at:
+            found.append(at)
+            at = at.place.parent
+        return found[::-1]
 
     @property
     def ids(self) -> list[int]:
@@ -163,12 +167,15 @@ class Session:
         """Where a request stands. Raises Refused if the template cannot write it."""
         tools = offered(json.dumps(asked.tools or []))
         messages, answers = self._read(asked)
-        escaped: Tools = self._chat.escape_all(tools.tools)
         try:
-            self._chat.template.require_written(messages, escaped)
-            text = self._chat.template.render(messages, escaped)
-        except ValueError as fault:
+            return self._placed(messages, answers, tools)
+        except (ValueError, TypeError) as fault:  # templates meet values that they do not expect
             raise Refused(str(fault), "messages") from None
+
+    def _placed(self, messages: list[Message], answers: Sequence[Drawn | None], tools: Offered) -> Place:
+        escaped: Tools = self._chat.escape_all(tools.tools)
+        self._chat.template.require_written(messages, escaped)
+        text = self._chat.template.render(messages, escaped)
         known = [each for each in self.drawn if text.startswith(each.closed)]
         longest = max((len(each.closed) for each in known), default=0)
         tied = [each for each in known if len(each.closed) == longest]

@@ -78,7 +78,7 @@ KINDS: dict[str, Kind] = {
 
 def agent_of(env: str, limits: EnvParams) -> str:
     """The agent outside that plays the questions of an environment; "" where the loop of this project does."""
-    named = limits.agent if env == QA else env
+    named = limits.agent if env == QA else env if env not in KINDS else None
     return named if named in limits.agents else ""
 
 

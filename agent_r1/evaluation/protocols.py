@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from agent_r1.envs.base import Attempt
 from agent_r1.envs.game_env import GAMES
-from agent_r1.envs.kinds import KINDS, attempts_at, openings, played_by
+from agent_r1.envs.kinds import KINDS, agent_of, attempts_at, openings, played_by
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import closed_book_attempts, gold_passages_attempts, naive_rag_attempts
 from agent_r1.evaluation.scores import CEILING, FLOOR, gold_passages
@@ -244,4 +244,5 @@ def with_endpoint(settings: Params) -> Params:
 def _limits(env: EnvParams, played: Set[str]) -> dict[str, Any]:
     """The settings that limit an episode in these environments. The prompt's hash covers the instructions."""
     others = {name for name in env.declared if name not in played} | (set() if played & GAMES.keys() else {"games"})
+    others |= set() if any(agent_of(each, env) for each in played) else {"agent", "agents"}
     return env.model_dump(exclude={"instructions", "aborted_share", *others})

@@ -211,7 +211,7 @@ def retell(
     sampler = ScriptedSampler([each.actions for each in conversations], chat)
     limits = settings.env.model_copy(update={"max_action_tokens": settings.env.max_tokens})
     with Shared(limits, index) as shared:
-        opened = openings(attempts_at(questions, shared), questions, shared)
+        opened = openings(attempts_at(questions, shared, outside=False), questions, shared)
         known = dict(zip(dict.fromkeys(each.dataset for each in questions), opened, strict=True))
         asked = [_environment_of(each, known) for each in conversations]
         attempts = [

@@ -497,7 +497,7 @@ def test_an_agent_is_known_by_its_declaration_and_its_source(home: Path) -> None
     Path("agent.py").write_text("import nothing_of_this_name")
     Path("package").mkdir()
     Path("package/inner.py").write_text("raise SystemExit")
-    forms = {
+    forms: dict[str, dict[str, Any]] = {
         "function": {"function": "own_agents:alone"},
         "inside": {"function": "package.inner:solve"},
         "command": {"command": [sys.executable, "agent.py", "fast"]},

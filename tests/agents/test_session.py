@@ -133,7 +133,7 @@ def test_text_that_nobody_sampled_holds_no_mark(chat: Chat) -> None:
         "type": "function",
         "function": {"name": hostile, "arguments": json.dumps({hostile: hostile})},
     }
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "developer", "content": hostile}, {"role": "user", "content": [{"type": "text", "text": hostile}]},
         {"role": "assistant", "content": hostile, "tool_calls": [made]},
         {"role": "tool", "tool_call_id": "call_9", "content": hostile},
