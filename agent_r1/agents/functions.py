@@ -91,7 +91,7 @@ async def _called(function: Callable[[Task], Any], task: Task) -> dict[str, Any]
 
 
 def _outcome(given: object) -> str:
-    """What a function returned, as the last line of a command: nothing, an answer, or a mapping."""
+    """A function's result as the last line of a command: nothing, an answer, or a mapping."""
     text = json.dumps({"answer": given} if given is None or isinstance(given, str) else given)
     if len(text) > KEPT:
         raise ValueError(f"it returned {len(text)} characters; return at most {KEPT}")

@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from uvicorn import Server
 
-from agent_r1.agents.session import Completing, Drawn, Session
+from agent_r1.agents.session import Completing, GivenAction, Session
 from agent_r1.faults import ContextFull
 from agent_r1.http.completions import GONE, Refused, event, read, received, refused, require_model, unless_left
 from agent_r1.http.guard import Bounded, configured
@@ -34,7 +34,7 @@ _RETRIED = "x-stainless-retry-count"  # by OpenAI's client
 
 logger = logging.getLogger(__name__)
 
-Number = Annotated[float, Field(allow_inf_nan=False)]
+FiniteNumber = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Posted(BaseModel):
@@ -42,7 +42,7 @@ class Posted(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    parts: dict[str, Number] = Field(default={})
+    parts: dict[str, FiniteNumber] = Field(default={})
     success: bool | None = None
     answer: Annotated[str, Field(max_length=1 << 16)] | None = None
 
@@ -50,11 +50,11 @@ class Posted(BaseModel):
 class Asking:
     """A request that is answered, and whether the connection that asked it is gone."""
 
-    def __init__(self, drawing: asyncio.Task[Drawn]) -> None:
+    def __init__(self, drawing: asyncio.Task[GivenAction]) -> None:
         self.drawing, self.gone = drawing, False
 
 
-class Line:
+class OpenEpisode:
     """An episode at the gateway: its requests, and what its agent posted."""
 
     def __init__(self, session: Session, act: Act, episode: int, *, parallel: bool, parts: list[str]) -> None:
@@ -76,7 +76,7 @@ class Line:
         found.gone = False
         return found
 
-    async def _draw(self, asked: Completing) -> Drawn:
+    async def _draw(self, asked: Completing) -> GivenAction:
         try:
             async with self._turn:
                 place = self.session.place(asked)
@@ -115,7 +115,7 @@ class Gateway:
     """The server of a stage. A key opens the session of its own episode alone, while that is under way."""
 
     def __init__(self) -> None:
-        self._lines, self._rewards, self._over = dict[str, Line](), dict[str, Line](), set[str]()
+        self._lines, self._rewards, self._over = dict[str, OpenEpisode](), dict[str, OpenEpisode](), set[str]()
         self._told = False  # that agents ask for another temperature
 
     async def __aenter__(self) -> Self:
@@ -138,7 +138,7 @@ class Gateway:
         ]
         return Starlette(routes=routes, exception_handlers={HTTPException: _refused, Refused: _refused})
 
-    def open(self, line: Line) -> tuple[str, str]:
+    def open(self, line: OpenEpisode) -> tuple[str, str]:
         """The client's key and the reward's of an episode that begins."""
         key, reward_key = (secrets.token_urlsafe(32) for _ in range(2))
         self._lines[key], self._rewards[reward_key] = line, line
@@ -150,7 +150,7 @@ class Gateway:
         del self._rewards[reward_key]
         self._over |= {key, reward_key}
 
-    def _of(self, request: Request, lines: dict[str, Line], which: str) -> Line:
+    def _of(self, request: Request, lines: dict[str, OpenEpisode], which: str) -> OpenEpisode:
         """The episode of a request's key."""
         key = request.headers.get("authorization", "").removeprefix("Bearer ")
         if key in self._over:
@@ -201,7 +201,7 @@ class Gateway:
             logger.warning("an agent asks for %s; all are drawn at 1 in training, else at evaluate.temperature", wanted)
 
 
-async def _shielded(drawing: asyncio.Task[Drawn]) -> Drawn:
+async def _shielded(drawing: asyncio.Task[GivenAction]) -> GivenAction:
     return await asyncio.shield(drawing)
 
 
@@ -211,12 +211,12 @@ def _refused(request: Request, fault: Exception) -> Response:
     return response
 
 
-def completion(drawn: Drawn) -> dict[str, Any]:
+def completion(drawn: GivenAction) -> dict[str, Any]:
     """An answer as OpenAI's client reads it."""
     return _head(drawn, "chat.completion") | {"choices": [_choice(drawn, "message")], "usage": _usage(drawn)}
 
 
-def stream(drawn: Drawn, *, with_usage: bool) -> str:
+def stream(drawn: GivenAction, *, with_usage: bool) -> str:
     """All events of an answer, the whole action in one."""
     head, choice = _head(drawn, "chat.completion.chunk"), _choice(drawn, "delta")
     said = choice["delta"]
@@ -229,11 +229,11 @@ def stream(drawn: Drawn, *, with_usage: bool) -> str:
     return "".join([*map(event, events), "data: [DONE]\n\n"])
 
 
-def _head(drawn: Drawn, kind: str) -> dict[str, Any]:
+def _head(drawn: GivenAction, kind: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{drawn.name}", "object": kind, "created": int(time.time()), "model": MODEL}
 
 
-def _choice(drawn: Drawn, said: str) -> dict[str, Any]:
+def _choice(drawn: GivenAction, said: str) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": drawn.content or (None if drawn.calls else "")}
     if drawn.thought:
         message["reasoning_content"] = drawn.thought
@@ -248,6 +248,6 @@ def _choice(drawn: Drawn, said: str) -> dict[str, Any]:
     return {"index": 0, said: message, "finish_reason": ending, "logprobs": None}
 
 
-def _usage(drawn: Drawn) -> dict[str, int]:
+def _usage(drawn: GivenAction) -> dict[str, int]:
     prompt, sampled = len(drawn.place.ids), len(drawn.action.token_ids)
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}

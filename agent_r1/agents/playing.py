@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from agent_r1.agents.gateway import MODEL, Gateway, Line, Posted
+from agent_r1.agents.gateway import MODEL, Gateway, OpenEpisode, Posted
 from agent_r1.agents.programs import Programs
 from agent_r1.agents.session import Session
 from agent_r1.agents.task import Ending, Task
@@ -131,7 +131,7 @@ class Scene:
         if question is None:
             raise ValueError("an agent outside is asked questions that are prepared, and no others")
         session = Session(self._chat, limits, section, parts, play)
-        line = Line(session, self._act, number, parallel=section.parallel, parts=section.rewards)
+        line = OpenEpisode(session, self._act, number, parallel=section.parallel, parts=section.rewards)
         key, reward_key = self._outside.gateway.open(line)
         setup = json.loads(question.setup or "{}")
         task = Task(
@@ -163,8 +163,8 @@ class Scene:
             play.over()
         return ended
 
-    async def _ending(self, agent: str, line: Line, task: Task) -> Ending:
-        """What came of an episode; raises what ends it before its program does."""
+    async def _ending(self, agent: str, line: OpenEpisode, task: Task) -> Ending:
+        """The ending of an episode; raises the fault that ends it before its program does."""
         playing = asyncio.create_task(self._outside.programs.play(agent, task))
         try:
             both: set[asyncio.Future[Any]] = {playing, line.broken}
@@ -194,7 +194,7 @@ def _journaled(path: Path) -> Iterable[tuple[int, Ended]]:
 
 
 def _merged(ending: Ending, posted: Posted | None) -> Ending:
-    """What a program stated in the end, with what it posted before."""
+    """An ending, with the facts that were posted before it."""
     told = posted.model_dump(exclude_defaults=True) if posted else {}
     if twice := [name for name, value in asdict(ending).items() if value not in (None, {}) and name in told]:
         return replace(ending, fault=f"it posted {twice[0]} to /v1/reward, and stated it again in the end")

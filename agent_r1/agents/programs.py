@@ -56,7 +56,7 @@ class _Report(BaseModel):
 
 
 class _LostError(ConnectionError):
-    """What runs an episode ended without a report, or does not end at all."""
+    """The process that runs an episode ended without a report, or does not end at all."""
 
 
 class Programs:
@@ -170,7 +170,7 @@ class _Function:
         return False
 
     async def call(self, order: Mapping[str, Any], seconds: float) -> str:
-        """See `_last_line`. A call that cannot be ended alone ends the process, and so all that are under way."""
+        """The last line of a call, as `_last_line` has it. A call that cannot be ended alone ends the process."""
         try:
             return await _last_line(await _sent(self._control, order), seconds)
         except _LostError as fault:
@@ -245,7 +245,7 @@ def _how(code: int) -> str:
 
 
 def _variables(name: str, agent: AgentParams) -> dict[str, str]:
-    """What an agent's process is given of the stage's variables; a ValueError names one that is not set."""
+    """The variables of the stage that an agent's process gets; a ValueError names one that is not set."""
     for variable in agent.environment:
         if variable not in os.environ:
             raise ValueError(f"env.agents.{name} hands on {variable}, which is not set in the environment; set it")

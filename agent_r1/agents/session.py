@@ -39,30 +39,30 @@ _UNMARKED = str.maketrans({_OPEN: None, _CLOSE: None})
 _THOUGHT_END = "</think>"
 
 
-class _Function(BaseModel):
+class _CalledFunction(BaseModel):
     name: str
     arguments: str
 
 
-class _Called(BaseModel):
+class _ToolCall(BaseModel):
     id: str
     type: Literal["function"] = "function"
-    function: _Function
+    function: _CalledFunction
 
 
-class Said(ChatMessage):
+class AgentMessage(ChatMessage):
     """A message of an agent's conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     reasoning_content: str | None = None
-    tool_calls: list[_Called] | None = None
+    tool_calls: list[_ToolCall] | None = None
     tool_call_id: str | None = None
 
 
 class Completing(Asked):
     """A request of an agent outside, which keeps the conversation itself."""
 
-    messages: Annotated[list[Said], Field(min_length=1, max_length=1024)]  # type: ignore[assignment]
+    messages: Annotated[list[AgentMessage], Field(min_length=1, max_length=1024)]  # type: ignore[assignment]
     top_p: float | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["auto", "none"] | None = None
@@ -94,10 +94,10 @@ def offered(spelled: str) -> Offered:
     return Offered(tools, arguments)
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """Where a request stands in an episode."""
 
-    parent: Drawn | None  # the action behind which it goes on; None where a context begins
+    parent: GivenAction | None  # the action behind which it goes on; None where a context begins
     read: Encoded  # the tokens since that action, or the whole prompt
     text: str  # its rendering, escaped
     turns: int  # messages of the assistant in it
@@ -105,9 +105,9 @@ class Place(NamedTuple):
     offered: Offered
 
     @property
-    def path(self) -> list[Drawn]:
+    def path(self) -> list[GivenAction]:
         """The actions before it in its context, the first one first."""
-        found, at = list[Drawn](), self.parent
+        found, at = list[GivenAction](), self.parent
         while at:
             found.append(at)
             at = at.place.parent
@@ -121,11 +121,11 @@ class Place(NamedTuple):
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
-class Drawn:
+class GivenAction:
     """An action, where it was sampled, and how the client sees it."""
 
     name: str  # its seed
-    place: Place
+    place: Position
     first: bool  # of the context with which the episode began
     action: Action
     said: str  # as a template takes it, escaped
@@ -138,7 +138,7 @@ class Drawn:
 
 
 @dataclass(slots=True)
-class Counts:
+class EpisodeCounts:
     """The measures of an episode."""
 
     requests: int = 0
@@ -155,15 +155,15 @@ class Session:
     ) -> None:
         """`parts` are those of the episode's seed."""
         self._chat, self._limits, self._agent, self._parts, self._play = chat, limits, agent, parts, play
-        self.drawn: list[Drawn] = []
-        self.counts = Counts()
+        self.drawn: list[GivenAction] = []
+        self.counts = EpisodeCounts()
         self.refused: Outcome | None = None  # the limit at which a request was refused
         self._begun = 0  # actions, those under way too
         self._asked = Counter[str]()  # contexts
-        self._by_call = dict[str, Drawn]()
-        self._by_text = dict[str, list[Drawn]]()
+        self._by_call = dict[str, GivenAction]()
+        self._by_text = dict[str, list[GivenAction]]()
 
-    def place(self, asked: Completing) -> Place:
+    def place(self, asked: Completing) -> Position:
         """Where a request stands. Raises Refused if the template cannot write it."""
         tools = offered(json.dumps(asked.tools or []))
         messages, answers = self._read(asked)
@@ -172,7 +172,7 @@ class Session:
         except (ValueError, TypeError) as fault:  # templates meet values that they do not expect
             raise Refused(str(fault), "messages") from None
 
-    def _placed(self, messages: list[Message], answers: Sequence[Drawn | None], tools: Offered) -> Place:
+    def _placed(self, messages: list[Message], answers: Sequence[GivenAction | None], tools: Offered) -> Position:
         escaped: Tools = self._chat.escape_all(tools.tools)
         self._chat.template.require_written(messages, escaped)
         text = self._chat.template.render(messages, escaped)
@@ -181,10 +181,10 @@ class Session:
         tied = [each for each in known if len(each.closed) == longest]
         last = answers[-1] if answers else None
         parent = last if last in tied else min(tied, key=lambda each: each.action.token_ids, default=None)
-        place = Place(parent, Encoded([], []), text, len(answers), messages, tools)
+        place = Position(parent, Encoded([], []), text, len(answers), messages, tools)
         return place._replace(read=self._tokens(place, escaped, answers))
 
-    def request(self, place: Place, asked: Completing, episode: int) -> tuple[Request, bool]:
+    def request(self, place: Position, asked: Completing, episode: int) -> tuple[Request, bool]:
         """The draw that a request is, and whether it goes on in the episode's first context.
 
         Raises Refused, with the API's code, if the episode has no step left or the context no room.
@@ -219,7 +219,7 @@ class Session:
         self.refused = Outcome.TOKEN_LIMIT
         return Refused(words, "messages", 400, "context_length_exceeded")
 
-    def take(self, place: Place, asked: Completing, request: Request, first: bool, action: Action) -> Drawn:
+    def take(self, place: Position, asked: Completing, request: Request, first: bool, action: Action) -> GivenAction:
         """Takes the action of a request in, cut behind the token that completes a stop string."""
         chat, who = self._chat, f"question {self._parts[2]!r}, sample {self._parts[3]}"
         require_fit(action, request, chat.end_id, f"{who}, weights of version {self._play.policy_version}")
@@ -235,7 +235,7 @@ class Session:
         stray = bool(parsed.problem) and any(tag in rest for tag in TAGS)
         calls = [] if asked.tool_choice == "none" or parsed.problem else parsed.calls
         name = f"{request.seed:016x}"
-        drawn = Drawn(
+        drawn = GivenAction(
             name=name,
             place=place,
             first=first,
@@ -267,7 +267,7 @@ class Session:
         steps = [each.step for each in self.drawn]
         return any(step.stop_reason is StopReason.LENGTH or step.call_status in bad for step in steps)
 
-    def contexts(self) -> list[list[Drawn]]:
+    def contexts(self) -> list[list[GivenAction]]:
         """The actions of every context, each in all contexts that hold it.
 
         They stand in the order of their last actions, so that the latest action is the last one; where requests are
@@ -279,10 +279,10 @@ class Session:
             found.sort(key=lambda path: [*path[-1].place.ids, *path[-1].action.token_ids])
         return found
 
-    def _read(self, asked: Completing) -> tuple[list[Message], list[Drawn | None]]:
+    def _read(self, asked: Completing) -> tuple[list[Message], list[GivenAction | None]]:
         """The messages, escaped but for earlier answers, and for each of the assistant's the answer that it is."""
-        messages, answers, made = list[Message](), list[Drawn | None](), set[str]()
-        at: Drawn | None = None
+        messages, answers, made = list[Message](), list[GivenAction | None](), set[str]()
+        at: GivenAction | None = None
         for message in asked.messages:
             role = "system" if message.role == "developer" else message.role
             text = self._chat.escape(message.text)
@@ -303,7 +303,7 @@ class Session:
             raise Refused("messages: the last one is the assistant's, and the policy begins its own", "messages")
         return messages, answers
 
-    def _earlier(self, message: Said, before: Drawn | None) -> Drawn | None:
+    def _earlier(self, message: AgentMessage, before: GivenAction | None) -> GivenAction | None:
         """The answer that a message of the assistant is; of several with one text the one behind `before`."""
         if message.tool_calls:
             told = [(each.id, each.function.name, object_of(each.function.arguments)) for each in message.tool_calls]
@@ -313,14 +313,14 @@ class Session:
         next_ones = [each for each in same if each.place.parent is before]
         return min(next_ones or same, key=lambda each: each.action.token_ids, default=None)
 
-    def _again(self, answer: Drawn, message: Said) -> str:
+    def _again(self, answer: GivenAction, message: AgentMessage) -> str:
         """An earlier answer as the template takes it: whole, or as it came without its thought."""
         came = bool(message.reasoning_content) or answer.thought in message.text
         if self._agent.history == "sampled" or came:
             return answer.said
         return answer.said.partition(_THOUGHT_END)[2]
 
-    def _tokens(self, place: Place, tools: Tools, answers: Sequence[Drawn | None]) -> Encoded:
+    def _tokens(self, place: Position, tools: Tools, answers: Sequence[GivenAction | None]) -> Encoded:
         """The tokens behind the parent's action, or of the whole prompt, with earlier answers as they were sampled."""
         chat, parent, text = self._chat, place.parent, place.text
         tail = list(takewhile(lambda message: message[0] != "assistant", place.messages[::-1]))[::-1]
@@ -343,7 +343,7 @@ class Session:
         return Encoded([each for part in parts for each in part.ids], [each for part in parts for each in part.source])
 
     def _spliced(
-        self, place: Place, tools: Tools, answers: Sequence[Drawn | None], span: slice, source: Source
+        self, place: Position, tools: Tools, answers: Sequence[GivenAction | None], span: slice, source: Source
     ) -> Iterator[Encoded]:
         """The tokens of a span of a rendering, and an answer in it as its ids; one that is rewritten is text."""
         around, left, at = iter(answers), [each for each in answers if each], 0
@@ -383,7 +383,7 @@ def _one_role(messages: Sequence[Message]) -> Answering | None:
     return "tool" if roles == {"tool"} else "user" if roles == {"user"} else None
 
 
-def _spelled(message: Said) -> str:
+def _spelled(message: AgentMessage) -> str:
     """A message of the assistant that the policy did not sample, with its calls in text."""
     made = [
         ParsedCall(each.function.name, object_of(each.function.arguments) or {}) for each in message.tool_calls or ()

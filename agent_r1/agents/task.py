@@ -23,7 +23,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:
-    """What came of an episode."""
+    """The end of an episode, as its program states it."""
 
     answer: str | None = None
     success: bool | None = None

@@ -12,12 +12,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from agent_r1.http.client import Shape
 from agent_r1.http.guard import read_body, refusal
 
 GONE = 499  # the status of an answer whose client is gone
 
 T = TypeVar("T")
-Shape = TypeVar("Shape", bound=BaseModel)
 
 
 class Refused(ValueError):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent_r1.agents.session import Completing, Drawn, Session
+from agent_r1.agents.session import Completing, GivenAction, Session
 from agent_r1.http.completions import Refused
 from agent_r1.params import SHIPPED, load
 from agent_r1.params.env import AgentParams
@@ -41,7 +41,7 @@ class Episode:
         self.chat, self.session = chat, Session(chat, limits, agent, PARTS, PLAY)
         self.requests: list[Request] = []
 
-    def ask(self, messages: Sequence[Any], said: str | Sequence[int], **fields: Any) -> Drawn:
+    def ask(self, messages: Sequence[Any], said: str | Sequence[int], **fields: Any) -> GivenAction:
         body = {"model": "policy", "messages": messages, "tools": [SEARCH], **fields}
         asked = Completing.read(json.dumps(body).encode())
         place = self.session.place(asked)
@@ -52,7 +52,7 @@ class Episode:
         return self.session.take(place, asked, request, first, action)
 
 
-def shown(drawn: Drawn) -> dict[str, Any]:
+def shown(drawn: GivenAction) -> dict[str, Any]:
     """The answer as a client gets it, without its thought."""
     calls = [
         {"id": name, "type": "function", "function": {"name": call.tool, "arguments": json.dumps(call.arguments)}}
@@ -61,7 +61,7 @@ def shown(drawn: Drawn) -> dict[str, Any]:
     return {"role": "assistant", "content": drawn.content, **({"tool_calls": calls} if calls else {})}
 
 
-def result(drawn: Drawn, text: str = "Quill.") -> dict[str, Any]:
+def result(drawn: GivenAction, text: str = "Quill.") -> dict[str, Any]:
     return {"role": "tool", "content": text, **({"tool_call_id": drawn.calls[0][0]} if drawn.calls else {})}
 
 
