@@ -57,8 +57,11 @@ def assign(
     the estimator, `kl_reward` has no reference, or `rewards.overlong` no limit.
     """
     lived = _lived(trajectories)
-    if not lived:
+    if all(each.aborted for each in trajectories):
         raise ValueError(f"the world cut all {len(trajectories)} episodes short; lower env.aborted_share")
+    if not lived:
+        said = f"none of the {len(trajectories)} trajectories holds a sampled token"
+        raise ValueError(f"{said}; if their prompts fill the whole budget, raise env.max_tokens")
     values, reference = (None if rows is None else [rows[index] for index in lived] for rows in (values, reference))
     living = [trajectories[index] for index in lived]
     credited, measured = _assign(living, values, reference, params, questions, max_tokens)
@@ -146,11 +149,6 @@ def _check(
     reference: Sequence[Floats32] | None,
     params: CreditParams,
 ) -> None:
-    if not any(trajectory.action_mask.any() for trajectory in trajectories):
-        raise ValueError(
-            f"none of the {len(trajectories)} trajectories holds a sampled token; if their prompts fill the whole "
-            "budget, raise env.max_tokens"
-        )
     for trajectory, row in [] if values is None else zip(trajectories, values, strict=True):
         if len(row) != len(trajectory.token_ids):
             raise ValueError(f"trajectory {trajectory.trajectory_id!r}: {len(row)} values of the critic")
