@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import httpx
+import pytest
 
 from agent_r1.agents.task import Ending, Task
 from agent_r1.envs.base import parse_action
@@ -21,6 +22,7 @@ from agent_r1.rollout.episode import PLAY
 from agent_r1.rollout.episodes import ScriptedSampler
 from agent_r1.tools.base import Tool
 from agent_r1.tools.search import search_tool
+from agent_r1.training.agent import open_agent
 
 QUESTIONS = [
     Question(
@@ -112,3 +114,11 @@ def test_an_agent_that_does_as_the_built_in_loop_has_its_rows(
         assert one == other
     assert measures["agent/kept_share"] == 1.0
     assert measures["agent/contexts"] == 1.0
+
+
+def test_an_agent_outside_is_not_asked_in_the_built_in_loop() -> None:
+    settings = load(SHIPPED)
+    env = settings.env.model_copy(update={"agent": "mine"})
+    opening = open_agent(settings.model_copy(update={"env": env}), "none", 0, beneath=None, temperature=0.0)
+    with pytest.raises(ValueError, match=r"env\.agent is 'mine', whose own program asks .* or set env\.agent: null"):
+        opening.__enter__()
