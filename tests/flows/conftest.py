@@ -67,6 +67,9 @@ SMALL = {
         "batch_size": 16,
         "steps": 200,
         "learning_rate": 3e-3,
+        "stop_early": 0.65,
+        "wrong_relation": 0.12,
+        "by_relation": 0.0,
     },
     "env": {"top_k": 2, "max_steps": 4, "max_tokens": 448, "max_action_tokens": 64},
     "train": {
@@ -75,7 +78,7 @@ SMALL = {
         "update": {"minibatches": 2, "critic": {"warmup": {"iterations": 1, "explained_variance": 0, "limit": 0}}},
         "keep": {"learner": True},  # two trainings are compared by all that they end with
     },
-    "evaluate": {"questions": 12, "bootstrap_samples": 100},
+    "evaluate": {"questions": 12, "samples": 1, "temperature": 0.0, "bootstrap_samples": 100},
     "runs": {
         "ppo": {},
         "refilled": {

@@ -114,7 +114,7 @@ def changed_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
 def test_actions_end_with_the_end_token_or_at_their_limit(engine: Engine, chat: Chat) -> None:
     asked = requests(200)
     actions = engine.sample(asked)
-    assert {action.stop_reason for action in actions} == set(StopReason)
+    assert {action.stop_reason for action in actions} == {StopReason.END, StopReason.LENGTH}
     for request, action in zip(asked, actions, strict=True):
         assert len(action.token_ids) == len(action.logprobs) <= request.max_tokens
         assert chat.end_id not in action.token_ids[:-1]
