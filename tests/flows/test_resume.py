@@ -24,7 +24,7 @@ from tests.fixtures import PLACES, WriteParams
 TRAIN = ("-m", "flows", "train", "--run", "ppo")
 TIMEOUT_S = 300.0
 # The metrics that differ from process to process: seconds, and what a process remembers of its searches.
-OF_A_PROCESS = ("time/", "cost/", "tool/waiting", "tool/search/latency", "rollout/search_cache_hit_share")
+OWN = ("time/", "cost/", "tool/waiting", "tool/search/latency", "rollout/search_cache_hit_share")
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def rows_of(run: Path) -> dict[str, list[dict[str, Any]]]:
 
 def metrics_of(run: Path) -> list[dict[str, float]]:
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in row.items() if not name.startswith(OF_A_PROCESS)} for row in rows]
+    return [{name: value for name, value in row.items() if not name.startswith(OWN)} for row in rows]
 
 
 def learner_state(run: Path) -> dict[str, torch.Tensor]:
@@ -110,4 +110,4 @@ def test_killed_twice_and_started_again_it_ends_with_the_same_bits(
     assert shown.info.status == "FINISHED"
     for name in shown.data.metrics:
         steps = [point.step for point in client.get_metric_history(shown.info.run_id, name)]
-        assert steps == [row["iteration"] for row in metrics_of(alone) if name in row or name.startswith(OF_A_PROCESS)], name
+        assert steps == [row["iteration"] for row in metrics_of(alone) if name in row or name.startswith(OWN)], name
