@@ -68,8 +68,7 @@ def open_agent(
     Raises ValueError for an agent outside, whose program asks the policy by itself.
     """
     if settings.env.agent is not None:
-        said = f"env.agent is {settings.env.agent!r}, whose own program asks the policy"
-        raise ValueError(f"{said}; play it by `agent-r1 try` or `evaluate`, or set env.agent: null")
+        raise ValueError(f"env.agent is {settings.env.agent!r}, whose own program asks the policy; set env.agent: null")
     chat = Chat(load_tokenizer(path, settings.env.max_tokens))
     index = open_index(settings.search, settings.places.passages, settings.places.index)
     actor = Actor(

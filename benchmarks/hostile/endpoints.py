@@ -12,7 +12,7 @@ from rich.console import Console
 from agent_r1.http.client import Answer
 from agent_r1.http.endpoint import MAX_TEXT, Endpoint
 from agent_r1.inspection.conversation import Screen
-from agent_r1.inspection.wire import Asked, Cards, Event, Limits
+from agent_r1.inspection.wire import Cards, Event, Limits, Questioned
 from agent_r1.records import Call, CallStatus, Step, StopReason
 from agent_r1.rollout.episode import StepView
 from benchmarks.hostile.kind import Kind, require
@@ -91,6 +91,6 @@ class AgentRequests(Kind):
         return as_bytes(as_json(made, rng), rng)
 
     def judge(self, made: bytes) -> None:
-        asked = Asked.read(made)
+        asked = Questioned.read(made)
         asked.require_askable(0.0)
         require(bool(asked.question.encode().strip()), "a question that asks nothing")
