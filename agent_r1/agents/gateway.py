@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import secrets
@@ -13,18 +12,18 @@ from contextlib import nullcontext
 from hashlib import blake2b
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from uvicorn import Server
 
+from agent_r1.agents.programs import Stated
 from agent_r1.agents.session import Completing, GivenAction, Session
 from agent_r1.faults import ContextFull
 from agent_r1.http.completions import GONE, Refused, event, read, received, refused, require_model, unless_left
-from agent_r1.http.guard import Bounded, configured
+from agent_r1.http.guard import Bounded, Unsignalled, configured
 from agent_r1.records import StopReason
 from agent_r1.rollout.episodes import Act
 
@@ -34,16 +33,10 @@ _RETRIED = "x-stainless-retry-count"  # by OpenAI's client
 
 logger = logging.getLogger(__name__)
 
-FiniteNumber = Annotated[float, Field(allow_inf_nan=False)]
 
+class Posted(Stated):
+    """POST /v1/reward."""
 
-class Posted(BaseModel):
-    """POST /v1/reward: what came of an episode, as its agent knows."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    parts: dict[str, FiniteNumber] = Field(default={})
-    success: bool | None = None
     answer: Annotated[str, Field(max_length=1 << 16)] | None = None
 
 
@@ -104,18 +97,11 @@ class Unhurried(Bounded):
     seconds, most = 3600.0, 4096
 
 
-class Unsignalled(Server):
-    """A server that leaves the process's signals to the stage."""
-
-    def capture_signals(self) -> Any:
-        return contextlib.nullcontext()
-
-
 class Gateway:
     """The server of a stage. A key opens the session of its own episode alone, while that is under way."""
 
     def __init__(self) -> None:
-        self._lines, self._rewards, self._over = dict[str, OpenEpisode](), dict[str, OpenEpisode](), set[str]()
+        self._opened, self._rewards, self._over = dict[str, OpenEpisode](), dict[str, OpenEpisode](), set[str]()
         self._told = False  # that agents ask for another temperature
 
     async def __aenter__(self) -> Self:
@@ -138,29 +124,29 @@ class Gateway:
         ]
         return Starlette(routes=routes, exception_handlers={HTTPException: _refused, Refused: _refused})
 
-    def open(self, line: OpenEpisode) -> tuple[str, str]:
+    def open(self, episode: OpenEpisode) -> tuple[str, str]:
         """The client's key and the reward's of an episode that begins."""
         key, reward_key = (secrets.token_urlsafe(32) for _ in range(2))
-        self._lines[key], self._rewards[reward_key] = line, line
+        self._opened[key], self._rewards[reward_key] = episode, episode
         return key, reward_key
 
     def close(self, key: str, reward_key: str) -> None:
         """Ends an episode's session."""
-        self._lines.pop(key).close()
+        self._opened.pop(key).close()
         del self._rewards[reward_key]
         self._over |= {key, reward_key}
 
-    def _of(self, request: Request, lines: dict[str, OpenEpisode], which: str) -> OpenEpisode:
+    def _of(self, request: Request, opened: dict[str, OpenEpisode], which: str) -> OpenEpisode:
         """The episode of a request's key."""
         key = request.headers.get("authorization", "").removeprefix("Bearer ")
         if key in self._over:
             raise Refused("the episode of this key is over", None, 401, "episode_over")
-        if key not in lines:
+        if key not in opened:
             raise Refused(f"this needs the {which} key of an episode, as a bearer token", None, 401, "invalid_api_key")
-        return lines[key]
+        return opened[key]
 
     async def _models(self, request: Request) -> Response:
-        self._of(request, self._lines, "client's")
+        self._of(request, self._opened, "client's")
         card = {"id": MODEL, "object": "model", "created": 0, "owned_by": "agent_r1"}
         if name := request.path_params.get("name"):
             require_model(name, MODEL)
@@ -168,12 +154,12 @@ class Gateway:
         return JSONResponse({"object": "list", "data": [card]})
 
     async def _complete(self, request: Request) -> Response:
-        line = self._of(request, self._lines, "client's")
+        episode = self._of(request, self._opened, "client's")
         body = await received(request, MAX_BODY_BYTES, "send a shorter history")
         asked = Completing.read(body)
         require_model(asked.model, MODEL)
         self._tell(asked)
-        asking = line.ask(asked, body, again=request.headers.get(_RETRIED, "0") != "0")
+        asking = episode.ask(asked, body, again=request.headers.get(_RETRIED, "0") != "0")
         drawn = await unless_left(request, _shielded(asking.drawing))
         if drawn is None:
             asking.gone = True
@@ -184,13 +170,13 @@ class Gateway:
         return Response(stream(drawn, with_usage=with_usage), media_type="text/event-stream")
 
     async def _reward(self, request: Request) -> Response:
-        line = self._of(request, self._rewards, "reward")
+        episode = self._of(request, self._rewards, "reward")
         posted = read(Posted, await received(request, MAX_BODY_BYTES, "a reward is short"))
-        if line.posted:
+        if episode.posted:
             raise Refused("this episode has its reward already, which is posted once", None, 409, "posted")
-        for name in [name for name in posted.parts if name not in line.parts]:
+        for name in [name for name in posted.parts if name not in episode.parts]:
             raise Refused(f"parts: {name[:80]!r} is not declared in the agent's `rewards`", "parts")
-        line.posted = posted
+        episode.posted = posted
         return JSONResponse({})
 
     def _tell(self, asked: Completing) -> None:

@@ -22,12 +22,12 @@ from agent_r1.agents.task import Ending, Task
 from agent_r1.answers import exact_match, f1
 from agent_r1.envs.base import Attempt
 from agent_r1.envs.shared import Shared
-from agent_r1.faults import WorldFault, require_few
+from agent_r1.faults import WorldFault
 from agent_r1.params.env import EnvParams
 from agent_r1.records import CallStatus, Outcome, Question, Source, Step, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episode import Play
-from agent_r1.rollout.episodes import Act, flowing, together
+from agent_r1.rollout.episodes import Act, flowing, together, twice
 from agent_r1.rollout.sampling import Sampler
 from agent_r1.seeds import derive
 from agent_r1.tables import from_line, to_line
@@ -95,20 +95,13 @@ def collect(
         shared.run(together(play(index) for index in indices))
         return ended
 
-    ended = run(range(len(attempts)))
-    if cut := _aborted(ended):
-        logger.warning("%d of %d agents outside were cut short: %s", len(cut), len(ended), min(cut.values()))
-        ended |= run(cut)
-        cut, share = _aborted(ended), limits.aborted_share
-        how = f"in a second attempt too, and env.aborted_share is {share}: {min(cut.values(), default='')}"
-        require_few(len(cut), len(ended), share, how)
+    told = "%d of %d agents outside were cut short: %s"
+    ended = twice(
+        run, len(attempts), lambda each: each.fault if each.trajectory.aborted else "", limits.aborted_share, told
+    )
     for each in ended.values():
         outside.counts.update({"episodes": 1, **each.counts})
     return [ended[index].trajectory for index in range(len(attempts))]
-
-
-def _aborted(ended: Mapping[int, Ended]) -> dict[int, str]:
-    return {index: each.fault for index, each in ended.items() if each.trajectory.aborted}
 
 
 class Scene:
@@ -131,8 +124,8 @@ class Scene:
         if question is None:
             raise ValueError("an agent outside is asked questions that are prepared, and no others")
         session = Session(self._chat, limits, section, parts, play)
-        line = OpenEpisode(session, self._act, number, parallel=section.parallel, parts=section.rewards)
-        key, reward_key = self._outside.gateway.open(line)
+        opened = OpenEpisode(session, self._act, number, parallel=section.parallel, parts=section.rewards)
+        key, reward_key = self._outside.gateway.open(opened)
         setup = json.loads(question.setup or "{}")
         task = Task(
             question_id=question.question_id,
@@ -146,12 +139,12 @@ class Scene:
         )
         broken = False
         try:
-            ending = await self._ending(attempt.agent, line, task)
+            ending = await self._ending(attempt.agent, opened, task)
         except WorldFault as fault:
             ending, broken = Ending(fault=fault.words), True
         finally:
             self._outside.gateway.close(key, reward_key)
-        ending = _merged(ending, line.posted)
+        ending = _merged(ending, opened.posted)
         outcome = Outcome.ABORTED if broken else _outcome(session, ending)
         facts = _facts(ending, outcome, question, section.rewards)
         row = _row(session, attempt, parts, play, outcome, ending.answer or "", facts)
@@ -163,14 +156,14 @@ class Scene:
             play.over()
         return ended
 
-    async def _ending(self, agent: str, line: OpenEpisode, task: Task) -> Ending:
+    async def _ending(self, agent: str, opened: OpenEpisode, task: Task) -> Ending:
         """The ending of an episode; raises the fault that ends it before its program does."""
         playing = asyncio.create_task(self._outside.programs.play(agent, task))
         try:
-            both: set[asyncio.Future[Any]] = {playing, line.broken}
+            both: set[asyncio.Future[Any]] = {playing, opened.broken}
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-            if line.broken.done():
-                line.broken.result()
+            if opened.broken.done():
+                opened.broken.result()
             return playing.result()
         finally:
             playing.cancel()

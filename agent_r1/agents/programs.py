@@ -37,8 +37,8 @@ _SHOWN = 2000  # characters of the last words of a program
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-class _Outcome(BaseModel):
-    """The last line of a command, the answer of a service, or what a function returned."""
+class Stated(BaseModel):
+    """An agent's word on an episode: in the last line of a command, a service's answer, or a function's result."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -95,7 +95,7 @@ class Programs:
         """Runs one episode to its end. Raises ValueError for a function that cannot be imported any more."""
         async with self._rooms[agent], self._room:
             try:
-                told = parsed((await self._played(agent, task)).encode() or b"{}", _Outcome)
+                told = parsed((await self._played(agent, task)).encode() or b"{}", Stated)
                 for part in told.parts:
                     if part not in self._agents[agent].rewards:
                         raise BadAnswerError(f"{part!r} is no part in env.agents.{agent}.rewards; name it there")

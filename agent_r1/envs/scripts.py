@@ -6,14 +6,13 @@ demonstrations.
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
-from agent_r1.envs.base import Attempt, Env
+from agent_r1.envs.base import Attempt, Env, ParsedCall, hermes
 from agent_r1.envs.game_env import SEPARATOR, GameEnv
 from agent_r1.envs.text_env import TextEnv
 from agent_r1.envs.tool_env import ToolEnv
@@ -231,8 +230,7 @@ def by_gold_titles(env: ToolEnv, rng: random.Random) -> Iterator[str]:
 
 def searched(query: str) -> str:
     """The text of a search."""
-    call = json.dumps({"name": "search", "arguments": {"query": query}}, ensure_ascii=False)
-    return f"<tool_call>\n{call}\n</tool_call>"
+    return hermes([ParsedCall("search", {"query": query})])
 
 
 def best_arm(env: GameEnv, rng: random.Random) -> Iterator[str]:

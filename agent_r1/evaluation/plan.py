@@ -96,13 +96,13 @@ def _evidence(settings: Params) -> Evidence:
     hits = successes({each.name: [each] for each in evaluations})
     recipes = [np.concatenate([hits[run.label] for run in of]) for _, of in groupby(made, lambda run: run.run)]
     several = [each for each in recipes if len(each) > 1]
-    samples = int(evaluations[0].hashes["samples"])
+    questions, samples = recipes[0].shape[1], int(evaluations[0].hashes["samples"])
     trained = [read_metrics(folder) for folder in map(places.training, made) if (folder / METRICS).exists()]
     costs = [read_metrics(home / run.label)[-1] for run in made if (home / run.label / METRICS).exists()]
     return Evidence(
         of=str(home),
         variances=statistics.variances(several, samples),
-        questions=(questions := recipes[0].shape[1]),
+        questions=questions,
         samples=samples,
         training_s=fmean(float(plots.spent(curve, "seconds")[-1]) for curve in trained) if trained else nan,
         answer_s=fmean(each["cost/evaluation_device_s"] for each in costs) / questions / samples if costs else nan,

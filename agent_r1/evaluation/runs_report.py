@@ -39,8 +39,8 @@ NO_BOUND = (
 )
 
 GAINED = {"half its gain": 0.5, "nine tenths": 0.9}
-ABOUT_BUDGETS = """Of one training; of several seeds, the mean. Half and nine tenths of its gain it had made after so \
-many episodes: the gain in success of its sampled episodes, from the first three iterations to the last three."""
+ABOUT_BUDGETS = """Of one training; of several seeds, the mean. The last columns are the episodes after which a \
+run had half and nine tenths of its gain: that of sampled success, from its first three iterations to its last three."""
 
 AgentScores = Mapping[str, Mapping[str, float]]  # agent -> its scores, see `score`
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from hmac import compare_digest
 
 import uvicorn
@@ -49,6 +50,13 @@ def by_name(app: ASGIApp, names: Sequence[str]) -> ASGIApp:
     """The app under these names of its machine only: a web page whose name was made to lead here gets 400."""
     hosts = [f"[{name}]" if ":" in name else name for name in names]  # an IPv6 address as in a URL
     return TrustedHostMiddleware(app, allowed_hosts=hosts)
+
+
+class Unsignalled(uvicorn.Server):
+    """A server that leaves the signals of its process to others."""
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        return nullcontext()
 
 
 class Bounded(H11Protocol):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,8 @@ _COMPARED = 16  # requests that `compare` samples three times
 _CROWD = 64  # requests that the last of these times samples together
 
 logger = logging.getLogger(__name__)
+
+E = TypeVar("E")
 
 
 class Rounds:
@@ -120,13 +122,8 @@ def collect(
         shared.run(together(_to_its_end(episode, index, act, overs) for index, episode in begun.items()))
         return begun
 
-    episodes = run(range(len(attempts)))
-    if aborted := _faults(episodes):
-        logger.warning("the world cut %d of %d episodes short: %s", len(aborted), len(episodes), min(aborted.values()))
-        episodes |= run(aborted)
-        aborted, share = _faults(episodes), limits.aborted_share
-        how = f"in a second attempt too, and env.aborted_share is {share}: {min(aborted.values(), default='')}"
-        require_few(len(aborted), len(episodes), share, how)
+    told = "the world cut %d of %d episodes short: %s"
+    episodes = twice(run, len(attempts), lambda episode: episode.fault, limits.aborted_share, told)
     if full := [episode.full for episode in episodes.values() if episode.full]:
         logger.warning("%d of %d episodes end where the model has no room left: %s", len(full), len(episodes), full[0])
     return [episode.finish() for episode in episodes.values()]
@@ -192,9 +189,26 @@ async def together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
         raise errors.exceptions[0] from None
 
 
-def _faults(episodes: Mapping[int, Episode]) -> dict[int, str]:
-    """The world's fault in each episode that it cut short."""
-    return {index: episode.fault for index, episode in episodes.items() if episode.fault}
+def twice(
+    run: Callable[[Collection[int]], dict[int, E]], count: int, fault: Callable[[E], str], share: float, told: str
+) -> dict[int, E]:
+    """So many episodes by their numbers, of which those that end with a `fault` are made again once.
+
+    `told` is logged of them: their number, that of all, and a fault. Raises TooManyAborted if more than the share ends
+    with a fault again.
+    """
+
+    def cut_short() -> dict[int, str]:
+        return {number: words for number, each in made.items() if (words := fault(each))}
+
+    made = run(range(count))
+    if cut := cut_short():
+        logger.warning(told, len(cut), count, min(cut.values()))
+        made |= run(cut)
+        cut = cut_short()
+        how = f"in a second attempt too, and env.aborted_share is {share}: {min(cut.values(), default='')}"
+        require_few(len(cut), count, share, how)
+    return made
 
 
 def prove_order(sampler: Sampler, chat: Chat, attempts: Sequence[Attempt], shared: Shared) -> dict[str, float]:

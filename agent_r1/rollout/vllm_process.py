@@ -17,14 +17,12 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-import uvicorn
 from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect
@@ -32,7 +30,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from agent_r1.http.guard import Bounded, Guard, configured, refusal
+from agent_r1.http.guard import Bounded, Guard, Unsignalled, configured, refusal
 from agent_r1.params.places import adapter_in
 from agent_r1.rollout import engine_wire as wire
 
@@ -306,14 +304,6 @@ class EngineConnection(Bounded):
     seconds, most = 7 * 86_400.0, 100_000
 
 
-class EngineServer(uvicorn.Server):
-    """uvicorn's server without its handlers of signals: an engine ends at once."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 def main(launch: wire.Launch, listening: socket.socket) -> None:
     """Opens the engine and answers until the process is ended; one behind a Unix socket ends with its parent."""
     engine, tls, failure = None, dict[str, str](), None
@@ -334,7 +324,7 @@ def main(launch: wire.Launch, listening: socket.socket) -> None:
     config.ssl_certfile, config.ssl_keyfile = tls.get("certfile"), tls.get("keyfile")
 
     async def serve() -> None:
-        await asyncio.gather(EngineServer(config).serve([listening]), worker.run())
+        await asyncio.gather(Unsignalled(config).serve([listening]), worker.run())
 
     asyncio.run(serve())
 
