@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ from typing import Any
 import psutil
 import pytest
 from safetensors.torch import load_file
+from torch import Tensor
 from torch.distributed import HashStore
 
 from agent_r1.devices.meeting import KEY, own_gpu, require_apart
@@ -38,6 +40,7 @@ Start = Callable[..., subprocess.Popen[str]]
 TRAIN = ("-m", "flows", "train", "--run", "ppo")
 RUN = PLACES.training(RunId("ppo"))
 WEIGHTS = "checkpoint/policy/model.safetensors"
+WARM_START = "outputs/warm_start/model.safetensors"
 TIMEOUT_S = 300.0
 
 
@@ -66,6 +69,11 @@ def sampled(run: Path) -> list[bytes]:
     return [row.token_ids.tobytes() for file in files for row in read_rows(file, Trajectory)]
 
 
+def distance(left: dict[str, Tensor], right: dict[str, Tensor]) -> float:
+    """Between all weights: rounding may turn a step of Adam's where a gradient is nearly 0, and no more."""
+    return math.sqrt(sum((left[name] - weight).square().sum().item() for name, weight in right.items()))
+
+
 def test_two_ranks_train_as_one_does_whatever_happens_to_them(fresh: Path, ppo: Path, start: Start) -> None:
     """A rank that is stopped ends them with 75, a leader that is killed leaves no rank, and then they go on.
 
@@ -88,8 +96,8 @@ def test_two_ranks_train_as_one_does_whatever_happens_to_them(fresh: Path, ppo: 
     assert "2 ranks share the learner" in errors
     assert "going on after 1 finished iterations" in errors
     assert sampled(run) == sampled(ppo)
-    ours, theirs = load_file(run / WEIGHTS), load_file(ppo / WEIGHTS)
-    assert max((ours[name] - theirs[name]).abs().max().item() for name in theirs) < 2e-5  # of 3e-4 per step
+    untrained, ours, theirs = (load_file(path) for path in (fresh / WARM_START, run / WEIGHTS, ppo / WEIGHTS))
+    assert distance(ours, theirs) < 0.01 * distance(untrained, theirs)
 
 
 def has_rank(process: psutil.Process) -> bool:
