@@ -42,14 +42,17 @@ def live_lines(*columns: live.ProgressColumn, expand: bool = False) -> live.Prog
 
 @contextmanager
 def counted(label: str, total: int, done: int = 0) -> Iterator[Callable[..., None]]:
-    """Counts in a live line. Gives a function that adds one, or goes to a count and names the work that it begins."""
+    """Counts in a live line. Gives a function that adds one, or goes to a count, and names its work.
+
+    The total may change with it.
+    """
     said, of = live.TextColumn("{task.description}"), live.MofNCompleteColumn()
     with live_lines(live.SpinnerColumn(), said, live.BarColumn(), of, live.TimeElapsedColumn()) as progress:
         line = progress.add_task(label, completed=done, total=total)
 
-        def count(begun: str = "", done: int | None = None) -> None:
+        def count(begun: str = "", done: int | None = None, total: int | None = None) -> None:
             said = f"{label}: {begun}" if begun else label
-            progress.update(line, description=said, completed=done, advance=1 if done is None else None)
+            progress.update(line, description=said, completed=done, total=total, advance=1 if done is None else None)
 
         yield count
 

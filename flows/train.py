@@ -57,12 +57,12 @@ def train(run: RunId, fresh: bool = False) -> None:
 
 
 def _learn(opened: Training, tracked: tracking.Run, label: str) -> None:
-    with opened as training, counted(label, training.config.iterations, training.folder.finished) as count:
+    with opened as training, counted(label, training.folder.planned, training.folder.finished) as count:
 
         def shown(verb: Verb) -> Verb:
             @wraps(verb)
             def call(iteration: int, *others: Any) -> Any:
-                count(f"{verb.__name__} {iteration}", iteration)
+                count(f"{verb.__name__} {iteration}", iteration, training.folder.planned)
                 return verb(iteration, *others)
 
             return task(call)

@@ -372,14 +372,10 @@ REFUSED = {
         +CALM, monitor.stabilise.filter: {kind: none, share: 1.0, refill: 0} | stabilise changes nothing: the run
         +CALM, rollout.samples: 1 | once monitor.stabilise holds: credit.filter top_fraction looks at ... 2 or more
         iterations: 20, update.learning_rate_warmup: 20 | learning_rate_warmup 20 ... lasts all 20 iterations; lower
-        iterations: 20, update.learning_rate_warmup: 16 | warmup 16 after the 4 of update.critic.warmup lasts all 20
         update.critic.warmup: {iterations: 1, explained_variance: 0.2, limit: 1} | 0.2 has no effect with limit 1
         update.critic.warmup: {iterations: 1, explained_variance: 0, limit: 3} | limit 3 has no effect without explained
-        update.critic.warmup: {iterations: 1, explained_variance: 0.2, limit: 20} | for 20 iterations, which are all 20,
         +GROUP, credit.estimator: grpo, update.ratio: sequence_token | gives the gradient of ... estimator grpo
         +GROUP, credit.estimator: rloo, update.ratio: sequence_token | gives the gradient of ... estimator rloo
-        iterations: 4 | runs.ppo: update.critic.warmup may train the critic alone for 4 iterations, which are all 4, and
-        iterations: 3, update.critic.warmup: {iterations: 5, explained_variance: 0, limit: 0} | 5 iterations, ... all 3,
         rollout.questions: 1 | train: 1 trajectories per iteration ... do not fill update.minibatches 2; lower it or
         rollout: {questions: 1, samples: 3, ahead: 0} | train: 3 trajectories ... fill update.critic.minibatches 4
         +GROUP, rollout.questions: 3, update.minibatches: 13 | 12 trajectories ... do not fill update.minibatches 13
@@ -435,7 +431,6 @@ REFUSED = {
         prepare.dataset: 1 | unknown key 'prepare.dataset'; did you mean 'datasets'?
         prepare.files.musique.tset: 1 | unknown key 'prepare.files.musique.tset'; did you mean 'test'?
         prepare.files.musique.test.fil: 1 | unknown key 'prepare.files.musique.test.fil'; did you mean 'file'?
-        train.update.critic.warmup: {iterations: 12, explained_variance: 0, limit: 0} | ablations: runs.ppo: ... all 12,
         places.data: ../data | name a folder inside the project
         places.outputs: $(id) | name a folder inside the project
         model.dtype: float32, model.float32_output: true | float32_output: true has no effect with dtype: float32
@@ -481,16 +476,13 @@ ACCEPTED = """
     train.update.loss: cispo, train.update.dual_clip: 0, train.update.clip_low: 1.0
     train.update.ratio: sequence_token
     train.update.ratio: sequence_token, train.credit.estimator: step_gae
-    train.update.critic.warmup: {iterations: 2, explained_variance: 0, limit: 0}, train.iterations: 3
-    /runs: {grpo: {credit: {estimator: grpo}, rollout: {samples: 4}}, ppo: {}}, train.iterations: 3, repro_runs: [grpo]
-    +GROUP, train.update.critic.warmup.limit: 20, train.credit.estimator: grpo
+    train.update.critic.warmup: {iterations: 20, explained_variance: 0, limit: 0}, train.iterations: 3
     train.update.learning_rate_warmup: 7
     train.update.learning_rate_warmup: 2
     +GROUP, train.update.learning_rate_warmup: 2, train.credit.estimator: grpo
     train.rollout.questions: 1, train.update.minibatches: 1, train.update.critic.minibatches: 1
     +GROUP, train.rollout.questions: 3, train.update.minibatches: 12, train.update.critic.minibatches: 12
     train.rollout.questions: 2, train.update.critic.minibatches: 3, train.credit.estimator: reinforce_pp
-    +GROUP, train.credit.estimator: grpo, ablations.train.iterations: 2, train.update.critic.warmup.limit: 15
     train.monitor.thresholds.entropy_rise: 0, train.monitor.thresholds.grad_norm_spike: 0
 """
 
@@ -805,9 +797,8 @@ def test_a_name_that_no_disk_can_have_is_refused(content: dict[str, Any]) -> Non
 def test_rates_rise_and_decay_by_hand(params: Params, decay: str, warmup: int, rates: list[float]) -> None:
     update = params.train.update.model_copy(update={"learning_rate_decay": decay, "learning_rate_warmup": warmup})
     train = params.train.model_copy(update={"iterations": 4, "update": update})
-    assert [train.rate(iteration) for iteration in range(4)] == pytest.approx(rates)
-    later = train.model_copy(update={"iterations": 7})
-    assert [later.rate(iteration, 3) for iteration in range(3, 7)] == pytest.approx(rates)
+    assert [train.rate(iteration, 0, begun=0) for iteration in range(4)] == pytest.approx(rates)
+    assert [train.rate(iteration, 3, begun=3) for iteration in range(3, 7)] == pytest.approx(rates)
 
 
 def test_mappings_are_laid_over_flattened_and_compared_by_hand() -> None:

@@ -26,6 +26,7 @@ from agent_r1.params.places import adapter_in
 
 if TYPE_CHECKING:  # readers of a checkpoint's progress depend on no learner
     from agent_r1.learn.learner import Learner
+    from agent_r1.params.train import TrainParams
 
 POLICY, LEARNER, PROGRESS, SUMS = "policy", "learner", "progress.json", "SHA256SUMS"
 FORMER_LEARNER = "learner.pt"  # instead of LEARNER in checkpoints of older versions of the project
@@ -41,6 +42,11 @@ class Progress:
     stopped: bool = False  # whether the run was ended before its last iteration
     code: list[tuple[int, str]] = field(default_factory=list)  # (first iteration, digest) of the code that trained it
     policy_from: int | None = None  # the first iteration after the critic's warm-up; None before, and in older versions
+
+    def planned(self, config: TrainParams) -> int:
+        """The iterations of the whole run: the critic's warm-up, while it lasts its longest, and the policy's."""
+        alone = config.update.critic.warmup.longest if config.credit.needs_critic and not self.policy_version else 0
+        return config.iterations + (alone if self.policy_from is None else self.policy_from)
 
 
 def save(folder: Path, learner: Learner, record: Progress) -> None:

@@ -316,10 +316,9 @@ def minibatches(p: TrainParams) -> Refusals:
 
 
 def warmups(p: TrainParams) -> Refusals:
-    rise, alone = p.update.learning_rate_warmup, p.update.critic.warmup.longest if p.credit.needs_critic else 0
-    if rise and rise + alone >= p.iterations:
-        given = f"update.learning_rate_warmup {rise}" + f" after the {alone} of update.critic.warmup" * (alone > 0)
-        yield f"{given} lasts all {p.iterations} iterations; lower it or raise iterations"
+    rise = p.update.learning_rate_warmup
+    if rise >= p.iterations:
+        yield f"update.learning_rate_warmup {rise} lasts all {p.iterations} iterations; lower it or raise iterations"
 
 
 def ablations(p: AblationsParams) -> Refusals:
@@ -395,7 +394,7 @@ def whole(p: Params) -> Refusals:
             yield f"runs: {name!r} is to be a folder and a DVC stage; use letters, digits and _ only"
         if name in get_args(stages.Baseline):
             yield f"runs: {name!r} is the name of a baseline; name the run differently"
-        p.run(RunId(name), is_trained=name in p.repro_runs)
+        p.run(RunId(name))
     for where, names in (("repro_runs", p.repro_runs), ("ablations.runs", p.ablations.runs)):
         for name in [name for name in names if name not in p.runs]:
             yield f"{where} names {name!r}, which runs: does not define{nearest(name, p.runs)}"
@@ -405,10 +404,6 @@ def whole(p: Params) -> Refusals:
 
 def run(p: OneRun) -> Refusals:
     settings, credit, engine = p.settings, p.train.credit, p.settings.engine
-    alone, done = p.train.update.critic.warmup.longest, p.train.iterations
-    if p.is_trained and credit.needs_critic and alone >= done:
-        why = f"the critic alone for {alone} iterations, which are all {done}, and the policy never"
-        yield f"update.critic.warmup may train {why}; shorten it or raise iterations"
     tokens, asks, plays = settings.env.max_tokens, settings.prepare.asks, settings.prepare.plays
     if credit.overlong_buffer >= tokens:
         given = f"credit.overlong_buffer {credit.overlong_buffer} leaves nothing of env.max_tokens {tokens}"

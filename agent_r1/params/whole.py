@@ -108,13 +108,13 @@ class Params(Section):
             return [*self.repro_runs, *self.repro_baselines]
         return [RunId(run, seed).label for run in swept.runs for seed in swept.seeds_of(run)] + [*swept.baselines]
 
-    def run(self, run: RunId, *, is_trained: bool = True) -> TrainParams:
+    def run(self, run: RunId) -> TrainParams:
         """The `train` section with the overrides of one run, and then with those of its variant, seed and sweep.
 
         A ValueError names a run, variant or sweep that there is not, or an override that is unknown, refused or without
-        effect. A run that nothing trains may be too short for its critic's warm-up.
+        effect.
         """
-        return self._resolved(run, self._further(run), is_trained)
+        return self._resolved(run, self._further(run))
 
     def varied(self, run: RunId, further: dict[str, Any]) -> RunId:
         """A variant of a run, with further overrides of `train`; it is found once they are in its file.
@@ -149,7 +149,7 @@ class Params(Section):
             raise ValueError(f"{file} was changed: it holds other overrides than its name stands for; bring it back")
         return further
 
-    def _resolved(self, run: RunId, further: dict[str, Any], is_trained: bool = True) -> TrainParams:
+    def _resolved(self, run: RunId, further: dict[str, Any]) -> TrainParams:
         if run.sweep not in ("", SWEEP):
             raise ValueError(f"there is no sweep {run.sweep!r}; the one that params.yaml defines is {SWEEP!r}")
         overrides = override(self._overrides(run.run), further)
@@ -162,7 +162,7 @@ class Params(Section):
         where = f"{run.sweep}: runs.{run.name}" if run.sweep else f"runs.{run.name}"
         resolved = validated(TrainParams, merged, where)
         resolved.require_read(overrides, where)
-        return validated(OneRun, {"settings": self.of(run), "train": resolved, "is_trained": is_trained}, where).train
+        return validated(OneRun, {"settings": self.of(run), "train": resolved}, where).train
 
     def of(self, run: RunId) -> Self:
         """All of it as it holds for one run, whose overrides may change `env` too.
@@ -184,4 +184,3 @@ class OneRun(Section):
 
     settings: SkipValidation[Params]
     train: SkipValidation[TrainParams]
-    is_trained: bool  # or only defined

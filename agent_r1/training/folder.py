@@ -237,7 +237,12 @@ class RunFolder(Checkpoints):
     @property
     def is_complete(self) -> bool:
         """Whether no iteration is left to train."""
-        return self.progress.stopped or self.finished >= self.config.iterations
+        return self.progress.stopped or self.finished >= self.planned
+
+    @property
+    def planned(self) -> int:
+        """The iterations of the whole run; while the critic's warm-up lasts, at most."""
+        return self.progress.planned(self.config)
 
     def history(self) -> list[dict[str, float]]:
         """The metrics of the finished iterations."""

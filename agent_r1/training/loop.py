@@ -72,7 +72,7 @@ def iterate(
         metrics |= verdict.metrics
         folder.record(iteration, metrics)
         record.log(metrics, step=iteration)
-        logger.info("%s", account.line([*folder.history(), metrics]))
+        logger.info("%s", account.line([*folder.history(), metrics], folder.planned))
         announce(verdict, record, iteration)
         concluded = conclude(iteration, verdict)
         if folder.finished > iteration:  # unless the run went back
@@ -137,7 +137,7 @@ class Training:
         """
         found = self.collector.found(iteration, seed=self.seed, ahead=self.config.rollout.ahead)
         metrics = found or self.collector.collect(iteration, seed=self.seed, credit=self.current.credit)
-        if self.config.rollout.ahead and iteration + 1 < self.config.iterations:
+        if self.config.rollout.ahead and iteration + 1 < self.folder.planned:
             self.collector.begin(iteration + 1, seed=self.seed, credit=self.current.credit)
         return metrics
 
@@ -163,8 +163,9 @@ class Training:
             return value_metrics(trajectories, credits_, totals).get("value/explained_return", 0.0)
 
         first, self.learner.params = self.folder.policy_from(iteration, self.learner, explained), self.current.update
-        rate = 0.0 if first is None else self.config.rate(iteration, first)
-        critic_rate, version = self.config.rate(iteration), self.learner.policy_version
+        rate = 0.0 if first is None else self.config.rate(iteration, first, begun=first)
+        critic_rate = self.config.rate(iteration, iteration if first is None else first, begun=0)
+        version = self.learner.policy_version
         metrics = self.learner.update(trajectories, credits_, iteration, rate=rate, critic_rate=critic_rate)
         return metrics | (self._step(trajectories, iteration) if self.learner.policy_version > version else {})
 
@@ -194,7 +195,7 @@ class Training:
         if self.current.monitor.goes_back and verdict.clean:
             self.folder.set_aside()
         finished, stopped = iteration + 1, verdict.decision is watch.RunDecision.STOP
-        if stopped or finished == self.config.iterations or finished % self.config.checkpoint.every == 0:
+        if stopped or finished == self.folder.planned or finished % self.config.checkpoint.every == 0:
             self.folder.save(self.learner, finished=finished, stopped=stopped)
         else:
             self.folder.finish(self.learner, finished=finished)

@@ -195,21 +195,22 @@ class Account:
         self._recent = deque[float](maxlen=RECENT)  # seconds
         self._until, self._validated = time.perf_counter(), _validations(history)
 
-    def line(self, history: Sequence[Mapping[str, float]]) -> str:
-        """Tells of the last iteration of a history, which has just ended."""
+    def line(self, history: Sequence[Mapping[str, float]], planned: int) -> str:
+        """Tells of the last iteration of a history, which has just ended, in a run of `planned` ones."""
         now, validated, last = time.perf_counter(), _validations(history), history[-1]
         self._recent.append(now - self._until - sum(validated[len(self._validated) :]))
         self._until, self._validated = now, validated
-        finished, iterations, every = len(history), self._config.iterations, self._config.validation.every
-        left = (iterations - finished) * sum(self._recent) / len(self._recent)
+        finished, every = len(history), self._config.validation.every
+        left = (planned - finished) * sum(self._recent) / len(self._recent)
         if every:  # the policy of this iteration waits for its validation
-            awaited = -(-iterations // every) - (finished - 1) // every
+            awaited = -(-planned // every) - (finished - 1) // every
             left += awaited * (validated[-1] if validated else last["time/rollout_s"])
+        warms_up = not last["policy/learning_rate"]
         return (
             f"iteration {finished - 1}: {self._success} {last['rollout/success']:.3f}, "
             f"return {last['reward/total']:.3f}, rollout {duration(last['time/rollout_s'])}, "
             f"update {duration(last['time/update_s'])}; "
-            f"{finished} of {iterations} done{f', about {duration(left)} left' if left else ''}"
+            f"{finished} of {'at most ' * warms_up}{planned} done{f', about {duration(left)} left' if left else ''}"
         )
 
 

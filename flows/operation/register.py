@@ -53,8 +53,8 @@ def _describe(settings: params.Params, run: RunId) -> registry.Descriptor:
         missing = f"{training} holds no training of this version of the project"
         raise FileNotFoundError(f"{missing}; train it first (`agent-r1 train {' '.join(run.words)}`)")
     config, done = settings.run(run), progress.iterations
-    if not progress.stopped and done < config.iterations:
-        raise ValueError(f"{training} is at iteration {done} of {config.iterations}; train it to its end")
+    if not progress.stopped and done < (planned := progress.planned(config)):
+        raise ValueError(f"{training} is at iteration {done} of {planned}; train it to its end")
     if checkpoint.is_adapters_alone(policy):
         raise ValueError(f"the adapters in {policy} are not merged yet; start the training again, which does it")
     checkpoint.require_whole(policy.parent, checkpoint.POLICY)

@@ -73,7 +73,7 @@ SMALL = {
     },
     "env": {"top_k": 2, "max_steps": 4, "max_tokens": 448, "max_action_tokens": 64},
     "train": {
-        "iterations": 3,
+        "iterations": 2,
         "rollout": {"questions": 8},
         "update": {"minibatches": 2, "critic": {"warmup": {"iterations": 1, "explained_variance": 0, "limit": 0}}},
         "keep": {"learner": True},  # two trainings are compared by all that they end with

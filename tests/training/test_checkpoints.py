@@ -25,10 +25,10 @@ from agent_r1.training.folder import RunFolder
 from agent_r1.training.loop import Training, iterate
 from agent_r1.training.watch import RunDecision, StaleWeightsError, Unrecorded, Verdict
 
-ITERATIONS = 7
+ITERATIONS = 7  # two of the critic alone, and five of the policy
 KILLS = 2
 RUN = {
-    "iterations": ITERATIONS,
+    "iterations": ITERATIONS - 2,
     "rollout": {"questions": 3, "samples": 4},
     "credit": {"filter": {"kind": "top_p", "share": 0.9, "refill": 1}},
     "update": {
@@ -275,8 +275,8 @@ def test_how_often_may_change_while_a_run_is_trained(go: Go, alone: Alone) -> No
     assert [each for each in resumed.events if each in ("save", "finish")] == ["save", "finish", "save", "save"]
 
 
-REST = {  # three of ten iterations train the critic alone
-    "iterations": 10,
+REST = {  # three further iterations train the critic alone
+    "iterations": 7,
     "rollout": {"questions": 3, "samples": 4},
     "update": {
         "learning_rate": 7e-3,
@@ -291,10 +291,10 @@ def rates(folder: RunFolder, model: str) -> list[float]:
 
 
 def test_the_policys_schedule_begins_where_the_critics_warm_up_ends_also_after_a_kill(go: Go) -> None:
-    """The policy takes sevenths of its rate, from the fourth iteration on, and the critic tenths, from the first."""
+    """Both take sevenths of their rates from the fourth iteration on; before, the critic takes all of its rate."""
     folder, _ = go(REST)
     assert rates(folder, "policy") == pytest.approx([0, 0, 0, 7e-3, 6e-3, 5e-3, 4e-3, 3e-3, 2e-3, 1e-3])
-    assert rates(folder, "critic") == pytest.approx([tenths * 1e-3 for tenths in range(10, 0, -1)])
+    assert rates(folder, "critic") == pytest.approx([1e-2] * 3 + [sevenths / 7 * 1e-2 for sevenths in range(7, 0, -1)])
     learned = [line["update/episodes"] for line in folder.history()]
     assert (learned[:3], {*learned[3:]}) == ([0, 0, 0], {11, 12}), "the world may cut one of twelve short"
     assert folder.progress.policy_from == 3
@@ -308,10 +308,12 @@ def test_the_policys_schedule_begins_where_the_critics_warm_up_ends_also_after_a
 
 def test_a_policy_of_an_older_version_keeps_its_schedule_and_one_still_at_rest_takes_todays(go: Go) -> None:
     """Older checkpoints do not say where the warm-up ended."""
+    longer = REST | {"iterations": 10}
     for begun, later in ((5, [3.5e-3, 2.8e-3]), (2, [0.0, 7e-3])):
-        folder, _ = go(REST, f"update {begun}")
-        checkpoint.amend(folder.checkpoint, replace(folder.progress, policy_from=None))
-        folder, _ = go(REST, f"update {begun + 2}")
+        folder, _ = go(longer, f"update {begun}")
+        checkpoint.amend(folder.checkpoint, older := replace(folder.progress, policy_from=None))
+        assert older.planned(folder.config) == (10 if older.policy_version else 13)
+        folder, _ = go(longer, f"update {begun + 2}")
         assert rates(folder, "policy")[begun:] == pytest.approx(later)
         aside(folder)
 

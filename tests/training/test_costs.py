@@ -12,7 +12,12 @@ import pytest
 from agent_r1.costs import Costs, costs_in
 from agent_r1.training.loop import iterate
 
-RUN = {"iterations": 2, "rollout": {"questions": 2, "samples": 4}, "checkpoint": {"every": 2}}
+RUN = {
+    "iterations": 2,
+    "rollout": {"questions": 2, "samples": 4},
+    "update": {"critic": {"warmup": {"iterations": 0, "explained_variance": 0, "limit": 0}}},
+    "checkpoint": {"every": 2},
+}
 
 
 @pytest.fixture

@@ -43,10 +43,12 @@ def told(monkeypatch: pytest.MonkeyPatch, clock: list[float], rows: list[dict[st
     monkeypatch.setattr("agent_r1.training.watch.time.perf_counter", iter(clock).__next__)
     before = len(rows) - len(clock) + 1
     account = Account(settings, "exact match", rows[:before])
-    return [account.line([*rows[:number], ROW]) for number in range(before, len(rows))]
+    lasts = {number: {name: rows[number][name] for name in ROW} for number in range(before, len(rows))}
+    return [account.line([*rows[:number], last], planned=20) for number, last in lasts.items()]
 
 
-ROW = {"rollout/success": 0.6375, "reward/total": 0.25, "time/rollout_s": 14.2, "time/update_s": 31.0, "tool/s": 9.0}
+ROW = {"rollout/success": 0.6375, "reward/total": 0.25, "policy/learning_rate": 3e-4}
+ROW |= {"time/rollout_s": 14.2, "time/update_s": 31.0, "tool/s": 9.0}
 
 
 def test_a_finished_iteration_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,6 +56,8 @@ def test_a_finished_iteration_is_one_line(monkeypatch: pytest.MonkeyPatch) -> No
     line = "iteration 1: exact match 0.637, return 0.250, rollout 14 s, update 31 s; 2 of 20 done, about 15 min left"
     assert told(monkeypatch, [100.0, 150.0, 200.0], [ROW, ROW], every=0)[-1] == line  # 18 x 50 = 900 s
     assert told(monkeypatch, [100.0, 150.0], [ROW] * 20, every=0)[-1].endswith("update 31 s; 20 of 20 done")
+    alone = ROW | {"policy/learning_rate": 0.0}  # the critic's warm-up may end sooner
+    assert "1 of at most 20 done, about" in told(monkeypatch, [100.0, 150.0], [alone], every=0)[-1]
     assert [duration(seconds) for seconds in (0.42, 9.96, 99, 100, 5900, 6000)] == [
         "0.4 s", "10 s", "99 s", "1.7 min", "98 min", "1.7 h"
     ]  # fmt: skip
