@@ -36,8 +36,8 @@ model: {threads: 1}
 warm_start: {vocab_size: 640, hidden_size: 64, layers: 2, heads: 2, demonstrations: 400, naive_rag_demonstrations: 40,
   batch_size: 16, steps: 100, learning_rate: 0.003}
 env: {top_k: 2, max_steps: 4, max_tokens: 448, max_action_tokens: 64}
-train: {iterations: 4, checkpoint: {every: 3}, rollout: {questions: 8},
-  update: {minibatches: 2, critic: {warmup: {limit: 3}}}}
+train: {iterations: 3, checkpoint: {every: 3}, rollout: {questions: 8},
+  update: {minibatches: 2, critic: {warmup: {iterations: 1, explained_variance: 0.0, limit: 0}}}}
 evaluate: {questions: 12, bootstrap_samples: 100}
 repro_runs: [ppo]
 repro_baselines: [base_tool_call]

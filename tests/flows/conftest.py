@@ -95,7 +95,7 @@ SMALL = {
         "seeds": [0, 1],
         "references": [],
         "closer": {"runs": [], "seeds": []},
-        "train": {"iterations": 2, "validation": {"every": 2, "questions": 6}},
+        "train": {"iterations": 1, "validation": {"every": 2, "questions": 6}},
     },
     "operate": {"retry_delay_s": 0.0},
 }

@@ -316,7 +316,7 @@ def test_what_is_not_finished_is_not_registered(
     (POLICY / "adapter").mkdir()
     (POLICY / "model.safetensors").unlink()
     (POLICY.parent / "SHA256SUMS").unlink()
-    checkpoint.seal(POLICY.parent, Progress(iterations=iterations, policy_version=1))
+    checkpoint.seal(POLICY.parent, Progress(iterations=iterations, policy_version=1, policy_from=1))
     with pytest.raises(ValueError, match=message):
         register_stage.register(RunId("ppo"))
     assert not registry.versions()

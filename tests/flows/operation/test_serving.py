@@ -302,8 +302,8 @@ def test_a_run_with_a_command_of_its_own_runs_the_flow_and_an_unknown_name_is_to
     """In a work pool that an earlier version of the project left, too."""
     mark = served.folder / "ran"
     chosen = {"command": f"touch {mark}", "env": {"PATH": ""}, "working_dir": "/"}
-    run = served.trigger(run="ppo", overrides={"iterations": 3}, job_variables=chosen)
-    assert "overrides of ppo: iterations is 3 already" in served.ends(run)
+    run = served.trigger(run="ppo", overrides={"iterations": 2}, job_variables=chosen)
+    assert "overrides of ppo: iterations is 2 already" in served.ends(run)
     assert served.state(run) == "Invalid"
     assert not mark.exists()
 
