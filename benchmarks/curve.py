@@ -1,8 +1,8 @@
-"""How soon a world is learned: `python -m benchmarks.curve OVERLAY --into FOLDER [--seeds 0 1 2] [--store]`.
+"""How soon a world is learned: `python -m benchmarks.curve [OVERLAY] --into FOLDER [--seeds 0 1 2] [--store]`.
 
-Lays the overlay out in a folder, and trains `grpo` there: runs that end after 48 and 192 episodes, of 4 questions and 4
-samples of each, and whole ones; then `ppo`, and `grpo` paid for its format alone. All are asked the dev questions,
-greedily and with 4 samples at temperature 1. What is there already is not made again.
+Lays the overlay out in a folder, or else the project as it is, and trains `grpo` there: runs that end after 48 and 192
+episodes, of 4 questions and 4 samples of each, and whole ones; then `ppo`, and `grpo` paid for its format alone. All
+are asked the dev questions, greedily and with 4 samples at temperature 1. What is there already is not made again.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -20,16 +21,18 @@ from typing import Any, NamedTuple
 from agent_r1.evaluation.protocols import SCRIPTED, open_exam
 from agent_r1.evaluation.scores import predict
 from agent_r1.files import read_metrics, write_text
+from agent_r1.learn import checkpoint
 from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import Params, load
 from agent_r1.params.places import PARAMS, RunId, policy_in
 from agent_r1.params.stages import Protocol
-from agent_r1.records import CallStatus, Outcome, Question, Trajectory
+from agent_r1.records import GREEDY, CallStatus, Outcome, Question, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.tables import read_rows
 from agent_r1.training.questions import VALIDATED
+from benchmarks.reruns import copy_project
 from benchmarks.stored import ROOT, Row, options, show
-from flows.overlay import lay_out
+from flows.overlay import BASE, lay_out
 
 SAMPLES = 4
 SMALL = {"rollout": {"questions": 4, "samples": 4}}
@@ -78,24 +81,25 @@ def well_formed(trajectories: Iterable[Trajectory]) -> float:
     return 1 - fmean(ill)
 
 
-def asked(settings: Params, policy: Path, protocol: Protocol, samples: int) -> dict[str, float]:
-    """Success on the dev questions, in all and by stratum, and the share of well-formed actions."""
-    known = Path("asked") / f"{policy}-{protocol}-{samples}.json".replace("/", "-")
+def asked(settings: Params, policy: Path, protocol: Protocol = "tool_call") -> dict[str, float]:
+    """Success on the dev questions, in all, by stratum and greedily, and the share of well-formed sampled actions."""
+    known = Path("asked") / f"{policy}-{protocol}.json".replace("/", "-")
     if not known.exists():
-        evaluate = {"samples": samples, "temperature": float(samples > 1)}
+        evaluate = {"samples": SAMPLES, "temperature": 1.0}
         settings = settings.model_copy(update={"evaluate": settings.evaluate.model_copy(update=evaluate)})
         questions = [row for row in read_rows(settings.places.questions, Question) if row.split == "dev"]
-        with open_exam(protocol, questions, Chat(load_tokenizer(str(policy))), settings) as exam:
+        with open_exam(protocol, questions, Chat(load_tokenizer(str(policy))), settings, greedily=True) as exam:
             by_script = protocol in SCRIPTED
             made = exam.by_script(lambda: None) if by_script else exam.by_policy(str(policy), 0, None, lambda: None)
-        found: dict[str, list[float]] = {"success": [], "grade": []}
+        found: dict[str, list[float]] = {}
         strata = {row.question_id: row.strata for row in questions}
         for each in predict(made, questions, "", 0):
             of = strata[each.question_id]
-            for name in ("success", f"{of['kind']} of {of['hops']}"):
+            drawn = ("success", f"{of['kind']} of {of['hops']}")
+            for name in drawn if each.sample != GREEDY else ("greedily",):
                 found.setdefault(name, []).append(each.success)
-        means = {name: round(fmean(of), 4) for name, of in found.items() if of}
-        write_text(known, json.dumps(means | {"well formed": round(well_formed(made), 4)}, indent=1))
+        found["well formed"] = [well_formed(each for each in made if each.sample != GREEDY)]
+        write_text(known, json.dumps({name: round(fmean(of), 4) for name, of in found.items()}, indent=1))
     content: dict[str, float] = json.loads(known.read_text())
     return content
 
@@ -111,14 +115,15 @@ def trained(settings: Params, names: Iterable[str], seeds: Iterable[int]) -> dic
 
 def _ended(settings: Params, run: RunId) -> bool:
     folder = settings.places.training(run)
-    done = read_metrics(folder) if (folder / "metrics.jsonl").exists() else []
-    return len(done) == settings.run(run).iterations and VALIDATED in done[-1]
+    progress = checkpoint.progress(folder / "checkpoint")
+    return progress is not None and progress.iterations == progress.planned(settings.run(run))
 
 
-def sampled(folder: Path) -> tuple[float, float]:
-    """The success of samples at half of the iterations, and at the end."""
-    found = [each[VALIDATED] for each in read_metrics(folder) if VALIDATED in each]
-    return found[0], found[-1]
+def sampled(folder: Path) -> list[tuple[int, float]]:
+    """What each validation found, at half of the iterations and at the end, behind the episodes learned from."""
+    rows = read_metrics(folder)
+    learned = accumulate(int(each["update/episodes"]) for each in rows)
+    return [(total, each[VALIDATED]) for total, each in zip(learned, rows, strict=True) if VALIDATED in each]
 
 
 class Scale(NamedTuple):
@@ -151,33 +156,36 @@ def rows(world: str, settings: Params, trainings: dict[tuple[str, int], Path]) -
     """Floor, ceiling and warm start, then what each trial gains over that; a short run's gain is a part of `grpo`'s."""
     start = settings.places.warm_start
     for name in SCRIPTED:
-        yield row(world, name, 0, [asked(settings, start, name, 1)["success"]])
-    first, likeliest = (asked(settings, start, "tool_call", samples)["success"] for samples in (SAMPLES, 1))
+        yield row(world, name, 0, [asked(settings, start, name)["success"]])
+    first, likeliest = (asked(settings, start)[name] for name in ("success", "greedily"))
     yield row(world, "warm start", 0, [first], [likeliest])
     scales: dict[str, tuple[Scale, Scale]] = {}
     for name in sorted({trial for trial, _ in trainings}, key=[*WHOLE, *TRIALS].index):
         folders = [folder for (trial, _), folder in trainings.items() if trial == name]
-        greedy = [asked(settings, policy_in(each), "tool_call", 1)["success"] for each in folders]
-        halves, ends = zip(*(sampled(each) for each in folders), strict=True)
+        greedy = [asked(settings, policy_in(each))["greedily"] for each in folders]
+        found = [sampled(each) for each in folders]
+        halves, ends = ([each[place][1] for each in found] for place in (0, -1))
+        episodes, all_episodes = (round(fmean(each[place][0] for each in found)) for place in (0, -1))
         scales[name] = Scale(first, fmean(ends)), Scale(likeliest, fmean(greedy))
         of_sampled, of_greedy = scales[name if name in WHOLE else "grpo"]
-        rollout, iterations = (config := settings.run(variant(settings, name, 0))).rollout, config.iterations
-        per_iteration = rollout.questions * rollout.samples
         if name in WHOLE:
-            half = row(world, name, iterations // 2 * per_iteration, halves)
+            half = row(world, name, episodes, halves)
             yield half | {"of its gain": of_sampled.share(halves)}
-        end = row(world, "grpo" if name.isdecimal() else name, iterations * per_iteration, ends, greedy)
+        end = row(world, "grpo" if name.isdecimal() else name, all_episodes, ends, greedy)
         yield end | {"of its gain": of_sampled.share(ends), "of its greedy gain": of_greedy.share(greedy)}
 
 
 def main() -> None:
     parser = options("Trains in a world, and says after how many episodes it is learned.")
-    parser.add_argument("overlay", help="of a file in overlays/, without .yaml")
+    parser.add_argument("overlay", nargs="?", default=BASE.stem, help="of a file in overlays/, without .yaml")
     parser.add_argument("--into", type=Path, required=True, help="the folder of the trainings")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--trials", nargs="+", default=list(TRIALS), choices=TRIALS)
     given = parser.parse_args()
-    lay_out(given.overlay, given.into)
+    if given.overlay != BASE.stem:
+        lay_out(given.overlay, given.into)
+    elif not given.into.exists():
+        copy_project(given.into)
     os.chdir(given.into)
     settings = load(Path(PARAMS))
     made = {
