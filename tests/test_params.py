@@ -670,7 +670,7 @@ def test_a_warm_up_waits_for_what_the_critic_explains_up_to_a_limit(content: dic
 def test_a_member_of_the_sweep_has_its_seed_and_its_iterations(params: Params) -> None:
     member = params.run(RunId("grpo", seed=2, sweep="ablations"))
     assert (member.seed, member.iterations) == (2, params.ablations.train["iterations"])
-    assert member.validation.every == 4 != params.train.validation.every
+    assert member.validation.every == 5 != params.train.validation.every
     assert member.credit == params.run(RunId("grpo")).credit
     assert params.run(RunId("grpo", seed=2)).iterations == params.train.iterations
     with pytest.raises(ValueError, match="no sweep 'ablation'"):
