@@ -21,7 +21,7 @@ from agent_r1.params.stages import Budget
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 INK, MUTED, GRID = "#222222", "#6B6B6B", "#E3E3E3"
-DASHES = ((5, 4), (1, 2), (5, 2, 1, 2), (9, 3), (3, 1))  # points drawn and left out, by baseline
+DASHES = ((5, 4), (1, 2), (5, 2, 1, 2), (9, 3), (3, 1), (12, 2, 1, 2, 1, 2))  # points drawn and left out, by baseline
 SMOOTHED_OVER = 5  # iterations
 PANELS_PER_ROW = 5
 SWEEP, FEW = (13, 2.6), (9, 4.2)  # inches: the width of a sweep's picture and the height of a row of panels
@@ -84,12 +84,14 @@ def taken(seeds: Sequence[Curve], budget: Budget) -> float:
 def gained(seeds: Sequence[Curve], share: float) -> float:
     """The episodes learned from when a run first had so much of its gain, the mean of the seeds; NaN without a gain.
 
-    The gain is that of the sampled episodes' success, a mean of three iterations in a row.
+    The gain is that of the sampled episodes' success, a mean of three iterations in a row. Within two of its standard
+    errors, as of right and wrong answers by chance, it is none.
     """
     found = []
     for curve in seeds:
         means = np.convolve([row[SAMPLED] for row in curve], np.full(GAIN_OVER, 1 / GAIN_OVER), "valid")
-        if len(means) < 2 or means[-1] <= means[0]:
+        ends, episodes = means[[0, -1]], GAIN_OVER * curve[-1].get("update/episodes", np.nan)
+        if len(means) < 2 or not ends[1] - ends[0] > 2 * np.sqrt((ends * (1 - ends)).sum() / episodes):
             return np.nan
         there = np.argmax(means >= means[0] + share * (means[-1] - means[0]))
         found.append(spent(curve, "episodes")[there + GAIN_OVER])
@@ -211,8 +213,8 @@ def final_scores(
         ink = colour.get(name, MUTED)
         axes.plot([found.low, found.high], [row, row], color=ink, **INTERVAL)
         axes.plot(found.mean, row, color=ink, clip_on=False, **MEAN)  # a score of 1 stands on the edge
-        of_seeds = seeds.get(name, [])
-        axes.plot(of_seeds, [row + 0.24] * len(of_seeds), color=ink, clip_on=False, **SEED)
+        if of_seeds := seeds.get(name):  # an empty line would take room
+            axes.plot(of_seeds, [row + 0.24] * len(of_seeds), color=ink, clip_on=False, **SEED)
         text: dict[str, Any] = {"color": ink, "fontsize": 14, "fontweight": "bold", "va": "center"}
         axes.annotate(f"{found.mean:.3f}", (found.high, row), (10, 0), textcoords="offset points", **text)
     axes.set_yticks(range(len(scores)), list(scores))

@@ -61,6 +61,9 @@ def test_the_gain_is_that_of_three_iterations_in_a_row() -> None:
     assert gained([learned, [{**row, "update/episodes": 20.0} for row in learned]], 0.5) == 90
     assert np.isnan(gained([learned, learned[:3]], 0.5))
     assert np.isnan(gained([learned[::-1]], 0.5))
+    chance = [{"rollout/success": each, "update/episodes": 100.0} for each in (0.5, 0.5, 0.5, 0.5, 0.6, 0.7)]
+    assert np.isnan(gained([chance[:-1]], 0.5)), ".033 is within two of .041"
+    assert gained([chance], 0.5) == 600, ".1 is above two of .040"
 
 
 def drawn_in(path: Path, colour: str, *, right: float = 1.0) -> int:
