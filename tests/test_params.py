@@ -39,6 +39,7 @@ DEFAULTS = {
     "search.cache_entries": 10_000,
     "search.hybrid.rrf_constant": 60,
     "search.remote.backoff_s": 0.5,
+    "train.reference": "",
     **{f"env.tools.{name}": None for name in ("calculator", "read", "python")},
     **{f"train.credit.rewards.{name}": 0.0 for name in load(FILE).train.credit.rewards.weights if name != "agent_r1"},
     "train.update.critic.value_clip": 0.5,
@@ -354,6 +355,7 @@ REFUSED = {
         update.clip_high: 4.9e+8 | clip_high 4.9e+08 never acts: ratios end at e^20, 4.85e+08
         update.dual_clip: 1.0e+9 | dual_clip 1e+09 never acts
         update.importance_cap: 1.0e+9 | importance_cap 1e+09 never acts
+        reference: outputs/teacher | reference 'outputs/teacher' has no effect while credit.kl_reward and update.kl_loss
         update.importance_cap: 0.5 | importance_cap 0.5 cuts ... set it to 1 or more
         update.clip_low: 0.999999999 | clip_low 0.999999999000 ... never acts: ratios begin at e^-20
         update.clip_low: 1.0 | clip_low 1 never acts: ratios begin at e^-20, 2.06e-09
@@ -478,6 +480,8 @@ ACCEPTED = """
     train.update.ratio: sequence_token, train.credit.estimator: step_gae
     train.update.critic.warmup: {iterations: 20, explained_variance: 0, limit: 0}, train.iterations: 3
     train.update.learning_rate_warmup: 7
+    train.reference: outputs/teacher, train.update.kl_loss: 0.1
+    train.reference: outputs/teacher, train.credit.kl_reward: 1.0, train.credit.rewards.agent_r1: 0
     train.update.learning_rate_warmup: 2
     +GROUP, train.update.learning_rate_warmup: 2, train.credit.estimator: grpo
     train.rollout.questions: 1, train.update.minibatches: 1, train.update.critic.minibatches: 1

@@ -231,7 +231,9 @@ class Replayer:
         return Learner(self.stored.warm_start, own.update, self.model, with_critic=False, seed=own.seed)
 
     def _reference(self, config: TrainParams) -> Reference:
-        """The warm start; with adapters, the learner's own model without them."""
+        """The run's own, or the warm start; with adapters, the learner's own model without them."""
+        if config.reference:
+            return frozen(config.reference, compute_of(self.model, config.update, default_device()))
         if self.with_gradient and self.model.adapter:
             return reference_of(self.learner, self.stored.warm_start)
         return frozen(self.stored.warm_start, compute_of(self.model, config.update, default_device()))

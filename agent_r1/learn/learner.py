@@ -36,6 +36,7 @@ class Options:
     """How a learner runs. The defaults suit one process on the accelerator."""
 
     with_reference: bool = False
+    reference: str = ""  # its folder or hub id; "" is where the learner starts
     device: torch.device | None = None  # None is the default of `ranks`
     merges: bool = True  # whether a policy with adapters is saved with merged weights too
     offload: bool = False  # of the optimisers' states, see `adamw`
@@ -73,7 +74,7 @@ class Models:
         make = partial(optimizers.adamw, betas=params.betas, weight_decay=params.weight_decay, offload=options.offload)
         self.policy_optimizer = make(self.policy, params.learning_rate)
         self.critic_optimizer = make(self.critic, params.critic.learning_rate) if self.critic else None
-        self.reference = reference_of(self, path) if options.with_reference else None
+        self.reference = reference_of(self, path, options.reference) if options.with_reference else None
 
     @property
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
@@ -281,15 +282,23 @@ def _load_models(
     return policy, critic
 
 
-def reference_of(learner: Models, path: str | Path) -> Reference:
-    """The start of a learner: its own policy without the adapters, or the model at its `path`."""
-    return Reference(learner.policy, learner.compute) if learner.adapter else frozen(path, learner.compute)
+def reference_of(learner: Models, path: str | Path, other: str = "") -> Reference:
+    """The start of a learner: its own policy without the adapters, or the model at its `path`; or else another model.
+
+    Raises ValueError for one that has other tokens.
+    """
+    if other and load_tokenizer(other).get_vocab() != learner.tokenizer.get_vocab():
+        raise ValueError(f"train.reference {other} has other tokens than {path}; take a model with the same tokenizer")
+    if other or not learner.adapter:
+        return frozen(other or path, learner.compute)
+    return Reference(learner.policy, learner.compute)
 
 
 def learner_of(settings: Params, config: TrainParams, path: str | Path, *, seed: int, ranks: Ranks = ALONE) -> Learner:
     """The learner of a run that starts from the model at `path`; every rank builds its own with it."""
     options = Options(
         with_reference=config.needs_reference,
+        reference=config.reference,
         merges=settings.engine.kind == "server",  # the others sample with the adapters themselves
         offload=settings.learner.optimizer_offload,
         ranks=ranks,

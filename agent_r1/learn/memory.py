@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import psutil
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from agent_r1.devices.sharing import led
+from agent_r1.files import load_pretrained
 from agent_r1.learn.adapter import attach
 from agent_r1.learn.optimizers import undone
 from agent_r1.learn.scoring import room
@@ -22,6 +23,7 @@ from agent_r1.params import Params
 from agent_r1.params.env import EnvParams
 from agent_r1.params.places import RunId
 from agent_r1.params.stages import LoraParams
+from agent_r1.params.train import TrainParams
 from agent_r1.pretrained import compute_dtype, default_device, require_window
 from agent_r1.records import Credit, Outcome, Source, Trajectory
 
@@ -54,7 +56,7 @@ class Demand:
     dtype: torch.dtype = torch.float32  # of the matrix products
     adapter: LoraParams | None = None
     critic: bool = False
-    reference: bool = False
+    reference: PretrainedConfig | None = None  # the model's own lies beneath adapters already
     gradient_checkpointing: bool = False
     optimizer_offload: bool = False
     ranks: int = 1  # that shard the weights, each with a device
@@ -73,7 +75,7 @@ def demand_of(config: PretrainedConfig, settings: Params, meant: RunId, device: 
         dtype=dtype,
         adapter=settings.model.adapter,
         critic=run.credit.needs_critic,
-        reference=run.needs_reference,
+        reference=_reference_of(config, run),
         gradient_checkpointing=settings.model.gradient_checkpointing,
         optimizer_offload=settings.learner.optimizer_offload and cuda,
         ranks=settings.learner.ranks,
@@ -81,6 +83,14 @@ def demand_of(config: PretrainedConfig, settings: Params, meant: RunId, device: 
         sampler_gib=_sampler_gib(config, settings, dtype, device),
         sampler_sleeps=settings.engine.kind == "vllm" and settings.engine.vllm.sleep and cuda,
     )
+
+
+def _reference_of(config: PretrainedConfig, run: TrainParams) -> PretrainedConfig | None:
+    """The configuration of a run's reference, if it asks one."""
+    if not run.needs_reference:
+        return None
+    found: PretrainedConfig = load_pretrained(AutoConfig, run.reference) if run.reference else config
+    return found
 
 
 def check(config: PretrainedConfig, settings: Params, runs: Sequence[RunId]) -> None:
@@ -150,8 +160,8 @@ def estimate(demand: Demand) -> dict[str, float]:
         name: trained[name] * FLOAT32 * (2 + states) + bool(count.adapters) * weights * frozen
         for name, weights in learners.items()
     }
-    if demand.reference and not demand.adapter:
-        parts["reference"] = count.policy * frozen
+    if demand.reference and not (demand.adapter and demand.reference is demand.model):
+        parts["reference"] = count_parameters(demand.reference, None).policy * frozen
     if frozen < FLOAT32 and not demand.adapter and demand.ranks == 1:  # ranks gather them in the compute dtype
         parts["weights cast for matrix products"] = count.policy * frozen
     parts = {name: size / demand.ranks for name, size in parts.items()}

@@ -209,7 +209,7 @@ def env(p: EnvParams) -> Refusals:
 
 def credit(p: CreditParams) -> Refusals:
     estimator, mask = f"estimator {p.estimator}", p.advantage_mask
-    if not any(p.rewards.weights.values()):
+    if not any(p.rewards.weights.values()) and not p.kl_reward:
         yield "all reward weights are 0: nothing can be learned; set at least one above 0"
     divides_by_std = p.estimator == "grpo" or (p.estimator == "gigpo" and p.gigpo.std)
     if divides_by_std and p.kl_reward:
@@ -259,6 +259,9 @@ def update(p: UpdateParams) -> Refusals:
 def train(p: TrainParams) -> Refusals:
     if not p.validation.every and (p.validation.keep_best or p.validation.patience):
         yield "validation.every: 0 validates nothing for keep_best and patience; set every to 1 or more"
+    if p.reference and not p.needs_reference:
+        given = f"reference {p.reference!r} has no effect while credit.kl_reward and update.kl_loss are 0"
+        yield f"{given}; set one above 0, or leave it out"
     yield from groups(p)
     yield from minibatches(p)
     yield from warmups(p)

@@ -145,6 +145,7 @@ class KeepParams(Section):
 
 class TrainParams(Section):
     seed: Natural
+    reference: str = ""  # a folder or hub id; "" is the model that the run starts from
     iterations: Count
     rollout: RolloutParams
     credit: CreditParams
@@ -168,7 +169,7 @@ class TrainParams(Section):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the policy is held near the model it started from."""
+        """Whether the policy is held near another model, or near the one that it started from."""
         return self.credit.kl_reward > 0 or self.update.kl_loss > 0
 
     @property

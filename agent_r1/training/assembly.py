@@ -68,6 +68,7 @@ class Assembly:
             "index": shared.index.index_hash,
             "warm_start": model_hash(str(self.model)),
             "prompt": Chat(load_tokenizer(self.model)).prompts_hash(opened),
+            **({"reference": model_hash(self.config.reference)} if self.config.reference else {}),
             **own_rewards.sources(self.config.credit.rewards),
             **shared.sources(),
         }

@@ -60,6 +60,14 @@ def test_the_penalty_joins_the_rewards_of_the_tokens(episode: Trajectory) -> Non
     assert metrics["policy/reference_kl"] > 0
 
 
+def test_a_teacher_alone_gives_every_token_its_own_advantage(episode: Trajectory) -> None:
+    """At gamma 0: -1/2, 1/4 and -1, less their mean -5/12, by their std, which is the root of 114/3 twelfths."""
+    distilled = params("reinforce_pp", gamma=0.0, kl_reward=1.0, weights={})
+    [credit], _ = assign([episode], None, distilled, reference=[REFERENCE])
+    expected = [each / math.sqrt(114 / 3) for each in (-1, 8, -7)]
+    assert credit.advantages[episode.action_mask].tolist() == pytest.approx(expected, abs=1e-6)
+
+
 def test_the_penalty_is_part_of_a_groups_returns() -> None:
     """Which is why estimator grpo refuses it: equal rewards, and any coefficient gives the same advantages."""
     rows = [trajectory("PA", progress(1), name=str(i)) for i in range(2)]

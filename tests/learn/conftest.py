@@ -73,6 +73,7 @@ def make_learner(tiny_model: Path, update_params: UpdateParams) -> MakeLearner:
         packing: bool = False,
         float32_output: bool = False,
         merges: bool = True,
+        reference: str = "",
         **changes: Any,
     ) -> Learner:
         lora = adapter or NO_LORA
@@ -90,7 +91,9 @@ def make_learner(tiny_model: Path, update_params: UpdateParams) -> MakeLearner:
             ),
             with_critic=with_critic,
             seed=3,
-            options=Options(device=torch.device("cpu"), merges=merges),
+            options=Options(
+                device=torch.device("cpu"), merges=merges, with_reference=bool(reference), reference=reference
+            ),
         )
 
     return build

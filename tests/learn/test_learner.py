@@ -1,4 +1,5 @@
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -6,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
 from agent_r1.learn import scoring
 from agent_r1.learn.learner import Learner
 from agent_r1.learn.model import load_policy
@@ -621,3 +621,30 @@ def test_the_policy_learns_what_pays_and_the_critic_what_to_expect(
     expected = 1.0 if sign > 0 else 0.0
     assert shares[-1] == pytest.approx(expected, abs=0.1)
     assert learner.values(episodes)[0][2] == pytest.approx(expected, abs=0.2)
+
+
+@pytest.mark.parametrize("adapter", [None, LoraParams(rank=2, alpha=4, targets=["all-linear"])])
+def test_another_model_is_the_reference(
+    make_learner: Make, trajectories: list[Trajectory], tmp_path: Path, adapter: LoraParams | None
+) -> None:
+    """On-policy distillation: its own logprobs of what the policy sampled, also where that trains adapters."""
+    teacher = make_learner()
+    torch.nn.init.normal_(teacher.policy.get_input_embeddings().weight, generator=torch.Generator().manual_seed(1))
+    teacher.save_policy(tmp_path)
+    learner = make_learner(reference=str(tmp_path), adapter=adapter)
+    told, own = learner.reference_logprobs(trajectories), learner.logprobs(trajectories)
+    for each, found, taught, student in zip(trajectories, told, teacher.logprobs(trajectories), own, strict=True):
+        assert found[each.action_mask].tolist() == taught[each.action_mask].tolist()
+        assert abs(found - student)[each.action_mask].max() > 0.1
+
+
+def test_a_reference_with_other_tokens_is_refused(make_learner: Make, tmp_path: Path) -> None:
+    """As many, of which two have each other's numbers."""
+    make_learner().save_policy(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    vocab = content["model"]["vocab"]
+    one, other = list(vocab)[-2:]
+    vocab[one], vocab[other] = vocab[other], vocab[one]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"train.reference \S+ has other tokens than \S+; take a model with the same"):
+        make_learner(reference=str(tmp_path))

@@ -67,7 +67,7 @@ DEMAND = Demand(
     dtype=torch.float32,
     adapter=None,
     critic=True,
-    reference=True,
+    reference=SMALL,
     gradient_checkpointing=False,
     tokens=10,
     sampler_gib=3.0,
@@ -208,7 +208,7 @@ def test_the_table_adds_up() -> None:
 def test_the_demand_of_the_projects_own_params() -> None:
     settings = load(PARAMS)
     demand = demand_of(SMALL, settings, RunId("ppo"), CPU)
-    assert (demand.critic, demand.reference, demand.adapter, demand.tokens) == (True, False, None, 2048)
+    assert (demand.critic, demand.reference, demand.adapter, demand.tokens) == (True, None, None, 2048)
     weights, cache = 4 * POLICY / GIB, settings.engine.vllm.cpu_cache_gib
     assert demand.sampler_gib == pytest.approx(weights + cache)
     more = settings.engine.vllm.model_copy(update={"replicas": 2, "tensor_parallel_size": 3})
@@ -267,7 +267,7 @@ def test_the_full_configuration_fits_one_80_gb_gpu(monkeypatch: pytest.MonkeyPat
     base, changes = (yaml.safe_load(path.read_text()) for path in (PARAMS, PARAMS.parent / "overlays/qwen2.5-3b.yaml"))
     settings = Params.model_validate(override(base, changes | {"places": {}}))
     demand = demand_of(QWEN_3B, settings, RunId("ppo"), torch.device("cuda"))
-    assert (demand.dtype, demand.critic, demand.reference, demand.tokens) == (torch.bfloat16, True, True, 8192)
+    assert (demand.dtype, demand.critic, demand.reference, demand.tokens) == (torch.bfloat16, True, QWEN_3B, 8192)
     parts = estimate(demand)
     assert sum(parts.values()) == pytest.approx(53, abs=1)  # as docs/data_and_models.md says
     require_fit(parts, 79.0)
