@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from agent_r1.learn import scoring
 from agent_r1.learn.learner import Learner
 from agent_r1.learn.model import load_policy
