@@ -232,11 +232,10 @@ class Replayer:
 
     def _reference(self, config: TrainParams) -> Reference:
         """The run's own, or the warm start; with adapters, the learner's own model without them."""
-        if config.reference:
-            return frozen(config.reference, compute_of(self.model, config.update, default_device()))
+        start = self.stored.warm_start
         if self.with_gradient and self.model.adapter:
-            return reference_of(self.learner, self.stored.warm_start)
-        return frozen(self.stored.warm_start, compute_of(self.model, config.update, default_device()))
+            return reference_of(self.learner, start, config.reference)
+        return frozen(config.reference or start, compute_of(self.model, config.update, default_device()))
 
     def _gradient(
         self, number: int, policy: PolicyOnDisk, rows: list[Trajectory], credits_: list[Credit], config: TrainParams
