@@ -59,7 +59,7 @@ def page(name: str) -> Page:
     table = text.partition("## Differences on the same questions")[2].partition("\n## ")[0]
     columns, halves = re.findall(r"less `(\w+)`", table), {}
     for run in chosen:
-        [line] = re.findall(rf"^\| `{run}` \|(.*)\|$", table, re.MULTILINE)
+        [line] = re.findall(rf"^\| `{run}`(?: \([^)]*\))? \|(.*)\|$", table, re.MULTILINE)
         for column, cell in zip(columns, line.split("|"), strict=True):
             bounds = re.search(r"\[([-+.\d]+), ([-+.\d]+)\]", cell)
             if bounds and column in means and (column, run) not in halves:
