@@ -116,7 +116,8 @@ def trained(settings: Params, names: Iterable[str], seeds: Iterable[int]) -> dic
 def _ended(settings: Params, run: RunId) -> bool:
     folder = settings.places.training(run)
     progress = checkpoint.progress(folder / "checkpoint")
-    return progress is not None and progress.iterations == progress.planned(settings.run(run))
+    learned = progress is not None and progress.iterations == progress.planned(settings.run(run))
+    return learned and VALIDATED in read_metrics(folder)[-1]  # the last policy is validated after its checkpoint
 
 
 def sampled(folder: Path) -> list[tuple[int, float]]:
@@ -169,8 +170,7 @@ def rows(world: str, settings: Params, trainings: dict[tuple[str, int], Path]) -
         scales[name] = Scale(first, fmean(ends)), Scale(likeliest, fmean(greedy))
         of_sampled, of_greedy = scales[name if name in WHOLE else "grpo"]
         if name in WHOLE:
-            half = row(world, name, episodes, halves)
-            yield half | {"of its gain": of_sampled.share(halves)}
+            yield row(world, name, episodes, halves) | {"of its gain": of_sampled.share(halves)}
         end = row(world, "grpo" if name.isdecimal() else name, all_episodes, ends, greedy)
         yield end | {"of its gain": of_sampled.share(ends), "of its greedy gain": of_greedy.share(greedy)}
 

@@ -283,9 +283,9 @@ def _load_models(
 
 
 def reference_of(learner: Models, path: str | Path, other: str = "") -> Reference:
-    """The start of a learner: its own policy without the adapters, or the model at its `path`; or else another model.
+    """The model at `other`; without one, the learner's start: its own policy without the adapters, or that at `path`.
 
-    Raises ValueError for one that has other tokens.
+    Raises ValueError for a model with other tokens.
     """
     if other and load_tokenizer(other).get_vocab() != learner.tokenizer.get_vocab():
         raise ValueError(f"train.reference {other} has other tokens than {path}; take a model with the same tokenizer")

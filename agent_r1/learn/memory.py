@@ -87,10 +87,8 @@ def demand_of(config: PretrainedConfig, settings: Params, meant: RunId, device: 
 
 def _reference_of(config: PretrainedConfig, run: TrainParams) -> PretrainedConfig | None:
     """The configuration of a run's reference, if it asks one."""
-    if not run.needs_reference:
-        return None
     found: PretrainedConfig = load_pretrained(AutoConfig, run.reference) if run.reference else config
-    return found
+    return found if run.needs_reference else None
 
 
 def check(config: PretrainedConfig, settings: Params, runs: Sequence[RunId]) -> None:
@@ -161,7 +159,8 @@ def estimate(demand: Demand) -> dict[str, float]:
         for name, weights in learners.items()
     }
     if demand.reference and not (demand.adapter and demand.reference is demand.model):
-        parts["reference"] = count_parameters(demand.reference, None).policy * frozen
+        beside = count if demand.reference is demand.model else count_parameters(demand.reference, None)
+        parts["reference"] = beside.policy * frozen
     if frozen < FLOAT32 and not demand.adapter and demand.ranks == 1:  # ranks gather them in the compute dtype
         parts["weights cast for matrix products"] = count.policy * frozen
     parts = {name: size / demand.ranks for name, size in parts.items()}

@@ -49,8 +49,8 @@ def taken_up(path: Path, identity: Identity = IDENTITY, iterations: int = ITERAT
 
 def run_folder(path: Path, identity: Identity = IDENTITY, iterations: int = ITERATIONS, **keep: Any) -> RunFolder:
     credit = SETTINGS.train.credit.model_copy(update={"estimator": "reinforce_pp"})  # without a critic's warm-up
-    keep_ = KeepParams(**{"learner": True, "every": 1} | keep)
-    changes = {"iterations": iterations, "credit": credit, "keep": keep_}
+    files = KeepParams(**{"learner": True, "every": 1} | keep)
+    changes = {"iterations": iterations, "credit": credit, "keep": files}
     return RunFolder(path, identity, SETTINGS.train.model_copy(update=changes))
 
 
