@@ -41,7 +41,7 @@ def evaluate(questions: list[Question], make_evaluation: Any) -> Evaluate:
 def curve(alarm_in: int | None, *, critic: bool = False, update_s: float = 10.0) -> list[dict[str, float]]:
     times = TIMES | {"time/update_s": update_s, "update/episodes": 12.0}
     rows = [
-        {"iteration": i, "rollout/success": 0.1 * i, "monitor/alarms": float(i == alarm_in), **times}
+        {"iteration": i, "rollout/success": 0.3 * i, "monitor/alarms": float(i == alarm_in), **times}
         | {name: (i + 1) * each for name, each in COSTS.items()}
         for i in range(4)
     ]
@@ -152,12 +152,12 @@ def test_a_run_alone_is_compared_with_no_other(evaluate: Evaluate, rendered: Pag
 
 
 def test_training_names_the_first_alarm(page: str) -> None:
-    # Four iterations of 20 and 10 s are two minutes, and a share is no time. The last three have .1, .2 and .3.
+    # Four iterations of 20 and 10 s are two minutes, and a share is no time. The last three have .3, .6 and .9.
     # Of the variance .2, .4 and .6 are explained then, where there is a critic. The last validations say .6 and .7.
-    # One of ppo's takes twice as long: after two minutes it has made two iterations, of 0 and .1, the others four.
+    # One of ppo's takes twice as long: after two minutes it has made two iterations, of 0 and .3, the others four.
     assert "| run | iterations | sampled exact match | at equal time, 2.0 min |" in page
-    assert "| `ppo` | 4 | 0.200 | 0.140 | 0.650 | 0.40 | none, 2 |" in page
-    assert "| `grpo` | 4 | 0.200 | 0.200 | n/a | n/a | none, none |" in page
+    assert "| `ppo` | 4 | 0.600 | 0.420 | 0.650 | 0.40 | none, 2 |" in page
+    assert "| `grpo` | 4 | 0.600 | 0.600 | n/a | n/a | none, none |" in page
 
 
 def test_pictures_stand_beside_the_page(page: str, tmp_path: Path) -> None:

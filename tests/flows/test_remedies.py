@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.evaluation.plan import plan
+from agent_r1.evaluation.plan import SHIPPED, plan
 from agent_r1.params import load
 from agent_r1.params.places import RunId
 from agent_r1.records import Question
@@ -184,7 +184,8 @@ def test_what_is_not_trained_registered_or_promoted_yet(project: Path) -> None:
         asks()
 
 
-def test_a_plan_of_too_little(project: Path) -> None:
+def test_a_plan_of_too_little(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent_r1.evaluation.plan.SHIPPED", SHIPPED._replace(samples=1, questions=0))
     for too_little in ({"questions": 1, "samples": 0}, {"questions": 0, "samples": 8}):
         with pytest.raises(ValueError, match="agent-r1 plan") as refused:
             plan(load(), 3, **too_little)

@@ -73,7 +73,8 @@ def touchy(tmp_path: Path, untrained: Path, inside: Inside, write_params: WriteP
             **(train or {}),
         }
         limits = {"max_steps": 1, "max_tokens": MAX_TOKENS, "max_action_tokens": max_action_tokens}
-        write_params(tmp_path, {"env": limits, "train": small, "runs": {"ppo": {}, "twin": {}}})
+        as_long = {"train": {"iterations": small["iterations"]}}
+        write_params(tmp_path, {"env": limits, "train": small, "runs": {"ppo": {}, "twin": {}}, "ablations": as_long})
         return tmp_path / PLACES.training(RunId("ppo"))
 
     with inside(tmp_path):

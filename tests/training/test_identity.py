@@ -132,6 +132,7 @@ def test_each_change_of_earlier_parameters_is_said(tmp_path: Path, caplog: pytes
         'train.credit.gigpo.state is missing, and taken as "context"; '
         "train.monitor.thresholds.long_step is missing, and taken as 0.0; "
         "train.monitor.thresholds.surprisal_jump is missing, and taken as 0.0; "
+        'train.reference is missing, and taken as ""; '
         "train.validation.samples is missing, and taken as 1; warm_start.checkpoint_every is missing, and taken as 0; "
         "warm_start.go_on is missing, and taken as 0.0; warm_start.by_relation is missing, and taken as 0.0; "
         "warm_start.longest is missing, and taken as 0"

@@ -8,10 +8,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import WorkerStatus
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -127,14 +128,14 @@ def test_a_sweep_is_trained_by_two_clones_and_the_one_that_asked_has_it_all(clon
 def test_workers_that_start_at_the_same_time_offer_one_pool(prefect_api: str) -> None:
     together = threading.Barrier(2)
 
-    def start() -> None:
-        with temporary_settings({PREFECT_API_URL: prefect_api}), get_client(sync_client=True) as client:
-            together.wait(PATIENCE_S)
-            offer(client, "others")
+    def start(client: SyncPrefectClient) -> None:
+        together.wait(PATIENCE_S)
+        offer(client, "others")
 
-    with ThreadPoolExecutor(2) as workers:
-        for started in [workers.submit(start) for _ in range(2)]:
-            started.result()
-    with temporary_settings({PREFECT_API_URL: prefect_api}), get_client(sync_client=True) as client:
-        assert client.read_work_pool("others").concurrency_limit is None
-        assert len(client.read_automations_by_name(CRASH_DETECTION.name)) == 1
+    with ExitStack() as clients:
+        clients.enter_context(temporary_settings({PREFECT_API_URL: prefect_api}))
+        both = [clients.enter_context(get_client(sync_client=True)) for _ in range(2)]
+        with ThreadPoolExecutor(2) as workers:
+            list(workers.map(start, both))
+        assert both[0].read_work_pool("others").concurrency_limit is None
+        assert len(both[0].read_automations_by_name(CRASH_DETECTION.name)) == 1
