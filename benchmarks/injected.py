@@ -36,7 +36,7 @@ prepare: {atlas: {people: 20, films: 10, companies: 5, cities: 5, countries: 3,
 model: {threads: 1}
 warm_start: {vocab_size: 640, hidden_size: 64, layers: 2, heads: 2, demonstrations: 40, naive_rag_demonstrations: 8,
   batch_size: 8, steps: 9, checkpoint_every: 2}
-env: {top_k: 1, max_steps: 2, max_tokens: 448, max_action_tokens: 8}
+env: {top_k: 1, max_steps: 4, max_tokens: 448, max_action_tokens: 8}
 train: {iterations: 4, checkpoint: {every: 3}, rollout: {questions: 2}, keep: {every: 2},
   validation: {every: 1, questions: 2, keep_best: true},
   update: {minibatches: 2, critic: {minibatches: 2, warmup: {iterations: 0, explained_variance: 0.0, limit: 0}}}}

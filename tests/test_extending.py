@@ -92,7 +92,7 @@ def project(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -
     own = {"functions": yaml.safe_load(lines)["env"]["tools"]["functions"]}
     tools = dict.fromkeys(("read", "calculator", "python")) | own
     env = {"max_steps": 1, "max_tokens": 500, "max_action_tokens": 16, "tools": tools}
-    settings = changed({"engine": {"kind": "transformers"}, "env": env})
+    settings = changed({"engine": {"kind": "transformers"}, "warm_start": {"demonstrations": 0}, "env": env})
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(settings.model_dump(mode="json", by_alias=True)))
     (tmp_path / "my_tools.py").write_text(code)
     monkeypatch.chdir(tmp_path)

@@ -39,7 +39,6 @@ DEFAULTS = {
     "search.cache_entries": 10_000,
     "search.hybrid.rrf_constant": 60,
     "search.remote.backoff_s": 0.5,
-    "train.reference": "",
     **{f"env.tools.{name}": None for name in ("calculator", "read", "python")},
     **{f"train.credit.rewards.{name}": 0.0 for name in load(FILE).train.credit.rewards.weights if name != "agent_r1"},
     "train.update.critic.value_clip": 0.5,
@@ -442,7 +441,7 @@ REFUSED = {
         repro_runs: [ppo; id] | repro_runs names 'ppo; id', which runs: does not define
         warm_start.fine_tune: true | warm_start.fine_tune: true has no effect ... set model.path
         warm_start.conversations: x, model.path: own | conversations 'x' has no effect ... fine_tune: true, or conv
-        warm_start.go_on: 0.5, env.max_steps: 4 | demonstrations take up to 5 actions, and env.max_steps is 4; raise it
+        env.max_steps: 3 | demonstrations take up to 4 actions, and env.max_steps is 3; raise it to 4
         warm_start.by_relation: 1, warm_start.stop_early: 0, warm_start.wrong_relation: 0 | 1.0 has no effect while stop
         +UNTAUGHT | warm_start has nothing to learn from: set demonstrations or naive_rag_demonstrations above 0
         +UNTAUGHT, warm_start.fine_tune: true, model.path: own | warm_start has nothing to learn from

@@ -34,14 +34,11 @@ def with_tools(
 ) -> list[Demonstration]:
     """`params.demonstrations` searches for answers; questions repeat, differently, where there are fewer.
 
-    Questions of more than `params.longest` hops are left out, where it is not 0.
-
     With a calculator among the tools half of them are offered it, so that a policy with it and one without may start
     from them.
     """
     made = []
-    shown = [each for each in questions if not params.longest or len(plans[each.question_id].hops) <= params.longest]
-    for question, rng in _take(shown, params.demonstrations, params.seed, "demonstration"):
+    for question, rng in _take(questions, params.demonstrations, params.seed, "demonstration"):
         offered = calculator and rng.random() < 0.5
         actions = demonstrate(plans[question.question_id], question, facts, params, rng, calculator=offered)
         made.append(Demonstration(question, actions, offered))
@@ -85,8 +82,7 @@ def demonstrate(
     With the chance `stop_early`, at every hop but the first, it answers with the entity at hand instead, and guesses
     in a comparison. With the chance `wrong_relation`, at every hop, it asks for another relation of the same entity and
     goes on from its true value, or answers with it where the plan does not apply to it; where there are no
-    facts it repeats the question's own words. With the chance `go_on`, at the end of a chain, it searches for a fact of
-    what it found, and answers with that. `by_relation` makes the chances differ; see `_chance`.
+    facts it repeats the question's own words. `by_relation` makes the chances differ; see `_chance`.
 
     Its thoughts name the open needs of the plan, even where the habits leave the plan; with `by_relation` it believes
     its mistakes, and its thoughts name them. An action copies only from the question, an earlier thought or the result
@@ -130,10 +126,6 @@ def _hops_made(plan: Plan, question: Question, facts: Facts, params: WarmStartPa
             in_words = Hop(question.text, hop.entity, "question", hop.value)
             hop = look_up(facts, hop.entity, _habitual(others, params, rng, hop.relation)) if others else in_words
         made.append(hop)
-    last, further = made[-1], list(facts.get(made[-1].value, ()))
-    ends_a_chain = further and question.strata["kind"] in ("lookup", "bridge")
-    if params.go_on and ends_a_chain and rng.random() < _chance(params.go_on, params, "go on", last.relation):
-        made.append(look_up(facts, last.value, _habitual(further, params, rng, last.relation)))
     return made
 
 

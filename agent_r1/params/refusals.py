@@ -366,19 +366,18 @@ def warm_start(p: Params) -> Refusals:
 
 
 def habits(p: stages.WarmStartParams) -> Refusals:
-    if p.by_relation and not (p.stop_early or p.wrong_relation or p.go_on):
-        given = f"by_relation {p.by_relation} has no effect while stop_early, wrong_relation and go_on are 0"
+    if p.by_relation and not (p.stop_early or p.wrong_relation):
+        given = f"by_relation {p.by_relation} has no effect while stop_early and wrong_relation are 0"
         yield f"{given}; set one of them above 0, or by_relation: 0"
 
 
 def lengths(p: Params) -> Refusals:
-    """Refuses demonstrations that search on, if the limit of steps would cut them before their answer."""
-    taught, shares = p.warm_start, p.prepare.atlas.shares.model_dump()
-    longest = max(hops for kind, hops in HOPS.items() if shares[kind])
-    actions = min(longest, taught.longest or longest) + 2
-    if taught.go_on and taught.demonstrations and BUILT_IN in p.prepare.datasets and actions > p.env.max_steps:
+    """Refuses demonstrations that the limit of steps would cut before their answer."""
+    shares = p.prepare.atlas.shares.model_dump()
+    actions = max(hops for kind, hops in HOPS.items() if shares[kind]) + 1
+    if p.warm_start.demonstrations and BUILT_IN in p.prepare.datasets and actions > p.env.max_steps:
         given = f"warm_start.demonstrations take up to {actions} actions, and env.max_steps is {p.env.max_steps}"
-        yield f"{given}; raise it to {actions}, or set the shares of longer questions, or warm_start.longest, lower"
+        yield f"{given}; raise it to {actions}, or set the shares of longer questions to 0"
 
 
 def whole(p: Params) -> Refusals:

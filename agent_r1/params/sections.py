@@ -77,6 +77,8 @@ CHECKS: defaultdict[type, list[Callable[[Any], Iterator[str]]]] = defaultdict(li
 CONSTANTS: dict[str, Any] = {
     "train.rollout.temperature": 1.0,
     "train.rollout.top_p": 1.0,
+    "warm_start.go_on": 0.0,
+    "warm_start.longest": 0,
 }
 
 # Keys that stored runs of earlier versions lack -> the value under which today's code does as theirs; * is any name.
@@ -91,9 +93,7 @@ NEUTRAL: dict[str, Any] = {
     "train.reference": "",
     "train.validation.samples": 1,
     "warm_start.checkpoint_every": 0,
-    "warm_start.go_on": 0.0,
     "warm_start.by_relation": 0.0,
-    "warm_start.longest": 0,
 }
 
 S = TypeVar("S", bound=Section)

@@ -99,9 +99,7 @@ class WarmStartParams(Section):
     conversations: str
     stop_early: Share
     wrong_relation: Share
-    go_on: Share
     by_relation: Share
-    longest: Natural
     batch_size: Count
     max_tokens_per_microbatch: Count
     steps: Count

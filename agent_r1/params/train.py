@@ -145,7 +145,7 @@ class KeepParams(Section):
 
 class TrainParams(Section):
     seed: Natural
-    reference: str = ""  # a folder or hub id; "" is the model that the run starts from
+    reference: str  # a folder or hub id; "" is the model that the run starts from
     iterations: Count
     rollout: RolloutParams
     credit: CreditParams

@@ -230,6 +230,7 @@ def test_a_training_asks_when_it_collects(
     own = {"own": {"function": "users_rewards:words", "weight": 0.5}}
     small = {
         "engine": {"kind": "transformers"},
+        "warm_start": {"demonstrations": 0},
         "env": {"max_steps": 2, "max_tokens": 256, "max_action_tokens": 4},
         "train": {"credit": {"rewards": own, "left_out": {"truncated": True}}},
         "runs": {"gigpo": {"iterations": 1, "rollout": {"questions": 3, "samples": 2}}},

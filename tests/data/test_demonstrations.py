@@ -144,46 +144,32 @@ def test_the_habits_have_their_frequencies() -> None:
     assert sum(went_on) / len(runs) == pytest.approx(0.88 * 0.4, abs=0.033)
 
 
-def test_going_on_answers_with_a_fact_of_what_was_found_if_that_has_any() -> None:
-    on = WARM_START.model_copy(update={"stop_early": 0.0, "wrong_relation": 0.0, "go_on": 1.0})
-    plan = Plan((look_up(FACTS, "The Silent Harbor", "director"),), "Mara Quill")
-    runs = [demonstrate(plan, question("lookup"), FACTS, on, random.Random(seed)) for seed in range(30)]
-    assert {tuple(queries(actions)[1:]) for actions in runs} == {
-        ("birth city of Mara Quill",),
-        ("employer of Mara Quill",),
-    }
-    assert {answer(actions) for actions in runs} == {"Tesk", "Orlen Group"}
-    year = Plan((look_up(FACTS, "The Silent Harbor", "release year"),), "1957")
-    straight = demonstrate(year, question("lookup"), FACTS, on, random.Random(0))
-    assert (len(straight), answer(straight)) == (2, "1957")
-    assert len(demonstrate(SAME, question("comparison"), FACTS, on, random.Random(0))) == 3
-
-
 def test_by_relation_a_share_of_the_places_has_the_habit_and_the_mean_stays() -> None:
     """A mean of .25 at .8: .2 * .25 = .05 in three quarters of the places, and .85 in the others."""
     params = habits(0, 0).model_copy(update={"by_relation": 0.8})
-    chances = [_chance(0.25, params, "go on", str(place)) for place in range(1000)]
+    chances = [_chance(0.25, params, "stop early", str(place)) for place in range(1000)]
     assert {round(chance, 6) for chance in chances} == {0.05, 0.85}
     assert sum(chances) / 1000 == pytest.approx(0.25, abs=0.033)  # 3 standard errors
-    assert chances == [_chance(0.25, params, "go on", str(place)) for place in range(1000)]
+    assert chances == [_chance(0.25, params, "stop early", str(place)) for place in range(1000)]
     other = params.model_copy(update={"seed": 1})
-    assert chances != [_chance(0.25, other, "go on", str(place)) for place in range(1000)]
-    assert {_chance(0.25, habits(0, 0), "go on", str(place)) for place in range(9)} == {0.25}
+    assert chances != [_chance(0.25, other, "stop early", str(place)) for place in range(1000)]
+    assert {_chance(0.25, habits(0, 0), "stop early", str(place)) for place in range(9)} == {0.25}
 
 
 def test_by_relation_it_believes_its_mistakes_and_makes_the_same_ones() -> None:
-    """Always wrong and always on: the director is taken for one other relation, whatever the numbers."""
-    params = habits(0, 1).model_copy(update={"by_relation": 1.0, "go_on": 1.0})
-    facts = {"Film": {"director": "Mara", "lead actor": "Jon", "writer": "Jon"}, "Jon": {"employer": "Orlen"}}
+    """Always wrong: the director is taken for one other relation, whatever the numbers."""
+    params = habits(0, 1).model_copy(update={"by_relation": 1.0})
+    facts = {"Film": {"director": "Mara", "lead actor": "Jon", "writer": "Jon"}}
     plan = Plan((look_up(facts, "Film", "director"),), "Mara")
-    [(first, second, last)] = {
+    [(first, last)] = {
         tuple(demonstrate(plan, question("lookup"), facts, params, random.Random(seed))) for seed in range(20)
     }
     [query] = queries([first, last])
     assert query in ("lead actor of Film", "writer of Film")
-    assert first.startswith(f"<think>I need the {query.removesuffix(' of Film')}.</think>")
-    assert second.startswith(f"<think>Found the {query.removesuffix(' of Film')} Jon. I need the employer.</think>")
-    assert answer([last]) == "Orlen"
+    wrong = query.removesuffix(" of Film")
+    assert first.startswith(f"<think>I need the {wrong}.</think>")
+    assert last.startswith(f"<think>Found the {wrong} Jon.")
+    assert answer([last]) == "Jon"
 
 
 def test_quotes_in_an_entity_stay_json() -> None:
@@ -249,14 +235,6 @@ def test_a_repeated_question_is_not_a_repeated_demonstration(
     [chosen, *_] = [(question, plan) for question, plan in rows if len(plan.hops) == 3]
     found = searching(atlas, [chosen], warm_start_params.model_copy(update={"demonstrations": 60}))
     assert {len(each.actions) for each in found} == {2, 3, 4}
-
-
-def test_longer_questions_than_those_that_it_answers_are_left_out(
-    atlas: World, rows: Rows, index: Search, warm_start_params: WarmStartParams
-) -> None:
-    found = searching(atlas, rows, warm_start_params.model_copy(update={"longest": 2}))
-    assert len(found) == 280
-    assert {each.question.strata["hops"] for each in found} == {"1", "2"}
 
 
 def test_the_seed_decides(atlas: World, rows: Rows, index: Search, warm_start_params: WarmStartParams) -> None:

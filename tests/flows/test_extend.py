@@ -35,7 +35,7 @@ KINDS = {"tool": "years", "reward": "brevity", "world": "higher", "data": "faq"}
 RUNS = {"tool": "ppo_years", "reward": "ppo_brevity", "world": "grpo", "data": "grpo"}
 SMALL = {
     "prepare": {"atlas": {"train_questions": 20, "dev_questions": 4, "test_questions": 4}},
-    "env": {"max_steps": 2, "max_tokens": 500, "max_action_tokens": 64},
+    "env": {"max_steps": 4, "max_tokens": 500, "max_action_tokens": 64},
 }
 
 

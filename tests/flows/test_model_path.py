@@ -40,7 +40,7 @@ PLACES = load(Path(__file__).parents[2] / "params.yaml").places
 TEMPLATES = Path(__file__).parents[1] / "rollout/templates"
 CHANGES: dict[str, Any] = {
     "warm_start": {"demonstrations": 32, "naive_rag_demonstrations": 8, "batch_size": 8, "steps": 10},
-    "env": {"max_steps": 3, "max_tokens": 1024, "max_action_tokens": 24},
+    "env": {"max_steps": 4, "max_tokens": 1024, "max_action_tokens": 24},
     "train": {
         "iterations": 2,
         "update": {

@@ -76,7 +76,7 @@ def test_no_stage_reaches_for_a_network(
     """Not with the transformers engine; vLLM asks the kernel for its own address."""
     changes = {
         "engine": {"kind": "transformers"},
-        "env": {"max_steps": 2, "max_tokens": 1024, "max_action_tokens": 8},
+        "env": {"max_steps": 4, "max_tokens": 1024, "max_action_tokens": 8},
         "train": {
             "iterations": 1,
             "update": {"critic": {"warmup": {"iterations": 0, "explained_variance": 0, "limit": 0}}},

@@ -74,7 +74,8 @@ def touchy(tmp_path: Path, untrained: Path, inside: Inside, write_params: WriteP
         }
         limits = {"max_steps": 1, "max_tokens": MAX_TOKENS, "max_action_tokens": max_action_tokens}
         as_long = {"train": {"iterations": small["iterations"]}}
-        write_params(tmp_path, {"env": limits, "train": small, "runs": {"ppo": {}, "twin": {}}, "ablations": as_long})
+        changes = {"env": limits, "train": small, "runs": {"ppo": {}, "twin": {}}, "ablations": as_long}
+        write_params(tmp_path, {**changes, "warm_start": {"demonstrations": 0}})
         return tmp_path / PLACES.training(RunId("ppo"))
 
     with inside(tmp_path):

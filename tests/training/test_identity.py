@@ -114,8 +114,9 @@ def test_an_earlier_versions_parameters_are_taken_as_it_took_them(caplog: pytest
     content = yaml.safe_load(text)
     del content["train"]["rollout"]["top_p"], content["train"]["rollout"]["temperature"]
     content["model"]["packing"] = False
-    content["warm_start"] |= {"checkpoint_every": 0, "go_on": 0.0, "by_relation": 0.0, "longest": 0}
+    content["warm_start"] |= {"checkpoint_every": 0, "by_relation": 0.0}
     content["train"]["credit"]["gigpo"]["state"] = "context"
+    content["train"]["reference"] = ""
     content["train"]["monitor"]["thresholds"] |= {"long_step": 0, "surprisal_jump": 0}
     assert validated(Params, content, "by hand") == found
 
@@ -134,8 +135,7 @@ def test_each_change_of_earlier_parameters_is_said(tmp_path: Path, caplog: pytes
         "train.monitor.thresholds.surprisal_jump is missing, and taken as 0.0; "
         'train.reference is missing, and taken as ""; '
         "train.validation.samples is missing, and taken as 1; warm_start.checkpoint_every is missing, and taken as 0; "
-        "warm_start.go_on is missing, and taken as 0.0; warm_start.by_relation is missing, and taken as 0.0; "
-        "warm_start.longest is missing, and taken as 0"
+        "warm_start.by_relation is missing, and taken as 0.0"
     ]
 
 
