@@ -104,13 +104,25 @@ def asked(settings: Params, policy: Path, protocol: Protocol = "tool_call") -> d
     return content
 
 
-def trained(settings: Params, names: Iterable[str], seeds: Iterable[int]) -> dict[tuple[str, int], Path]:
-    """The folders of the trainings, made two at a time."""
-    runs = {(name, seed): variant(settings, name, seed) for seed in seeds for name in names}
-    lacking = [run for run in runs.values() if not _ended(settings, run)]
+def train_lacking(settings: Params, runs: Iterable[RunId]) -> None:
+    """Trains what has not been trained to its end, two at a time."""
+    lacking = [run for run in runs if not _ended(settings, run)]
     with ThreadPoolExecutor(settings.operate.side_by_side) as pool:
         list(pool.map(lambda run: stage("train", *run.words), lacking))
-    return {key: settings.places.training(run) for key, run in runs.items()}
+
+
+def open_project(folder: Path) -> Params:
+    """Enters a project, and makes what its trainings begin with where it is not there."""
+    os.chdir(folder)
+    settings = load(Path(PARAMS))
+    made = {
+        "prepare": settings.places.questions,
+        "index": settings.places.index,
+        "warm_start": settings.places.warm_start,
+    }
+    for name in [name for name, place in made.items() if not place.exists()]:
+        stage(name)
+    return settings
 
 
 def _ended(settings: Params, run: RunId) -> bool:
@@ -186,17 +198,11 @@ def main() -> None:
         lay_out(given.overlay, given.into)
     elif not given.into.exists():
         copy_project(given.into)
-    os.chdir(given.into)
-    settings = load(Path(PARAMS))
-    made = {
-        "prepare": settings.places.questions,
-        "index": settings.places.index,
-        "warm_start": settings.places.warm_start,
-    }
-    for name in [name for name, place in made.items() if not place.exists()]:
-        stage(name)
+    settings = open_project(given.into)
     trials = [name for name in TRIALS if name == "grpo" or name in given.trials]
-    trainings = trained(settings, trials, given.seeds)
+    runs = {(name, seed): variant(settings, name, seed) for seed in given.seeds for name in trials}
+    train_lacking(settings, runs.values())
+    trainings = {key: settings.places.training(run) for key, run in runs.items()}
     found = list(rows(given.overlay, settings, trainings))
     os.chdir(ROOT)
     show("curve", found, store=given.store, keys=3)

@@ -31,6 +31,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "BACK": {"train.monitor.on_collapse": "rollback", "train.monitor.max_rollbacks": 1},
     "CALM": {"train.rollout.samples": 4, "train.monitor.on_collapse": "stabilise"},
     "ICE": {"prepare.worlds.ice": {"env": "gymnasium", "name": "lake", "test": [0, 2]}},
+    "CODER": {"prepare.worlds.ice": {"env": "agent", "name": "coder", "test": [0, 2]}},
     "ROOM": {"prepare.worlds.ice": {"env": "sokoban", "size": 6, "walls": 0.1, "most_moves": 5, "test": [0, 9]}},
 }
 # Keys that params.yaml may leave out. DVC sees no default: a changed one would leave the outputs of stages as they are.
@@ -445,6 +446,9 @@ REFUSED = {
         warm_start.by_relation: 1, warm_start.stop_early: 0, warm_start.wrong_relation: 0 | 1.0 has no effect while stop
         +UNTAUGHT | warm_start has nothing to learn from: set demonstrations or naive_rag_demonstrations above 0
         +UNTAUGHT, warm_start.fine_tune: true, model.path: own | warm_start has nothing to learn from
+        +CODER, prepare.datasets: [ice] | worlds.ice.name is 'coder', which env.agents does not define; declare it
+        +CODER, prepare.datasets: [ice], env.agents.code: {timeout_s: 1, command: [a]} | does not define; did you mean
+        +CODER, prepare.datasets: [ice], env.agents.coder: {timeout_s: 1, command: [a]} | env.order: rounds would
         +ICE, prepare.datasets: [atlas, ice] | worlds.ice.name is 'lake', which env.gymnasium does not ... declare it
         +ICE, prepare.datasets: [atlas, ice], env.gymnasium: {laki: {id: X-v1}} | does not define; did you mean 'laki'
         prepare.worlds.ice: {env: bandit, test: [0, 9]}, prepare.datasets: [ice] | agent_r1 1.0 has no ... sets ice

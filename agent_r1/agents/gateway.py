@@ -8,6 +8,8 @@ import logging
 import secrets
 import socket
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from hashlib import blake2b
 from typing import Annotated, Any, Self
@@ -97,12 +99,66 @@ class Unhurried(Bounded):
     seconds, most = 3600.0, 4096
 
 
-class Gateway:
+class Completions(ABC):
+    """The routes by which agents ask one policy."""
+
+    _told = False  # that agents ask for another temperature
+
+    @property
+    def routes(self) -> list[Route]:
+        """GET /v1/models, GET /v1/models/NAME and POST /v1/chat/completions."""
+        return [
+            Route("/v1/models", self._models, methods=["GET"]),
+            Route("/v1/models/{name:path}", self._models, methods=["GET"]),
+            Route("/v1/chat/completions", self._complete, methods=["POST"]),
+        ]
+
+    @abstractmethod
+    def _asked_by(self, request: Request) -> Callable[[Completing], OpenEpisode]:
+        """Tells the episode of a request by its body. Raises Refused for a key that opens none."""
+
+    async def _models(self, request: Request) -> Response:
+        self._asked_by(request)
+        card = {"id": MODEL, "object": "model", "created": 0, "owned_by": "agent_r1"}
+        if name := request.path_params.get("name"):
+            require_model(name, MODEL)
+            return JSONResponse(card)
+        return JSONResponse({"object": "list", "data": [card]})
+
+    async def _complete(self, request: Request) -> Response:
+        episode_of = self._asked_by(request)
+        body = await received(request, MAX_BODY_BYTES, "send a shorter history")
+        asked = Completing.read(body)
+        require_model(asked.model, MODEL)
+        self._tell(asked)
+        asking = episode_of(asked).ask(asked, body, again=request.headers.get(_RETRIED, "0") != "0")
+        drawn = await unless_left(request, _shielded(asking.drawing))
+        if drawn is None:
+            asking.gone = True
+            return Response(status_code=GONE)
+        if not asked.stream:
+            return JSONResponse(completion(drawn))
+        with_usage = asked.stream_options is not None and asked.stream_options.include_usage
+        return Response(stream(drawn, with_usage=with_usage), media_type="text/event-stream")
+
+    def _tell(self, asked: Completing) -> None:
+        """Says once that an agent asks for another temperature or top_p."""
+        if not self._told and (asked.temperature not in (None, 1) or asked.top_p not in (None, 1)):
+            self._told = True
+            wanted = f"temperature {asked.temperature} and top_p {asked.top_p}"
+            logger.warning("an agent asks for %s, which changes nothing: the policy is sampled as it is set up", wanted)
+
+
+def application(routes: Sequence[Route]) -> Starlette:
+    """The server of some routes, which refuses in OpenAI's form."""
+    return Starlette(routes=routes, exception_handlers={HTTPException: _refused, Refused: _refused})
+
+
+class Gateway(Completions):
     """The server of a stage. A key opens the session of its own episode alone, while that is under way."""
 
     def __init__(self) -> None:
         self._opened, self._rewards, self._over = dict[str, OpenEpisode](), dict[str, OpenEpisode](), set[str]()
-        self._told = False  # that agents ask for another temperature
 
     async def __aenter__(self) -> Self:
         listening = socket.create_server(("127.0.0.1", 0))
@@ -116,13 +172,7 @@ class Gateway:
         await self._serving
 
     def app(self) -> Starlette:
-        routes = [
-            Route("/v1/models", self._models, methods=["GET"]),
-            Route("/v1/models/{name:path}", self._models, methods=["GET"]),
-            Route("/v1/chat/completions", self._complete, methods=["POST"]),
-            Route("/v1/reward", self._reward, methods=["POST"]),
-        ]
-        return Starlette(routes=routes, exception_handlers={HTTPException: _refused, Refused: _refused})
+        return application([*self.routes, Route("/v1/reward", self._reward, methods=["POST"])])
 
     def open(self, episode: OpenEpisode) -> tuple[str, str]:
         """The client's key and the reward's of an episode that begins."""
@@ -145,29 +195,9 @@ class Gateway:
             raise Refused(f"this needs the {which} key of an episode, as a bearer token", None, 401, "invalid_api_key")
         return opened[key]
 
-    async def _models(self, request: Request) -> Response:
-        self._of(request, self._opened, "client's")
-        card = {"id": MODEL, "object": "model", "created": 0, "owned_by": "agent_r1"}
-        if name := request.path_params.get("name"):
-            require_model(name, MODEL)
-            return JSONResponse(card)
-        return JSONResponse({"object": "list", "data": [card]})
-
-    async def _complete(self, request: Request) -> Response:
+    def _asked_by(self, request: Request) -> Callable[[Completing], OpenEpisode]:
         episode = self._of(request, self._opened, "client's")
-        body = await received(request, MAX_BODY_BYTES, "send a shorter history")
-        asked = Completing.read(body)
-        require_model(asked.model, MODEL)
-        self._tell(asked)
-        asking = episode.ask(asked, body, again=request.headers.get(_RETRIED, "0") != "0")
-        drawn = await unless_left(request, _shielded(asking.drawing))
-        if drawn is None:
-            asking.gone = True
-            return Response(status_code=GONE)
-        if not asked.stream:
-            return JSONResponse(completion(drawn))
-        with_usage = asked.stream_options is not None and asked.stream_options.include_usage
-        return Response(stream(drawn, with_usage=with_usage), media_type="text/event-stream")
+        return lambda _: episode
 
     async def _reward(self, request: Request) -> Response:
         episode = self._of(request, self._rewards, "reward")
@@ -178,13 +208,6 @@ class Gateway:
             raise Refused(f"parts: {name[:80]!r} is not declared in the agent's `rewards`", "parts")
         episode.posted = posted
         return JSONResponse({})
-
-    def _tell(self, asked: Completing) -> None:
-        """Says once that an agent asks for another temperature or top_p."""
-        if not self._told and (asked.temperature not in (None, 1) or asked.top_p not in (None, 1)):
-            self._told = True
-            wanted = f"temperature {asked.temperature} and top_p {asked.top_p}"
-            logger.warning("an agent asks for %s; all are drawn at 1 in training, else at evaluate.temperature", wanted)
 
 
 async def _shielded(drawing: asyncio.Task[GivenAction]) -> GivenAction:

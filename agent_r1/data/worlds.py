@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 _DRAWN_FIRST = ("test", "dev", "train")  # the test split comes in whole, and is not trained on
 _LENGTHS = ((3, "1-3"), (6, "4-6"))  # of the best solution, and their names; beyond them:
 _LONGER = "7 or more"
+ASKED, ANSWERED = ("question", "prompt"), ("answers", "answer")  # fields of a row
 
 
 class Drawn(NamedTuple):
@@ -58,7 +59,7 @@ def draw(name: str, params: WorldParams) -> dict[str, list[Question]]:
                 dataset=name,
                 split=split,
                 text=each.text,
-                env=params.env,
+                env=params.name if isinstance(params, OthersParams) and params.env == "agent" else params.env,
                 setup=each.setup,
                 strata=each.strata,
                 answers=[*each.answers],
@@ -118,8 +119,11 @@ def _starts(params: OthersParams, split: str, first: int, stop: int) -> Iterator
         given = {} if params.file else {"seed": "{seed}"}
     for index, (seed, row) in enumerate(zip(range(first, stop), rows, strict=True)):
         begun = row.fields | _filled(given, seed=seed, index=index, split=split)
-        setup = {"name": params.name, **({key: begun} if key else begun)}
         text, answers = _asked(row)
+        if params.env == "agent":  # which is told its setup, and no answer
+            setup = {field: of for field, of in begun.items() if field not in ANSWERED}
+        else:
+            setup = {"name": params.name, **({key: begun} if key else begun)}
         yield Drawn(json.dumps(setup, default=str), text or f"{params.name}, seed {seed}", {}, answers)
 
 
@@ -135,14 +139,14 @@ def _filled(given: dict[str, Any], **own: int | str) -> dict[str, Any]:
 
 def _asked(row: Row) -> tuple[str, list[str]]:
     """The task in a row's `question` or `prompt`, a text or one message of the user, "" without; and its answers."""
-    match row.fields.get(field := row.first("question", "prompt")):
+    match row.fields.get(field := row.first(*ASKED)):
         case [{"role": "user", "content": str(text)}] | str(text):
             pass
         case None:
             text = ""
         case _:
             raise row.fault(field, "must be a text or one message of the user; put others into env.instructions")
-    said = row.fields.get(row.first("answers", "answer"))
+    said = row.fields.get(row.first(*ANSWERED))
     answers = said if isinstance(said, list) else [said]
     return text, [str(answer) for answer in answers if isinstance(answer, str | int | float)]
 

@@ -82,6 +82,11 @@ def agent_of(env: str, limits: EnvParams) -> str:
     return named if named in limits.agents else ""
 
 
+def scripts_of(env: str) -> Mapping[str, Script]:
+    """Who plays an environment without a model; nobody an agent outside."""
+    return KINDS[env].scripts if env in KINDS else {}
+
+
 def require_playable(questions: Sequence[Question], limits: EnvParams) -> None:
     """Refuses questions that no episode could be made of, before a model is loaded.
 
@@ -181,7 +186,7 @@ def played_by(
     env = {question.question_id: question.env for question in questions}
     played = []
     for attempt in attempts:
-        script = KINDS[env[attempt.question_id]].scripts.get(name)
+        script = scripts_of(env[attempt.question_id]).get(name)
         if script is None:
             games = ", ".join(kind for kind in KINDS if name in KINDS[kind].scripts)
             raise ValueError(f"nobody plays {env[attempt.question_id]!r} as {name!r} does, only {games}")

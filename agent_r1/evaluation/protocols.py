@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from agent_r1.envs.base import Attempt
 from agent_r1.envs.game_env import GAMES
-from agent_r1.envs.kinds import KINDS, agent_of, attempts_at, openings, played_by
+from agent_r1.envs.kinds import agent_of, attempts_at, openings, played_by, scripts_of
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import closed_book_attempts, gold_passages_attempts, naive_rag_attempts
 from agent_r1.evaluation.scores import CEILING, FLOOR, gold_passages
@@ -226,7 +226,7 @@ def _attempts(protocol: Protocol, questions: Sequence[Question], settings: Param
 def questions_under(protocol: Protocol, questions: Sequence[Question]) -> list[Question]:
     """The questions that a protocol fits: all, those a script plays, or only answered ones; ValueError if none do."""
     if protocol in SCRIPTED:
-        found = [question for question in questions if protocol in KINDS[question.env].scripts]
+        found = [question for question in questions if protocol in scripts_of(question.env)]
     else:
         found = [question for question in questions if protocol == "tool_call" or question.env == QA]
     if not found:

@@ -11,7 +11,7 @@ from statistics import fmean
 from rich.table import Table
 
 from agent_r1.credit.rewards import step_rewards
-from agent_r1.envs.kinds import KINDS
+from agent_r1.envs.kinds import scripts_of
 from agent_r1.evaluation.comparison import mean_cell
 from agent_r1.evaluation.protocols import SCRIPTED, Exam, open_exam, questions_under
 from agent_r1.evaluation.runs_report import STRATA, in_order, strata_of, stratum_title
@@ -53,7 +53,7 @@ def players_of(settings: Params, questions: Sequence[Question], chat: Chat, by_p
         return Player(name=name, trajectories=made, answered=answered, tools=tools, seconds=time.monotonic() - began)
 
     scripts: list[Protocol] = [
-        each for each in SCRIPTED if any(each in KINDS[question.env].scripts for question in questions)
+        each for each in SCRIPTED if any(each in scripts_of(question.env) for question in questions)
     ]
     by_script = [played(name, name, lambda exam: exam.by_script(lambda: None)) for name in scripts]
     return [played("the policy", "tool_call", by_policy), *by_script]

@@ -108,13 +108,13 @@ class BanditParams(WorldSeeds):
 
 
 class OthersParams(WorldSeeds):
-    """An environment that others wrote, which `env` declares under a name."""
+    """An environment that others wrote, or an agent outside, which `env` declares under a name."""
 
-    env: Literal["gymnasium", "openenv", "toolbox"]
+    env: Literal["gymnasium", "openenv", "toolbox", "agent"]
     name: str
     reset: dict[str, Any] | None = None  # of openenv, arguments in which {seed}, {index} and {split} are the row's own
     row: dict[str, Any] | None = None  # of toolbox, the same
-    file: Path | None = None  # of both, rows of further arguments; seeds are their numbers, from 0
+    file: Path | None = None  # of these and of an agent, rows of further arguments; seeds are their numbers, from 0
 
 
 WorldParams = LakeParams | SokobanParams | BanditParams | OthersParams
@@ -140,5 +140,5 @@ class PrepareParams(Section):
 
     @property
     def plays(self) -> bool:
-        """Whether any data set is a world."""
-        return any(name in self.worlds for name in self.datasets)
+        """Whether any data set is a world of an environment."""
+        return any(name in self.worlds and self.worlds[name].env != "agent" for name in self.datasets)

@@ -33,6 +33,7 @@ ROUNDING = 1e-9  # by which a sum of shares may miss 1
 RUN_NAME = re.compile(r"\w+", re.ASCII)
 FILTERS = ("top_p", "top_fraction")
 CRITIC, WHITENING = tuple(sorted(WITH_CRITIC)), tuple(sorted(WITH_WHITENING))
+DECLARE = "; declare it there"
 SERVE = "start one with `agent-r1 serve_engine MODEL --port 8001` and name it there, as http://127.0.0.1:8001"
 REWRITES = "set it to the exchanges of a window, or to the steps between two summaries"
 DIVIDES = "set it to the tokens that a trajectory's sum is divided by"
@@ -75,7 +76,7 @@ NEEDS = [
     Needs(stages.EngineParams, "server.urls", [], "kind", ("server",), missing=SERVE),
     Needs(OthersParams, "reset", None, "env", ("openenv",), ", whose rows hold a seed, or a row"),
     Needs(OthersParams, "row", None, "env", ("toolbox",), ", whose rows hold a seed, or a reset"),
-    Needs(OthersParams, "file", None, "env", ("openenv", "toolbox"), ", whose rows hold a seed"),
+    Needs(OthersParams, "file", None, "env", ("openenv", "toolbox", "agent"), ", whose rows hold a seed"),
     Needs(McpParams, "environment", [], "url", (None,), ", which starts no process"),
     Needs(AgentParams, "environment", [], "url", (None,), ", which starts no process"),
     Needs(ContextParams, "every", 0, "kind", ("window", "summary"), ", which keeps everything", REWRITES),
@@ -179,16 +180,22 @@ def agent(p: AgentParams) -> Refusals:
     yield from repeated(rewards=p.rewards)
 
 
+def outside(p: EnvParams, name: str) -> Refusals:
+    """Refuses settings that an agent outside cannot play under, or changes nothing of."""
+    if p.order == "rounds":
+        why = "would wait for episodes of an agent outside that have not begun"
+        yield f"order: rounds {why}, and agent is {name!r}; set it to arrival or exact_arrival"
+    if p.context.kind != "append":
+        why = f"has no effect on the agent outside {name!r}, which writes its contexts itself"
+        yield f"context.kind: {p.context.kind} {why}; set it to append"
+
+
 def env(p: EnvParams) -> Refusals:
     if p.agent is not None and p.agent not in p.agents:
-        close = nearest(p.agent, p.agents) if p.agents else "; declare it there"
+        close = nearest(p.agent, p.agents) if p.agents else DECLARE
         yield f"agent is {p.agent!r}, which env.agents does not define{close}"
-    if p.agent is not None and p.order == "rounds":
-        why = "would wait for episodes of an agent outside that have not begun"
-        yield f"order: rounds {why}, and agent is {p.agent!r}; set it to arrival or exact_arrival"
-    if p.agent is not None and p.context.kind != "append":
-        why = f"has no effect on the agent outside {p.agent!r}, which writes its contexts itself"
-        yield f"context.kind: {p.context.kind} {why}; set it to append"
+    if p.agent is not None:
+        yield from outside(p, p.agent)
     tools, games, context = p.tools, p.games, p.context
     if not any((tools.functions, tools.mcp)) and {tools.search, tools.calculator, tools.read, tools.python} == {None}:
         yield "tools: a question cannot be answered without any tool; offer one, such as search: {}"
@@ -385,9 +392,12 @@ def whole(p: Params) -> Refusals:
     yield from lengths(p)
     for name in p.prepare.datasets:
         match p.prepare.worlds.get(name):
-            case OthersParams(env=kind, name=meant) if meant not in (known := p.env.declared[kind]):
-                close = nearest(meant, known) if known else "; declare it there"
-                yield f"prepare.worlds.{name}.name is {meant!r}, which env.{kind} does not define{close}"
+            case OthersParams(env="agent", name=meant) if meant in p.env.agents:
+                yield from (f"env.{problem}" for problem in outside(p.env, meant))
+            case OthersParams(env=kind, name=meant) if meant not in (known := p.env.declared.get(kind, p.env.agents)):
+                section = "agents" if kind == "agent" else kind
+                close = nearest(meant, known) if known else DECLARE
+                yield f"prepare.worlds.{name}.name is {meant!r}, which env.{section} does not define{close}"
     if p.engine.kind == "transformers" and p.env.order != "rounds":
         why = "needs an engine that takes requests in while it samples, and engine.kind is transformers"
         yield f"env.order: {p.env.order} {why}; set env.order: rounds, or engine.kind: vllm"
@@ -416,8 +426,10 @@ def run(p: OneRun) -> Refusals:
     if p.train.rollout.ahead and engine.kind == "vllm" and engine.vllm.sleep:
         why = "samples while the learner learns, and with engine.vllm.sleep: true the sampler sleeps then"
         yield f"rollout.ahead: 1 {why}; set one of them back"
-    played = settings.env.agents.get(settings.env.agent or "")
-    if played and played.parallel and credit.estimator not in ALIKE:
+    worlds = [settings.prepare.worlds.get(name) for name in settings.prepare.datasets]
+    drawn = {each.name for each in worlds if isinstance(each, OthersParams) and each.env == "agent"}
+    played = [agent for name, agent in settings.env.agents.items() if name in {settings.env.agent, *drawn}]
+    if any(each.parallel for each in played) and credit.estimator not in ALIKE:
         why = "takes the value of the next step, and steps of requests at the same time have no order"
         yield f"estimator {credit.estimator} {why}; set the agent's parallel: false, or take {' or '.join(ALIKE)}"
     for part in [part for part in ("grounded", "progress") if played and credit.rewards.weights[part]]:

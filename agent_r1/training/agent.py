@@ -63,14 +63,27 @@ class Agent:
 def open_agent(
     settings: Params, path: str, updates: int, *, beneath: Beneath | None, temperature: float
 ) -> Iterator[Agent]:
-    """Opens the policy of a folder or hub id after `updates` updates. With a model `beneath` it runs its adapters.
+    """Opens a policy with the tools and the loop of this project.
 
     Raises ValueError for an agent outside, whose program asks the policy by itself.
     """
     if settings.env.agent is not None:
-        raise ValueError(f"env.agent is {settings.env.agent!r}, whose own program asks the policy; set env.agent: null")
-    chat = Chat(load_tokenizer(path, settings.env.max_tokens))
+        given = f"env.agent is {settings.env.agent!r}, whose own program asks the policy"
+        raise ValueError(f"{given}; serve it with `agent-r1 serve_policy`, or set env.agent: null")
     index = open_index(settings.search, settings.places.passages, settings.places.index)
+    with (
+        open_policy(settings, path, updates, beneath=beneath, temperature=temperature) as (engine, chat),
+        Shared(settings.env, index) as shared,
+    ):
+        yield Agent(engine, chat, shared)
+
+
+@contextlib.contextmanager
+def open_policy(
+    settings: Params, path: str, updates: int, *, beneath: Beneath | None, temperature: float
+) -> Iterator[tuple[Sampler, Chat]]:
+    """Opens the policy of a folder or hub id after `updates` updates. With a model `beneath` it runs its adapters."""
+    chat = Chat(load_tokenizer(path, settings.env.max_tokens))
     actor = Actor(
         model=path,
         end_id=chat.end_id,
@@ -79,5 +92,5 @@ def open_agent(
         dtype=settings.model.dtype,
         version=updates,
     )
-    with open_engine(settings.engine, actor.beside(beneath)) as engine, Shared(settings.env, index) as shared:
-        yield Agent(engine, chat, shared)
+    with open_engine(settings.engine, actor.beside(beneath)) as engine:
+        yield engine, chat

@@ -19,7 +19,7 @@ from agent_r1.data.questions import make_plans
 from agent_r1.devices.sharing import ALONE, Ranks
 from agent_r1.envs import tool_env
 from agent_r1.envs.base import Attempt
-from agent_r1.envs.kinds import KINDS, attempts_at, played_by
+from agent_r1.envs.kinds import attempts_at, played_by, scripts_of
 from agent_r1.envs.scripts import texts_of
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import naive_rag_attempts
@@ -61,7 +61,7 @@ def train_on_demonstrations(
     conversations = read_conversations(Path(taught.conversations)) if taught.conversations else []
     learned = [each for each in questions if each.split == "train"]
     asked = [each for each in learned if each.env == QA]
-    played = [each for each in learned if "demonstrator" in KINDS[each.env].scripts]
+    played = [each for each in learned if "demonstrator" in scripts_of(each.env)]
     plan_of, facts = make_plans(settings.prepare, asked)
     calculator = settings.env.tools.calculator is not None
     searching, answering = list[Demonstration](), list[Demonstration]()

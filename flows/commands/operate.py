@@ -142,6 +142,41 @@ def serve_agent(
         serve(agent, policy.name, host=host, port=port, temperature=temperature, lenient=lenient)
 
 
+@app.command("serve_policy", rich_help_panel=SERVERS)
+def serve_policy(
+    run: RunName = None,
+    seed: SeedOption = None,
+    sweep: Sweep = None,
+    model: Model = None,
+    temperature: Temperature = 0.0,
+    host: Annotated[str, Option(help="Another than this machine's own needs AGENT_R1_ENDPOINT_KEY.")] = HOST,
+    port: int = 8711,
+    agent: Annotated[
+        str | None, Option(metavar="NAME", help="Under env.agents; without it, the env.agent it was trained with.")
+    ] = None,
+) -> None:
+    """Serves a policy to an agent that has a loop of its own.
+
+    Its client finds chat completions at http://HOST:PORT/v1, read and written as in training. The model is `policy`,
+    and AGENT_R1_ENDPOINT_KEY holds the key that clients send.
+    """
+    from agent_r1.agents.policy_server import declared_as, serve
+    from agent_r1.http.endpoint import ENDPOINT_KEY
+    from agent_r1.http.guard import open_to_all
+    from agent_r1.training.agent import open_policy
+    from flows.policies import policy_of
+
+    settings = params.load()
+    policy = policy_of(settings, acting(run, seed, sweep, model))
+    trained = policy.as_trained(settings)
+    declared = declared_as(agent, trained.env)
+    if warning := open_to_all(ENDPOINT_KEY, host, "ask it"):
+        logger.warning(warning)
+    beneath = policy.beneath(settings)
+    with open_policy(trained, policy.path, policy.updates, beneath=beneath, temperature=temperature) as (engine, chat):
+        serve(engine, chat, trained.env, declared, host=host, port=port)
+
+
 @app.command("serve_search", rich_help_panel=SERVERS)
 def serve_search(
     index: Annotated[Path, Option(help="The index's folder.")] = Path("data/index"),

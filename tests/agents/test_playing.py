@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -11,7 +11,7 @@ import pytest
 
 from agent_r1.agents.task import Ending, Task
 from agent_r1.envs.base import parse_action
-from agent_r1.envs.kinds import attempts_at
+from agent_r1.envs.kinds import attempts_at, played_by, require_playable
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import FORMAT, SYSTEM
 from agent_r1.params import SHIPPED, load
@@ -114,6 +114,31 @@ def test_an_agent_that_does_as_the_built_in_loop_has_its_rows(
         assert one == other
     assert measures["agent/kept_share"] == 1.0
     assert measures["agent/contexts"] == 1.0
+
+
+def test_a_question_may_name_the_agent_that_plays_it_and_has_no_answer_then(
+    chat: Chat, outside: Callable[..., Any]
+) -> None:
+    row = Question(
+        question_id="t-test-0", dataset="t", split="test", text="Mend it.", env="mine", setup='{"r": 1}', strata={}
+    )
+    heard: list[Mapping[str, Any]] = []
+
+    async def solve(task: Task) -> Ending:
+        heard.append(task.setup)
+        async with httpx.AsyncClient(headers={"authorization": f"Bearer {task.key}"}) as client:
+            asked = {"model": task.model, "messages": [{"role": "user", "content": task.text}]}
+            assert (await client.post(f"{task.base_url}/chat/completions", json=asked)).status_code == 200
+        return Ending(success=True)
+
+    with outside(solve, env={"agent": None, "max_tokens": 500, "max_action_tokens": 100}) as shared:
+        require_playable([row], shared.limits)
+        [attempt] = attempts_at([row], shared)
+        [found] = collect_all(ScriptedSampler([["Done."]], chat), chat, [attempt], shared, seed=7, play=PLAY)
+    assert (attempt.agent, heard) == ("mine", [{"r": 1}])
+    assert (found.outcome, found.success, found.answer) == (Outcome.ENDED, 1.0, "")
+    with pytest.raises(ValueError, match="nobody plays 'mine' as 'random' does"):
+        played_by("random", [attempt], [row], 0)
 
 
 def test_an_agent_outside_is_not_asked_in_the_built_in_loop() -> None:

@@ -104,6 +104,16 @@ def test_a_row_holds_what_its_world_is_begun_with(
     assert (row.text, row.answers) == (("Eight?", ["8"]) if file else ("ice, seed 7", []))
 
 
+def test_an_agent_outside_is_named_by_its_rows_and_told_no_answer(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"question": "Mend it.", "repository": "r", "answers": ["done"]}))
+    params = OthersParams(env="agent", name="coder", test=[0, 1])
+    [drawn] = draw("tasks", params)["test"]
+    assert (drawn.env, drawn.text, json.loads(drawn.setup)) == ("coder", "coder, seed 0", {"seed": 0})
+    [row] = draw("tasks", params.model_copy(update={"file": tmp_path / "rows.jsonl"}))["test"]
+    assert (row.env, row.text, row.answers) == ("coder", "Mend it.", ["done"])
+    assert json.loads(row.setup) == {"question": "Mend it.", "repository": "r"}
+
+
 def test_a_task_is_a_text_or_one_message_and_rows_are_there(tmp_path: Path) -> None:
     said = {"role": "user", "content": "Count."}
     prompts: list[Any] = ["Count.", [said], [{"role": "system", "content": "Be brief."}, said]]
@@ -145,7 +155,7 @@ def test_worlds_are_prepared_beside_questions_and_alone(tmp_path: Path) -> None:
         ),
         (
             {"env": "gymnasium", "name": "w", "test": [0, 1], "file": "rows.jsonl"},
-            'file: "rows.jsonl" has no effect with env: gymnasium, .*; set file: null, or env: openenv or toolbox',
+            'file: "rows.jsonl" has no effect with env: gymnasium, .*; set file: null, or env: openenv or toolbox or',
         ),
         ({**LAKE, "test": [7]}, "test"),
         ({**LAKE, "test": [0, 1], "frozen": 0.0}, "frozen"),

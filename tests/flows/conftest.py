@@ -211,7 +211,7 @@ def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         for key, value in changes.items()
         if isinstance(value, dict) and key not in ("runs", "files", "worlds")
     }
-    return {**base, **changes, **{key: _merged(base[key], value) for key, value in nested.items()}}
+    return {**base, **changes, **{key: _merged(base.get(key, {}), value) for key, value in nested.items()}}
 
 
 @pytest.fixture(scope="session")

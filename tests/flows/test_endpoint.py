@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -172,15 +173,7 @@ def test_a_served_agent_answers_as_chat_does(
     monkeypatch.setenv(ENDPOINT_KEY, "s3cret")
     url = f"http://127.0.0.1:{(port := free_port())}/v1"
     server = start("-m", "flows", "serve_agent", "--port", str(port))
-    headers, deadline = {"authorization": "Bearer s3cret"}, time.monotonic() + PATIENCE_S
-    while True:
-        assert server.poll() is None, server.communicate()[1]
-        assert time.monotonic() < deadline
-        try:
-            [model] = httpx.get(f"{url}/models", headers=headers, timeout=PATIENCE_S).json()["data"]
-            break
-        except httpx.TransportError:
-            time.sleep(0.1)
+    model = await_model(server, url, "s3cret")
     with inside(project):
         questions = [row.text for row in read_rows(PLACES.questions, Question)][:3]
 
@@ -202,11 +195,54 @@ def test_a_served_agent_answers_as_chat_does(
         ):
             assert message in ended(capsys, endpoint=url, **arguments)
     assert model["id"] == "warm_start"
+    errors = terminated(server)
+    assert f"warm_start answers at {url}" in errors
+    assert "s3cret" not in errors
+
+
+def test_a_served_policy_answers_an_agent_that_has_a_loop_of_its_own(
+    project: Path,
+    write_params: WriteParams,
+    start: Callable[..., subprocess.Popen[str]],
+    free_port: Callable[[], int],
+) -> None:
+    write_params(project, {"env": {"agents": {"mine": {"function": "mine:solve", "timeout_s": 60}}}})
+    url = f"http://127.0.0.1:{(port := free_port())}/v1"
+    server = start("-m", "flows", "serve_policy", "--agent", "mine", "--port", str(port))
+    assert await_model(server, url)["id"] == "policy"
+    query = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
+    tool = {"type": "function", "function": {"name": "search", "description": "Finds passages.", "parameters": query}}
+    [question, *_] = [row.text for row in read_rows(PLACES.questions, Question)]
+    asked = {"model": "policy", "messages": [{"role": "user", "content": question}], "tools": [tool]}
+    [first, again] = [httpx.post(f"{url}/chat/completions", json=asked, timeout=PATIENCE_S).json() for _ in range(2)]
+    message = first["choices"][0]["message"]
+    assert message["role"] == "assistant"
+    assert first["usage"]["completion_tokens"] > 0
+    assert again["choices"][0]["message"].get("content") == message.get("content"), "it is greedy"
+    assert "all who reach this server may ask it" in terminated(server)
+
+
+def await_model(server: subprocess.Popen[str], url: str, key: str = "none") -> dict[str, Any]:
+    """The model of a server that was started, as soon as it answers."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        assert server.poll() is None, server.communicate()[1]
+        assert time.monotonic() < deadline
+        try:
+            found = httpx.get(f"{url}/models", headers={"authorization": f"Bearer {key}"}, timeout=PATIENCE_S).json()
+        except httpx.TransportError:
+            time.sleep(0.1)
+        else:
+            [model] = found["data"]
+            return dict(model)
+
+
+def terminated(server: subprocess.Popen[str]) -> str:
+    """What a server logged until it ended as it should."""
     server.terminate()
     output, errors = server.communicate(timeout=PATIENCE_S)
     assert (server.returncode, output) == (143, ""), errors
-    assert f"warm_start answers at {url}" in errors
-    assert "s3cret" not in errors
+    return errors
 
 
 def ended(capsys: pytest.CaptureFixture[str], **asked: str) -> str:

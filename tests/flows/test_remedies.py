@@ -206,6 +206,7 @@ COMMANDS = {
     "agent-r1 promote {} --first": HERE,
     "agent-r1 register {}": HERE,
     "agent-r1 serve_agent": "flows/test_endpoint.py",
+    "agent-r1 serve_policy": "flows/test_endpoint.py",
     "agent-r1 serve_engine": "fixtures.py",
     "agent-r1 serve_engine MODEL --port 8001": "fixtures.py",
     "agent-r1 serve_engine MODEL --port PORT": "fixtures.py",
