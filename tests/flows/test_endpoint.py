@@ -212,7 +212,7 @@ def test_a_served_policy_answers_an_agent_that_has_a_loop_of_its_own(
     assert await_model(server, url)["id"] == "policy"
     query = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
     tool = {"type": "function", "function": {"name": "search", "description": "Finds passages.", "parameters": query}}
-    [question, *_] = [row.text for row in read_rows(PLACES.questions, Question)]
+    [question, *_] = [row.text for row in read_rows(project / PLACES.questions, Question)]
     asked = {"model": "policy", "messages": [{"role": "user", "content": question}], "tools": [tool]}
     [first, again] = [httpx.post(f"{url}/chat/completions", json=asked, timeout=PATIENCE_S).json() for _ in range(2)]
     message = first["choices"][0]["message"]
