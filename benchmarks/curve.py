@@ -203,7 +203,8 @@ def main() -> None:
     runs = {(name, seed): variant(settings, name, seed) for seed in given.seeds for name in trials}
     train_lacking(settings, runs.values())
     trainings = {key: settings.places.training(run) for key, run in runs.items()}
-    found = list(rows(given.overlay, settings, trainings))
+    world = "default" if given.overlay == BASE.stem else given.overlay
+    found = list(rows(world, settings, trainings))
     os.chdir(ROOT)
     show("curve", found, store=given.store, keys=3)
 

@@ -70,8 +70,8 @@ def stored(file: Path) -> list[dict[str, str]]:
 
 
 def command() -> str:
-    """What was typed to start this process."""
-    return shlex.join(["python", *sys.orig_argv[1:]])
+    """What was typed to start this process; a folder of this machine is FOLDER."""
+    return shlex.join(["python", *("FOLDER" if Path(word).is_absolute() else word for word in sys.orig_argv[1:])])
 
 
 def machine() -> str:
