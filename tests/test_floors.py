@@ -52,7 +52,7 @@ ROOMS = {
     "data": {"search", "games"},
     "evaluation": {"rollout", "envs", "search"},
     "training": {"rollout", "envs", "credit", "learn", "devices", "data", "search"},
-    "inspection": {"training", "evaluation", "rollout", "envs", "credit", "learn", "devices", "data", "search"},
+    "inspection": {"training", "evaluation", "agents", "rollout", "envs", "credit", "learn", "devices", "data", "search"},
 }
 # Rooms that are imported by a name in a string, where params.yaml asks for them, and the modules that do so.
 BY_NAME = {

@@ -160,9 +160,9 @@ def serve_policy(
     Its client finds chat completions at http://HOST:PORT/v1, read and written as in training. The model is `policy`,
     and AGENT_R1_ENDPOINT_KEY holds the key that clients send.
     """
-    from agent_r1.agents.policy_server import declared_as, serve
     from agent_r1.http.endpoint import ENDPOINT_KEY
     from agent_r1.http.guard import open_to_all
+    from agent_r1.inspection.policy_server import declared_as, serve
     from agent_r1.training.agent import open_policy
     from flows.policies import policy_of
 

@@ -406,11 +406,18 @@ def test_nothing_is_left_of_a_stage_that_is_killed(home: Path, wait_s: float) ->
     Path("episodes").rmdir()
 
 
+def runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:  # it ended between the two
+        return False
+
+
 def left_of(begun: Sequence[psutil.Process], root: Path) -> list[psutil.Process]:
     """The processes that run still, some time after."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
-        left = [each for each in begun if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+        left = [each for each in begun if runs(each)]
         if not left and not processes_of(root):
             return []
         time.sleep(0.05)

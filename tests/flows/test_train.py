@@ -254,7 +254,7 @@ def test_a_finished_run_keeps_what_is_asked_for_and_stays_finished(finished: Pat
     ("changes", "difference"),
     [
         ({"train": {"update": {"learning_rate": 1e-5}}}, "train.update.learning_rate 0.0003 -> 1e-05"),
-        ({"env": {"max_steps": 3}}, "env.max_steps 4 -> 3"),
+        ({"env": {"max_steps": 5}}, "env.max_steps 4 -> 5"),
         ({"engine": {"transformers": {"batch_size": 8}}}, "engine.batch_size 64 -> 8"),
         ({"runs": {"ppo": {"credit": {"lam": 0.95}}}}, "train.credit.lam 0.99 -> 0.95"),
     ],

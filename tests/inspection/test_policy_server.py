@@ -9,11 +9,11 @@ from typing import Any
 import openai
 import pytest
 
-from agent_r1.agents import policy_server
 from agent_r1.agents.gateway import MODEL, Unhurried
-from agent_r1.agents.policy_server import Conversations, declared_as
 from agent_r1.http.endpoint import ENDPOINT_KEY
 from agent_r1.http.guard import Unsignalled, configured
+from agent_r1.inspection import policy_server
+from agent_r1.inspection.policy_server import Conversations, declared_as
 from agent_r1.params import SHIPPED, load
 from agent_r1.params.env import AgentParams
 from agent_r1.rollout.chat import Chat
