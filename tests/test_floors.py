@@ -53,8 +53,17 @@ ROOMS = {
     "evaluation": {"rollout", "envs", "search"},
     "training": {"rollout", "envs", "credit", "learn", "devices", "data", "search"},
     "inspection": {
-        "training", "evaluation", "agents", "rollout", "envs", "credit", "learn", "devices", "data", "search"
-    },  # fmt: skip
+        "training",
+        "evaluation",
+        "agents",
+        "rollout",
+        "envs",
+        "credit",
+        "learn",
+        "devices",
+        "data",
+        "search",
+    },
 }
 # Rooms that are imported by a name in a string, where params.yaml asks for them, and the modules that do so.
 BY_NAME = {
