@@ -1,7 +1,7 @@
 """A small training of the built-in model without tracking: `python -m benchmarks.small_training STEPS ITERATIONS`.
 
-On the accelerator where there is one, with the transformers engine, in a temporary folder. The last line that it prints
-says in JSON what came of it.
+On the accelerator where there is one, with the transformers engine, in a temporary folder. A third argument changes
+parameters, in JSON. The last line that it prints says in JSON what came of it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from agent_r1.data.prepare import PASSAGES, QUESTIONS, prepare
 from agent_r1.envs.shared import Shared
 from agent_r1.files import model_hash
 from agent_r1.learn.adapter import save_merged
+from agent_r1.params.sections import override
 from agent_r1.records import Passage, Question
 from agent_r1.search.index import build, open_index
 from agent_r1.tables import read_rows
@@ -30,7 +31,7 @@ from benchmarks.synthetic import NO_WARMUP, shipped_with
 ATLAS = {"train_questions": 1200, "dev_questions": 20, "test_questions": 20}
 
 
-def train(steps: int, iterations: int, folder: Path) -> dict[str, Any]:
+def train(steps: int, iterations: int, folder: Path, more: dict[str, Any]) -> dict[str, Any]:
     """Data, index, warm start of so many steps, iterations; seconds, returns, canary gaps and the policy's hash."""
     changes = {
         "prepare": {"atlas": ATLAS},
@@ -38,7 +39,7 @@ def train(steps: int, iterations: int, folder: Path) -> dict[str, Any]:
         "engine": {"kind": "transformers", "transformers": {"batch_size": 256}},
         "train": {"iterations": iterations, "update": {"critic": {"warmup": NO_WARMUP}}},
     }
-    settings = shipped_with(changes)
+    settings = shipped_with(override(changes, more))
     prepare(settings.prepare, folder)
     build(settings.search, folder / PASSAGES, folder / "index")
     questions, passages = read_rows(folder / QUESTIONS, Question), read_rows(folder / PASSAGES, Passage)
@@ -72,7 +73,8 @@ def train(steps: int, iterations: int, folder: Path) -> dict[str, Any]:
 def main() -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps(train(*map(int, sys.argv[1:3]), Path(folder))))
+        steps, iterations, *more = map(json.loads, sys.argv[1:])
+        print(json.dumps(train(steps, iterations, Path(folder), *(more or [{}]))))
 
 
 if __name__ == "__main__":
