@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from functools import cache
 from typing import Any
 
-import httpx
+import aiohttp
 from openai import APIStatusError, AsyncOpenAI
 
 from agent_r1.agents.task import Task
@@ -57,9 +57,9 @@ async def twofold(task: Task) -> str | None:
 async def over_http(task: Task, messages: list[Message], **further: Any) -> Message | None:
     asked = {"model": task.model, "messages": messages, "tools": [TOOL.schema], **further}
     header = {"authorization": f"Bearer {task.key}"}
-    answer = await _http().post(f"{task.base_url}/chat/completions", json=asked, headers=header)
-    found: dict[str, Any] = answer.json()
-    return None if answer.is_client_error else found["choices"][0]["message"]
+    async with _http().post(f"{task.base_url}/chat/completions", json=asked, headers=header) as answer:
+        found = await answer.json()
+    return found["choices"][0]["message"] if answer.ok else None
 
 
 async def by_client(task: Task, messages: list[Message], **further: Any) -> Message | None:
@@ -79,8 +79,8 @@ async def by_client(task: Task, messages: list[Message], **further: Any) -> Mess
 
 
 @cache
-def _http() -> httpx.AsyncClient:
-    return httpx.AsyncClient(timeout=None)
+def _http() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(None), connector=aiohttp.TCPConnector(limit=0))
 
 
 @cache

@@ -94,9 +94,9 @@ class OpenEpisode:
 
 
 class Unhurried(Bounded):
-    """Connections that may wait for an episode's other requests."""
+    """Connections of many requests, which may wait for an episode's other ones."""
 
-    seconds, most = 3600.0, 4096
+    seconds, most, again = 3600.0, 4096, True
 
 
 class Completions(ABC):

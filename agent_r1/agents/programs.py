@@ -77,14 +77,12 @@ class Programs:
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        """Raises ValueError for a function that cannot be imported, and OSError where processes cannot be watched."""
+        """Raises OSError where processes cannot be watched."""
         async with AsyncExitStack() as opening:
             remove_folder(self._folder)
             opening.callback(remove_folder, closed_folder(self._folder))
             self._supervisor = await opening.enter_async_context(_supervisor())
             opening.push_async_callback(self._end_functions)
-            for name in [name for name, agent in self._agents.items() if agent.function]:
-                await self._function(name)
             self._open = opening.pop_all()
         return self
 
@@ -92,7 +90,7 @@ class Programs:
         await self._open.__aexit__(*fault)
 
     async def play(self, agent: str, task: Task) -> Ending:
-        """Runs one episode to its end. Raises ValueError for a function that cannot be imported any more."""
+        """Runs one episode to its end. Raises ValueError for a function that cannot be imported."""
         async with self._rooms[agent], self._room:
             try:
                 told = parsed((await self._played(agent, task)).encode() or b"{}", Stated)

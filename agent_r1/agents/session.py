@@ -346,14 +346,14 @@ class Session:
         self, place: Position, tools: Tools, answers: Sequence[GivenAction | None], span: slice, source: Source
     ) -> Iterator[Encoded]:
         """The tokens of a span of a rendering, and an answer in it as its ids; one that is rewritten is text."""
-        around, left, at = iter(answers), [each for each in answers if each], 0
-        messages = [
-            (role, f"{_OPEN}{text}{_CLOSE}") if role == "assistant" and next(around) else (role, text)
-            for role, text in place.messages
-        ]
-        pieces = _ANSWER.split(self._chat.template.render(messages, tools))
-        if "".join(pieces).translate(_UNMARKED) != place.text:
-            pieces = [place.text]
+        around, left, at, pieces = iter(answers), [each for each in answers if each], 0, [place.text]
+        if left:
+            messages = [
+                (role, f"{_OPEN}{text}{_CLOSE}") if role == "assistant" and next(around) else (role, text)
+                for role, text in place.messages
+            ]
+            found = _ANSWER.split(self._chat.template.render(messages, tools))
+            pieces = found if "".join(found).translate(_UNMARKED) == place.text else pieces
         for number, piece in enumerate(pieces):
             text = piece.translate(_UNMARKED)
             begin, at = at, at + len(text)

@@ -64,11 +64,17 @@ class Bounded(H11Protocol):
 
     seconds = 60.0  # of a request with its answer
     most = 512  # connections
+    again = False  # whether it takes further requests
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         spare = len(self.connections) <= self.most
         self._end = self.loop.call_later(self.seconds if spare else 0, transport.abort)
+
+    def on_response_complete(self) -> None:
+        self._end.cancel()
+        self._end = self.loop.call_later(self.seconds, self.transport.abort)
+        super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end.cancel()
@@ -105,7 +111,7 @@ def open_to_all(variable: str, host: str, risk: str) -> str:
 
 
 def configured(app: ASGIApp, host: str, port: int, connection: type[Bounded] = Bounded) -> uvicorn.Config:
-    """The configuration of a server whose connections are `Bounded` and carry one request each."""
+    """The configuration of a server whose connections are `Bounded`, and carry one request each unless `again`."""
     return uvicorn.Config(
         app,
         host=host,
@@ -113,7 +119,8 @@ def configured(app: ASGIApp, host: str, port: int, connection: type[Bounded] = B
         http=connection,
         ws="none",
         lifespan="off",
-        headers=[("connection", "close")],
+        headers=[] if connection.again else [("connection", "close")],
+        timeout_keep_alive=int(connection.seconds),
         log_level="warning",
         timeout_graceful_shutdown=5,
     )

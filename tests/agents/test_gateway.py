@@ -109,6 +109,21 @@ def test_the_official_client_whole_and_streamed(play: Callable[..., Any]) -> Non
     assert (row.outcome, row.success, len(row.steps), len(policy.log)) == (Outcome.ANSWERED, 1.0, 3, 3)
 
 
+def test_a_connection_takes_one_request_after_the_other(play: Callable[..., Any]) -> None:
+    async def solve(task: Task) -> Ending:
+        url = httpx.URL(task.base_url)
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        for _ in range(3):
+            writer.write(f"GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {task.key}\r\n\r\n".encode())
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+            head = (await reader.readuntil(b"\r\n\r\n")).lower()
+            assert json.loads(await reader.readexactly(int(head.split(b"content-length: ")[1].split()[0])))["data"]
+        writer.close()
+        return Ending(answer="Quill")
+
+    assert play(solve, ["yes"])[0].outcome is Outcome.ANSWERED
+
+
 def test_errors_are_the_official_clients_own(play: Callable[..., Any]) -> None:
     async def solve(task: Task) -> Ending:
         for fields, kind, param in (

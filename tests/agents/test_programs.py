@@ -359,9 +359,9 @@ def test_each_call_of_a_function_that_blocks_has_a_process_of_its_own(home: Path
         ),
     ],
 )
-def test_an_agent_that_is_not_there_is_refused_before_an_episode(home: Path, agent: Any, fault: str) -> None:
+def test_an_agent_that_is_not_there_is_refused_at_its_first_episode(home: Path, agent: Any, fault: str) -> None:
     with pytest.raises(ValueError, match=f"(?s){fault}"):
-        played(AgentParams(timeout_s=1, **agent))
+        played(AgentParams(timeout_s=1, **agent), TASK)
 
 
 STAGE = """
