@@ -157,10 +157,15 @@ class Screen:
                 self._put(passage(line), indent=4, cut=True)
 
     def ending(self, views: Sequence[StepView], seconds: float) -> None:
-        """Shows why there is no answer, if there is none, and the episode's steps, calls, tokens and seconds."""
+        """Shows why there is no answer, if there is none, and the episode's steps, calls, tokens and seconds.
+
+        An agent outside may answer something else than the policy said.
+        """
         last = views[-1]
         if last.outcome is not Outcome.ANSWERED:
             self._labelled("none", f"no answer: {_why(last, self._limits)}", FAULT)
+        elif last.answer != parse_action(last.action).answer:
+            self._labelled("answer", last.answer or "(empty)", ANSWER)
         counts = {"step": len(views), "call": sum(bool(call.tool) for view in views for call in view.step.calls)}
         parts = [f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items()]
         self._put(Text(", ".join([*parts, f"{last.tokens} tokens", f"{seconds:.1f} s"]), QUIET))

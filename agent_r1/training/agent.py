@@ -7,17 +7,20 @@ import re
 import sys
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
-from itertools import count
+from itertools import count, zip_longest
+from textwrap import shorten
 
 from agent_r1.envs.base import split_action
+from agent_r1.envs.kinds import attempts_at
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import asked_attempt
 from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import Params
-from agent_r1.records import Outcome
+from agent_r1.records import Outcome, Question, Source
 from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.collecting import collect_all
 from agent_r1.rollout.engines import open_engine
-from agent_r1.rollout.episode import StepView
+from agent_r1.rollout.episode import PLAY, StepView
 from agent_r1.rollout.episodes import at_once, attend, follow
 from agent_r1.rollout.sampling import Action, Actor, Beneath, Request, Sampler
 from agent_r1.search.index import open_index
@@ -32,9 +35,31 @@ class Agent:
         self._episodes = count()
 
     def ask(self, text: str, *, seed: int, sample: int = 0) -> Iterator[StepView]:
-        """The steps of an episode. `sample` numbers the repetitions of a question."""
+        """The steps of an episode, an agent's outside once it is over. `sample` numbers repetitions of a question."""
+        if self.shared.limits.agent:
+            return self._told(text, self.shared.limits.agent, seed, sample)
         attempt = asked_attempt(text, self.shared, sample=sample)
         return follow(self._sampler, self._chat, attempt, self.shared, seed=seed)
+
+    def _told(self, text: str, agent: str, seed: int, sample: int) -> Iterator[StepView]:
+        asked = Question(question_id=shorten(text, 80), dataset="", split="", text=text, env=agent, strata={})
+        attempt = replace(attempts_at([asked], self.shared)[0], sample=sample)
+        [row] = collect_all(self._sampler, self._chat, [attempt], self.shared, seed=seed, play=PLAY)
+        if not row.steps:
+            raise ValueError(f"env.agents.{agent} ended as {row.outcome} without asking the policy")
+        decode = self._chat.decode
+        for step, following in zip_longest(row.steps, row.steps[1:]):
+            stop = following.action_start if following else len(row.token_ids)
+            read = [at for at in range(step.action_stop, stop) if row.source[at] == Source.OBSERVATION]
+            yield StepView(
+                step=step,
+                action=decode(row.ids(slice(step.action_start, step.action_stop))).removesuffix(self._chat.end_mark),
+                observations=(decode(row.token_ids[read].tolist()),),
+                outcome=None if following else row.outcome,
+                answer="" if following else row.answer,
+                fault="",
+                tokens=step.action_stop,
+            )
 
     async def attend(self, text: str, *, seed: int, most: int | None = None) -> AsyncGenerator[StepView]:
         """The steps of an episode in the loop of `shared`, where other episodes run at the same time.
@@ -63,13 +88,7 @@ class Agent:
 def open_agent(
     settings: Params, path: str, updates: int, *, beneath: Beneath | None, temperature: float
 ) -> Iterator[Agent]:
-    """Opens a policy with the tools and the loop of this project.
-
-    Raises ValueError for an agent outside, whose program asks the policy by itself.
-    """
-    if settings.env.agent is not None:
-        given = f"env.agent is {settings.env.agent!r}, whose own program asks the policy"
-        raise ValueError(f"{given}; serve it with `agent-r1 serve_policy`, or set env.agent: null")
+    """Opens a policy with its tools, in the loop of this project or of the agent outside that `env.agent` names."""
     index = open_index(settings.search, settings.places.passages, settings.places.index)
     with (
         open_policy(settings, path, updates, beneath=beneath, temperature=temperature) as (engine, chat),

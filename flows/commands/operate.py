@@ -136,6 +136,9 @@ def serve_agent(
 
     settings = params.load()
     policy = policy_of(settings, acting(run, seed, sweep, model))
+    if (outside := policy.as_trained(settings).env.agent) is not None:
+        given = f"env.agent is {outside!r}, whose own program asks the policy"
+        raise ValueError(f"{given}; serve it with `agent-r1 serve_policy`, or set env.agent: null")
     if warning := open_to_all(ENDPOINT_KEY, host, "ask it, and have it use its tools as you"):
         logger.warning(warning)
     with opened(settings, policy, temperature) as agent:

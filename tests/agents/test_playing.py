@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import httpx
 import pytest
+from rich.console import Console
 
 from agent_r1.agents.task import Ending, Task
 from agent_r1.envs.base import parse_action
 from agent_r1.envs.kinds import attempts_at, played_by, require_playable
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import FORMAT, SYSTEM
+from agent_r1.inspection.conversation import Screen
+from agent_r1.inspection.wire import Limits
 from agent_r1.params import SHIPPED, load
 from agent_r1.records import CallStatus, Outcome, Question, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.collecting import collect_all
-from agent_r1.rollout.episode import PLAY
+from agent_r1.rollout.episode import PLAY, StepView
 from agent_r1.rollout.episodes import ScriptedSampler
 from agent_r1.tools.base import Tool
 from agent_r1.tools.search import search_tool
-from agent_r1.training.agent import open_agent
+from agent_r1.training.agent import Agent
+from tests.agents.test_session import SEARCH
 
 QUESTIONS = [
     Question(
@@ -141,9 +146,30 @@ def test_a_question_may_name_the_agent_that_plays_it_and_has_no_answer_then(
         played_by("random", [attempt], [row], 0)
 
 
-def test_an_agent_outside_is_not_asked_in_the_built_in_loop() -> None:
-    settings = load(SHIPPED)
-    env = settings.env.model_copy(update={"agent": "mine"})
-    opening = open_agent(settings.model_copy(update={"env": env}), "none", 0, beneath=None, temperature=0.0)
-    with pytest.raises(ValueError, match=r"env\.agent is 'mine', whose own program asks .* set env\.agent: null"):
-        opening.__enter__()
+def test_a_person_asks_an_agent_outside(chat: Chat, outside: Callable[..., Any]) -> None:
+    """A chat shows what the policy said and read, and the answer that the agent made of it."""
+
+    async def solve(task: Task) -> Ending:
+        messages = [{"role": "user", "content": task.text}]
+        async with httpx.AsyncClient(headers={"authorization": f"Bearer {task.key}"}) as client:
+            for reply in task.text.split()[1:]:
+                asked = {"model": task.model, "messages": messages, "tools": [SEARCH]}
+                answer = (await client.post(f"{task.base_url}/chat/completions", json=asked)).json()
+                messages += [said := answer["choices"][0]["message"]]
+                messages += [
+                    {"role": "tool", "tool_call_id": each["id"], "content": reply} for each in said["tool_calls"]
+                ]
+        return Ending(answer="Tesk")
+
+    def asked(text: str) -> list[StepView]:
+        with outside(solve, env={"max_tokens": 500, "max_action_tokens": 100}) as shared:
+            return [*Agent(ScriptedSampler([[CALL] * 2], chat), chat, shared).ask(text, seed=0)]
+
+    first, last = asked("Tell who is")
+    assert (first.outcome, first.observations, first.answer) == (None, ("who",), "")
+    assert (last.outcome, last.answer, last.action) == (Outcome.ANSWERED, "Tesk", CALL)
+    screen = Screen(Console(file=(shown := io.StringIO()), width=100), Limits.of(load(SHIPPED).env))
+    screen.ending([first, last], 0.0)
+    assert shown.getvalue().split("\n")[:2] == ["  answer  Tesk", f"  2 steps, 2 calls, {last.tokens} tokens, 0.0 s"]
+    with pytest.raises(ValueError, match=r"env\.agents\.mine ended as answered without asking the policy"):
+        asked("Tell")

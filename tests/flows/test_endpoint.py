@@ -24,6 +24,7 @@ from agent_r1.records import Outcome, Question, Trajectory
 from agent_r1.tables import read_rows
 from flows.commands import execute
 from flows.commands.look import chat
+from flows.commands.operate import serve_agent
 from flows.evaluate import EvaluationRequest, evaluate
 from flows.report import report
 from tests.answering import Heard, Said, answering
@@ -203,10 +204,15 @@ def test_a_served_agent_answers_as_chat_does(
 def test_a_served_policy_answers_an_agent_that_has_a_loop_of_its_own(
     project: Path,
     write_params: WriteParams,
+    inside: Inside,
     start: Callable[..., subprocess.Popen[str]],
     free_port: Callable[[], int],
 ) -> None:
-    write_params(project, {"env": {"agents": {"mine": {"function": "mine:solve", "timeout_s": 60}}}})
+    agents = {"agents": {"mine": {"function": "mine:solve", "timeout_s": 60}}}
+    write_params(project, {"env": {**agents, "agent": "mine", "order": "arrival"}, "engine": {"kind": "vllm"}})
+    with inside(project), pytest.raises(ValueError, match=r"env\.agent is 'mine', .* `agent-r1 serve_policy`"):
+        serve_agent()
+    write_params(project, {"env": agents})
     url = f"http://127.0.0.1:{(port := free_port())}/v1"
     server = start("-m", "flows", "serve_policy", "--agent", "mine", "--port", str(port))
     assert await_model(server, url)["id"] == "policy"
