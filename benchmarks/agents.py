@@ -104,7 +104,7 @@ def learned(settings: Params, run: str, seeds: Sequence[int]) -> Row:
 def kept(settings: Params, run: str, seed: int) -> Row:
     """The tokens that the first iteration reads, and how many of them as sampled."""
     first = read_metrics(settings.places.training(RunId(run, seed)))[0]
-    return {"run": run, **{name: f"{first[name]:.2f}" for name in SHOWN if name in first}}
+    return {"run": run, **{name: f"{first[name]:.2f}" if name in first else "n/a" for name in SHOWN}}
 
 
 def main() -> None:

@@ -44,11 +44,11 @@ class Outside:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as opening:
-            folder = Path(opening.enter_context(tempfile.TemporaryDirectory(prefix="agent_r1_agents_")))
             self.gateway = await opening.enter_async_context(Gateway())
             agents = self._limits.agents
             most = max(agent.concurrency for agent in agents.values())
-            self.programs = await opening.enter_async_context(Programs(agents, most, folder / "episodes"))
+            folder = Path(tempfile.mkdtemp(prefix="agent_r1_agents_"))
+            self.programs = await opening.enter_async_context(Programs(agents, most, folder))
             self._open = opening.pop_all()
         return self
 

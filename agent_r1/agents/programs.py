@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from agent_r1 import own_code
 from agent_r1.agents import supervisor
-from agent_r1.agents.supervisor import GRACE_S
+from agent_r1.agents.supervisor import FOLDER, GRACE_S
 from agent_r1.agents.task import Ending, Task
 from agent_r1.files import closed_folder, remove_folder
 from agent_r1.harmless import harmless_lines
@@ -80,8 +80,7 @@ class Programs:
         """Raises OSError where processes cannot be watched."""
         async with AsyncExitStack() as opening:
             remove_folder(self._folder)
-            opening.callback(remove_folder, closed_folder(self._folder))
-            self._supervisor = await opening.enter_async_context(_supervisor())
+            self._supervisor = await opening.enter_async_context(_supervisor(closed_folder(self._folder)))
             opening.push_async_callback(self._end_functions)
             self._open = opening.pop_all()
         return self
@@ -251,8 +250,8 @@ def _variables(name: str, agent: AgentParams) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def _supervisor() -> AsyncIterator[socket.socket]:
-    """Starts the supervisor; the socket over which it takes orders, and with which it ends."""
+async def _supervisor(folder: Path) -> AsyncIterator[socket.socket]:
+    """Starts the supervisor; the socket over which it takes orders, and with which it ends and removes the folder."""
     if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
         raise OSError("agents outside need Linux, with a /proc that lists the children of a process; train on such one")
     ours, theirs = socket.socketpair()
@@ -260,7 +259,7 @@ async def _supervisor() -> AsyncIterator[socket.socket]:
     command = [sys.executable, "-I", "-S", supervisor.__file__]
     with theirs:
         process = subprocess.Popen(
-            command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env={}, start_new_session=True
+            command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env={FOLDER: str(folder)}, start_new_session=True
         )
     try:
         yield ours

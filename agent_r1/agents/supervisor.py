@@ -1,8 +1,9 @@
 """Runs agents' programs so that nothing of them outlives its episode, or the stage, however that ends.
 
-Started as a file, with the standard library alone. Each episode has a socket, of which the stage holds one end, and
-`watch`, a process between the stage and the program, the other. When the stage closes its end or is killed, the program
-is ended. `watch` is a subreaper: children whose parent has gone become its own, also where they left their group.
+Started as a file, with the standard library alone. It removes the folder of all episodes in the end.
+Each episode has a socket, of which the stage holds one end, and `watch`, a process between the stage and the program,
+the other. When the stage closes its end or is killed, the program is ended. `watch` is a subreaper: children whose
+parent has gone become its own, also where they left their group.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+FOLDER = "EPISODES"  # the variable that names the folder of all episodes
 GRACE_S = 2.0  # between the request to end and the end by force
 KEPT = 1 << 20  # bytes of the last line of standard output
 _LAST_WORDS = 4000  # bytes of standard error
@@ -173,3 +175,4 @@ def _prctl(option: int, value: int) -> None:
 
 if __name__ == "__main__":
     serve(socket.socket(fileno=0), lambda order: os.execve(order["command"][0], order["command"], order["environment"]))
+    _remove(Path(os.environ[FOLDER]))
