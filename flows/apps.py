@@ -40,6 +40,7 @@ OPENING = """<script>
 location.hash ||= %s;
 for (const [name, value] of Object.entries(%s)) localStorage[name] ??= JSON.stringify(value);
 </script>"""
+GATEWAY = "MLFLOW_DEPLOYMENTS_TARGET"
 OPEN = ("/health", "/version")  # to everybody on this machine
 ROUTES = re.compile(
     r"""
@@ -47,7 +48,7 @@ ROUTES = re.compile(
     /(ajax-)?api/[23]\.0/mlflow/(
         experiments/(create|delete|(set|delete)-experiment-tag|get|get-by-name|restore|search|search-datasets|update)|
         runs/(create|delete|(set|delete)-tag|get|log-(batch|inputs|metric|model|parameter)|outputs|restore|search|update)|
-        artifacts/list|metrics/get-history|metrics/get-history-bulk(-interval)?|
+        artifacts/list|gateway-proxy|metrics/get-history|metrics/get-history-bulk(-interval)?|
         registered-models/(alias|create|delete|(set|delete)-tag|get|get-latest-versions|rename|search|update)|
         model-versions/(create|delete|(set|delete)-tag|get|get-download-uri|search|transition-stage|update)|
         logged-models(/search|/[^/]+(/params|/tags(/[^/]+)?|/artifacts/(directories|files))?)?|
@@ -94,6 +95,7 @@ def mlflow() -> ASGIApp:
     end_with_parent()
     gc.set_threshold(*IMPORTING)
     password = os.environ.pop(PASSWORD, "")
+    os.environ.pop(GATEWAY, None)  # else MLflow would pass on requests of its page
     from mlflow.server.fastapi_app import app
 
     keep_home(os.environ[HOME])

@@ -244,7 +244,7 @@ class Template:
         self.dialect = replace(self.dialect, bare=self._shows(OPENING[1:], [SAMPLE_TOOL], calls.NAME))
         self.dialect = replace(self.dialect, rows=self._shows([*OPENING, OPENING[1]], (), USER))
         if self.dialect != Dialect():
-            logger.info("the chat template does not render everything by itself: %s", self.dialect)
+            logger.debug("the chat template does not render everything by itself: %s", self.dialect)
         self.after_action = self._after_action()
         self._written = dict[tuple[tuple[str, ...], bool], bool]()  # whether conversations of these roles are
 

@@ -153,7 +153,8 @@ def test_a_first_visitor_sees_runs_charts_models_versions_and_traces(
     """One click from the address to the charts, at a laptop's size, in a profile that knows nothing."""
     context = browser.new_context(viewport={"width": 1280, "height": 800}, http_credentials=known(project))
     context.set_default_timeout(PATIENCE_MS)
-    opened = context.new_page()
+    opened, refused = context.new_page(), list[str]()
+    opened.on("response", lambda answer: refused.append(answer.url) if answer.status == 403 else None)
     opened.goto(mlflow_ui)
     expect(opened.get_by_text("6 matching runs")).to_be_visible(timeout=PATIENCE_MS)
     expect(opened.get_by_text("Group: ppo")).to_have_count(1)
@@ -178,6 +179,7 @@ def test_a_first_visitor_sees_runs_charts_models_versions_and_traces(
     assert sum(box["height"] for box in boxes if box) < 600, "five versions on one screen"
     for text in ("0.84", "[0.75, 0.90]", "ppo-seed4"):
         expect(rows.filter(has_text="ppo-seed4").get_by_text(text).first).to_be_visible()
+    assert not [url for url in refused if "gateway-proxy" in url], "MLflow says so in red"
     context.close()
 
 
