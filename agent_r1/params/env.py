@@ -176,6 +176,7 @@ class AgentParams(Section):
     rewards: list[Annotated[str, Field(pattern=r"^[A-Za-z_]\w{0,99}$")]] = Field(default=[])  # parts that it may state
     concurrency: Count = 64  # episodes at a time
     parallel: bool = False  # requests of one episode at the same time; else a second one waits
+    repeats: bool = True  # whether its own tools answer the same again; runs of others are not reproducible
     history: Literal["sampled", "sent"] = "sampled"  # thoughts that it does not send back: still read, or not
 
 

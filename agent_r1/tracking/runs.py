@@ -78,9 +78,16 @@ def run_params(variant: str, params: Params, train: TrainParams) -> dict[str, An
         "advantage_mask": "+".join(on) if 0 < len(on) < len(switches) else bool(on),
         "seed": train.seed,
         "engine": params.engine.kind,
+        **({} if _reproducible(params) else {"reproducible": False}),
         **flatten(params.model_dump(mode="json", include={"model", "warm_start", "env"})),
         **flatten(train.model_dump(mode="json", exclude=shown)),
     }
+
+
+def _reproducible(params: Params) -> bool:
+    """Whether every agent outside that may play has tools that answer the same again."""
+    own = {world.name for world in params.prepare.worlds.values() if world.env == "agent"}
+    return all(agent.repeats for name, agent in params.env.agents.items() if name in {params.env.agent, *own})
 
 
 def overrides(params: Params, run: RunId) -> str:

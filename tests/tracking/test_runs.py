@@ -21,7 +21,9 @@ from sqlalchemy import TextClause
 
 from agent_r1 import tracking
 from agent_r1.params import load
+from agent_r1.params.env import AgentParams
 from agent_r1.params.places import RunId
+from agent_r1.params.prepare import OthersParams
 from agent_r1.tracking.store import comparison, mendable_fault
 
 ROOT = Path(__file__).parents[2]
@@ -336,6 +338,25 @@ def test_outside_a_project_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=r"no params\.yaml"):
         tracking.start("lost", {}, TAGS)
+
+
+@pytest.mark.parametrize(
+    ("agent", "rows_of", "said"),
+    [(None, None, None), ("calm", None, None), ("web", None, False), ("calm", "web", False)],
+)
+def test_a_run_says_that_an_agent_does_not_repeat_itself(
+    agent: str | None, rows_of: str | None, said: bool | None
+) -> None:
+    params = load(ROOT / "params.yaml")
+    agents = {name: AgentParams(command=["own"], timeout_s=1, repeats=name == "calm") for name in ("web", "calm")}
+    worlds = {"rows": OthersParams(env="agent", name=rows_of, train=(0, 1))} if rows_of else {}
+    changed = params.model_copy(
+        update={
+            "env": params.env.model_copy(update={"agents": agents, "agent": agent}),
+            "prepare": params.prepare.model_copy(update={"worlds": worlds}),
+        }
+    )
+    assert tracking.run_params("grpo", changed, params.run(RunId("grpo"))).get("reproducible") is said
 
 
 def test_run_params_name_the_ablation() -> None:
