@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agent_r1.params.sections import LOOPBACK
@@ -40,7 +40,7 @@ OPENING = """<script>
 location.hash ||= %s;
 for (const [name, value] of Object.entries(%s)) localStorage[name] ??= JSON.stringify(value);
 </script>"""
-GATEWAY = "MLFLOW_DEPLOYMENTS_TARGET"
+GATEWAY = "/ajax-api/2.0/mlflow/gateway-proxy"  # which MLflow's first page asks, and shows a refusal in red
 OPEN = ("/health", "/version")  # to everybody on this machine
 ROUTES = re.compile(
     r"""
@@ -48,7 +48,7 @@ ROUTES = re.compile(
     /(ajax-)?api/[23]\.0/mlflow/(
         experiments/(create|delete|(set|delete)-experiment-tag|get|get-by-name|restore|search|search-datasets|update)|
         runs/(create|delete|(set|delete)-tag|get|log-(batch|inputs|metric|model|parameter)|outputs|restore|search|update)|
-        artifacts/list|gateway-proxy|metrics/get-history|metrics/get-history-bulk(-interval)?|
+        artifacts/list|metrics/get-history|metrics/get-history-bulk(-interval)?|
         registered-models/(alias|create|delete|(set|delete)-tag|get|get-latest-versions|rename|search|update)|
         model-versions/(create|delete|(set|delete)-tag|get|get-download-uri|search|transition-stage|update)|
         logged-models(/search|/[^/]+(/params|/tags(/[^/]+)?|/artifacts/(directories|files))?)?|
@@ -95,7 +95,6 @@ def mlflow() -> ASGIApp:
     end_with_parent()
     gc.set_threshold(*IMPORTING)
     password = os.environ.pop(PASSWORD, "")
-    os.environ.pop(GATEWAY, None)  # else MLflow would pass on requests of its page
     from mlflow.server.fastapi_app import app
 
     keep_home(os.environ[HOME])
@@ -115,6 +114,8 @@ def _refusal(path: str, headers: Headers, password: str) -> Response | None:
         return PlainTextResponse("MLflow asks for the password; `make serve` and `make ui` say it", 401, asked)
     if headers.get("origin") not in (None, f"http://{headers['host']}"):
         return PlainTextResponse("pages of other origins get no answer", 403)
+    if path == GATEWAY:
+        return JSONResponse({"endpoints": []})
     return None if ROUTES.fullmatch(path) else PlainTextResponse(f"this server does not offer {path}", 403)
 
 
