@@ -64,7 +64,7 @@ class Bounded(H11Protocol):
 
     seconds = 60.0  # of a request with its answer
     most = 512  # connections
-    again = False  # whether it takes further requests
+    again = False  # whether it takes further requests, each of so many seconds
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -72,8 +72,9 @@ class Bounded(H11Protocol):
         self._end = self.loop.call_later(self.seconds if spare else 0, transport.abort)
 
     def on_response_complete(self) -> None:
-        self._end.cancel()
-        self._end = self.loop.call_later(self.seconds, self.transport.abort)
+        if self.again:
+            self._end.cancel()
+            self._end = self.loop.call_later(self.seconds, self.transport.abort)
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
