@@ -293,7 +293,7 @@ REFUSED = {
         context.kind: window | env.context: kind: window needs every, which is 0; set it to the exchanges of a window
         context: {kind: window, every: 4} | env: context.every 4 has no effect with kind: window and max_steps 5
         context: {kind: summary, every: 5} | context.every 5 has no effect with kind: summary and max_steps 5
-        context: {kind: summary, every: 4} | demonstrations 6000 hold no summaries, ... as runs.NAME.env.context
+        /warm_start.contexts: [{kind: window, every: 9}] | warm_start.contexts: every 9 has no effect ... max_steps
         order: arrival, /engine.kind: transformers | env.order: arrival needs an engine ... set env.order: rounds
         tools.search: null, tools.calculator: {} | demonstrations 6000 show how to search, ... search is null
         tools.search: null | env: tools: a question cannot be answered without any tool; offer one

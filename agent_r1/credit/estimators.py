@@ -191,19 +191,41 @@ def gigpo(batch: Batch, params: CreditParams) -> Estimate:
     The first compares returns, as `dr_grpo` does, the second returns to go (`step_gamma` per step). With `gigpo.std`
     each is divided by the sample std of its comparison, as in `grpo`. A step whose state occurs once in its group has
     the first alone. Equal states are those of the environment or, as `gigpo.state` says, equal contexts: `step_states`.
+    With `gigpo.history` the step alone counts: see `_by_history`.
 
     Source: GiGPO, Feng et al. 2025 (arXiv 2505.10978), Eq. 3 to 8, with F_norm = 1 or std; its anchor states are the
-    environment's.
+    environment's. With a history: HGPO, He et al. 2026 (arXiv 2602.22817), as its authors' code has it.
     """
     if batch.states is None:
         raise RuntimeError("gigpo compares states, and the batch has none")
-    spans = step_spans(batch.steps)
-    episodes = _relative(batch.rewards.sum(axis=1), batch.groups, params)
-    alike = _within_groups(batch, spans, batch.states)
-    steps = _relative(step_returns(batch.rewards, spans, params), alike, params)
     _warn_of_groups_of_one(batch)
+    spans = step_spans(batch.steps)
+    returns = step_returns(batch.rewards, spans, params)
+    alike = _within_groups(batch, spans, batch.states)
+    if params.gigpo.history:
+        return without_critic(on_steps(params.gigpo.weight * _by_history(returns, alike, spans, params), spans))
+    episodes = _relative(batch.rewards.sum(axis=1), batch.groups, params)
+    steps = _relative(returns, alike, params)
     advantages = np.repeat(episodes, spans.per_trajectory) + params.gigpo.weight * steps
     return without_critic(on_steps(advantages, spans))
+
+
+def _by_history(returns: Floats, alike: NDArray[np.int64], spans: StepSpans, params: CreditParams) -> Floats:
+    """[S] the mean over k = 1 to `gigpo.history` + 1 of the step against those whose last k states are the same.
+
+    A comparison over k states weighs k + 1. One that says nothing, as of a step alone, is left out.
+    """
+    states, (total, weights) = alike, np.zeros((2, len(returns)))
+    opens = (np.cumsum(spans.per_trajectory) - spans.per_trajectory)[spans.per_trajectory > 0]
+    for k in range(1, params.gigpo.history + 2):
+        found = _relative(returns, alike, params)
+        total += (k + 1) * found
+        weights += (k + 1) * (found != 0)
+        before = np.roll(alike, 1)
+        before[opens] = -1 - opens  # a first step has no state before it: it is alone from now on
+        alike = np.unique(np.stack([before, states]), axis=1, return_inverse=True)[1].ravel()
+    mean: Floats = total / np.maximum(weights, 1)
+    return mean
 
 
 def reinforce_pp(batch: Batch, params: CreditParams) -> Estimate:

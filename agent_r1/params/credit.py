@@ -145,6 +145,7 @@ class GigpoParams(Section):
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     std: bool
     state: Literal["env", "context"]
+    history: Natural
 
 
 class CreditParams(Section):

@@ -196,7 +196,7 @@ def env(p: EnvParams) -> Refusals:
         yield f"agent is {p.agent!r}, which env.agents does not define{close}"
     if p.agent is not None:
         yield from outside(p, p.agent)
-    tools, games, context = p.tools, p.games, p.context
+    tools, games = p.tools, p.games
     if not any((tools.functions, tools.mcp)) and {tools.search, tools.calculator, tools.read, tools.python} == {None}:
         yield "tools: a question cannot be answered without any tool; offer one, such as search: {}"
     if tools.read and tools.read.part_characters >= p.max_result_characters:
@@ -208,9 +208,13 @@ def env(p: EnvParams) -> Refusals:
     if p.max_action_tokens >= p.max_tokens:
         given = f"max_action_tokens {p.max_action_tokens}"
         yield f"{given} leaves no room for a prompt in max_tokens {p.max_tokens}; raise max_tokens"
+    yield from (f"context.{problem}" for problem in reading(p.context, p))
+
+
+def reading(context: ContextParams, p: EnvParams) -> Refusals:
     after = 2 if context.kind == "window" else 1  # steps that the last rewriting leaves, at least
     if context.every > p.max_steps - after:
-        given = f"context.every {context.every} has no effect with kind: {context.kind} and max_steps {p.max_steps}"
+        given = f"every {context.every} has no effect with kind: {context.kind} and max_steps {p.max_steps}"
         yield f"{given}, which end an episode before its context is rewritten; lower it, or raise max_steps"
 
 
@@ -364,9 +368,8 @@ def warm_start(p: Params) -> Refusals:
         yield f"warm_start.conversations {taught.conversations!r} {why}; {remedy}"
     if taught.demonstrations and p.prepare.asks and p.env.tools.search is None:
         yield f"{demonstrations} show how to search, and env.tools.search is null; set it to {{}}, or demonstrations: 0"
-    if taught.demonstrations and not passed_through and p.env.context.kind == "summary":
-        why = "hold no summaries, and env.context.kind is summary"
-        yield f"{demonstrations} {why}; set it for single runs, as runs.NAME.env.context, or set demonstrations: 0"
+    for context in taught.contexts:
+        yield from (f"warm_start.contexts: {problem}" for problem in reading(context, p.env))
     if not (taught.demonstrations or taught.naive_rag_demonstrations or taught.conversations or passed_through):
         remedy = "set demonstrations or naive_rag_demonstrations above 0, or conversations to a file"
         yield f"warm_start has nothing to learn from: {remedy}"

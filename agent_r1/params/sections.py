@@ -87,6 +87,7 @@ NEUTRAL: dict[str, Any] = {
     "env.gymnasium.*.observation": "",
     "env.gymnasium.*.success": None,
     "model.packing": False,
+    "train.credit.gigpo.history": 0,
     "train.credit.gigpo.state": "context",
     "train.monitor.thresholds.long_step": 0.0,
     "train.monitor.thresholds.surprisal_jump": 0.0,
@@ -94,6 +95,7 @@ NEUTRAL: dict[str, Any] = {
     "train.validation.samples": 1,
     "warm_start.checkpoint_every": 0,
     "warm_start.by_relation": 0.0,
+    "warm_start.contexts": [],
 }
 
 S = TypeVar("S", bound=Section)

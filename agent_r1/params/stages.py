@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
+from agent_r1.params.env import ContextParams
 from agent_r1.params.sections import Count, Natural, Positive, Section, Share, Weight, address, public
 
 SearchKind = Literal["bm25", "dense", "hybrid", "remote"]
@@ -106,6 +107,7 @@ class WarmStartParams(Section):
     learning_rate: Positive
     checkpoint_every: Natural
     observation_weight: Weight
+    contexts: Annotated[list[ContextParams], Field(max_length=8)]
 
 
 class VllmParams(Section):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
 
-from agent_r1.envs.base import Attempt, opened
+from agent_r1.envs.base import Attempt, opened, thought_of
 from agent_r1.envs.shared import Shared
 from agent_r1.faults import ContextFull, WorldFault, require_few
 from agent_r1.params.env import EnvParams, Order
@@ -272,7 +273,8 @@ class ScriptedSampler:
     def __init__(self, scripts: Sequence[Iterable[str]], chat: Chat) -> None:
         """`scripts[episode]` are the texts of its actions, without the end token, each read when its turn comes.
 
-        An episode that is made again begins its script again. A summary that is asked for in between is empty.
+        An episode that is made again begins its script again. A summary that is asked for in between is the thought of
+        the next action.
         """
         self._scripts, self._chat = scripts, chat
         self._playing: dict[int, Iterator[str]] = {}
@@ -283,9 +285,13 @@ class ScriptedSampler:
         for request in requests:
             if request.step == 0:
                 self._playing[request.episode] = iter(self._scripts[request.episode])
-            text = "" if request.summary else next(self._playing[request.episode], None)
+            playing = self._playing[request.episode]
+            text = next(playing, None)
             if text is None:
                 raise ValueError(f"the script of episode {request.episode} ends before the episode does")
+            if request.summary:
+                self._playing[request.episode] = chain([text], playing)
+                text = thought_of(text)
             text = self._chat.escape_action(text)
             ids = self._chat.encode_action(text, request.context)[: request.max_tokens]
             actions.append(Action.of(ids, [0.0] * len(ids), self._chat.end_id))

@@ -83,7 +83,7 @@ def train_on_demonstrations(
             seed=taught.seed,
         )
     chat = Chat(tokenizer)
-    demonstrations = [*_act_out(searching, answering, chat, index, settings), *_play_out(played, chat, settings)]
+    demonstrations = [*act_out(searching, answering, chat, index, settings), *_play_out(played, chat, settings)]
     retold = retell(conversations, questions, chat, index, settings) if conversations else []
     lessons = Lessons.of(demonstrations, retold, taught.observation_weight)
     built_in = None if settings.model.path else (model.config.to_dict(), model.state_dict())
@@ -144,33 +144,44 @@ def _texts(passages: Sequence[Passage], demonstrations: Sequence[Demonstration])
         yield "\n".join(["system", tool_env.FROM_PASSAGES, *("assistant\n" + act for act in demonstration.actions)])
 
 
-def _act_out(
+def act_out(
     searching: Sequence[Demonstration], answering: Sequence[Demonstration], chat: Chat, index: Cached, settings: Params
 ) -> list[Trajectory]:
     """The demonstrations as trajectories, made by the loop and the renderer that make the policy's own."""
-    limits, trajectories = _unhurried(settings.env), list[Trajectory]()
-    bare = limits.model_copy(update={"tools": limits.tools.model_copy(update={"calculator": None})})
-    with Shared(limits, index) as shared, Shared(bare, index) as without_calculator:
-        for demonstrations, make_attempts, tools in (
-            ([each for each in searching if each.calculator], attempts_at, shared),
-            ([each for each in searching if not each.calculator], attempts_at, without_calculator),
-            (answering, naive_rag_attempts, shared),
-        ):
-            if not demonstrations:
-                continue
-            attempts = make_attempts([each.question for each in demonstrations], tools)
-            sampler = ScriptedSampler([each.actions for each in demonstrations], chat)
-            trajectories += collect(sampler, chat, attempts, tools, seed=settings.warm_start.seed)
+    trajectories = list[Trajectory]()
+    for limits, part in _readings(settings):
+        bare = limits.model_copy(update={"tools": limits.tools.model_copy(update={"calculator": None})})
+        with Shared(limits, index) as shared, Shared(bare, index) as without_calculator:
+            for demonstrations, make_attempts, tools in (
+                ([each for each in searching[part] if each.calculator], attempts_at, shared),
+                ([each for each in searching[part] if not each.calculator], attempts_at, without_calculator),
+                (answering[part], naive_rag_attempts, shared),
+            ):
+                if not demonstrations:
+                    continue
+                attempts = make_attempts([each.question for each in demonstrations], tools)
+                sampler = ScriptedSampler([each.actions for each in demonstrations], chat)
+                trajectories += collect(sampler, chat, attempts, tools, seed=settings.warm_start.seed)
     return trajectories
 
 
 def _play_out(questions: Sequence[Question], chat: Chat, settings: Params) -> list[Trajectory]:
     """`warm_start.demonstrations` games as their demonstrator plays them; boards repeat where there are fewer."""
-    with Shared(_unhurried(settings.env)) as shared:
-        attempts, scripts = _demonstrated(questions, settings, shared)
-        if not attempts:
-            return []
-        return collect(ScriptedSampler(scripts, chat), chat, attempts, shared, seed=settings.warm_start.seed)
+    trajectories = list[Trajectory]()
+    for limits, part in _readings(settings):
+        with Shared(limits) as shared:
+            attempts, scripts = _demonstrated(questions, settings, shared)
+            if attempts[part]:
+                sampler = ScriptedSampler(scripts[part], chat)
+                trajectories += collect(sampler, chat, attempts[part], shared, seed=settings.warm_start.seed)
+    return trajectories
+
+
+def _readings(settings: Params) -> Iterator[tuple[EnvParams, slice]]:
+    """The contexts in which demonstrations are read, that of `env` first, and the part that is read in each."""
+    contexts = [settings.env.context, *settings.warm_start.contexts]
+    for number, context in enumerate(contexts):
+        yield _unhurried(settings.env).model_copy(update={"context": context}), slice(number, None, len(contexts))
 
 
 def _demonstrated(

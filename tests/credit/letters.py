@@ -67,7 +67,7 @@ def params(estimator: str = "gae", **changes: Any) -> CreditParams:
         "kl_reward": 0.0,
         "whitening_floor": 0.0,
     }
-    content |= {"target_lam": None, "gigpo": {"weight": 1.0, "std": False, "state": "env"}}
+    content |= {"target_lam": None, "gigpo": {"weight": 1.0, "std": False, "state": "env", "history": 0}}
     content |= {"filter": {"kind": "none", "share": 1.0, "refill": 0}, "overlong_buffer": 0}
     content |= {"left_out": {"truncated": False, "void_step": False}, **changes}
     return CreditParams.model_validate(

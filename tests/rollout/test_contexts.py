@@ -15,18 +15,22 @@ from transformers import PreTrainedTokenizerFast
 
 from agent_r1.costs import Costs
 from agent_r1.credit.assign import assign
+from agent_r1.data.demonstrations import Demonstration
 from agent_r1.envs.base import Attempt, Env, Restart, Transition
 from agent_r1.envs.shared import Shared
 from agent_r1.learn.learner import Learner
 from agent_r1.params import SHIPPED, load
 from agent_r1.params.credit import Estimator
 from agent_r1.params.env import ContextParams
-from agent_r1.records import Outcome, Source, Trajectory
+from agent_r1.records import Outcome, Passage, Question, Source, Trajectory
 from agent_r1.rollout.chat import Chat, Dialogue
 from agent_r1.rollout.codec import SAMPLE_TOOL
 from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.rollout.sampling import Action, Engine, Request, Sampler
+from agent_r1.search.base import Search
+from agent_r1.search.index import Cached
 from agent_r1.training.collection import Collector
+from agent_r1.training.warm_start import act_out
 from agent_r1.training.watch import StaleWeightsError
 from tests.rollout.turns import Recording
 
@@ -157,7 +161,7 @@ def test_a_summary_is_text_in_the_next_context(chat: Chat, hostile: str) -> None
     assert int(marks.sum()) == 3 + 2  # the beginnings of system, user and assistant, and two ends
 
 
-def test_a_script_is_not_asked_for_summaries(chat: Chat) -> None:
+def test_a_script_without_thoughts_has_empty_summaries(chat: Chat) -> None:
     """Every action reaches the environment, and a summary is the end token alone."""
     recording, [each, _] = play(ScriptedSampler([["go"] * STEPS] * EPISODES, chat), chat, "summary", 4)
     said = [chat.decode(action.token_ids[:-1]) for _, action in recording.of(0)]
@@ -192,3 +196,23 @@ def test_a_new_context_is_what_the_template_renders(
     assert [source for source, _ in spans] == expected
     observed = [index for index, source in zip(reply.ids, reply.source, strict=True) if source == Source.OBSERVATION]
     assert chat.decode(observed).strip('"') == "".join(said)
+
+
+def test_demonstrations_are_read_in_each_context_and_sum_up_what_they_think_next(
+    chat: Chat, bm25_index: Callable[..., Search]
+) -> None:
+    call = '<tool_call>\n{"name": "search", "arguments": {"query": "Tesk"}}\n</tool_call>'
+    thoughts = ["I need two.", "Found one. I need the other.", "Found both."]
+    asked = Question(question_id="q", text="Who?", answers=["Quill"], split="train", dataset="d", strata={})
+    acts = [f"<think>{thought}</think>\n{call}" for thought in thoughts[:2]]
+    shown = Demonstration(asked, [*acts, f"<think>{thoughts[2]}</think>\n<answer>Quill</answer>"])
+    contexts = [ContextParams(kind=kind, every=1) for kind in ("window", "summary")]
+    taught = SETTINGS.warm_start.model_copy(update={"contexts": contexts})
+    env = SETTINGS.env.model_copy(update={"max_tokens": 4000})
+    settings = SETTINGS.model_copy(update={"warm_start": taught, "env": env})
+    index = Cached(bm25_index([Passage(passage_id="p", title="Tesk", text="Quill.")]), "", 0)
+    found = act_out([shown] * 5, [], chat, index, settings)
+    assert [(len(each.steps), len(each.contexts)) for each in found] == [(3, 1), (3, 1), (3, 2), (3, 2), (5, 3)]
+    assert {each.answer for each in found} == {"Quill"}
+    said = [found[-1].token_ids[step.action_start : step.action_stop - 1].tolist() for step in found[-1].steps]
+    assert [chat.decode(said[number]) for number in (1, 3)] == thoughts[1:]
