@@ -126,6 +126,7 @@ class Verdict:
     decision: RunDecision
     rollbacks: int  # before this verdict
     stabilised: bool | None = None  # whether it was trained as `monitor.stabilise` says; None where a run never is
+    begun: Sequence[Alarm] = ()  # signs that it shows, and not yet often enough in a row
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -141,6 +142,7 @@ def judge(history: Sequence[Mapping[str, float]], config: TrainParams, rollbacks
     """
     samples, monitor = config.rollout.samples, config.monitor
     seen = alarms(history, monitor, samples=samples)
+    lasting = {each.sign for each in seen}
     trained = as_it_trains(config, history[:-1], rollbacks)
     decision = RunDecision.GO_ON
     if seen and trained.monitor.goes_back:
@@ -154,6 +156,7 @@ def judge(history: Sequence[Mapping[str, float]], config: TrainParams, rollbacks
         decision=decision,
         rollbacks=rollbacks,
         stabilised=trained is not config if monitor.on_collapse == "stabilise" else None,
+        begun=[each for each in alarms(history, monitor, samples=samples, streak=1) if each.sign not in lasting],
     )
 
 
@@ -169,7 +172,10 @@ def as_it_trains(config: TrainParams, history: Sequence[Mapping[str, float]], ro
 
 
 def announce(verdict: Verdict, record: Record, iteration: int) -> None:
-    """Names the signs and the decision, in the log and in the tags of the record."""
+    """Names the signs in the log, and the alarms and the decision in the tags of the record too."""
+    if verdict.begun:
+        begun = "; ".join(map(str, verdict.begun))
+        logger.info("iteration %d shows a first sign of collapse, an alarm if it lasts: %s", iteration, begun)
     if not verdict.alarms:
         return
     seen = "; ".join(map(str, verdict.alarms))

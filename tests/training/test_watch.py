@@ -187,6 +187,27 @@ def test_log_and_tags_name_what_was_seen(caplog: pytest.LogCaptureFixture) -> No
     assert record.tags["monitor/last_alarm"].startswith("iteration 5, went on as monitor.stabilise says: entropy_fall")
 
 
+def test_a_sign_is_told_before_it_is_an_alarm(caplog: pytest.LogCaptureFixture) -> None:
+    """An update that was too long is seen where it is made, and an alarm once it has lasted."""
+    patient = config()
+    patient = patient.model_copy(update={"monitor": patient.monitor.model_copy(update={"patience": 2})})
+    small, long = {**CALM, "policy/kl_step": 0.01}, {**CALM, "policy/kl_step": 0.3}
+    with caplog.at_level(logging.INFO):
+        for number in (1, 2, 3):
+            found = judge([small, long, long][:number], patient, 0)
+            announce(found, Unrecorded(), number - 1)
+            assert ([each.sign for each in found.begun], len(found.alarms)) == [
+                ([], 0),
+                (["long_step"], 0),
+                ([], 1),
+            ][number - 1]
+    sign, alarm = caplog.messages
+    assert sign.startswith(
+        "iteration 1 shows a first sign of collapse, an alarm if it lasts: long_step: policy/kl_step"
+    )
+    assert alarm.startswith("iteration 2 shows signs of collapse, the run went on: long_step")
+
+
 def logprobs(*rows: list[float]) -> list[NDArray[np.float32]]:
     return [np.array(row, np.float32) for row in rows]
 
