@@ -91,6 +91,7 @@ NEUTRAL: dict[str, Any] = {
     "train.credit.gigpo.state": "context",
     "train.monitor.thresholds.long_step": 0.0,
     "train.monitor.thresholds.surprisal_jump": 0.0,
+    "train.monitor.thoughts_every": 0,
     "train.reference": "",
     "train.validation.samples": 1,
     "warm_start.checkpoint_every": 0,

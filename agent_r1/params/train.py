@@ -106,6 +106,7 @@ class MonitorParams(Section):
     stabilise: StabiliseParams
     patience: Count
     first_iterations: Count = 3
+    thoughts_every: Natural
     thresholds: MonitorThresholds
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -10,9 +11,11 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Self
 
+import numpy as np
+
 from agent_r1.costs import Costs
 from agent_r1.credit.assign import assign
-from agent_r1.credit.metrics import step_metrics, value_metrics
+from agent_r1.credit.metrics import step_metrics, thought_metrics, value_metrics
 from agent_r1.credit.rewards import step_rewards
 from agent_r1.devices.sharing import ALONE, Ranks
 from agent_r1.envs.shared import Shared
@@ -151,7 +154,15 @@ class Training:
             trajectories, values, self.current.credit, reference=reference, questions=asked, max_tokens=limit
         )
         write_rows(self.folder.credit(iteration), credits_, Credit)
-        return metrics
+        every = self.config.monitor.thoughts_every
+        return metrics | (self._thoughts(trajectories) if every and iteration % every == 0 else {})
+
+    def _thoughts(self, trajectories: Sequence[Trajectory]) -> Metrics:
+        """How much thoughts say of their inputs, by the learner's weights; nothing of a single thought."""
+        crossed = watch.crossed(trajectories, self.collector.sampler.chat.decode)
+        logprobs = zip(crossed, self.learner.logprobs(crossed), strict=True)
+        scores = np.array([found[each.action_mask].sum(dtype=np.float64) for each, found in logprobs])
+        return thought_metrics(scores.reshape(-1, math.isqrt(len(scores)))) if len(scores) > 1 else {}
 
     def update(self, iteration: int) -> Metrics:
         """Improves the policy and the critic, or the critic alone while its warm-up lasts."""
