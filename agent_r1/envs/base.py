@@ -255,12 +255,6 @@ class Piece(NamedTuple):
         return (self.text.removeprefix(f"<{tag}>").removesuffix(f"</{tag}>") if tag else self.text).strip()
 
 
-def thought_of(action: str) -> str:
-    """The text between the tags of an action's thought, "" without one."""
-    found = _THOUGHT.match(action)
-    return found[1] if found else ""
-
-
 def split_action(text: str) -> list[Piece]:
     """The pieces of an action's text in order, well formed or not; joined, they are the text again.
 

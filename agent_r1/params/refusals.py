@@ -212,6 +212,7 @@ def env(p: EnvParams) -> Refusals:
 
 
 def reading(context: ContextParams, p: EnvParams) -> Refusals:
+    """Refuses a rule of the context under which an episode ends before it is rewritten."""
     after = 2 if context.kind == "window" else 1  # steps that the last rewriting leaves, at least
     if context.every > p.max_steps - after:
         given = f"every {context.every} has no effect with kind: {context.kind} and max_steps {p.max_steps}"

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from agent_r1.envs.base import Attempt, opened, thought_of
+from agent_r1.envs.base import Attempt, opened, parse_action
 from agent_r1.envs.shared import Shared
 from agent_r1.faults import ContextFull, WorldFault, require_few
 from agent_r1.params.env import EnvParams, Order
@@ -291,7 +291,7 @@ class ScriptedSampler:
                 raise ValueError(f"the script of episode {request.episode} ends before the episode does")
             if request.summary:
                 self._playing[request.episode] = chain([text], playing)
-                text = thought_of(text)
+                text = parse_action(text).thought
             text = self._chat.escape_action(text)
             ids = self._chat.encode_action(text, request.context)[: request.max_tokens]
             actions.append(Action.of(ids, [0.0] * len(ids), self._chat.end_id))
