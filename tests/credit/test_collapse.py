@@ -54,6 +54,7 @@ def monitor(patience: int = 1, first_iterations: int = 3, **thresholds: float) -
             "stabilise": MONITOR.stabilise.model_dump(),
             "patience": patience,
             "first_iterations": first_iterations,
+            "thoughts_every": 0,
             "thresholds": off | thresholds,
         }
     )

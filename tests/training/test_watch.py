@@ -195,7 +195,7 @@ def test_a_sign_is_told_before_it_is_an_alarm(caplog: pytest.LogCaptureFixture) 
     patient = config()
     patient = patient.model_copy(update={"monitor": patient.monitor.model_copy(update={"patience": 2})})
     small, long = {**CALM, "policy/kl_step": 0.01}, {**CALM, "policy/kl_step": 0.3}
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="agent_r1.training.watch"):
         for number in (1, 2, 3):
             found = judge([small, long, long][:number], patient, 0)
             announce(found, Unrecorded(), number - 1)
