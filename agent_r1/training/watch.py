@@ -22,7 +22,7 @@ from agent_r1.rollout.sampling import Action
 from agent_r1.seeds import derive
 
 CROSSED = 16  # thoughts that are read under each other's inputs
-NO_TOKEN = -1
+NO_TOKEN = -1  # no action ends with it: a thought stops before the end of its action
 RECENT = 5  # iterations, which tell how long the next ones take
 
 logger = logging.getLogger(__name__)

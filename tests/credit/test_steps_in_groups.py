@@ -84,7 +84,7 @@ def test_with_a_history_steps_are_compared_after_the_same_states_too() -> None:
         assert close(of_steps(gigpo(made, chosen).advantages, made), wanted)
     twice = params("gigpo", gigpo={"weight": 2.0, "std": False, "state": "env", "history": 1})
     assert close(of_steps(gigpo(made, twice).advantages, made), [[2 * each for each in row] for row in wanted])
-    # Of equal returns the comparison says nothing: the second step of both counts its state alone, 3 to 1 and 0's mean.
+    # After state 1 returns are equal, which says nothing: second steps count state 2 alone, 3, 3 and 0, mean 2.
     level = batch([("PAOA", [1, 3]), ("PAOA", [2, 3]), ("PAOA", [0, 0])], states=[1, 2, 1, 2, 3, 2])
     chosen = params("gigpo", gigpo={"weight": 1.0, "std": False, "state": "env", "history": 1})
     assert close(of_steps(gigpo(level, chosen).advantages, level), [[-0.5, 1], [0.5, 1], [0, -2]])
