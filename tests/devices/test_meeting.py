@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -154,7 +155,7 @@ def test_ranks_that_were_not_all_started_wait_no_longer_than_that(
 
 def places_in_a_file() -> list[Place]:
     """Of two ranks on one machine, as their leader gives them out."""
-    path = f"/proc/self/fd/{os.memfd_create('ranks')}"
+    path = f"/proc/{os.getpid()}/fd/{os.memfd_create('ranks')}"
     return [Place(rank=rank, size=2, local_rank=rank, address=path, port=1, key=SECRET) for rank in range(2)]
 
 
@@ -171,16 +172,15 @@ def be(place: Place) -> str:
 
 
 def together(*bodies: Callable[[], str], beside: Sequence[Callable[[], str]] = ()) -> list[str]:
-    """What some functions return, each in a process of its own, and `beside` others that are not waited for."""
-    context = multiprocessing.get_context("fork")
+    """What some functions return, each in a process of its own, and `beside` others that are not waited for.
+
+    They are forked from a process that has run no other test: what the threads of this one hold, no child could free.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
     told = [context.SimpleQueue() for _ in (*bodies, *beside)]
-
-    def run(body: Callable[[], str], to: Any) -> None:
-        to.put(body())
-        os._exit(0)
-
     processes = [
-        context.Process(target=run, args=each, daemon=True) for each in zip((*bodies, *beside), told, strict=True)
+        context.Process(target=tell, args=each, daemon=True) for each in zip((*bodies, *beside), told, strict=True)
     ]
     for process in processes:
         process.start()
@@ -191,18 +191,24 @@ def together(*bodies: Callable[[], str], beside: Sequence[Callable[[], str]] = (
     return found
 
 
+def tell(body: Callable[[], str], to: Any) -> None:
+    to.put(body())
+    os._exit(0)
+
+
+def look(path: str) -> str:
+    """What another account finds where ranks meet."""
+    become_neighbour()
+    with pytest.raises(PermissionError):
+        Path(path).read_bytes()
+    return "shut out"
+
+
 def test_ranks_of_one_machine_meet_where_no_other_user_can_come() -> None:
     first, second = places_in_a_file()
-    leader = os.getpid()
-
-    def look() -> str:
-        become_neighbour()
-        with pytest.raises(PermissionError):
-            Path(first.address.replace("self", str(leader))).read_bytes()
-        return "shut out"
-
-    others = [] if os.getuid() else [look]
-    assert together(lambda: be(first), lambda: be(second), *others) == ["well", "well", *["shut out"] * len(others)]
+    others = [] if os.getuid() else [partial(look, first.address)]
+    ended = together(partial(be, first), partial(be, second), *others)
+    assert ended == ["well", "well", *["shut out"] * len(others)]
     if not others:
         pytest.skip("only root can be another user: the ranks met, and nobody tried to come to them")
 
@@ -217,40 +223,41 @@ class Command:
         return os.mkdir, (str(self._mark),)
 
 
+def answer(port: int, mark: Path) -> str:
+    """Does all that a rank does, and sends a pickle as the facts that are compared."""
+    if not os.getuid():
+        become_neighbour()
+    store = TCPStore("127.0.0.1", port, 2, False)
+    store.set("drawn/1", "")
+    dist.init_process_group("gloo", store=PrefixStore("group", store), rank=1, world_size=2)
+    found = [b"", b""]
+    dist.all_gather_object(found, pickle.dumps([Command(mark)]), group=dist.new_group(backend="gloo"))
+    return "heard"
+
+
 def test_a_stranger_in_a_launchers_store_runs_nothing(free_port: Callable[[], int], tmp_path: Path) -> None:
-    """It does all that a rank does, and sends a pickle as the facts that are compared."""
     port, mark = free_port(), tmp_path / "unpickled"
     leader = Place(rank=0, size=2, local_rank=0, address="127.0.0.1", port=port, key=SECRET)
-
-    def answer() -> str:
-        if not os.getuid():
-            become_neighbour()
-        store = TCPStore("127.0.0.1", port, 2, False)
-        store.set("drawn/1", "")
-        dist.init_process_group("gloo", store=PrefixStore("group", store), rank=1, world_size=2)
-        found = [b"", b""]
-        dist.all_gather_object(found, pickle.dumps([Command(mark)]), group=dist.new_group(backend="gloo"))
-        return "heard"
-
-    [ended] = together(lambda: be(leader), beside=[answer])
+    [ended] = together(partial(be, leader), beside=[partial(answer, port, mark)])
     assert f"written with another {KEY}" in ended
     assert not mark.exists()
 
 
+def pretend(place: Place) -> str:
+    """Does all that a rank does but show the secret."""
+    store = meet(place)
+    dist.init_process_group("gloo", store=PrefixStore("group", store), rank=1, world_size=2)
+    dist.new_group(backend="gloo")
+    dist.irecv(torch.zeros(32, dtype=torch.uint8), 0)
+    dist.send(torch.zeros(32, dtype=torch.uint8), 0)
+    signal.pause()
+    return "gone"
+
+
 def test_a_stranger_at_a_connection_of_gloo_is_noticed() -> None:
-    """Gloo takes whoever connects. Here that one even knows the addresses, and does all but show the secret."""
+    """Gloo takes whoever connects. Here that one even knows the addresses."""
     first, second = places_in_a_file()
-
-    def pretend() -> str:
-        store = meet(second)
-        dist.init_process_group("gloo", store=PrefixStore("group", store), rank=1, world_size=2)
-        dist.new_group(backend="gloo")
-        dist.irecv(torch.zeros(32, dtype=torch.uint8), 0)
-        dist.send(torch.zeros(32, dtype=torch.uint8), 0)
-        signal.pause()
-        return "gone"
-
-    [ended] = together(lambda: be(first), beside=[pretend])
+    [ended] = together(partial(be, first), beside=[partial(pretend, second)])
     assert "ConnectionError: rank 1 was lost, or a stranger answered for it" in ended
 
 
