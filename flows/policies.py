@@ -114,6 +114,12 @@ def policy_of(settings: Params, word: RunId | str) -> Policy:
     return Policy(name=plain_name(word), title=word, path=word)
 
 
+def teacher_of(settings: Params, run: RunId) -> str:
+    """A run's `train.reference`, of a registered version its folder; raises as `policy_of`."""
+    reference = settings.run(run).reference
+    return policy_of(settings, reference).path if reference.startswith(registry.SCHEME) else reference
+
+
 def policy_at(settings: Params, url: str, model: str) -> Policy:
     """The model with a name at an endpoint."""
     limits, start = settings.engine.server, _warm_start(settings)

@@ -20,6 +20,7 @@ from agent_r1.training.identity import START
 from agent_r1.training.loop import Training, Verb, iterate, leaves_work
 from agent_r1.training.watch import reseeded
 from flows import ranks
+from flows.policies import teacher_of
 from flows.ranks import code_of, facts_of, following, given_place, leading, shortfalls
 from flows.stage import accelerator, started_by_another, task
 from flows.terminal import counted
@@ -34,7 +35,7 @@ def train(run: RunId, fresh: bool = False) -> None:
     """
     settings = params.load().of(run)
     places = settings.places
-    assembly = Assembly(settings, run, places.warm_start)
+    assembly = Assembly(settings, run, places.warm_start, teacher_of(settings, run))
     place, code = given_place(settings.learner), code_of("train")
     for shortfall in shortfalls(settings):
         logger.warning(shortfall)
@@ -77,7 +78,8 @@ def start(run: RunId, *, fresh: bool = False) -> None:
 
 def _follow(run: RunId) -> None:
     settings = params.load().of(run)
-    config, model = settings.run(run), settings.places.warm_start
+    reference, model = teacher_of(settings, run), settings.places.warm_start
+    config = settings.run(run).model_copy(update={"reference": reference})
     with following(settings.learner, partial(_facts, settings, run)) as (group, seed):
         if seed is not None:
             group.follow(learner_of(settings, config, model, seed=seed, ranks=group))
@@ -93,7 +95,7 @@ def _tracked(run: RunId, settings: params.Params, folder: RunFolder) -> tracking
     """The run's record in MLflow, which the id in its folder finds again."""
     if found := tracking.run_of(folder.path):
         return found
-    shown = tracking.run_params(run.name, settings, folder.config)
+    shown = tracking.run_params(run.name, settings, settings.run(run))
     tags = tracking.provenance(settings.prepare.dataset, run.sweep) | {KIND_TAG: "training"}
     if run.variant:
         tags |= {"overrides": settings.places.variant(run).read_text()}

@@ -36,6 +36,7 @@ SLOW = {
     "served",
     "small_project",
     "start",
+    "teacher_server",
     "venv",
 }
 

@@ -155,7 +155,8 @@ def tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Waits for a server to answer. An AssertionError shows what it wrote if it has ended."""
     for _ in range(600):
         with contextlib.suppress(httpx.TransportError):
             if httpx.get(f"{url}/health").is_success:
@@ -181,7 +182,7 @@ def _engine_server(folder: Path, tokenizer: PreTrainedTokenizerFast) -> Iterator
             start_new_session=True,
         )
     try:
-        _wait_until_healthy(f"http://127.0.0.1:{port}", process, log)
+        wait_until_healthy(f"http://127.0.0.1:{port}", process, log)
         yield f"http://127.0.0.1:{port}", process.pid
     finally:
         with contextlib.suppress(ProcessLookupError):

@@ -355,6 +355,8 @@ REFUSED = {
         update.clip_high: 4.9e+8 | clip_high 4.9e+08 never acts: ratios end at e^20, 4.85e+08
         update.dual_clip: 1.0e+9 | dual_clip 1e+09 never acts
         update.importance_cap: 1.0e+9 | importance_cap 1e+09 never acts
+        reference: "https://h/v1" | reference 'https://h/v1' is no model at a server; write NAME at https://HOST/v1
+        reference: "m at https://u:pw@h/v1" | dvc.lock and git would keep the password of this address
         reference: outputs/teacher | reference 'outputs/teacher' has no effect while credit.kl_reward and update.kl_loss
         update.importance_cap: 0.5 | importance_cap 0.5 cuts ... set it to 1 or more
         update.clip_low: 0.999999999 | clip_low 0.999999999000 ... never acts: ratios begin at e^-20
@@ -485,6 +487,7 @@ ACCEPTED = """
     train.update.learning_rate_warmup: 7
     train.reference: outputs/teacher, train.update.kl_loss: 0.1
     train.reference: outputs/teacher, train.credit.kl_reward: 1.0, train.credit.rewards.agent_r1: 0
+    train.reference: m at https://h/v1, train.update.kl_loss: 0.1
     train.update.learning_rate_warmup: 2
     +GROUP, train.update.learning_rate_warmup: 2, train.credit.estimator: grpo
     train.rollout.questions: 1, train.update.minibatches: 1, train.update.critic.minibatches: 1

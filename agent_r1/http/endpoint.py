@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import BaseModel, Field
 
 from agent_r1.faults import ContextFull, WorldFault
-from agent_r1.http.client import Client, RefusalError, Retries, Shape, named_faults, parsed, read_key
+from agent_r1.http.client import BadAnswerError, Client, RefusalError, Retries, Shape, named_faults, parsed, read_key
 from agent_r1.params.sections import address
 
 ENDPOINT_KEY = "AGENT_R1_ENDPOINT_KEY"  # the key of an endpoint, which its clients send
@@ -54,6 +54,27 @@ class _Completion(BaseModel):
     choices: Annotated[list[_Completed], Field(min_length=1, max_length=1)]
 
 
+class Scored(BaseModel):
+    """A token of a prompt, as vLLM tells it."""
+
+    logprob: Annotated[float, Field(le=1e-3, allow_inf_nan=False)]  # nats; rounding lifts a sure token's above 0
+    decoded_token: str
+
+
+class _Last(BaseModel):
+    tokens: Annotated[list[str], Field(min_length=1, max_length=1)]
+    token_logprobs: list[float]
+
+
+class _Prompted(BaseModel):
+    prompt_logprobs: list[dict[int, Scored] | None]
+    logprobs: _Last
+
+
+class _Scores(BaseModel):
+    choices: Annotated[list[_Prompted], Field(min_length=1, max_length=1)]
+
+
 class Reply(NamedTuple):
     """The text of a model."""
 
@@ -92,6 +113,24 @@ class Endpoint:
                 except RefusalError as refusal:
                     del asked[self._refused(refusal, asked)]
 
+    def score(self, model: str, ids: Sequence[int]) -> list[Scored]:
+        """The tokens of a context but its first, which nothing predicts, as vLLM scores them.
+
+        The last is the only one that may be sampled after the others: vLLM always samples, and a context may fill its
+        window.
+        """
+        *prompt, last = ids
+        asked = {"model": model, "prompt": prompt, "prompt_logprobs": 0, "temperature": 0, "max_tokens": 1}
+        sampled = {"logprobs": 0, "allowed_token_ids": [last]}
+        with self._named("vLLM's"):
+            [found] = self._ask(_Scores, "POST", "/completions", json.dumps(asked | sampled)).choices
+            try:
+                scored = [(at or {})[token] for token, at in zip(prompt[1:], found.prompt_logprobs[1:], strict=True)]
+                [logprob], [text] = found.logprobs.token_logprobs, found.logprobs.tokens
+                return [*scored, Scored(logprob=logprob, decoded_token=text)]
+            except (KeyError, ValueError) as fault:
+                raise BadAnswerError(f"no score of every token ({fault})") from None
+
     def _refused(self, refusal: RefusalError, asked: Collection[str]) -> str:
         """The option without which to ask again. Raises the refusal if there is none."""
         if _NO_ROOM.search(refusal.answer.body):
@@ -125,6 +164,6 @@ class Endpoint:
 
         return asyncio.run(self._retries.run(attempt))
 
-    def _named(self) -> AbstractContextManager[None]:
+    def _named(self, form: str = "OpenAI's") -> AbstractContextManager[None]:
         remedy = f"; set {ENDPOINT_KEY} to its key"
-        return named_faults(self._who, "OpenAI's", lambda status: remedy if status in (401, 403) else "")
+        return named_faults(self._who, form, lambda status: remedy if status in (401, 403) else "")

@@ -25,6 +25,7 @@ from agent_r1.inspection.stored import PolicyOnDisk, StoredRun
 from agent_r1.learn import losses
 from agent_r1.learn.gradients import join_credit, policy_pass
 from agent_r1.learn.learner import Learner, Reference, frozen, reference_of
+from agent_r1.learn.model import load_tokenizer
 from agent_r1.learn.scoring import Compute, compute_of
 from agent_r1.params import Params
 from agent_r1.params.credit import CreditParams
@@ -33,6 +34,7 @@ from agent_r1.params.sections import override, validated
 from agent_r1.params.train import TrainParams, UpdateParams
 from agent_r1.pretrained import default_device
 from agent_r1.records import Credit, Trajectory
+from agent_r1.training.teacher import ServedTeacher
 from agent_r1.training.watch import accepted_gap
 
 REPLAYED = ("credit", "update")  # sections of `train` that a replay reads
@@ -70,14 +72,18 @@ class Replayed(NamedTuple):
     values: losses.Metrics  # errors of the run's critic; empty without one
 
 
-def configurations(settings: Params, run: RunId, others: Sequence[str], changes: Sequence[str]) -> list[Configuration]:
+def configurations(
+    settings: Params, run: RunId, others: Sequence[str], changes: Sequence[str], reference: str = ""
+) -> list[Configuration]:
     """The run's own configuration in params.yaml, followed by the others.
 
-    Each has the `credit` and `update` of one of `others`, or of the run, with `changes` on top. Raises ValueError for
+    Each has the `credit` and `update` of one of `others`, or of the run, with `changes` on top; `reference` is the
+    folder of the run's, where that is a registered version. Raises ValueError for
     an unknown or invalid one, or one that needs a critic that the run did not train.
     """
     settings = settings.of(run)
     own, wanted = settings.run(run), parse_changes(changes)
+    own = own.model_copy(update={"reference": reference or own.reference})
     found = [Configuration(run.run, own)]
     for other in others or [run.run]:
         name = " ".join([other, *changes])
@@ -153,7 +159,7 @@ class Replayer:
         self, stored: StoredRun, compared: list[Configuration], settings: Params, *, with_gradient: bool
     ) -> None:
         self.stored, self.compared, self.with_gradient = stored, compared, with_gradient
-        self.max_tokens, self.model = settings.env.max_tokens, settings.model
+        self.max_tokens, self.model, self.limits = settings.env.max_tokens, settings.model, settings.engine.server
         self.taken: Path | None = None  # the folder of the policy that the learner has taken over
         trained, rank = adapter_in(stored.policy_folder).is_dir(), settings.model.lora.rank
         if with_gradient and trained != bool(rank):
@@ -230,9 +236,11 @@ class Replayer:
         own = self.compared[0].train
         return Learner(self.stored.warm_start, own.update, self.model, with_critic=False, seed=own.seed)
 
-    def _reference(self, config: TrainParams) -> Reference:
+    def _reference(self, config: TrainParams) -> Reference | ServedTeacher:
         """The run's own, or the warm start; with adapters, the learner's own model without them."""
         start = self.stored.warm_start
+        if served := config.reference_at:
+            return ServedTeacher(served, self.limits, load_tokenizer(start))
         if self.with_gradient and self.model.adapter:
             return reference_of(self.learner, start, config.reference)
         return frozen(config.reference or start, compute_of(self.model, config.update, default_device()))

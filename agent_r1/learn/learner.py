@@ -297,7 +297,7 @@ def reference_of(learner: Models, path: str | Path, other: str = "") -> Referenc
 def learner_of(settings: Params, config: TrainParams, path: str | Path, *, seed: int, ranks: Ranks = ALONE) -> Learner:
     """The learner of a run that starts from the model at `path`; every rank builds its own with it."""
     options = Options(
-        with_reference=config.needs_reference,
+        with_reference=config.needs_reference and not config.reference_at,
         reference=config.reference,
         merges=settings.engine.kind == "server",  # the others sample with the adapters themselves
         offload=settings.learner.optimizer_offload,

@@ -86,9 +86,12 @@ def demand_of(config: PretrainedConfig, settings: Params, meant: RunId, device: 
 
 
 def _reference_of(config: PretrainedConfig, run: TrainParams) -> PretrainedConfig | None:
-    """The configuration of a run's reference, if it asks one."""
-    found: PretrainedConfig = load_pretrained(AutoConfig, run.reference) if run.reference else config
-    return found if run.needs_reference else None
+    """The configuration of a run's reference, if it asks one here; a registered version's is taken to be the run's."""
+    if not run.needs_reference or run.reference_at:
+        return None
+    elsewhere = run.reference and not run.reference.startswith("models:/")
+    found: PretrainedConfig = load_pretrained(AutoConfig, run.reference) if elsewhere else config
+    return found
 
 
 def check(config: PretrainedConfig, settings: Params, runs: Sequence[RunId]) -> None:

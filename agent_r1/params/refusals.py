@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, get_args
 
+from agent_r1.harmless import without_password
 from agent_r1.params import stages
 from agent_r1.params.credit import FALLING, OF_ANSWERS, WITH_CRITIC, WITH_WHITENING, CreditParams, FilterParams
 from agent_r1.params.env import AgentParams, ContextParams, EnvParams, GymnasiumParams, McpParams
@@ -271,6 +272,8 @@ def update(p: UpdateParams) -> Refusals:
 def train(p: TrainParams) -> Refusals:
     if not p.validation.every and (p.validation.keep_best or p.validation.patience):
         yield "validation.every: 0 validates nothing for keep_best and patience; set every to 1 or more"
+    if "://" in p.reference and not p.reference_at:
+        yield f"reference {without_password(p.reference)!r} is no model at a server; write NAME at https://HOST/v1"
     if p.reference and not p.needs_reference:
         given = f"reference {p.reference!r} has no effect while credit.kl_reward and update.kl_loss are 0"
         yield f"{given}; set one above 0, or leave it out"

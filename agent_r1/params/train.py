@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from agent_r1.params.credit import READS, CreditParams, FilterParams
-from agent_r1.params.sections import Count, Multiple, Natural, Positive, Section, Share, Weight
+from agent_r1.params.sections import Count, Multiple, Natural, Positive, Section, Share, Weight, address
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 LARGEST_LOG_RATIO = 20.0  # nats; where the losses clamp a ratio's logarithm
@@ -146,7 +147,7 @@ class KeepParams(Section):
 
 class TrainParams(Section):
     seed: Natural
-    reference: str  # a folder or hub id; "" is the model that the run starts from
+    reference: str  # a folder, hub id, registered version, or NAME at URL; "" is the model that the run starts from
     iterations: Count
     rollout: RolloutParams
     credit: CreditParams
@@ -167,6 +168,12 @@ class TrainParams(Section):
         decayed = {"none": 1.0, "linear": 1 - over, "cosine": (1 + math.cos(math.pi * over)) / 2}
         risen = min(1.0, (iteration - begun + 1) / (self.update.learning_rate_warmup + 1))
         return decayed[self.update.learning_rate_decay] * risen
+
+    @property
+    def reference_at(self) -> tuple[str, str] | None:
+        """The name and the address of a reference at a server; None of others. A ValueError refuses the address."""
+        found = re.fullmatch(r"(\S+) at (https?://\S+)", self.reference)
+        return (found[1], address(found[2])) if found else None
 
     @property
     def needs_reference(self) -> bool:

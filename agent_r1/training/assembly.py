@@ -31,9 +31,12 @@ from agent_r1.training.questions import require_gold_titles
 class Assembly:
     """The parts of a run that starts from a model, from the places of the run's settings."""
 
-    def __init__(self, settings: Params, run: RunId, model: str | Path) -> None:
-        """Raises as `require_playable`, and ValueError for missing own code or reward facts. Nothing is waited for."""
-        self.settings, self.run, self.model = settings, run, model
+    def __init__(self, settings: Params, run: RunId, model: str | Path, teacher: str = "") -> None:
+        """Raises as `require_playable`, and ValueError for missing own code or reward facts. Nothing is waited for.
+
+        `teacher` is the folder of a `train.reference` that is a registered version.
+        """
+        self.settings, self.run, self.model, self.teacher = settings, run, model, teacher
         self.config, self._places = settings.run(run), settings.places
         self._questions = read_rows(self._places.questions, Question)
         require_gold_titles(self._questions, self.config.credit)
@@ -55,12 +58,14 @@ class Assembly:
         with Shared(self.settings.env, index) as shared:
             warn_of_alike(self._questions, shared)
             identity = Identity.of(self.settings, self.config, self.inputs(shared), code)
-            with RunFolder(folder, identity, self.config).opened(aside, fresh=fresh, replace=replace) as run:
+            config = self.config.model_copy(update={"reference": self.teacher or self.config.reference})
+            with RunFolder(folder, identity, config).opened(aside, fresh=fresh, replace=replace) as run:
                 opening = partial(Training, self.settings, questions=self._questions, shared=shared, model=self.model)
                 yield run, partial(opening, folder=run)
 
     def inputs(self, shared: Shared) -> dict[str, str]:
         """Hashes of all inputs of the run."""
+        reference = self.teacher or self.config.reference
         opened = openings(attempts_at(self._questions, shared), self._questions, shared)
         return {
             "questions": sha256(self._places.questions),
@@ -68,7 +73,7 @@ class Assembly:
             "index": shared.index.index_hash,
             "warm_start": model_hash(str(self.model)),
             "prompt": Chat(load_tokenizer(self.model)).prompts_hash(opened),
-            **({"reference": model_hash(self.config.reference)} if self.config.reference else {}),
+            **({"reference": model_hash(reference)} if reference and not self.config.reference_at else {}),
             **own_rewards.sources(self.config.credit.rewards),
             **shared.sources(),
         }

@@ -26,7 +26,7 @@ from agent_r1.learn.losses import Metrics
 from agent_r1.learn.memory import measure
 from agent_r1.params import Params
 from agent_r1.params.train import TrainParams
-from agent_r1.records import Credit, Proof, Question, Trajectory, words_of
+from agent_r1.records import Credit, Floats32, Proof, Question, Trajectory, words_of
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.training import watch
 from agent_r1.training.collection import Collector, TrainedEngine, start_engine
@@ -40,6 +40,7 @@ from agent_r1.training.questions import (
     require_gold_titles,
     validation_scores,
 )
+from agent_r1.training.teacher import ServedTeacher
 from agent_r1.training.watch import announce, judge
 
 logger = logging.getLogger(__name__)
@@ -121,6 +122,8 @@ class Training:
             logger.info("%s", remark)
         folder.costs.devices = len(visible_gpus()) * settings.learner.nodes or 1
         self.learner = learner_of(settings, config, model, seed=self.seed, ranks=ranks)
+        served, limits = config.reference_at, settings.engine.server
+        self.teacher = ServedTeacher(served, limits, self.learner.tokenizer) if served else None
         if folder.resumed:
             checkpoint.load(folder.checkpoint, self.learner)
         elif self.current.monitor.goes_back:
@@ -148,7 +151,7 @@ class Training:
         """Turns the rewards of the trajectories into returns, advantages and value targets."""
         trajectories = read_rows(self.folder.trajectories(iteration), Trajectory)
         values = self.learner.values(trajectories) if self.learner.critic else None
-        reference = self.learner.reference_logprobs(trajectories) if self.current.needs_reference else None
+        reference = self._reference(trajectories) if self.current.needs_reference else None
         asked, limit = self.config.rollout.questions, self.env.max_tokens
         credits_, metrics = assign(
             trajectories, values, self.current.credit, reference=reference, questions=asked, max_tokens=limit
@@ -156,6 +159,12 @@ class Training:
         write_rows(self.folder.credit(iteration), credits_, Credit)
         every = self.config.monitor.thoughts_every
         return metrics | (self._thoughts(trajectories) if every and iteration % every == 0 else {})
+
+    def _reference(self, trajectories: Sequence[Trajectory]) -> list[Floats32]:
+        """The reference's logprobs [L] of sampled tokens in nats, 0 elsewhere."""
+        if self.teacher:
+            return self.teacher.logprobs(trajectories, [each.action_mask for each in trajectories])
+        return self.learner.reference_logprobs(trajectories)
 
     def _thoughts(self, trajectories: Sequence[Trajectory]) -> Metrics:
         """How much thoughts say of their inputs, by the learner's weights; nothing of a single thought."""

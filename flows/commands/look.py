@@ -257,11 +257,12 @@ def replay(
     from agent_r1.inspection import replay as stored
     from agent_r1.inspection.printed import replay_tables, truth_tables
     from agent_r1.inspection.truth import estimators, measure
+    from flows.policies import teacher_of
     from flows.stage import accelerator
 
     logging.getLogger("agent_r1.credit").setLevel(logging.WARNING)  # it has a line per iteration and configuration
     settings, meant, chosen = params.load(), RunId.named(run, seed, sweep or ""), iterations or []
-    compared = stored.configurations(settings, meant, others or [], changes or [])
+    compared = stored.configurations(settings, meant, others or [], changes or [], teacher_of(settings, meant))
     if truth:
         kept = stored.opened(settings, meant, folder)
         compared = estimators(compared[0]) + (compared[1:] if others or changes else [])

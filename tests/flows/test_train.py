@@ -19,6 +19,9 @@ from mlflow import MlflowClient
 from transformers import AutoModelForCausalLM
 
 from agent_r1.files import model_hash
+from agent_r1.learn.learner import frozen
+from agent_r1.learn.scoring import Compute
+from agent_r1.params import load
 from agent_r1.params.places import RunId, policy_in
 from agent_r1.records import CallStatus, Credit, Source, Trajectory
 from agent_r1.tables import read_rows
@@ -28,6 +31,8 @@ from agent_r1.training.loop import Training
 from agent_r1.training.trainer import Trainer
 from flows import ranks
 from flows import train as train_module
+from flows.operation.register import register
+from flows.policies import version_of
 from flows.train import train
 from tests.fixtures import PLACES, Inside, WriteParams
 from tests.flows.conftest import SMALL
@@ -248,6 +253,36 @@ def test_a_finished_run_keeps_what_is_asked_for_and_stays_finished(finished: Pat
     for _ in range(2):
         train(RunId("ppo"))
         assert contents(folder) == {name: content for name, content in before.items() if name not in dropped}
+
+
+def test_a_registered_version_teaches(
+    small_project: Path, ppo: Path, tmp_path: Path, inside: Inside, write_params: WriteParams
+) -> None:
+    """The run's parameter is the name of the version, and its input the weights, wherever they lie."""
+    shutil.copytree(small_project, copy := tmp_path / "copy")
+    with inside(copy):
+        register(RunId("ppo"))
+        version = version_of("ppo", load())
+        credit = {"estimator": "reinforce_pp", "gamma": 0.0, "rewards": {"agent_r1": 0.0}, "kl_reward": 1.0}
+        taught = {"reference": version.reference, "iterations": 1, "credit": credit}
+        write_params(copy, {"runs": {"ppo": {}, "distill": taught}})
+        train(RunId("distill"))
+        folder = PLACES.training(RunId("distill"))
+        identity = started(folder)
+        assert identity.parameters["train.reference"] == version.reference
+        assert identity.inputs["reference"] == version.descriptor.policy_hash
+        shown = MlflowClient(f"sqlite:///{copy}/.tracking/mlflow.db").get_run((folder / "mlflow_run_id").read_text())
+        assert shown.data.params["reference"] == version.reference
+        [rows], [found] = trajectories(folder), credits_(folder)
+        teacher = frozen(policy_in(PPO), Compute(device=torch.device("cpu"), dtype=torch.float32, max_tokens=2048))
+        for told, own in zip(found, teacher.logprobs(rows, [row.action_mask for row in rows]), strict=True):
+            np.testing.assert_allclose(told.reference_logprobs, own, atol=CLOSE)
+        before = contents(folder)
+        train(RunId("distill"))
+        assert contents(folder) == before
+        write_params(copy, {"runs": {"ppo": {}, "distill": taught | {"reference": "models:/agent_r1/7"}}})
+        with pytest.raises(ValueError, match="models:/agent_r1/7: there is no such version; the latest is 1"):
+            train(RunId("distill"))
 
 
 @pytest.mark.parametrize(

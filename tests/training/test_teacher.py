@@ -1,0 +1,130 @@
+"""A teacher at a real server of vLLM, and at servers that answer with something else."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from agent_r1.faults import WorldFault
+from agent_r1.learn.builtin import new_model, train_tokenizer
+from agent_r1.learn.learner import frozen
+from agent_r1.learn.scoring import Compute
+from agent_r1.params.stages import ServerParams
+from agent_r1.records import Source, Trajectory
+from agent_r1.training.teacher import ServedTeacher
+from tests.answering import answering
+from tests.fixtures import wait_until_healthy
+from tests.trajectories import from_parts
+
+WINDOW = 512
+LIMITS = ServerParams(urls=[], concurrency=8, timeout_s=60, retries=0)
+
+
+@pytest.fixture(scope="module")
+def teacher_server(
+    tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerFast, free_port: Callable[[], int]
+) -> Iterator[tuple[Path, str]]:
+    """The folder of a model, and where vLLM's own API has it under the name `teacher`."""
+    folder, port = tmp_path_factory.mktemp("teacher"), free_port()
+    model = new_model(tiny_tokenizer, hidden_size=64, layers=2, heads=2, max_tokens=WINDOW, seed=3)
+    model.save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    options = {"model": folder, "served-model-name": "teacher", "host": "127.0.0.1", "port": port, "dtype": "float32"}
+    given = [f"--{name}={value}" for name, value in options.items()]
+    with (log := folder / "server.log").open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *given, "--enforce-eager"],
+            env=os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1"},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        wait_until_healthy(f"http://127.0.0.1:{port}", process, log)
+        yield folder, f"http://127.0.0.1:{port}/v1"
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def episode(*lengths: int, context_starts: list[int] | None = None) -> Trajectory:
+    """Random tokens: a prompt, an action, an observation, an action."""
+    drawn = np.random.default_rng(lengths)
+    sources = [Source.PROMPT, Source.ACTION, Source.OBSERVATION, Source.ACTION]
+    ids = [drawn.integers(20, 260, length).tolist() for length in lengths]
+    parts = list(zip(sources, ids, strict=True))
+    return from_parts(parts, context_starts=context_starts or [0])
+
+
+def masks(rows: list[Trajectory]) -> list[Any]:
+    return [row.action_mask for row in rows]
+
+
+def test_a_teacher_at_a_server_says_what_it_says_here(
+    teacher_server: tuple[Path, str], tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """Of one context, of several, and of one that fills the window."""
+    folder, url = teacher_server
+    rows = [episode(9, 5, 7, 6), episode(5, 3, 6, 4, context_starts=[0, 8]), episode(300, 100, 100, WINDOW - 500)]
+    found = ServedTeacher(("teacher", url), LIMITS, tiny_tokenizer).logprobs(rows, masks(rows))
+    here = frozen(folder, Compute(device=torch.device("cpu"), dtype=torch.float32, max_tokens=1024))
+    for row, ours, theirs in zip(rows, here.logprobs(rows, masks(rows)), found, strict=True):
+        assert theirs.dtype == np.float32
+        assert not theirs[~row.action_mask].any()
+        assert theirs[row.action_mask].max() < 0
+        np.testing.assert_allclose(theirs, ours, atol=1e-3)
+
+
+def test_a_teacher_with_other_tokens_or_another_name_is_refused(teacher_server: tuple[Path, str]) -> None:
+    others = train_tokenizer(["zyx wvu tsr"] * 9, vocab_size=512)
+    rows = [from_parts([(Source.PROMPT, [40, 41]), (Source.ACTION, [258, 42])])]
+    served = ("teacher", teacher_server[1])
+    told = r"token 258 is 'vu' here and ' i' for teacher at http\S+: train.reference has other tokens"
+    with pytest.raises(ValueError, match=told):
+        ServedTeacher(served, LIMITS, others).logprobs(rows, masks(rows))
+    with pytest.raises(ValueError, match=r"http\S+ refused with status 404: .*`nobody` does not exist"):
+        ServedTeacher(("nobody", served[1]), LIMITS, others).logprobs(rows, masks(rows))
+
+
+SCORED = {"logprob": -1.0, "decoded_token": "x"}
+LAST = {"tokens": ["x"], "token_logprobs": [-1.0]}
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        [],
+        [{"text": "x"}],
+        [{"prompt_logprobs": None, "logprobs": LAST}],
+        [{"prompt_logprobs": [None, {"7": SCORED}], "logprobs": LAST}],  # too few
+        [{"prompt_logprobs": [None, {"7": SCORED}, {"9": SCORED}], "logprobs": LAST}],  # of another token
+        [{"prompt_logprobs": [None, {"7": SCORED}, {"8": SCORED | {"logprob": 0.5}}], "logprobs": LAST}],
+        [{"prompt_logprobs": [None, {"7": SCORED}, {"8": SCORED}], "logprobs": {**LAST, "token_logprobs": []}}],
+        [{"prompt_logprobs": [None, {"7": SCORED}, {"8": SCORED}], "logprobs": {**LAST, "token_logprobs": [0.5]}}],
+    ],
+)
+def test_scores_that_are_none_are_the_servers_fault(
+    choices: list[dict[str, Any]], tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    rows = [from_parts([(Source.PROMPT, [6, 7]), (Source.ACTION, [8, 9])])]
+    with answering(lambda _: (200, json.dumps({"choices": choices}).encode())) as url:
+        teacher = ServedTeacher(("m", url), LIMITS, tiny_tokenizer)
+        with pytest.raises(WorldFault, match=r"the endpoint http.* answers in another form than vLLM's"):
+            teacher.logprobs(rows, masks(rows))
+
+
+def test_a_teacher_that_is_down_is_named(free_port: Callable[[], int], tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    url, rows = f"http://127.0.0.1:{free_port()}", [episode(9, 5, 7, 6)]
+    with pytest.raises(WorldFault, match=url):
+        ServedTeacher(("m", url), LIMITS, tiny_tokenizer).logprobs(rows, masks(rows))
