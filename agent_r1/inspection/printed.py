@@ -47,6 +47,7 @@ GRADIENT = {
     "observed loss": "policy/observed_loss_share",
     "observed gradient": "policy/observed_gradient_share",
 }
+SPREADS = {"norm": "policy/grad_norm", "cosine": "policy/gradient_cosine"}
 VALUES = {
     "RMSE, actions": "value/action_rmse",
     "return std, actions": "value/action_std",
@@ -63,6 +64,10 @@ ABOUT_GRADIENT = (
     "Adam. Cosine: with the gradient of the iteration's first line. Observed: the part from tokens after the prompt "
     "that the policy did not sample, as a share of the absolute loss and of the squared norms of the gradient's two "
     "parts."
+)
+ABOUT_SPREADS = (
+    "The first line's gradient from a part of the groups, as a step of its own: groups whose returns are equal, and "
+    "thirds of the others. Cosine: with the gradient of all groups."
 )
 ABOUT_VALUES = "Values as the run's critic gave them, against the undiscounted return yet to come."
 TRUTH = ("correlation", "cosine of gradients", "ahead of the first line")
@@ -169,6 +174,12 @@ def replay_tables(replayed: Sequence[Replayed]) -> Iterator[Table | str]:
         yield _reward_parts(replayed)
     if with_gradient := [line for line in lines if "policy/grad_norm" in line[2]]:
         yield _iterations("Gradient", GRADIENT, with_gradient, ABOUT_GRADIENT)
+    if spreads := [
+        (one.iteration, f"{each.low:.2f} to {each.high:.2f}, {each.groups} groups", each.metrics)
+        for one in replayed
+        for each in one.spreads
+    ]:
+        yield _iterations("Gradient by the std of a group's returns", SPREADS, spreads, ABOUT_SPREADS)
     for note in dict.fromkeys(one.policy.note for one in replayed):
         sharing = ", ".join(str(one.iteration) for one in replayed if one.policy.note == note)
         yield f"Policy of the gradient in iteration {sharing}: {note}."

@@ -5,21 +5,22 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import yaml
+from numpy.typing import NDArray
 from rich.progress import track
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agent_r1.credit.assign import assign
-from agent_r1.credit.batch import after_prompt, returns_to_go
+from agent_r1.credit.assign import EQUAL, Indices, assign
+from agent_r1.credit.batch import Floats, after_prompt, group_statistics, groups_of, returns_to_go
 from agent_r1.credit.rewards import step_rewards
 from agent_r1.inspection.stored import PolicyOnDisk, StoredRun
 from agent_r1.learn import losses
@@ -63,6 +64,15 @@ class Replay(NamedTuple):
     metrics: losses.Metrics  # of training, and of the comparison with the run's own configuration
 
 
+class Spread(NamedTuple):
+    """Groups of an iteration whose returns differ about as much, under the run's own configuration."""
+
+    low: float  # the smallest sample std of a group's returns
+    high: float
+    groups: int
+    metrics: losses.Metrics  # of these groups as one optimiser step; the cosine is with the gradient of all groups
+
+
 class Replayed(NamedTuple):
     """One iteration under the run's own configuration and under others."""
 
@@ -70,6 +80,7 @@ class Replayed(NamedTuple):
     policy: PolicyOnDisk  # at which the gradients were taken
     replays: list[Replay]  # the run's own first
     values: losses.Metrics  # errors of the run's critic; empty without one
+    spreads: list[Spread]  # the smallest first; empty without gradients, or if no question was tried twice
 
 
 def configurations(
@@ -78,14 +89,14 @@ def configurations(
     """The run's own configuration in params.yaml, followed by the others.
 
     Each has the `credit` and `update` of one of `others`, or of the run, with `changes` on top; `reference` is the
-    folder of the run's, where that is a registered version. Raises ValueError for
-    an unknown or invalid one, or one that needs a critic that the run did not train.
+    folder of the run's, if that is a registered version. Raises ValueError for an unknown or invalid one, or one that
+    needs a critic that the run did not train.
     """
     settings = settings.of(run)
     own, wanted = settings.run(run), parse_changes(changes)
     own = own.model_copy(update={"reference": reference or own.reference})
     found = [Configuration(run.run, own)]
-    for other in others or [run.run]:
+    for other in others or ([run.run] if changes else []):
         name = " ".join([other, *changes])
         base = own.model_dump() | settings.run(RunId(other)).model_dump(include=set(REPLAYED))
         where = f"{run.run} replayed as {name}"
@@ -192,7 +203,9 @@ class Replayer:
             replays.append(Replay(each, metrics | compared | angles))
         credit = under[0].train.credit
         values = value_errors(trajectories, stored, credit, self.max_tokens) if credit.needs_critic else {}
-        return Replayed(number, policy, replays, values)
+        own = partial(self._gradient, number, policy, config=under[0].train)
+        parts = spreads(trajectories, assigned[0][0], own, first) if first else []
+        return Replayed(number, policy, replays, values, parts)
 
     def credited(self, number: int) -> list[list[Credit]]:
         """The credits of an iteration under every configuration."""
@@ -260,6 +273,35 @@ class Replayer:
             remedy = "bring its outputs back (dvc checkout), or compare without gradients"
             raise ValueError(f"{other}: logprobs differ by {gap:.2g} nats ({measure}); {remedy}")
         return gradient
+
+
+def spreads(
+    rows: Sequence[Trajectory],
+    credits_: Sequence[Credit],
+    gradient_of: Callable[[list[Trajectory], list[Credit]], PolicyGradient | None],
+    whole: PolicyGradient,
+) -> list[Spread]:
+    """The gradients of an iteration's groups by how much their returns differ; none if no question was tried twice."""
+    found, groups = list[Spread](), groups_of(rows)
+    if len({*groups.tolist()}) == len(rows):
+        return found
+    _, stds, _ = group_statistics(np.array([each.return_ for each in credits_]), groups)
+    for part in by_spread(stds, groups):
+        if gradient := gradient_of([rows[i] for i in part], [credits_[i] for i in part]):
+            count = len({*groups[part].tolist()})
+            found.append(Spread(stds[part].min(), stds[part].max(), count, gradient.compared_with(whole)))
+    return found
+
+
+def by_spread(stds: Floats, groups: NDArray[np.int64]) -> list[Indices]:
+    """The rows [B] in parts by their groups' stds: those whose returns are equal, and thirds of the other groups.
+
+    Source: RAGEN-2 (arXiv 2604.06268), gradients by bucket of reward variance.
+    """
+    differ = stds > EQUAL
+    ranked = sorted({*groups[differ].tolist()}, key=lambda group: stds[groups == group][0])
+    parts = [~differ, *(np.isin(groups, third) for third in np.array_split(ranked, 3))]
+    return [np.flatnonzero(part) for part in parts if part.any()]
 
 
 def advantage_comparison(

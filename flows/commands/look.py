@@ -243,13 +243,11 @@ def replay(
     ] = None,
     steps: Annotated[int | None, Option(min=2, help=f"With --truth, of an iteration about; else {STEPS}.")] = None,
 ) -> None:
-    """Credits stored trajectories again under other settings.
+    """Credits stored trajectories again, under other settings too.
 
     The settings are those of other runs, or changed values. Nothing is written, and nothing is sampled but with
     --truth, which holds every estimator and the critic against continuations of the stored steps.
     """
-    if not others and not changes and not truth:
-        raise ValueError("nothing to compare with: give --as, --set or both, or --truth")
     if steps and not truth:
         raise ValueError("--steps has no effect without --truth")
     if truth and not gradient:
@@ -265,7 +263,7 @@ def replay(
     compared = stored.configurations(settings, meant, others or [], changes or [], teacher_of(settings, meant))
     if truth:
         kept = stored.opened(settings, meant, folder)
-        compared = estimators(compared[0]) + (compared[1:] if others or changes else [])
+        compared = estimators(compared[0]) + compared[1:]
         with accelerator(settings.operate.side_by_side, settings.engine.gpus):
             found = measure(kept, settings.of(meant), compared, iterations=chosen, times=truth, steps=steps or STEPS)
         show(*truth_tables(found))

@@ -17,10 +17,11 @@ import yaml
 
 from agent_r1 import params
 from agent_r1.credit.estimators import ESTIMATORS
-from agent_r1.inspection.printed import number
+from agent_r1.inspection.printed import number, replay_tables
 from agent_r1.inspection.replay import (
     Configuration,
     Replayed,
+    by_spread,
     configurations,
     opened,
     parse_changes,
@@ -87,6 +88,7 @@ def test_the_same_configuration_changes_nothing(replayed: Callable[..., list[Rep
         assert same["advantage/correlation"] == pytest.approx(1)
         assert same == own
         assert same["policy/grad_norm"] > 0
+        assert not one.spreads, "no question was tried twice"
     assert contents(ppo) == before, "a replay reads"
 
 
@@ -130,6 +132,37 @@ def test_gradients_only_where_the_policy_is_on_disk(ppo: Path) -> None:
     assert stored.policy(2).sampled_it
     stored.progress = replace(stored.progress, policy_version=9)
     assert stored.policy(4).path is None
+
+
+def test_groups_are_parted_by_how_much_their_returns_differ() -> None:
+    """Equal ones, of whatever return, and of five others two, two and one, the smallest std first."""
+    groups = np.array([0, 0, 5, 5, 1, 1, 2, 2, 3, 3, 4, 4, 6, 6])
+    stds = np.repeat([0.3, 0.0, 0.1, 0.5, 0.2, 1e-12, 0.4], 2)
+    assert [part.tolist() for part in by_spread(stds, groups)] == [[2, 3, 10, 11], [4, 5, 8, 9], [0, 1, 12, 13], [6, 7]]
+
+
+@pytest.mark.usefixtures("grpo")
+def test_the_gradients_of_groups_make_up_the_whole_one(small_project: Path, inside: Inside) -> None:
+    """By their shares of the tokens: those of groups whose returns are equal, and of thirds of the others."""
+    with inside(small_project):
+        settings, run = params.load(), RunId("grpo")
+        found = replay(settings, run, configurations(settings, run, [], []))
+        stored = opened(settings, run)
+        rows = [(stored.trajectories(one.iteration), stored.credits(one.iteration)) for one in found]
+    assert any(len(one.spreads) > 1 for one in found)
+    for one, (trajectories, credited) in zip(found, rows, strict=True):
+        returns, groups = np.array([each.return_ for each in credited]), [each.group for each in trajectories]
+        tokens = np.array([each.loss_mask.sum() for each in credited])
+        of = {group: returns[np.array(groups) == group].std(ddof=1) for group in {*groups}}
+        total = 0.0
+        for part in one.spreads:
+            alike = [group for group, std in of.items() if part.low - 1e-9 <= std <= part.high + 1e-9]
+            assert part.groups == len(alike)
+            projected = part.metrics["policy/grad_norm"] * part.metrics["policy/gradient_cosine"]
+            assert (part.metrics["policy/grad_norm"] == 0) == (part.high < 1e-9)
+            total += 0 if part.high < 1e-9 else tokens[np.isin(groups, alike)].sum() / tokens.sum() * projected
+        assert total == pytest.approx(one.replays[0].metrics["policy/grad_norm"], rel=1e-3)
+    assert "Gradient by the std of a group's returns" in [getattr(each, "title", "") for each in replay_tables(found)]
 
 
 def test_groups_are_refused_where_there_are_none(replayed: Callable[..., list[Replayed]]) -> None:
@@ -317,9 +350,7 @@ def test_the_command_prints_tables(small_project: Path, inside: Inside, capsys: 
     assert "reads values at tokens that the critic of ppo was never trained at" in " ".join(printed.split())
 
 
-def test_the_command_needs_something_to_compare_with() -> None:
-    with pytest.raises(ValueError, match="give --as, --set or both, or --truth"):
-        look.replay("ppo")
+def test_options_that_do_not_go_together_are_refused() -> None:
     with pytest.raises(ValueError, match="--steps has no effect without --truth"):
         look.replay("ppo", others=["grpo"], steps=10)
     with pytest.raises(ValueError, match="--truth compares gradients"):
