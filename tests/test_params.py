@@ -683,6 +683,9 @@ def test_a_member_of_the_sweep_has_its_seed_and_its_iterations(params: Params) -
     assert member.validation.every == 5 != params.train.validation.every
     assert member.credit == params.run(RunId("grpo")).credit
     assert params.run(RunId("grpo", seed=2)).iterations == params.train.iterations
+    own = params.model_copy(update={"runs": {"grpo": {**(params.runs["grpo"] or {}), "iterations": 7}}})
+    found = own.run(RunId("grpo", seed=2, sweep="ablations"))
+    assert (found.iterations, found.validation.every) == (7, 5), "the run's own values hold in a sweep"
     with pytest.raises(ValueError, match="no sweep 'ablation'"):
         params.run(RunId("grpo", sweep="ablation"))
     with pytest.raises(ValueError, match=r"no run 'pppo'.*did you mean 'ppo'\?"):

@@ -50,7 +50,7 @@ class AblationsParams(Section):
     equal: stages.Budget = "episodes"  # the report names runs that differ in it
     references: list[str]  # all are compared with them; []: with the first run and the first baseline
     closer: CloserParams
-    train: dict[str, Any]  # over the `train` section of every run
+    train: dict[str, Any]  # over the `train` section, and under the overrides of each run
 
     def seeds_of(self, run: str) -> list[int]:
         """The seeds that a run is trained with."""
@@ -109,7 +109,7 @@ class Params(Section):
         return [RunId(run, seed).label for run in swept.runs for seed in swept.seeds_of(run)] + [*swept.baselines]
 
     def run(self, run: RunId) -> TrainParams:
-        """The `train` section with the overrides of one run, and then with those of its variant, seed and sweep.
+        """The `train` section with the overrides of its sweep, then those of one run, its variant and its seed.
 
         A ValueError names a run, variant or sweep that there is not, or an override that is unknown, refused or without
         effect.
@@ -154,9 +154,8 @@ class Params(Section):
             raise ValueError(f"there is no sweep {run.sweep!r}; the one that params.yaml defines is {SWEEP!r}")
         overrides = override(self._overrides(run.run), further)
         overrides.pop(ENV, None)
-        merged = override(self.train.model_dump(), overrides)
-        if run.sweep:
-            merged = override(merged, self.ablations.train)
+        shared = override(self.train.model_dump(), self.ablations.train if run.sweep else {})
+        merged = override(shared, overrides)
         if run.seed is not None:
             merged["seed"] = run.seed
         where = f"{run.sweep}: runs.{run.name}" if run.sweep else f"runs.{run.name}"

@@ -92,7 +92,7 @@ def _reproducible(params: Params) -> bool:
 
 def overrides(params: Params, run: RunId) -> str:
     """A sentence with the values that a run sets over `train` and `env` of params.yaml."""
-    changes = flatten(params.runs[run.run] or {}) | (flatten(params.ablations.train) if run.sweep else {})
+    changes = (flatten(params.ablations.train) if run.sweep else {}) | flatten(params.runs[run.run] or {})
     but = ", ".join(f"{name} {value}" for name, value in changes.items())
     return f"Trained as params.yaml says{f', but with {but}' if but else ''}."
 
