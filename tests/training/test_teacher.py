@@ -21,10 +21,11 @@ from agent_r1.learn.builtin import new_model, train_tokenizer
 from agent_r1.learn.learner import frozen
 from agent_r1.learn.scoring import Compute
 from agent_r1.params.stages import ServerParams
-from agent_r1.records import Source, Trajectory
+from agent_r1.records import Credit, Source, Trajectory
+from agent_r1.tables import read_rows
 from agent_r1.training.teacher import ServedTeacher
 from tests.answering import answering
-from tests.fixtures import wait_until_healthy
+from tests.fixtures import Task, wait_until_healthy
 from tests.trajectories import from_parts
 
 WINDOW = 512
@@ -84,6 +85,25 @@ def test_a_teacher_at_a_server_says_what_it_says_here(
         assert not theirs[~row.action_mask].any()
         assert theirs[row.action_mask].max() < 0
         np.testing.assert_allclose(theirs, ours, atol=1e-3)
+
+
+def test_a_training_learns_from_a_teacher_at_a_server(
+    teacher_server: tuple[Path, str], one_action_task: Callable[..., Task], open_training: Callable[..., Any]
+) -> None:
+    """And holds no reference of its own."""
+    folder, url = teacher_server
+    task = one_action_task({"Where is it?": "Tesk"}, lambda answer: f"<answer>{answer}</answer>", steps=20)
+    credit = {"estimator": "reinforce_pp", "gamma": 0.0, "kl_reward": 1.0, "rewards": {"agent_r1": 0.0}}
+    with open_training(task, {"reference": f"teacher at {url}", "credit": credit}) as training:
+        assert training.learner.reference is None
+        training.rollout(0)
+        training.credit(0)
+        rows = read_rows(training.folder.trajectories(0), Trajectory)
+        found = read_rows(training.folder.credit(0), Credit)
+    here = frozen(folder, Compute(device=torch.device("cpu"), dtype=torch.float32, max_tokens=2048))
+    for each, told in zip(found, here.logprobs(rows, masks(rows)), strict=True):
+        np.testing.assert_allclose(each.reference_logprobs, told, atol=1e-3)
+        assert each.reference_logprobs.any()
 
 
 def test_a_teacher_with_other_tokens_or_another_name_is_refused(teacher_server: tuple[Path, str]) -> None:
