@@ -88,15 +88,15 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     assert not Path("episodes").exists()
 
 
-def processes_of(root: Path) -> list[psutil.Process]:
-    """The processes that work below a folder, or name it in their command."""
+def processes_of(root: Path, command: str = "") -> list[psutil.Process]:
+    """The processes that work below a folder, or name it in their command, and whose command holds a text."""
     found = []
     for process in psutil.process_iter():
         try:
-            told = " ".join(process.cmdline()) + process.cwd()
+            told = (line := " ".join(process.cmdline())) + process.cwd()
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             continue
-        if str(root) in told and process.pid != os.getpid():
+        if str(root) in told and command in line and process.pid != os.getpid():
             found.append(process)
     return found
 
@@ -217,9 +217,7 @@ def test_what_a_process_leaves_behind_ends_before_its_episode_is_over(home: Path
 
     async def play() -> tuple[Ending, list[psutil.Process]]:
         async with Programs({"mine": shell(leaves, environment=["PATH"])}, 1, Path("episodes")) as open_programs:
-            return await open_programs.play("mine", TASK), [
-                each for each in processes_of(home) if "sleep" in each.cmdline()
-            ]
+            return await open_programs.play("mine", TASK), processes_of(home, "sleep")
 
     assert asyncio.run(play()) == (Ending(), [])
 
