@@ -18,16 +18,20 @@ class ServedTeacher:
     """Stands in for a `Reference`. The text of every scored token there is held against the student's."""
 
     def __init__(self, served: tuple[str, str], limits: ServerParams, tokenizer: PreTrainedTokenizerBase) -> None:
-        """`served` is the model's name and its address; nothing is asked before the first trajectories."""
+        """`served` is the model's name and its address. One score is asked at once: a wrong one ends no run late.
+
+        Raises ValueError if the model there is refused, and WorldFault if no answer comes.
+        """
         self._model, url = served
         self._at_a_time = limits.concurrency
         self._endpoint = Endpoint(url, timeout_s=limits.timeout_s, retries=limits.retries)
+        self._endpoint.score(self._model, [0, 1])
         self._text_of = cache(lambda token: tokenizer.decode([token]))
 
     def logprobs(self, trajectories: Sequence[Trajectory], masks: Sequence[Mask]) -> list[Floats32]:
         """The logprobs [L] of the masked tokens in nats, 0 elsewhere.
 
-        Raises ValueError if the model there has other tokens or is refused, and WorldFault if no answer comes.
+        Raises ValueError if the model there has other tokens, and WorldFault if no answer comes.
         """
         contexts = [row.token_ids[where].tolist() for row in trajectories for where in row.contexts]
         with ThreadPoolExecutor(self._at_a_time) as pool:

@@ -24,7 +24,7 @@ from agent_r1.params.stages import ServerParams
 from agent_r1.records import Credit, Source, Trajectory
 from agent_r1.tables import read_rows
 from agent_r1.training.teacher import ServedTeacher
-from tests.answering import answering
+from tests.answering import Heard, Said, answering
 from tests.fixtures import Task, wait_until_healthy
 from tests.trajectories import from_parts
 
@@ -109,12 +109,12 @@ def test_a_training_learns_from_a_teacher_at_a_server(
 def test_a_teacher_with_other_tokens_or_another_name_is_refused(teacher_server: tuple[Path, str]) -> None:
     others = train_tokenizer(["zyx wvu tsr"] * 9, vocab_size=512)
     rows = [from_parts([(Source.PROMPT, [40, 41]), (Source.ACTION, [258, 42])])]
-    served = ("teacher", teacher_server[1])
+    url = teacher_server[1]
     told = r"token 258 is 'vu' here and ' i' for teacher at http\S+: train.reference has other tokens"
     with pytest.raises(ValueError, match=told):
-        ServedTeacher(served, LIMITS, others).logprobs(rows, masks(rows))
+        ServedTeacher(("teacher", url), LIMITS, others).logprobs(rows, masks(rows))
     with pytest.raises(ValueError, match=r"http\S+ refused with status 404: .*`nobody` does not exist"):
-        ServedTeacher(("nobody", served[1]), LIMITS, others).logprobs(rows, masks(rows))
+        ServedTeacher(("nobody", url), LIMITS, others)
 
 
 SCORED = {"logprob": -1.0, "decoded_token": "x"}
@@ -138,13 +138,19 @@ def test_scores_that_are_none_are_the_servers_fault(
     choices: list[dict[str, Any]], tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     rows = [from_parts([(Source.PROMPT, [6, 7]), (Source.ACTION, [8, 9])])]
-    with answering(lambda _: (200, json.dumps({"choices": choices}).encode())) as url:
+    probed: list[dict[str, Any]] = [{"prompt_logprobs": [None], "logprobs": LAST}]
+
+    def answer(asked: Heard) -> Said:
+        is_probe = asked.body["prompt"] == [0]
+        return 200, json.dumps({"choices": probed if is_probe else choices}).encode()
+
+    with answering(answer) as url:
         teacher = ServedTeacher(("m", url), LIMITS, tiny_tokenizer)
         with pytest.raises(WorldFault, match=r"the endpoint http.* answers in another form than vLLM's"):
             teacher.logprobs(rows, masks(rows))
 
 
 def test_a_teacher_that_is_down_is_named(free_port: Callable[[], int], tiny_tokenizer: PreTrainedTokenizerFast) -> None:
-    url, rows = f"http://127.0.0.1:{free_port()}", [episode(9, 5, 7, 6)]
+    url = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(WorldFault, match=url):
-        ServedTeacher(("m", url), LIMITS, tiny_tokenizer).logprobs(rows, masks(rows))
+        ServedTeacher(("m", url), LIMITS, tiny_tokenizer)
