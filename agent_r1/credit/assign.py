@@ -13,13 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent_r1.credit import metrics
-from agent_r1.credit.batch import Floats, collate, group_statistics, groups_of, select_tokens
+from agent_r1.credit.batch import EQUAL, Floats, collate, group_statistics, groups_of, select_tokens
 from agent_r1.credit.estimators import estimate
 from agent_r1.credit.rewards import step_rewards
 from agent_r1.params.credit import CreditParams, FilterParams, LeftOutParams
 from agent_r1.records import CallStatus, Credit, Floats32, Mask, Trajectory
 
-EQUAL = 1e-9  # a std of returns that differ by rounding alone is below; a sum of weights depends on its order
 ROUNDING = 1e-9  # relative, of sums and products of shares
 
 Indices = NDArray[np.intp]

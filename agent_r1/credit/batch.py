@@ -21,6 +21,7 @@ from agent_r1.records import Mask, Source, Trajectory
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 NO_STEP = -1
+EQUAL = 1e-9  # a std of returns that differ by rounding alone is below; a sum of weights depends on its order
 WHITENING_EPSILON = 1e-8
 
 

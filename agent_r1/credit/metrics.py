@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent_r1.answers import normalize
-from agent_r1.credit.batch import Floats, group_statistics, returns_to_go
+from agent_r1.credit.batch import EQUAL, Floats, group_statistics, returns_to_go
 from agent_r1.params.train import LARGEST_K3, LARGEST_LOG_RATIO
 from agent_r1.records import CallStatus, Credit, Floats32, Outcome, StopReason, Trajectory
 
@@ -127,8 +127,7 @@ def value_metrics(
     values = np.concatenate([credit.values[mask] for credit, mask in zip(credits_, masks, strict=True)])
     if not len(returns):
         return {}
-    variance = returns.var()
-    explained = 1 - (returns - values).var() / variance if variance else 0.0
+    explained = 1 - (returns - values).var() / returns.var() if returns.std() > EQUAL else 0.0
     return {"value/explained_return": float(explained)}
 
 

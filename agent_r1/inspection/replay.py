@@ -19,8 +19,8 @@ from rich.progress import track
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agent_r1.credit.assign import EQUAL, Indices, assign
-from agent_r1.credit.batch import Floats, after_prompt, group_statistics, groups_of, returns_to_go
+from agent_r1.credit.assign import Indices, assign
+from agent_r1.credit.batch import EQUAL, Floats, after_prompt, group_statistics, groups_of, returns_to_go
 from agent_r1.credit.rewards import step_rewards
 from agent_r1.inspection.stored import PolicyOnDisk, StoredRun
 from agent_r1.learn import losses

@@ -282,6 +282,14 @@ def test_explained_return_is_of_action_tokens_alone() -> None:
     assert metrics["value/explained_return"] == pytest.approx(0.75)
 
 
+def test_nothing_is_explained_where_all_returns_are_equal_but_for_rounding() -> None:
+    rows = [
+        trajectory("PA", progress(share), name=name) for name, share in zip("abc", (0.1, 0.1, 0.3 - 0.2), strict=True)
+    ]
+    _, metrics = assign(rows, [np.array([0, each], np.float32) for each in (1, 2, 3)], params())
+    assert metrics["value/explained_return"] == 0
+
+
 def test_explained_return_is_absent_without_a_critic() -> None:
     _, metrics = assign([trajectory("PA"), trajectory("PA", progress(1))], None, params("grpo"))
     assert "value/explained_return" not in metrics
