@@ -89,14 +89,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def processes_of(root: Path, command: str = "") -> list[psutil.Process]:
-    """The processes that work below a folder, or name it in their command, and whose command holds a text."""
+    """The processes that work below a folder, or name it in their command. Each command holds the text `command`."""
     found = []
     for process in psutil.process_iter():
         try:
-            told = (line := " ".join(process.cmdline())) + process.cwd()
+            line, folder = " ".join(process.cmdline()), process.cwd()
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             continue
-        if str(root) in told and command in line and process.pid != os.getpid():
+        if str(root) in line + folder and command in line and process.pid != os.getpid():
             found.append(process)
     return found
 
