@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from agent_r1 import params
+from agent_r1.credit.batch import groups_of
 from agent_r1.credit.estimators import ESTIMATORS
 from agent_r1.inspection.printed import number, replay_tables
 from agent_r1.inspection.replay import (
@@ -151,16 +152,16 @@ def test_the_gradients_of_groups_make_up_the_whole_one(small_project: Path, insi
         rows = [(stored.trajectories(one.iteration), stored.credits(one.iteration)) for one in found]
     assert any(len(one.spreads) > 1 for one in found)
     for one, (trajectories, credited) in zip(found, rows, strict=True):
-        returns, groups = np.array([each.return_ for each in credited]), [each.group for each in trajectories]
+        returns, groups = np.array([each.return_ for each in credited]), groups_of(trajectories)
         tokens = np.array([each.loss_mask.sum() for each in credited])
-        of = {group: returns[np.array(groups) == group].std(ddof=1) for group in {*groups}}
+        stds = np.array([returns[groups == group].std(ddof=1) for group in groups])
         total = 0.0
-        for part in one.spreads:
-            alike = [group for group, std in of.items() if part.low - 1e-9 <= std <= part.high + 1e-9]
-            assert part.groups == len(alike)
+        for part, alike in zip(one.spreads, by_spread(stds, groups), strict=True):
+            assert part.groups == len({*groups[alike].tolist()})
+            assert (part.low, part.high) == pytest.approx((stds[alike].min(), stds[alike].max()), abs=1e-9)
             projected = part.metrics["policy/grad_norm"] * part.metrics["policy/gradient_cosine"]
             assert (part.metrics["policy/grad_norm"] == 0) == (part.high < 1e-9)
-            total += 0 if part.high < 1e-9 else tokens[np.isin(groups, alike)].sum() / tokens.sum() * projected
+            total += 0 if part.high < 1e-9 else tokens[alike].sum() / tokens.sum() * projected
         assert total == pytest.approx(one.replays[0].metrics["policy/grad_norm"], rel=1e-3)
     assert "Gradient by the std of a group's returns" in [getattr(each, "title", "") for each in replay_tables(found)]
 
