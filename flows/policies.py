@@ -12,7 +12,7 @@ from agent_r1.files import model_hash, sha256, write_text
 from agent_r1.http.endpoint import Endpoint
 from agent_r1.learn import checkpoint
 from agent_r1.params import Params
-from agent_r1.params.places import MODEL, PARAMS, RunId, adapter_in, policy_in
+from agent_r1.params.places import MODEL, PARAMS, SCHEME, RunId, adapter_in, policy_in
 from agent_r1.params.sections import nearest
 from agent_r1.rollout.sampling import Beneath
 from agent_r1.tracking import registry
@@ -103,7 +103,7 @@ def policy_of(settings: Params, word: RunId | str) -> Policy:
         return _of_run(settings, word)
     if not word:
         return _warm_start(settings)
-    if word.startswith(registry.SCHEME):
+    if word.startswith(SCHEME):
         return _of_version(_registered(word, settings))
     if (folder := Path(word).expanduser()).is_dir():
         return _of_folder(word, folder)
@@ -116,8 +116,8 @@ def policy_of(settings: Params, word: RunId | str) -> Policy:
 
 def teacher_of(settings: Params, run: RunId) -> str:
     """A run's `train.reference`, of a registered version its folder; raises as `policy_of`."""
-    reference = settings.run(run).reference
-    return policy_of(settings, reference).path if reference.startswith(registry.SCHEME) else reference
+    config = settings.run(run)
+    return policy_of(settings, config.reference).path if config.reference_is_registered else config.reference
 
 
 def policy_at(settings: Params, url: str, model: str) -> Policy:
@@ -178,7 +178,7 @@ def plain_name(model: str) -> str:
 
 def version_of(word: str, settings: Params) -> registry.Version:
     """The version of a reference or a label; a label means the policy in the training's folder, or else its latest."""
-    if word.startswith(registry.SCHEME):
+    if word.startswith(SCHEME):
         return _registered(word, settings)
     run, known = RunId.parse(word), registry.versions(settings.places.model)
     policy = policy_in(settings.places.training(run))

@@ -62,7 +62,7 @@ class Scored(BaseModel):
 
 
 class _Last(BaseModel):
-    tokens: Annotated[list[str], Field(min_length=1, max_length=1)]
+    tokens: list[str]
     token_logprobs: list[float]
 
 

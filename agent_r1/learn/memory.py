@@ -89,7 +89,7 @@ def _reference_of(config: PretrainedConfig, run: TrainParams) -> PretrainedConfi
     """The configuration of a run's reference, if it asks one here; a registered version's is taken to be the run's."""
     if not run.needs_reference or run.reference_at:
         return None
-    elsewhere = run.reference and not run.reference.startswith("models:/")
+    elsewhere = run.reference and not run.reference_is_registered
     found: PretrainedConfig = load_pretrained(AutoConfig, run.reference) if elsewhere else config
     return found
 

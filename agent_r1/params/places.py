@@ -14,6 +14,7 @@ from agent_r1.params.sections import Section
 
 PARAMS = "params.yaml"  # marks the project's root
 MODEL = "agent_r1"  # the registered model of a project without a scale
+SCHEME = "models:/"  # of a registered version's reference, in MLflow's own syntax
 MODELS = Path("models")  # DVC's files of registered policies
 NAMED_BY_DVC = "DVC_EXP_NAME"  # `dvc exp run --name NAME` says it to its stages
 RAW, UNREAD = Path("data/raw"), "data/raw/README.md"  # the files of real data sets, and one that no stage reads

@@ -63,6 +63,16 @@ class Section(BaseModel):
             for check in CHECKS.get(kind, ()):
                 yield from check(self)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_switches(cls, content: Any) -> Any:
+        """A number is no switch: `yes` would be 1."""
+        for name, field in cls.model_fields.items() if isinstance(content, dict) else ():
+            kinds = {field.annotation, *get_args(field.annotation)}
+            if isinstance(content.get(name), bool) and kinds & {int, float} and bool not in kinds:
+                raise ValueError(f"{name} is {json.dumps(content[name])}; give a number")
+        return content
+
     @model_validator(mode="after")
     def _refuse(self) -> Self:
         for refusal in self.refusals():

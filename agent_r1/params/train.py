@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from agent_r1.params.credit import READS, CreditParams, FilterParams
+from agent_r1.params.places import SCHEME
 from agent_r1.params.sections import Count, Multiple, Natural, Positive, Section, Share, Weight, address
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -174,6 +175,11 @@ class TrainParams(Section):
         """The name and the address of a reference at a server; None of others. A ValueError refuses the address."""
         found = re.fullmatch(r"(\S+) at (https?://\S+)", self.reference)
         return (found[1], address(found[2])) if found else None
+
+    @property
+    def reference_is_registered(self) -> bool:
+        """Whether the reference is a registered version, whose folder the registry tells."""
+        return self.reference.startswith(SCHEME)
 
     @property
     def needs_reference(self) -> bool:

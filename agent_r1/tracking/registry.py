@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from agent_r1.params.places import MODEL, SWEEP, Folder, RunId, policy_in, registered_policy
+from agent_r1.params.places import MODEL, SCHEME, SWEEP, Folder, RunId, policy_in, registered_policy
 from agent_r1.params.sections import Natural
 from agent_r1.tracking.runs import VERSION_TAG
 from agent_r1.tracking.store import FINAL, INTERVAL, NOTE, SCORE, locked, open_store, warn_once
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 CHAMPION = "champion"
-SCHEME = "models:/"  # of a reference, in MLflow's own syntax
 THE_CHAMPION = f"{SCHEME}{MODEL}@{CHAMPION}"
 REFERENCE = re.compile(rf"{SCHEME}(?P<model>{MODEL}(-[\w.-]{{1,64}})?)(@(?P<alias>[\w-]+)|/(?P<number>\d+))", re.ASCII)
 DESCRIPTOR = "descriptor.json"

@@ -18,7 +18,7 @@ class ServedTeacher:
     """Stands in for a `Reference`. The text of every scored token there is held against the student's."""
 
     def __init__(self, served: tuple[str, str], limits: ServerParams, tokenizer: PreTrainedTokenizerBase) -> None:
-        """`served` is the model's name and its address. One score is asked at once: a wrong one ends no run late.
+        """`served` is the model's name and its address. It is asked for one score, before a run samples.
 
         Raises ValueError if the model there is refused, and WorldFault if no answer comes.
         """
@@ -31,7 +31,7 @@ class ServedTeacher:
     def logprobs(self, trajectories: Sequence[Trajectory], masks: Sequence[Mask]) -> list[Floats32]:
         """The logprobs [L] of the masked tokens in nats, 0 elsewhere.
 
-        Raises ValueError if the model there has other tokens, and WorldFault if no answer comes.
+        Raises ValueError if the model there has other tokens or is refused, and WorldFault if no answer comes.
         """
         contexts = [row.token_ids[where].tolist() for row in trajectories for where in row.contexts]
         with ThreadPoolExecutor(self._at_a_time) as pool:

@@ -105,6 +105,9 @@ class Trainer:
         }
         content = override(override(shipped.model_dump(by_alias=True), own), changes)
         settings = validated(Params, content, "Trainer").of(RunId(self.run))
+        if (config := settings.run(RunId(self.run))).reference_is_registered:
+            wanted = "only a stage asks the registry for; give the folder of its policy"
+            raise ValueError(f"Trainer: train.reference {config.reference} is a registered version, which {wanted}")
         return settings.model_copy(update={"places": settings.places.model_copy(update={"data": str(data)})})
 
     @contextmanager

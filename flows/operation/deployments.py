@@ -28,7 +28,7 @@ from agent_r1.evaluation.verdicts import Drift, drift, explain
 from agent_r1.files import read_metrics, write_text
 from agent_r1.harmless import in_markdown
 from agent_r1.params import Params, variant_of
-from agent_r1.params.places import MODEL, Places, RunId
+from agent_r1.params.places import MODEL, SCHEME, Places, RunId
 from agent_r1.params.sections import Natural, nearest
 from agent_r1.params.train import TrainParams
 from agent_r1.records import Question, words_of
@@ -146,7 +146,7 @@ def evaluation(models: list[str] | None = None, dataset: str | None = None) -> S
     prepared = settings.prepare.datasets
     if dataset is not None and dataset not in prepared:
         raise ValueError(f"no data set is prepared called {dataset!r}{nearest(dataset, prepared)}")
-    champion = f"{registry.SCHEME}{settings.places.model}@{registry.CHAMPION}"
+    champion = f"{SCHEME}{settings.places.model}@{registry.CHAMPION}"
     versions = [version_of(model, settings) for model in models or [champion]]
     said, drifts = zip(*(_evaluated(version, dataset, settings) for version in versions), strict=True)
     beyond = [explain(found, SHOWN) for found in drifts if found and found.beyond]

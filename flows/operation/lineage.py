@@ -16,7 +16,7 @@ from agent_r1 import params
 from agent_r1.evaluation.comparison import latest_folder
 from agent_r1.evaluation.scores import SUCCESS
 from agent_r1.files import sha256
-from agent_r1.params.places import Places, registered_training
+from agent_r1.params.places import SCHEME, Places, registered_training
 from agent_r1.tracking import registry
 from agent_r1.tracking.runs import git
 from flows.dvc_files import kept
@@ -42,7 +42,7 @@ class Origin:
 def lineage(subject: str) -> list[Tree]:
     """The origins of a model, by reference or label, or the models of data that `data_of` finds."""
     settings = params.load()
-    if subject.startswith(registry.SCHEME):
+    if subject.startswith(SCHEME):
         return [_origins(registry.find(subject), settings.places)]
     known = registry.versions(settings.places.model)
     if models := [each for each in known if subject == each.descriptor.label]:

@@ -32,7 +32,7 @@ from agent_r1 import params, tracking
 from agent_r1.evaluation import comparison
 from agent_r1.evaluation.verdicts import Decision, decide, decision_table, verdict
 from agent_r1.harmless import harmless
-from agent_r1.params.places import MODEL, MODELS
+from agent_r1.params.places import MODEL, MODELS, SCHEME
 from agent_r1.tracking import registry
 from agent_r1.tracking.runs import git
 from agent_r1.tracking.store import address, locked
@@ -148,7 +148,7 @@ def gate(
     """
     settings = params.load()
     version = version_of(challenger, settings)
-    champion = registry.find(f"{registry.SCHEME}{version.model}@{registry.CHAMPION}")
+    champion = registry.find(f"{SCHEME}{version.model}@{registry.CHAMPION}")
     if version.number == champion.number:
         logger.info("%s is the champion already", version.reference)
         return None

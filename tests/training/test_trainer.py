@@ -21,6 +21,7 @@ SMALL = {
     "env": {"max_steps": 1, "max_tokens": 256, "max_action_tokens": 4},
     "train": {"iterations": 2, "rollout": {"questions": 2, "samples": 2}},
 }
+HELD = {"train": {"reference": "models:/agent_r1/1", "update": {"kl_loss": 0.1}}}
 
 
 def follows(number: int) -> str:
@@ -50,6 +51,7 @@ def made(folder: Path, model: Path, **changes: Any) -> Trainer:
         ({"passages": [{"title": "Veld"}]}, "passages.jsonl, row 1: field 'text' must be a text"),
         ({"run": "grop"}, "there is no run 'grop' under runs:; did you mean 'grpo'?"),
         ({"changes": {"train": {"iteration": 1}}}, "Trainer: runs.grpo: unknown key 'iteration'; did you mean"),
+        ({"changes": HELD}, "train.reference models:/agent_r1/1 is a registered version, which only a stage asks"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_loaded(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
