@@ -41,8 +41,8 @@ with lock_repo(repo):
         stage.dump(update_pipeline=False)
 """
 TIMED = {"tool/waiting_share", "cost/peak_gib", "cost/gpu_peak_gib"}  # beside names that end with _s
-# Files and folders that say seconds, or name the code, the parameters or the run.
-ORIGIN = {"costs.md", "start.json", "progress.json", "SHA256SUMS", "mlflow_run_id", "register", "aside"}
+# Files and folders that say seconds, hash a file that does, or name the code, the parameters or the run.
+ORIGIN = {"aside", "compared", "costs.md", "mlflow_run_id", "progress.json", "register", "SHA256SUMS", "start.json"}
 
 
 def git(*arguments: str) -> bytes:

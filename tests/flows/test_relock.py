@@ -116,11 +116,13 @@ def test_outputs_are_equal_but_for_seconds(tmp_path: Path) -> None:
     for number, (seconds, loss) in enumerate([(1.0, 0.5), (2.0, 0.5), (2.0, 0.25)]):
         folder = tmp_path / str(number)
         (folder / "outputs/run").mkdir(parents=True)
+        (folder / "outputs/compared").mkdir()
         (folder / "params.yaml").write_text("places: {data: data, outputs: outputs}")
         rows = pd.DataFrame({"steps": [[{"calls": [{"latency_s": seconds, "tool": "search"}]}]], "loss": [loss]})
         rows.to_parquet(folder / "outputs/run/rows.parquet")
         (folder / "outputs/run/metrics.jsonl").write_text(f'{{"time/update_s": {seconds}, "loss": {loss}}}\n')
         (folder / "outputs/run/start.json").write_text(str(number))
+        (folder / "outputs/compared/run.json").write_text(f'{{"outputs/run/rows.parquet": "{number}"}}')
         page = f"# Report\n\n## Budgets\n\n| {seconds} |\n\n## Differences\n"
         (folder / "outputs/run/report.md").write_text(page)
         found.append(outputs(folder))
