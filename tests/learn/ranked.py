@@ -28,7 +28,7 @@ from agent_r1.params.train import UpdateParams
 from agent_r1.pretrained import load_model, waiting
 from agent_r1.records import Credit, Trajectory
 
-TIMEOUT_S = 600.0  # many times what the slowest needs, on busy cores too
+TIMEOUT_S = 600.0  # the slowest takes 40 on two quiet cores, and over 100 on busy ones
 
 
 class Recording(Learner):
