@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import graphlib
+import re
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
-
-from benchmarks.structure import imports, named, read_sources, within
 
 ROOT = Path(__file__).parents[1]
 
@@ -99,6 +101,59 @@ PLACES = {
     "gymnasium": ("agent_r1.outside.gym_env",),
     "websockets": ("agent_r1.outside.openenv",),
 }
+
+
+@functools.cache
+def nodes(source: str) -> list[ast.AST]:
+    """All nodes of a source, the module first."""
+    return list(ast.walk(ast.parse(source)))
+
+
+def read_sources(root: Path, *wings: str) -> dict[str, str]:
+    """Module name -> source."""
+    paths = [path for wing in wings for path in sorted((root / wing).rglob("*.py"))]
+    names = {path: ".".join(path.relative_to(root).with_suffix("").parts) for path in paths}
+    return {name.removesuffix(".__init__"): path.read_text() for path, name in names.items()}
+
+
+def imports(source: str, modules: Collection[str], typing: bool = True) -> set[str]:
+    """Every module that a source imports, inside functions too; `from package import module` counts as the module.
+
+    Without `typing`, imports under `if TYPE_CHECKING` do not count.
+    """
+    found = set()
+    blocks = [] if typing else [node for node in nodes(source) if isinstance(node, ast.If)]
+    skipped = {each for block in blocks if ast.unparse(block.test) == "TYPE_CHECKING" for each in ast.walk(block)}
+    for node in set(nodes(source)) - skipped:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            if node.level or not node.module:
+                raise ValueError(f"line {node.lineno}: a relative import; the house imports by absolute names")
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= names.intersection(modules) or {node.module}
+    return found
+
+
+def named(source: str, modules: Collection[str]) -> set[str]:
+    """Every module that a string of a source names, to be imported later: `module` or `module:name`.
+
+    An f-string that begins like `agent_r1.outside.{kind}` names every module with this beginning.
+    """
+    found = set()
+    for node in nodes(source):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if match := re.fullmatch(r"([\w.]+)(:[\w.]*)?", node.value):
+                found |= {match[1]}.intersection(modules)
+        elif isinstance(node, ast.JoinedStr) and node.values and isinstance(node.values[0], ast.Constant):
+            beginning = str(node.values[0].value)
+            found |= {name for name in modules if "." in beginning and name.startswith(beginning)}
+    return found
+
+
+def within(module: str, packages: Collection[str]) -> bool:
+    """Whether a module is one of these packages, or in one of them."""
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
 SOURCES = read_sources(ROOT, "agent_r1", "flows")
