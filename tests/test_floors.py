@@ -44,7 +44,7 @@ ROOMS = {
     "search": set[str](),
     "games": set[str](),
     "tools": {"search"},
-    "envs": {"tools", "search", "games"},
+    "envs": {"tools", "search", "games", "data"},
     "outside": {"envs", "tools", "search"},
     "agents": {"rollout", "envs", "tools", "search"},
     "rollout": {"envs", "tools", "search"},

@@ -19,6 +19,7 @@ from agent_r1.data.questions import make_plans
 from agent_r1.devices.sharing import ALONE, Ranks
 from agent_r1.envs import tool_env
 from agent_r1.envs.base import Attempt
+from agent_r1.envs.conversations import read_conversations
 from agent_r1.envs.kinds import attempts_at, played_by, scripts_of
 from agent_r1.envs.scripts import texts_of
 from agent_r1.envs.shared import Shared
@@ -33,7 +34,7 @@ from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.search.index import Cached
 from agent_r1.seeds import derive
-from agent_r1.training.conversations import read_conversations, retell
+from agent_r1.training.conversations import retell
 from agent_r1.training.supervised import Lessons, Unfinished, compute_of, fit
 
 logger = logging.getLogger(__name__)

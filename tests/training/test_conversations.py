@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from agent_r1.envs.conversations import read_conversations
 from agent_r1.envs.kinds import attempts_at
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import asked_attempt
@@ -25,7 +26,7 @@ from agent_r1.records import CallStatus, Outcome, Passage, Question, Source, Tra
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.search.base import Search
-from agent_r1.training.conversations import read_conversations, retell
+from agent_r1.training.conversations import retell
 from tests.outside.worlds import asked
 
 TEMPLATES = Path(__file__).parents[1] / "rollout/templates"
