@@ -13,7 +13,7 @@ from openai import APIStatusError, AsyncOpenAI
 
 from agent_r1.agents.task import Task
 from agent_r1.envs.base import parse_action
-from agent_r1.envs.tool_env import FORMAT, SYSTEM
+from agent_r1.envs.tool_env import SYSTEM, advice
 from agent_r1.params import load
 from agent_r1.search.index import open_index
 from agent_r1.tools.search import search_tool
@@ -25,7 +25,7 @@ Remember = Callable[[list[Message], Message, list[Message]], list[Message]]  # h
 SETTINGS = load()
 INDEX = open_index(SETTINGS.search, SETTINGS.places.passages, SETTINGS.places.index)
 TOOL = search_tool(INDEX, top_k=SETTINGS.env.top_k)
-ILL_FORMED = {"role": "tool", "content": f"Error: {FORMAT}"}
+ILL_FORMED = {"role": "tool", "content": f"Error: {advice('', 'tagged')}"}
 
 
 async def bare(task: Task) -> str | None:

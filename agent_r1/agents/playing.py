@@ -110,6 +110,7 @@ class Scene:
     def __init__(self, outside: Outside, chat: Chat, act: Act, shared: Shared, seed: int, play: Play) -> None:
         self._outside, self._chat, self._act, self._seed, self._play = outside, chat, act, seed, play
         self._limits = shared.limits
+        self._examples = shared.examples
         self._journal = shared.journal.beside("episodes") if shared.journal else None
         self._known = dict(_journaled(self._journal)) if self._journal else {}
 
@@ -123,7 +124,8 @@ class Scene:
         section, question = limits.agents[attempt.agent], attempt.question
         if question is None:
             raise ValueError("an agent outside is asked questions that are prepared, and no others")
-        session = Session(self._chat, limits, section, parts, play)
+        examples = self._examples if section.examples else ()
+        session = Session(self._chat, limits, section, parts, play, examples)
         opened = OpenEpisode(session, self._act, number, parallel=section.parallel, parts=section.rewards)
         key, reward_key = self._outside.gateway.open(opened)
         setup = json.loads(question.setup or "{}")

@@ -21,7 +21,7 @@ import numpy as np
 from jsonschema import Draft202012Validator, SchemaError  # type: ignore[import-untyped]
 from pydantic import BaseModel, Field
 
-from agent_r1.envs.base import TAGS, ParsedCall, hermes, object_of, parse_action, split_action
+from agent_r1.envs.base import TAGS, Conversation, ParsedCall, hermes, object_of, parse_action, split_action
 from agent_r1.envs.tool_env import canonical, think
 from agent_r1.http.completions import Asked, ChatMessage, Refused
 from agent_r1.params.env import AgentParams, EnvParams
@@ -151,9 +151,17 @@ class Session:
     """One episode: its contexts, what it may ask for still, and how it was refused."""
 
     def __init__(
-        self, chat: Chat, limits: EnvParams, agent: AgentParams, parts: tuple[int | str, ...], play: Play
+        self,
+        chat: Chat,
+        limits: EnvParams,
+        agent: AgentParams,
+        parts: tuple[int | str, ...],
+        play: Play,
+        examples: Sequence[Conversation] = (),
     ) -> None:
-        """`parts` are those of the episode's seed."""
+        """`parts` are those of the episode's seed; the examples stand behind the system messages of each request."""
+        self._examples = examples
+        self._example_turns = sum(len(example.actions) for example in examples)
         self._chat, self._limits, self._agent, self._parts, self._play = chat, limits, agent, parts, play
         self.drawn: list[GivenAction] = []
         self.counts = EpisodeCounts()
@@ -167,8 +175,10 @@ class Session:
         """Where a request stands. Raises Refused if the template cannot write it."""
         tools = offered(json.dumps(asked.tools or []))
         messages, answers = self._read(asked)
+        opening = len(list(takewhile(lambda message: message[0] == "system", messages)))
         try:
-            return self._placed(messages, answers, tools)
+            messages[opening:opening] = self._chat.example_messages(self._examples, tools.tools)
+            return self._placed(messages, [*[None] * self._example_turns, *answers], tools)
         except (ValueError, TypeError) as fault:  # templates meet values that they do not expect
             raise Refused(str(fault), "messages") from None
 
@@ -332,7 +342,7 @@ class Session:
         closed = not parent or parent.action.stop_reason is StopReason.END
         if parent and role and covered == len(answers):
             return chat.after(parent.closed, text, replies, role, closed=closed)
-        asks = role if role and answers and not parent else None
+        asks = role if role and len(answers) > self._example_turns and not parent else None
         history, framed = chat.split_history(text, replies, asks) if asks else (text, [])
         start, source = (len(parent.closed), Source.OBSERVATION) if parent else (0, Source.PROMPT)
         parts = [

@@ -14,6 +14,7 @@ from hashlib import blake2b
 from itertools import islice
 from typing import Any, NamedTuple, NoReturn
 
+from agent_r1.params.env import Answers
 from agent_r1.records import LONGEST_STATE, Call, CallStatus, Outcome, Question, Trajectory, status_of
 
 _THOUGHT = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)
@@ -24,7 +25,6 @@ _TAG = re.compile(r"</?(?:think|tool_call|answer)>")
 _OPENED = r"\A(?:(?!<think>).)*?</think>"  # a thought whose tag the prompt wrote
 _PIECE = re.compile(rf"{_OPENED}|<(think|tool_call|answer)>.*?(?:</\1>|\Z)", re.DOTALL)
 _KINDS = {"think": "thought", "tool_call": "call", "answer": "answer"}
-CALL_SHAPE = '<tool_call>{"name": ..., "arguments": {...}}</tool_call>'  # as an error message names it
 TAGS = tuple(f"<{slash}{name}>" for name in _KINDS for slash in ("", "/"))  # that an action is made of
 
 
@@ -72,6 +72,24 @@ class Transition:
         return status_of(self.calls)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conversation:
+    """One row: the question, the assistant's actions, and the observations between them."""
+
+    where: str  # file and row
+    dataset: str  # "" where the row names none
+    replies: str  # the role that answers the assistant: tool or user
+    system: str  # "" where it opens without a system message
+    user: str
+    actions: list[str]  # [K] texts, without end tokens
+    observations: list[str]  # [K - 1]
+
+    @property
+    def text(self) -> str:
+        """All of it, for a tokenizer to learn its words from."""
+        return "\n".join(["system", self.system, "user", self.user, "assistant", *self.actions, *self.observations])
+
+
 class Env:
     """One episode's environment: made for one question, opened, used and closed once.
 
@@ -83,6 +101,12 @@ class Env:
     system: str  # the opening system message
     user: str  # the opening user message
     tools: Sequence[dict[str, Any]] = ()  # JSON schemas in the OpenAI function form, for the chat template
+    examples: Sequence[Conversation] = ()  # that stand between the system message and the user's
+
+    @property
+    def example_call(self) -> str:
+        """A call of its tools as its error messages write it, in Hermes; "" where they write none."""
+        return ""
 
     @property
     def state(self) -> str:
@@ -163,18 +187,21 @@ class ParsedCall(NamedTuple):
     arguments: dict[str, Any]
 
 
-def parse_action(text: str, most_calls: int = 1) -> ParsedAction:
+def parse_action(text: str, most_calls: int = 1, answers: Answers = "tagged") -> ParsedAction:
     """Reads an action's text, without its end token. Every text has a result.
 
     Well formed is: an optional `<think>...</think>` first, then one `<tool_call>` block, or up to `most_calls` of
     them, or one `<answer>` block. Free text around the blocks is let pass, stray or unclosed tags are not, but tags in
     the JSON of a call are its text. A call is a JSON object with the keys `name`, a string, and `arguments`, an object
-    or a text of its JSON, and no others but an `id`.
+    or a text of its JSON, and no others but an `id`. With `plain` answers the text behind the thought is one,
+    too, if it holds no tags.
     """
     found = _THOUGHT.match(text)
     thought, rest = (found[1].strip(), text[found.end() :]) if found else ("", text)
     rest = _hidden_tags(rest, most_calls)
     tags = len(_TAG.findall(rest))
+    if not tags and answers == "plain" and rest.strip():
+        return ParsedAction(thought=thought, answer=rest.strip())
     if not tags:
         return ParsedAction(thought=thought, problem="neither a tool call nor an answer")
     few = tags <= 2 * most_calls  # among many, every opening tag would look for its end
@@ -189,6 +216,11 @@ def parse_action(text: str, most_calls: int = 1) -> ParsedAction:
         return ParsedAction(thought=thought, calls=tuple(_parse_call(body) for _, body in blocks))
     except ValueError as problem:
         return ParsedAction(thought=thought, problem=str(problem))
+
+
+def without_answer_tags(action: str) -> str:
+    """An action whose answer, if it has one, stands there plain."""
+    return "".join(piece.inside if piece.kind == "answer" else piece.text for piece in split_action(action))
 
 
 def _hidden_tags(text: str, calls: int) -> str:
@@ -219,7 +251,7 @@ def _parse_call(body: str) -> ParsedCall:
     match call:
         case {"name": str(name), "arguments": dict(arguments), **others} if not {*others} - {"id"}:
             return ParsedCall(name, arguments)
-    raise ValueError('a tool call is {"name": ..., "arguments": {...}}')
+    raise ValueError("a tool call is a JSON object of a name and an object of arguments")
 
 
 def hermes(calls: Sequence[ParsedCall]) -> str:

@@ -6,49 +6,72 @@ Their content is text: only the tags of an action become tokens, and only in the
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 from agent_r1.data.sources import Row, read
-from agent_r1.envs.base import ParsedCall, hermes, object_of, parse_action
+from agent_r1.envs.base import Conversation, ParsedCall, hermes, object_of, parse_action
+from agent_r1.params.env import EnvParams
+from agent_r1.params.sections import nearest
 
 _READ = {"assistant": {"tool_calls"}, "tool": {"tool_call_id"}}  # of a message, beside its role, content and name
 _EMPTY: tuple[Any, ...] = (None, "", [], {})
 _IN_TURN = "a system message or none, one of the user, then assistant and tool in turn, and the assistant last"
+EXAMPLES = "env.examples"  # the key of params.yaml
+MOST_CALLS = 64  # of an action that are looked at
 _ONE_CALL = '{"function": {"name": ..., "arguments": an object, or a text of its JSON}}'
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Conversation:
-    """One row: the question, the assistant's actions, and the observations between them."""
-
-    where: str  # file and row
-    dataset: str  # "" where the row names none
-    replies: str  # the role that answers the assistant: tool or user
-    system: str  # "" where it opens without a system message
-    user: str
-    actions: list[str]  # [K] texts, without end tokens
-    observations: list[str]  # [K - 1]
-
-    @property
-    def text(self) -> str:
-        """All of it, for a tokenizer to learn its words from."""
-        return "\n".join(["system", self.system, "user", self.user, "assistant", *self.actions, *self.observations])
-
-
-def read_conversations(path: Path) -> list[Conversation]:
-    """The conversations of a file, JSON lines, plain or .gz.
+def read_conversations(path: Path, key: str = "warm_start.conversations") -> list[Conversation]:
+    """The conversations of a file, JSON lines, plain or .gz, that `key` of params.yaml names.
 
     Raises FileNotFoundError if there is no such file, and ValueError, with row, message and remedy, for a conversation
     that no episode could have been.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is no file; put it there or correct warm_start.conversations in params.yaml")
+        raise FileNotFoundError(f"{path} is no file; put it there or correct {key} in params.yaml")
     if not (found := [_conversation(row) for row in read(path)]):
-        raise ValueError(f'{path} holds no conversations; fill it, or set warm_start.conversations: ""')
+        raise ValueError(f'{path} holds no conversations; fill it, or set {key}: ""')
     return found
+
+
+def read_examples(limits: EnvParams) -> list[Conversation]:
+    """The conversations of `env.examples`, which open every context; none without a file.
+
+    Raises as `read_conversations`, and ValueError for one with a system message or a data set of its own, and for an
+    action that is no tool call or answer as `env.answers` and `env.parallel_calls` have them.
+    """
+    examples = read_conversations(Path(limits.examples), EXAMPLES) if limits.examples else []
+    for example in examples:
+        if example.system:
+            remedy = "leave it out, as examples stand behind the environment's own; see env.instructions"
+            raise ValueError(f"{example.where}: an example has no system message; {remedy}")
+        if example.dataset:
+            raise ValueError(f"{example.where}: an example stands before every question; leave its data set out")
+        for action in example.actions:
+            if problem := parse_action(action, limits.parallel_calls, limits.answers).problem:
+                remedy = f"write a call in tool_calls, or an answer that env.answers {limits.answers} reads"
+                raise ValueError(
+                    f"{example.where}: the action {reprlib.repr(action)} is no example: {problem}; {remedy}"
+                )
+    return examples
+
+
+def require_tools(conversation: Conversation, tools: Sequence[dict[str, Any]], whose: str) -> None:
+    """Raises ValueError for a conversation with other tools than these, which `whose` environment has."""
+    offered = [tool["function"]["name"] for tool in tools]
+    if offered and conversation.replies == "user":
+        raise ValueError(
+            f"{conversation.where}: the user replies to the assistant; {whose} has tools: make that role tool"
+        )
+    for at, action in enumerate(conversation.actions):
+        for tool in [call.tool for call in parse_action(action, MOST_CALLS).calls if call.tool not in offered]:
+            where = f"{conversation.where}, message {2 * at + (3 if conversation.system else 2)}"
+            close = nearest(tool, offered) if offered else ", nor any other; write a move between answer tags"
+            raise ValueError(f"{where}: {whose} has no tool {reprlib.repr(tool)}{close}")
 
 
 def _conversation(row: Row) -> Conversation:

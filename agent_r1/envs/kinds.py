@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from agent_r1.envs.base import Attempt, Env, opened
+from agent_r1.envs.conversations import read_examples
 from agent_r1.envs.game_env import GAMES, GameEnv
 from agent_r1.envs.scripts import SCRIPTS, Script, any_move, any_name, by_gold_titles, scripted
 from agent_r1.envs.shared import Shared
@@ -90,10 +91,11 @@ def scripts_of(env: str) -> Mapping[str, Script]:
 def require_playable(questions: Sequence[Question], limits: EnvParams) -> None:
     """Refuses questions that no episode could be made of, before a model is loaded.
 
-    Raises ValueError for an unknown environment, one that cannot be made of a question's setup, and own tools that are
-    not there, and WorldFault for an environment that does not answer.
+    Raises ValueError for an unknown environment, one that cannot be made of a question's setup, own tools that are not
+    there, and examples that cannot be read, and WorldFault for an environment that does not answer.
     """
     require_own(limits)
+    read_examples(limits)
     for env in dict.fromkeys(question.env for question in questions):
         its = [question for question in questions if question.env == env]
         if agent_of(env, limits):
@@ -127,7 +129,9 @@ class Told(Env):
 def _made(question: Question, shared: Shared, agent: str, seed: int) -> Env:
     if agent:
         return Told(question, agent_hash(agent, shared.limits.agents[agent]))
-    return KINDS[question.env].env(question, shared, seed)
+    env = KINDS[question.env].env(question, shared, seed)
+    env.examples = shared.examples
+    return env
 
 
 def attempts_at(

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from agent_r1.envs.base import Conversation
+from agent_r1.envs.conversations import read_examples
 from agent_r1.params.env import EnvParams
 from agent_r1.records import Trajectory
 from agent_r1.search.index import Cached
@@ -39,6 +42,11 @@ class Shared:
                 self.run(self._open.__aexit__(*fault))
         finally:
             self._runner.close()
+
+    @cached_property
+    def examples(self) -> list[Conversation]:
+        """The conversations that open every context; raises as `read_examples`."""
+        return read_examples(self.limits)
 
     @property
     def index(self) -> Cached:

@@ -14,7 +14,7 @@ from pydantic import Field
 from agent_r1.envs.base import Env, ParsedAction, Transition, parse_action, refuse_constant
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import ToolEnv, calls_without_tools, think, told
-from agent_r1.params.env import EnvParams
+from agent_r1.params.env import Answers, EnvParams
 from agent_r1.params.sections import Section, nearest, validated
 from agent_r1.records import Call, CallStatus, Outcome, Question
 from agent_r1.tools.base import Tool, ToolError, ToolResult
@@ -22,7 +22,10 @@ from agent_r1.tools.toolbox import Limited, UnderWay, cut
 
 WITH_TOOLS = "Do the task with the tools, and answer when it is done."
 SYSTEM = "Act until the task is done, with one action at a time."
-FORMAT = "Write one action as <answer>...</answer>."
+FORMATS: dict[Answers, str] = {
+    "tagged": "Write one action between <answer> and </answer>.",
+    "plain": "Write one action alone.",
+}
 MOVE = "move"  # the name of the calls in a world without tools
 MOST_CHARACTERS = 100_000  # of a row's setup
 
@@ -98,9 +101,11 @@ class TextEnv(Env):
         if self._steps == self._limits.max_steps:
             raise RuntimeError("the episode is over: no step is left")
         self._steps += 1
-        parsed = parse_action(action)
+        parsed = parse_action(action, answers=self._limits.answers)
         if parsed.answer is None:
-            reply = Moved(f"Error: {parsed.problem or 'there are no tools'}. {FORMAT}", 0.0, False)
+            reply = Moved(
+                f"Error: {parsed.problem or 'there are no tools'}. {FORMATS[self._limits.answers]}", 0.0, False
+            )
             return self._transition(parsed, reply, calls_without_tools(parsed))
         reply, call = await self._moved(parsed.answer)
         return self._transition(parsed, reply, (call,))
@@ -139,6 +144,7 @@ class ToolWorld(ToolEnv):
             [],
             max_steps=limits.max_steps,
             parallel_calls=limits.parallel_calls,
+            answers=limits.answers,
             system=told(WITH_TOOLS, limits),
         )
         self.user, self._most_characters = task or question.text, limits.max_result_characters

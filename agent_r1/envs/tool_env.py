@@ -11,10 +11,10 @@ from textwrap import shorten
 from typing import Any, NamedTuple
 
 from agent_r1.answers import exact_match, f1, occurs
-from agent_r1.envs.base import CALL_SHAPE, Attempt, Env, ParsedAction, Transition, parse_action
+from agent_r1.envs.base import Attempt, Env, ParsedAction, ParsedCall, Transition, hermes, parse_action
 from agent_r1.envs.shared import Shared
 from agent_r1.faults import WorldFault
-from agent_r1.params.env import EnvParams
+from agent_r1.params.env import Answers, EnvParams
 from agent_r1.records import Call, CallStatus, Outcome, Passage, Question
 from agent_r1.tools.base import Tool, ToolResult
 from agent_r1.tools.journal import CallPlace, Journal
@@ -23,7 +23,9 @@ from agent_r1.tools.search import render_passages
 SYSTEM = "Answer the question. Search when facts are missing."
 FROM_PASSAGES = "Answer the question from the passages."
 CLOSED_BOOK = "Answer the question."
-FORMAT = f"Write {CALL_SHAPE} or <answer>...</answer>."
+ANSWER_PLACES: dict[Answers, str] = {"tagged": "an answer between <answer> and </answer>", "plain": "an answer alone"}
+_LONGEST_EXAMPLE = 80  # characters of a question
+_EXAMPLES: dict[str, Any] = {"integer": 1, "number": 1, "boolean": True, "array": [], "object": {}}  # by JSON type
 
 
 class ToolEnv(Env):
@@ -47,6 +49,7 @@ class ToolEnv(Env):
         *,
         max_steps: int,
         parallel_calls: int = 1,
+        answers: Answers = "tagged",
         system: str = SYSTEM,
         journal: Journal | None = None,
         seed: int = 0,
@@ -60,8 +63,16 @@ class ToolEnv(Env):
         self.unseen = set(self.gold.gold_titles) if self.gold else set()  # gold titles that no result has shown
         self.shown: list[str] = []  # the results so far
         self._read = ""
-        self._step, self._max_steps, self._parallel_calls = 0, max_steps, parallel_calls
+        self._step = 0
+        self._max_steps = max_steps
+        self._parallel_calls = parallel_calls
+        self._answers: Answers = answers
         self._journal, self._seed = journal, seed
+
+    @property
+    def example_call(self) -> str:
+        """A call of the first tool, which a search understands: its texts are the question."""
+        return example_call(self.tools[0], self.user) if self.tools else ""
 
     @property
     def state(self) -> str:
@@ -78,7 +89,7 @@ class ToolEnv(Env):
         if self._step == self._max_steps:
             raise RuntimeError("the episode is over: no step is left")
         self._step += 1
-        parsed = parse_action(action, self._parallel_calls)
+        parsed = parse_action(action, self._parallel_calls, self._answers)
         facts = {"think": think(parsed)}
         if parsed.answer is not None:
             return answered(parsed.answer, self.gold, self.shown, facts)
@@ -108,7 +119,8 @@ class ToolEnv(Env):
     async def _make(self, parsed: ParsedAction) -> list[_Made]:
         """Makes an action's calls at the same time and returns their results."""
         if parsed.problem:
-            malformed = ToolResult(text=f"{parsed.problem}. {FORMAT}", call_status=CallStatus.MALFORMED)
+            text = f"{parsed.problem}. {advice(self.example_call, self._answers)}"
+            malformed = ToolResult(text=text, call_status=CallStatus.MALFORMED)
             return [_Made(Call(status=CallStatus.MALFORMED), malformed)]
         made = [self._call(place, *call) for place, call in enumerate(parsed.calls)]
         return [await made[0]] if len(made) == 1 else list(await asyncio.gather(*made))
@@ -176,6 +188,30 @@ def answered(answer: str, gold: Question | None, shown: Sequence[str], facts: di
     return Transition(outcome=Outcome.ANSWERED, answer=answer, rewards=rewards | facts)
 
 
+def example_call(tool: dict[str, Any], question: str) -> str:
+    """A call of a tool, in Hermes, with the arguments that its schema requires; texts among them are the question."""
+    function = tool["function"]
+    parameters = function["parameters"]
+    text = shorten(question, _LONGEST_EXAMPLE, placeholder="")
+    arguments = {name: _example(parameters["properties"].get(name), text) for name in parameters.get("required", ())}
+    return hermes([ParsedCall(function["name"], arguments)])
+
+
+def _example(schema: Any, text: str) -> Any:
+    """A value of an argument: the schema's first choice, or one of its type."""
+    match schema:
+        case {"enum": [first, *_]}:
+            return first
+        case {"type": str(kind)}:
+            return _EXAMPLES.get(kind, text)
+    return text
+
+
+def advice(call: str, answers: Answers) -> str:
+    """The end of the error message for an action that is neither call nor answer; the call is an example, or ""."""
+    return f"Write {' or '.join(filter(None, [call, ANSWER_PLACES[answers]]))}."
+
+
 def think(parsed: ParsedAction) -> float:
     """1.0 for a well-formed action that opens with a thought which says something, else 0.0."""
     return float(bool(parsed.thought) and not parsed.problem)
@@ -200,8 +236,16 @@ class AnswerEnv(Env):
     among those shown; with an answer `em`, `f1`, and `grounded` in the passages.
     """
 
-    def __init__(self, question: Question, passages: Sequence[Passage], *, system: str = FROM_PASSAGES) -> None:
+    def __init__(
+        self,
+        question: Question,
+        passages: Sequence[Passage],
+        *,
+        system: str = FROM_PASSAGES,
+        answers: Answers = "tagged",
+    ) -> None:
         self.system = system
+        self._answers: Answers = answers
         self._shown = [render_passages(passages)] if passages else []
         self.user = "\n\n".join([*self._shown, question.text])
         self._question = question
@@ -209,7 +253,7 @@ class AnswerEnv(Env):
 
     async def step(self, action: str) -> Transition:
         """Takes the one action's text, without its end token."""
-        parsed = parse_action(action)
+        parsed = parse_action(action, answers=self._answers)
         facts = {"think": think(parsed), "progress": self._found}
         if parsed.answer is not None:
             return answered(parsed.answer, self._question, self._shown, facts)
@@ -224,6 +268,7 @@ def with_tools(question: Question | str, shared: Shared, seed: int) -> ToolEnv:
         shared.tools(seed),
         max_steps=limits.max_steps,
         parallel_calls=limits.parallel_calls,
+        answers=limits.answers,
         system=told(SYSTEM, limits),
         journal=shared.journal,
         seed=seed,
@@ -232,7 +277,13 @@ def with_tools(question: Question | str, shared: Shared, seed: int) -> ToolEnv:
 
 def asked_attempt(text: str, shared: Shared, *, sample: int = 0) -> Attempt:
     """An attempt at a question that a person asks, with the stage's tools; `sample` tells repetitions apart."""
-    return Attempt(question_id=shorten(text, 80), group=0, sample=sample, env=partial(with_tools, text, shared))
+
+    def env(seed: int) -> ToolEnv:
+        opening = with_tools(text, shared, seed)
+        opening.examples = shared.examples
+        return opening
+
+    return Attempt(question_id=shorten(text, 80), group=0, sample=sample, env=env)
 
 
 def naive_rag_attempts(questions: Sequence[Question], shared: Shared) -> list[Attempt]:
@@ -258,7 +309,7 @@ def _answer_attempts(
     questions: Sequence[Question], passages: Sequence[Sequence[Passage]], task: str, shared: Shared
 ) -> list[Attempt]:
     def answering(question: Question, shown: Sequence[Passage], _: int) -> AnswerEnv:
-        return AnswerEnv(question, shown, system=told(task, shared.limits))
+        return AnswerEnv(question, shown, system=told(task, shared.limits), answers=shared.limits.answers)
 
     return [
         Attempt(question_id=question.question_id, group=group, sample=0, env=partial(answering, question, shown))

@@ -242,7 +242,8 @@ def with_endpoint(settings: Params) -> Params:
 
 
 def _limits(env: EnvParams, played: Set[str]) -> dict[str, Any]:
-    """The settings that limit an episode in these environments. The prompt's hash covers the instructions."""
+    """The settings that limit an episode in these environments; the prompt's hash covers instructions and examples."""
     others = {name for name in env.declared if name not in played} | (set() if played & GAMES.keys() else {"games"})
     others |= set() if any(agent_of(each, env) for each in played) else {"agent", "agents"}
-    return env.model_dump(exclude={"instructions", "aborted_share", *others})
+    others |= {"answers"} if env.answers == "tagged" else set()
+    return env.model_dump(exclude={"instructions", "examples", "aborted_share", *others})

@@ -164,7 +164,7 @@ class Screen:
         last = views[-1]
         if last.outcome is not Outcome.ANSWERED:
             self._labelled("none", f"no answer: {_why(last, self._limits)}", FAULT)
-        elif last.answer != parse_action(last.action).answer:
+        elif last.answer != parse_action(last.action, answers=self._limits.answers).answer:
             self._labelled("answer", last.answer or "(empty)", ANSWER)
         counts = {"step": len(views), "call": sum(bool(call.tool) for view in views for call in view.step.calls)}
         parts = [f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items()]
@@ -172,7 +172,8 @@ class Screen:
         self.console.print()
 
     def _action(self, view: StepView) -> None:
-        parsed, said = parse_action(view.action, self._limits.parallel_calls), view.action.strip()
+        parsed = parse_action(view.action, self._limits.parallel_calls, self._limits.answers)
+        said = view.action.strip()
         if parsed.problem:  # an action without calls was asked for none, such as a summary
             called = bool(view.step.calls)
             self._labelled("says", f"{said} ({parsed.problem})" if called else said, FAULT if called else THOUGHT)

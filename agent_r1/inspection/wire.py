@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, TypeAdapter, field_validator
 from agent_r1.envs.base import parse_action
 from agent_r1.http.client import Fault
 from agent_r1.http.completions import Asked, Refused
-from agent_r1.params.env import EnvParams
+from agent_r1.params.env import Answers, EnvParams
 from agent_r1.records import Outcome
 from agent_r1.rollout.episode import StepView
 
@@ -58,10 +58,16 @@ class Limits(BaseModel):
     max_steps: int
     max_tokens: int
     parallel_calls: int
+    answers: Answers = "tagged"
 
     @classmethod
     def of(cls, env: EnvParams) -> Limits:
-        return cls(max_steps=env.max_steps, max_tokens=env.max_tokens, parallel_calls=env.parallel_calls)
+        return cls(
+            max_steps=env.max_steps,
+            max_tokens=env.max_tokens,
+            parallel_calls=env.parallel_calls,
+            answers=env.answers,
+        )
 
 
 class Card(BaseModel):

@@ -81,6 +81,13 @@ Order = Literal[
 ]
 
 
+# The texts that are answers.
+Answers = Literal[
+    "tagged",  # between <answer> and </answer>
+    "plain",  # also a whole action without a tool call
+]
+
+
 class GamesParams(Section):
     """How the games of `agent_r1.games` are played; see `agent_r1.envs.game_env`."""
 
@@ -178,6 +185,7 @@ class AgentParams(Section):
     parallel: bool = False  # requests of one episode at the same time; else a second one waits
     repeats: bool = True  # whether its own tools answer the same again; runs of others are not reproducible
     history: Literal["sampled", "sent"] = "sampled"  # thoughts that it does not send back: still read, or not
+    examples: bool = False  # whether `env.examples` stand before its own messages
 
 
 class EnvParams(Section):
@@ -187,6 +195,8 @@ class EnvParams(Section):
     openenv: dict[Name, OpenEnvParams] = Field(default={})
     toolbox: dict[Name, ToolboxParams] = Field(default={})
     instructions: str
+    examples: str  # a file of conversations that open every context; "" for none
+    answers: Answers
     tools: ToolsParams
     max_result_characters: Count
     top_k: Count

@@ -197,6 +197,9 @@ def env(p: EnvParams) -> Refusals:
         yield f"agent is {p.agent!r}, which env.agents does not define{close}"
     if p.agent is not None:
         yield from outside(p, p.agent)
+    for name, agent in p.agents.items():
+        if agent.examples and not p.examples:
+            yield f"agents.{name}.examples has no effect without env.examples; name a file there, or leave it out"
     tools, games = p.tools, p.games
     if not any((tools.functions, tools.mcp)) and {tools.search, tools.calculator, tools.read, tools.python} == {None}:
         yield "tools: a question cannot be answered without any tool; offer one, such as search: {}"

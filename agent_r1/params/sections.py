@@ -94,6 +94,9 @@ CONSTANTS: dict[str, Any] = {
 # Keys that stored runs of earlier versions lack -> the value under which today's code does as theirs; * is any name.
 NEUTRAL: dict[str, Any] = {
     "env.agent": None,
+    "env.agents.*.examples": False,
+    "env.answers": "tagged",
+    "env.examples": "",
     "env.gymnasium.*.observation": "",
     "env.gymnasium.*.success": None,
     "model.packing": False,

@@ -112,12 +112,6 @@ class CallForm:
             return None
         return (arguments, stop) if isinstance(arguments, dict) else None
 
-    @property
-    def shape(self) -> str:
-        """A call with dots for its parts, in place of `CALL_SHAPE`."""
-        given = f"...{self.keyed.text}...{self.keyed.end}" if self.keyed else "{...}"
-        return f"{self.before}...{self.named}{given}{self.after}".strip()
-
     def native(self, action: str) -> str:
         """An action whose calls are as environments read them, with the calls as the model writes them."""
         calls = parse_action(action, _MOST_CALLS).calls

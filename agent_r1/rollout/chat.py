@@ -11,11 +11,13 @@ import logging
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Literal, TypeVar
+from itertools import zip_longest
+from typing import Literal, Self, TypeVar
 
 from transformers import PreTrainedTokenizerFast
 
-from agent_r1.envs.base import CALL_SHAPE, TAGS, Env, Restart
+from agent_r1.envs.base import TAGS, Conversation, Env, Restart
+from agent_r1.envs.conversations import require_tools
 from agent_r1.records import Source
 from agent_r1.rollout.calls import CallForm, is_hermes, types_of
 from agent_r1.rollout.codec import (
@@ -176,14 +178,30 @@ class Chat(Codec):
             return whole
         return [*pieces, Piece(rest.removesuffix(last), Source.OBSERVATION), Piece(last, Source.TEMPLATE)]
 
-    def prompt_hash(self, system: str, tools: Tools = ()) -> str:
-        """Identifies everything in a prompt but the user's message: system message, tools and template."""
+    def example_messages(self, examples: Sequence[Conversation], tools: Tools) -> list[Message]:
+        """The examples as escaped messages, calls in the model's own form; ValueError for one with other tools."""
+        messages = list[Message]()
+        for example in examples:
+            require_tools(example, tools, "the environment")
+            messages.append(("user", self.escape(example.user)))
+            for action, observation in zip_longest(example.actions, example.observations):
+                native = self.calls.native(action) if self.calls else action
+                messages.append(("assistant", self.escape_action(native)))
+                if observation is not None:
+                    messages.append((answering(tools), self.escape(observation)))
+        return messages
+
+    def prompt_hash(self, system: str, tools: Tools = (), examples: Sequence[Conversation] = ()) -> str:
+        """Identifies everything in a prompt but the user's message: system message, tools, examples and template."""
         content = [system, self.template.render(OPENING, tools), *self.frames(1, answering(tools))]
+        content += [text for message in self.example_messages(examples, tools) for text in message]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def prompts_hash(self, envs: Sequence[Env]) -> str:
         """Identifies the prompts of opened environments; for a single kind of prompt it is the `prompt_hash`."""
-        first, *others = dict.fromkeys(self.prompt_hash(env.system, env.tools) for env in envs)
+        if not self.template.dialect.tools and any(env.tools for env in envs):
+            logger.info("the chat template shows no tools: the system message tells them in words")
+        first, *others = dict.fromkeys(self.prompt_hash(env.system, env.tools, env.examples) for env in envs)
         return hashlib.sha256("".join([first, *others]).encode()).hexdigest() if others else first
 
     def _check_sample(self, tools: Tools) -> Iterator[str]:
@@ -215,7 +233,6 @@ def _call_form(template: Template, end_mark: str, *, hermes: bool) -> CallForm |
     form = template.call_form(end_mark) if template.dialect.tools else None
     if form is None and template.dialect.tools and not hermes and _CALL not in template.render(OPENING, [SAMPLE_TOOL]):
         template.tell_in_words()
-        logger.warning("the chat template teaches no form of a tool call that can be read: tools are told in words")
     return form if form and not is_hermes(form) else None
 
 
@@ -240,13 +257,24 @@ class Dialogue:
     context holds the whole rendering.
     """
 
-    def __init__(self, chat: Chat, system: str, user: str, tools: Tools = ()) -> None:
-        escape = chat.escape
-        self._chat, self._role = chat, answering(tools)
+    def __init__(
+        self, chat: Chat, system: str, user: str, tools: Tools = (), examples: Sequence[Conversation] = ()
+    ) -> None:
+        self._chat = chat
+        self._role = answering(tools)
         self._tools: Tools = chat.escape_all(tools)
-        self._messages: list[Message] = [("system", escape(system)), ("user", escape(user))]
+        self._before: list[Message] = [("system", chat.escape(system)), *chat.example_messages(examples, tools)]
+        self._messages: list[Message] = [*self._before, ("user", chat.escape(user))]
+        self._native_call = ("", "")
         self.text = chat.template.render(self._messages, self._tools)  # of the current context, escaped
         self.opening = chat.encode([Piece(self.text, Source.PROMPT)])
+
+    @classmethod
+    def of(cls, chat: Chat, env: Env) -> Self:
+        """The conversation that opens in an environment."""
+        dialogue = cls(chat, env.system, env.user, env.tools, env.examples)
+        dialogue._native_call = (env.example_call, chat.calls.native(env.example_call) if chat.calls else "")
+        return dialogue
 
     def reply(
         self, action: Sequence[int], observations: Sequence[str], *, closed: bool, restart: Restart | None = None
@@ -271,13 +299,15 @@ class Dialogue:
 
     def _escaped(self, observations: Sequence[str]) -> list[str]:
         """The observations as messages; a user's are joined into one, because templates refuse two in a row."""
-        if form := self._chat.calls:
-            observations = [each.replace(CALL_SHAPE, form.shape) for each in observations]
+        hermes, native = self._native_call
+        if native:
+            observations = [text.replace(hermes, native) for text in observations]
         texts = observations if self._role == "tool" else ["\n".join(observations)] * bool(observations)
         return [*map(self._chat.escape, texts)]
 
     def _begin_anew(self, restart: Restart) -> None:
-        """Keeps the system message, the new user message and the last exchanges."""
-        begins = [at for at, (role, _) in enumerate(self._messages) if role == "assistant"]
-        kept = self._messages[begins[-restart.keep :][0] :] if restart.keep else []
-        self._messages = [self._messages[0], ("user", self._chat.escape(restart.user)), *kept]
+        """Keeps the system message, the examples, the new user message and the last exchanges."""
+        exchanges = self._messages[len(self._before) :]
+        begins = [at for at, (role, _) in enumerate(exchanges) if role == "assistant"]
+        last = exchanges[begins[-restart.keep :][0] :] if restart.keep else []
+        self._messages = [*self._before, ("user", self._chat.escape(restart.user)), *last]

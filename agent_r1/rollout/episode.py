@@ -40,7 +40,14 @@ class _Around(Env):
 
     async def open(self) -> None:
         await self._env.open()
-        self.system, self.user, self.tools = self._env.system, self._env.user, self._env.tools
+        self.system = self._env.system
+        self.user = self._env.user
+        self.tools = self._env.tools
+        self.examples = self._env.examples
+
+    @property
+    def example_call(self) -> str:
+        return self._env.example_call
 
     def redraw(self, seed: int) -> None:
         self._env.redraw(seed)
@@ -141,10 +148,13 @@ PLAY = Play()
 class PromptTooLong(ValueError):
     """A question leaves no room for an action in its context."""
 
-    def __init__(self, question: str, tokens: int, most: int) -> None:
+    def __init__(self, question: str, tokens: int, most: int, examples: int = 0) -> None:
+        """`examples` of the prompt's tokens are those of `env.examples`."""
+        of_these = f", {examples} of them for env.examples," if examples else ""
+        fewer = "shorten env.examples" if examples else "show fewer passages"
         super().__init__(
-            f"the prompt of question {question!r} has {tokens} tokens and max_tokens is {most}: no room for an action; "
-            "raise env.max_tokens or show fewer passages"
+            f"the prompt of question {question!r} has {tokens} tokens{of_these} and max_tokens is {most}: no room for "
+            f"an action; raise env.max_tokens or {fewer}"
         )
         self.tokens, self.most = tokens, most
 
@@ -187,10 +197,12 @@ class Episode:
         except WorldFault as fault:
             self.abort(fault)
             return
-        self._dialogue = Dialogue(self._chat, self._env.system, self._env.user, self._env.tools)
+        self._dialogue = Dialogue.of(self._chat, self._env)
         self._append(self._dialogue.opening)
         if self._room() < 1:
-            raise PromptTooLong(self._attempt.question_id, len(self._ids), self._limits.max_tokens)
+            bare = Dialogue(self._chat, self._env.system, self._env.user, self._env.tools)
+            examples = len(self._ids) - len(bare.opening.ids)
+            raise PromptTooLong(self._attempt.question_id, len(self._ids), self._limits.max_tokens, examples)
 
     async def close(self) -> None:
         await self._env.close()

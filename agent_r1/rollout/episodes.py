@@ -217,7 +217,7 @@ def prove_order(sampler: Sampler, chat: Chat, attempts: Sequence[Attempt], share
     if shared.limits.order == "rounds":
         return {}
     envs = [shared.run(opened(attempt.env(0))) for attempt in attempts]
-    contexts = [Dialogue(chat, env.system, env.user, env.tools).opening.ids for env in envs]
+    contexts = [Dialogue.of(chat, env).opening.ids for env in envs]
     return shared.run(compare(sampler, contexts, shared.limits))
 
 

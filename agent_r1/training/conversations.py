@@ -7,12 +7,13 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from agent_r1.envs.base import Attempt, Env, ParsedAction, Transition, parse_action
-from agent_r1.envs.conversations import Conversation
+from agent_r1.envs.base import Attempt, Conversation, Env, ParsedAction, Transition, parse_action
+from agent_r1.envs.conversations import require_tools
 from agent_r1.envs.kinds import attempts_at, openings
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import canonical
 from agent_r1.params import Params
+from agent_r1.params.env import Answers
 from agent_r1.params.sections import nearest
 from agent_r1.records import Call, CallStatus, Outcome, Question, StopReason, Trajectory
 from agent_r1.rollout.chat import Chat
@@ -25,16 +26,18 @@ logger = logging.getLogger(__name__)
 class Retold(Env):
     """The other side of a conversation that is over: it repeats its observations, whatever the action."""
 
-    def __init__(self, conversation: Conversation, asked: Env, seed: int) -> None:
-        """The tools are those of `asked`, and so is the system message if there is none. `seed` is not used."""
+    def __init__(self, conversation: Conversation, asked: Env, answers: Answers, seed: int) -> None:
+        """Tools, examples and a missing system message are those of `asked`. `seed` is not used."""
         self.system = conversation.system or asked.system
         self.user = conversation.user
         self.tools = asked.tools
+        self.examples = asked.examples
+        self._answers = answers
         self._observations = iter(conversation.observations)
 
     async def step(self, action: str) -> Transition:
         """Takes an action's text, without its end token."""
-        parsed = parse_action(action)
+        parsed = parse_action(action, answers=self._answers)
         calls = tuple(
             Call(tool=call.tool, arguments=canonical(call.arguments), status=CallStatus.OK) for call in parsed.calls
         )
@@ -64,14 +67,7 @@ def _environment_of(each: Conversation, known: Mapping[str, Env]) -> Env:
     if not each.dataset and any((env.system, env.tools) != (other.system, other.tools) for other in known.values()):
         remedy = f'name its own beside the messages, such as "dataset": "{dataset}"'
         raise ValueError(f"{each.where}: the data sets {', '.join(known)} differ in their prompts; {remedy}")
-    offered = [tool["function"]["name"] for tool in env.tools]
-    if offered and each.replies == "user":
-        raise ValueError(f"{each.where}: the user replies to the assistant; {dataset} has tools: make that role tool")
-    for at, action in enumerate(each.actions):
-        for tool in [call.tool for call in parse_action(action).calls if call.tool not in offered]:
-            where = f"{each.where}, message {2 * at + (3 if each.system else 2)}"
-            close = nearest(tool, offered) if offered else ", nor any other; write a move between answer tags"
-            raise ValueError(f"{where}: {dataset} has no tool {reprlib.repr(tool)}{close}")
+    require_tools(each, env.tools, dataset)
     return env
 
 
@@ -90,7 +86,7 @@ def retell(
         known = dict(zip(dict.fromkeys(each.dataset for each in questions), opened, strict=True))
         asked = [_environment_of(each, known) for each in conversations]
         attempts = [
-            Attempt(question_id=each.where, group=group, sample=0, env=partial(Retold, each, env))
+            Attempt(question_id=each.where, group=group, sample=0, env=partial(Retold, each, env, limits.answers))
             for group, (each, env) in enumerate(zip(conversations, asked, strict=True))
         ]
         trajectories = collect(sampler, chat, attempts, shared, seed=settings.warm_start.seed)

@@ -18,7 +18,7 @@ from agent_r1.data.demonstrations import Demonstration, with_tools, without_tool
 from agent_r1.data.questions import make_plans
 from agent_r1.devices.sharing import ALONE, Ranks
 from agent_r1.envs import tool_env
-from agent_r1.envs.base import Attempt
+from agent_r1.envs.base import Attempt, without_answer_tags
 from agent_r1.envs.conversations import read_conversations
 from agent_r1.envs.kinds import attempts_at, played_by, scripts_of
 from agent_r1.envs.scripts import texts_of
@@ -161,7 +161,10 @@ def act_out(
                 if not demonstrations:
                     continue
                 attempts = make_attempts([each.question for each in demonstrations], tools)
-                sampler = ScriptedSampler([each.actions for each in demonstrations], chat)
+                scripts = [each.actions for each in demonstrations]
+                if limits.answers == "plain":
+                    scripts = [[without_answer_tags(action) for action in actions] for actions in scripts]
+                sampler = ScriptedSampler(scripts, chat)
                 trajectories += collect(sampler, chat, attempts, tools, seed=settings.warm_start.seed)
     return trajectories
 

@@ -15,7 +15,7 @@ from agent_r1.agents.task import Ending, Task
 from agent_r1.envs.base import parse_action
 from agent_r1.envs.kinds import attempts_at, played_by, require_playable
 from agent_r1.envs.shared import Shared
-from agent_r1.envs.tool_env import FORMAT, SYSTEM
+from agent_r1.envs.tool_env import SYSTEM, advice, example_call
 from agent_r1.inspection.conversation import Screen
 from agent_r1.inspection.wire import Limits
 from agent_r1.params import SHIPPED, load
@@ -51,12 +51,13 @@ def as_built_in(tools: Sequence[Tool]) -> Callable[[Task], Any]:
     """An agent that does what the built-in loop does, with this project's tools and its reader of actions."""
     by_name = {tool.name: tool for tool in tools}
 
-    async def told(action: str) -> tuple[str, str | None]:
+    async def told(action: str, question: str) -> tuple[str, str | None]:
         parsed = parse_action(action)
         if parsed.answer is not None:
             return "", parsed.answer
         if parsed.problem:
-            return f"Error: {parsed.problem}. {FORMAT}", None
+            call_of_first = example_call(tools[0].schema, question)
+            return f"Error: {parsed.problem}. {advice(call_of_first, 'tagged')}", None
         [call] = parsed.calls
         if call.tool not in by_name:
             return f"Error: there is no tool {call.tool!r}, only {', '.join(by_name)}", None
@@ -76,7 +77,8 @@ def as_built_in(tools: Sequence[Tool]) -> Callable[[Task], Any]:
                 calls = [each["function"] for each in said.get("tool_calls", ())]
                 spelled = [json.dumps({**each, "arguments": json.loads(each["arguments"])}) for each in calls]
                 action = (f"<think>{thought}</think>" if thought else "") + (said["content"] or "")
-                reply, found = await told(action + "".join(f"<tool_call>{each}</tool_call>" for each in spelled))
+                action += "".join(f"<tool_call>{each}</tool_call>" for each in spelled)
+                reply, found = await told(action, task.text)
                 if found is not None:
                     return Ending(answer=found)
                 named = {"tool_call_id": said["tool_calls"][0]["id"]} if calls else {}

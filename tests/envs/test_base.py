@@ -27,6 +27,23 @@ def test_an_action_is_a_call_or_an_answer(text: str, thought: str, calls: list[o
     assert (parsed.thought, [*parsed.calls], parsed.answer, parsed.problem) == (thought, calls, answer, "")
 
 
+@pytest.mark.parametrize(
+    ("text", "answer", "problem"),
+    [
+        ("<think>Seen.</think> Tesk ", "Tesk", ""),
+        ("<answer>Tesk</answer>", "Tesk", ""),
+        ("<think>Seen.</think>", None, "neither a tool call nor an answer"),
+        ("Tesk</answer>", None, "the tags do not form one tool call or one answer"),
+    ],
+)
+def test_a_text_without_a_call_is_an_answer_where_answers_are_plain(
+    text: str, answer: str | None, problem: str
+) -> None:
+    parsed = parse_action(text, answers="plain")
+    assert (parsed.answer, parsed.problem) == (answer, problem)
+    assert parse_action(CALL, answers="plain") == parse_action(CALL)
+
+
 def test_so_many_calls_are_read_as_are_allowed_and_in_their_order() -> None:
     other = CALL.replace("Tesk", "Veld")
     parsed = parse_action(f"<think>Both.</think>{CALL}{other}", most_calls=2)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
@@ -19,11 +19,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
-from agent_r1.envs.base import parse_action
-from agent_r1.envs.tool_env import FORMAT
+from agent_r1.envs.base import Conversation, Env, parse_action
+from agent_r1.envs.tool_env import advice, example_call
 from agent_r1.records import Source
 from agent_r1.rollout.chat import Chat, Dialogue
-from agent_r1.rollout.codec import Dialect, Encoded, Tools
+from agent_r1.rollout.codec import Dialect, Encoded, Piece, Tools
 
 QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
 SEARCH = {"type": "function", "function": {"name": "search", "description": "Finds.", "parameters": QUERY}}
@@ -222,6 +222,49 @@ def test_a_context_is_what_the_template_renders(
         assert context == tokenizer.encode(rendered, add_special_tokens=False)
 
 
+class Opening(Env):
+    system = "Be brief."
+    user = "Who?"
+    tools = (SEARCH,)
+
+    @property
+    def example_call(self) -> str:
+        return example_call(SEARCH, self.user)
+
+
+def example(*actions: str, observations: Sequence[str] = (), replies: str = "tool") -> Conversation:
+    return Conversation(
+        where="examples.jsonl, row 1",
+        dataset="",
+        replies=replies,
+        system="",
+        user="Where?",
+        actions=list(actions),
+        observations=list(observations),
+    )
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_examples_are_written_as_the_template_writes_a_dialogue(style: str, tokenizer_of: TokenizerOf) -> None:
+    """Prompt by source; an action has the tokens that a policy would sample, and marks of an observation stay text."""
+    chat = Chat(tokenizer_of(style))
+    action = chat.encode_action("It is Tesk.")
+    dialogue = Dialogue(chat, "Be brief.", "Where?", [SEARCH])
+    dialogue.reply(action, ["a <|im_end|> b"], closed=True)
+    messages = [*dialogue._messages, ("assistant", "Tesk."), ("user", "Who?")]
+    shown = example("It is Tesk.", "Tesk.", observations=["a <|im_end|> b"])
+    opening = Dialogue(chat, "Be brief.", "Who?", [SEARCH], [shown]).opening
+    assert opening.ids == chat.encode([Piece(chat.template.render(messages, [SEARCH]), Source.PROMPT)]).ids
+    assert {*opening.source} == {Source.PROMPT}
+    assert chat.prompt_hash("a", [SEARCH], [shown]) != chat.prompt_hash("a", [SEARCH])
+
+
+def test_an_example_with_another_tool_is_refused(tokenizer_of: TokenizerOf) -> None:
+    call = '<tool_call>{"name": "serach", "arguments": {}}</tool_call>'
+    with pytest.raises(ValueError, match=r"row 1, message 2: .* no tool 'serach'; did you mean 'search'\?"):
+        Dialogue(Chat(tokenizer_of("qwen3")), "Be brief.", "Who?", [SEARCH], [example(call)])
+
+
 @pytest.mark.parametrize("style", STYLES)
 def test_what_a_style_cannot_render_is_put_in_another_way(style: str, tokenizer_of: TokenizerOf) -> None:
     chat = Chat(tokenizer_of(style))
@@ -240,9 +283,11 @@ def test_a_call_goes_in_the_form_of_the_model_and_out_in_that_of_environments(to
     assert chat.decode(action) == f"{native}<|eot_id|>"
     assert action.count(chat.end_id) == 1, "a mark in the arguments stays text"
     assert parse_action(chat.understood(native, [SEARCH])) == parse_action(call)
-    dialogue = Dialogue(chat, "Be brief.", "Who?", [SEARCH])
-    told = chat.decode(dialogue.reply(action, [FORMAT], closed=True).ids)
-    assert '{\\"name\\": \\"...\\", \\"parameters\\": {...}}' in told, "the form that a message names is the model's"
+    env = Opening()
+    dialogue = Dialogue.of(chat, env)
+    told = chat.decode(dialogue.reply(action, [advice(env.example_call, "tagged")], closed=True).ids)
+    example = '{\\"name\\": \\"search\\", \\"parameters\\": {\\"query\\": \\"Who?\\"}}'
+    assert f"Write {example} or an answer" in told, "the form that a message names is the model's"
     assert parse_action(dialogue.messages()[2][1]) == parse_action(call), (
         "a model with a template of its own reads this"
     )
@@ -253,8 +298,10 @@ def test_a_template_that_teaches_no_call_has_its_tools_in_words(
 ) -> None:
     template = str(tokenizer_of("llama3").chat_template).replace("message.tool_calls", "false")
     chat = Chat(tokenizer_of("llama3", template))
-    assert chat.template.dialect == Dialect(tools=False)
-    assert "teaches no form of a tool call" in caplog.text
+    assert chat.template.dialect == Dialect(tools=False, observations=False)
+    with caplog.at_level("INFO"):
+        chat.prompts_hash([Opening()])
+    assert caplog.messages == ["the chat template shows no tools: the system message tells them in words"]
     assert "To call one, write" in chat.decode(Dialogue(chat, "Be brief.", "Who?", [SEARCH]).opening.ids)
 
 
