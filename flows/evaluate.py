@@ -91,7 +91,8 @@ def subject_of(settings: Params, asked: EvaluationRequest) -> Subject:
     if asked.endpoint is not None:
         policy = policy_at(settings, asked.endpoint, str(word))
     else:
-        policy = policy_of(settings, "" if baseline else word)
+        shipped = word in (scores.AS_SHIPPED, scores.WITH_EXAMPLES)
+        policy = policy_of(settings, settings.model.path if shipped else "" if baseline else word)
     changes = [change for change in (asked.protocol, asked.dataset, asked.as_label) if change]
     as_trained = policy.run if not (policy.version or changes) else None
     label = asked.as_label or "-".join([policy.name if policy.run else plain_name(str(word)), *changes])
@@ -126,6 +127,9 @@ def evaluate(asked: EvaluationRequest) -> None:
     """
     settings = params.load()
     subject = subject_of(settings, asked)
+    if subject.label == scores.WITH_EXAMPLES:
+        env = settings.env.model_copy(update={"examples": settings.evaluate.examples})
+        settings = settings.model_copy(update={"env": env})
     folder = asked.into or settings.places.evaluation(subject.label, subject.sweep)
     policy = subject.policy
     tracked = _ask(with_endpoint(settings) if policy.elsewhere else policy.as_trained(settings), subject, folder, asked)

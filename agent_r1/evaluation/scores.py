@@ -25,7 +25,13 @@ BASE_TOOL_CALL: Baseline = "base_tool_call"
 NAIVE_RAG: Baseline = "naive_rag"
 FLOOR: Final = "random"
 CEILING: Final = "oracle"
-BASELINES: dict[str, Protocol] = {BASE_TOOL_CALL if each == "tool_call" else each: each for each in PROTOCOLS}
+AS_SHIPPED: Baseline = "as_shipped"
+WITH_EXAMPLES: Baseline = "with_examples"
+BASELINES: dict[str, Protocol] = {
+    **{BASE_TOOL_CALL if protocol == "tool_call" else protocol: protocol for protocol in PROTOCOLS},
+    AS_SHIPPED: "tool_call",
+    WITH_EXAMPLES: "tool_call",
+}
 
 SUCCESS, GREEDILY, RETURN, COUNTS = "success", "greedily", "return", ("tool_calls", "tokens_read", "tokens_sampled")
 BOUNDS = ("/low", "/high")  # of a measure's interval

@@ -411,6 +411,11 @@ def whole(p: Params) -> Refusals:
     if p.engine.kind == "transformers" and p.env.order != "rounds":
         why = "needs an engine that takes requests in while it samples, and engine.kind is transformers"
         yield f"env.order: {p.env.order} {why}; set env.order: rounds, or engine.kind: vllm"
+    shipped = {"as_shipped", "with_examples"}.intersection(p.repro_baselines + p.ablations.baselines)
+    if shipped and not p.model.path:
+        yield f"{' and '.join(sorted(shipped))} need a model that is shipped; set model.path, or leave them out"
+    if ("with_examples" in shipped) != bool(p.evaluate.examples):
+        yield "evaluate.examples and the baseline with_examples go together; set both, or neither"
     for name in p.runs:
         if not RUN_NAME.fullmatch(name):
             yield f"runs: {name!r} is to be a folder and a DVC stage; use letters, digits and _ only"

@@ -97,6 +97,7 @@ NEUTRAL: dict[str, Any] = {
     "env.agents.*.examples": False,
     "env.answers": "tagged",
     "env.examples": "",
+    "evaluate.examples": "",
     "env.gymnasium.*.observation": "",
     "env.gymnasium.*.success": None,
     "model.packing": False,

@@ -164,7 +164,16 @@ PROTOCOLS: dict[Protocol, str] = {  # to the words for it, which follow the poli
     "oracle": "gives way to a solver, by the same rules: the ceiling",
 }
 
-Baseline = Literal["base_tool_call", "naive_rag", "closed_book", "gold_passages", "random", "oracle"]
+Baseline = Literal[
+    "base_tool_call",
+    "as_shipped",  # the model of `model.path`, before the warm start
+    "with_examples",  # the same behind the examples of `evaluate.examples`
+    "naive_rag",
+    "closed_book",
+    "gold_passages",
+    "random",
+    "oracle",
+]
 Budget = Literal["episodes", "tokens", "seconds", "cores"]  # of a training
 
 
@@ -173,6 +182,7 @@ class EvaluateParams(Section):
     questions: Natural
     samples: Count = 1  # of each question
     temperature: Annotated[float, Field(ge=0, le=100)] = 0.0  # 0 is greedy
+    examples: str  # a file as `env.examples`, of the baseline `with_examples` alone
     bootstrap_samples: Annotated[int, Field(ge=100)]
     price_per_device_hour: Weight = 0.0
     history_kept: Count
