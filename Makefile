@@ -49,7 +49,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help repro ablations games serve doctor check test hostile relock lint ui lock clean
+.PHONY: help repro ablations games recipe serve doctor check test hostile relock lint ui lock clean
 
 help:  ## say what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,6 +78,19 @@ game-%: $(INSTALLED)
 	@( $(if $(word 2,$(GAMES)),export GOMP_SPINCOUNT=0 && )agent-r1 overlay $* --into games/$* && cd games/$* && agent-r1 doctor parameters && \
 	agent-r1 pipeline --sweep ablations && agent-r1 results --sweep ablations \
 	) $(if $(word 2,$(GAMES)),2>&1 | (trap '' INT; awk '{print "$*  " $$0; fflush()}'))
+
+# A recipe is an overlay in a folder of its own, on files and a model that are there. DATA is named as the data set; MODEL is
+# a folder or hub id. TINY=1 is the first score, within an hour on two cores.
+RECIPE = recipes/$(NAME)$(if $(TINY),_tiny)
+RAW = data/raw/$(notdir $(abspath $(DATA)))
+TINY_SET := train.iterations=4 runs.grpo.rollout.questions=4 warm_start.demonstrations=192 warm_start.steps=24 \
+	evaluate.questions=100 evaluate.temperature=0.0 repro_baselines=[with_examples,base_tool_call]
+
+recipe: $(INSTALLED)  ## train a real model from the model and its data to the report: NAME=smollm2 MODEL=FOLDER DATA=FOLDER
+	$(if $(and $(NAME),$(MODEL),$(DATA)),,$(error make recipe NAME=smollm2 MODEL=FOLDER DATA=FOLDER, and TINY=1 for a first score))
+	mkdir -p $(RAW) && ln -sf $(abspath $(DATA))/* $(RAW)/
+	agent-r1 overlay $(NAME) --into $(RECIPE) --set model.path=$(or $(realpath $(MODEL)),$(MODEL)) $(if $(TINY),$(TINY_SET:%=--set %))
+	cd $(RECIPE) && dvc repro index && agent-r1 new examples $(notdir $(RAW)) && agent-r1 pipeline && agent-r1 results
 
 serve: $(INSTALLED)  ## bring up Prefect (PREFECT_PORT or PREFECT_API_URL), deployments, a worker and MLflow (MLFLOW_PORT)
 	agent-r1 serving --prefect-port $(PREFECT_PORT) --mlflow-port $(MLFLOW_PORT) --auth $(AUTH)
@@ -114,7 +127,7 @@ lock: $(INSTALLED)  ## write requirements/cpu.txt, gpu.txt and build.txt anew fr
 
 clean:  ## remove what the stages and checks wrote, registered policies too; keeps .venv, data/raw and .tracking
 	git clean -ffdxq -- outputs  # what git keeps stays: scores and curves
-	rm -rf scales games data/prepared data/index data/.index.* .dvc/cache .dvc/tmp dvc_plots build *.egg-info models/*/
+	rm -rf scales games recipes data/prepared data/index data/.index.* .dvc/cache .dvc/tmp dvc_plots build *.egg-info models/*/
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # Where the environment was installed, if not here. The scripts in the environment of a copied clone run the original's code.

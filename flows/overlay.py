@@ -11,6 +11,7 @@ import hashlib
 import io
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -20,7 +21,7 @@ from agent_r1.facts import differences
 from agent_r1.files import write_text
 from agent_r1.params import Params
 from agent_r1.params.places import PARAMS, UNREAD, tracking_folder
-from agent_r1.params.sections import bring_up, flatten, nearest, override, validated
+from agent_r1.params.sections import bring_up, changed, flatten, nearest, override, validated
 
 FOLDER = Path("overlays")
 BASE = FOLDER / "base.yaml"
@@ -55,13 +56,13 @@ def switch(name: str) -> None:
             write_text(record, waits.read_text())
 
 
-def lay_out(name: str, folder: Path) -> None:
-    """Makes a folder a project of its own at another scale, or brings it up to date.
+def lay_out(name: str, folder: Path, assignments: Sequence[str] = ()) -> None:
+    """Makes a folder a project of its own at another scale, or brings it up to date; `KEY=VALUE` change the overlay.
 
     Its params.yaml is composed, and has a scale for names in MLflow. DVC's record and cache are its own; SHARED and all
     modules, the user's too, are links. Raises ValueError as `switch` does, and for a file in the way of a link.
     """
-    composed = compose(_base(), name, own_folder=True)
+    composed = compose(_base(), name, own_folder=True, assignments=assignments)
     if (path := folder / PARAMS).exists() and not _is_as_composed(path.read_bytes().decode()):
         raise ValueError(f"{path} was edited; edit {FOLDER}/{name}.yaml instead, and remove {path}")
     tracking_folder().mkdir(exist_ok=True)
@@ -83,7 +84,7 @@ def _link(link: Path, target: Path) -> None:
     link.symlink_to(os.path.relpath(target, link.parent))
 
 
-def compose(base: str, name: str, *, own_folder: bool = False) -> str:
+def compose(base: str, name: str, *, own_folder: bool = False, assignments: Sequence[str] = ()) -> str:
     """The text of params.yaml under an overlay, with the comments of the base.
 
     In a folder of its own its name is that of the scale, and the header names no way back. `places.raw` follows its
@@ -102,6 +103,8 @@ def compose(base: str, name: str, *, own_folder: bool = False) -> str:
     changes = round_trip.load(path)
     if not isinstance(changes, dict):
         raise ValueError(f"{path}: expected a mapping of what differs, found {type(changes).__name__}")
+    for assignment in assignments:
+        changes = override(changes, changed(assignment))
     if own := changes.get("places") == "own":
         changes["places"] = {} if own_folder else {each: f"scales/{name}/{each}" for each in ("data", "outputs")}
     whole = override(round_trip.load(base), {"places": {"scale": name} if own or own_folder else {}})

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import yaml
 from numpy.typing import NDArray
 from rich.progress import track
 from torch import Tensor
@@ -31,7 +30,7 @@ from agent_r1.learn.scoring import Compute, compute_of
 from agent_r1.params import Params
 from agent_r1.params.credit import CreditParams
 from agent_r1.params.places import RunId, adapter_in
-from agent_r1.params.sections import override, validated
+from agent_r1.params.sections import changed, override, validated
 from agent_r1.params.train import TrainParams, UpdateParams
 from agent_r1.pretrained import default_device
 from agent_r1.records import Credit, Trajectory
@@ -114,18 +113,15 @@ def parse_changes(changes: Sequence[str]) -> dict[str, Any]:
     """Parses `["credit.lam=1.0"]` into `{"credit": {"lam": 1.0}}`. Values are YAML."""
     nested: dict[str, Any] = {}
     for change in changes:
-        key, equals, value = change.partition("=")
-        section, *rest = key.split(".")
-        if not equals or not rest:
+        parsed = changed(change)
+        section, *rest = change.partition("=")[0].split(".")
+        if not rest:
             raise ValueError(f"{change!r} is no change to make; write credit.lam=1.0, for instance")
         if section not in REPLAYED:
             raise ValueError(f"{change!r} has no effect: a replay looks at {' and '.join(REPLAYED)} of train alone")
         if section == "update" and rest[0] in OF_STEPS:
             raise ValueError(f"{change!r} has no effect: a replay compares gradients, and takes no step with them")
-        content = yaml.safe_load(value)
-        for part in reversed(rest):
-            content = {part: content}
-        nested = override(nested, {section: content})
+        nested = override(nested, parsed)
     return nested
 
 

@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from types import UnionType
 from typing import Annotated, Any, Self, TypeVar, get_args, get_origin, get_type_hints
 
+import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from agent_r1.harmless import CREDENTIALS, without_password
@@ -137,6 +138,20 @@ def override(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         both_mappings = isinstance(value, dict) and isinstance(base.get(key), dict)
         merged[key] = override(base[key], value) if both_mappings else value
     return merged
+
+
+def changed(assignment: str) -> dict[str, Any]:
+    """`train.iterations=4` as {"train": {"iterations": 4}}, the value as YAML; ValueError for anything else."""
+    key, equals, value = assignment.partition("=")
+    if not equals or not all(key.split(".")):
+        raise ValueError(f"{assignment!r} changes no key; write train.iterations=4, for instance")
+    try:
+        content = yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise ValueError(f"{assignment!r} has a value that is no YAML; quote it, for instance") from None
+    for part in reversed(key.split(".")):
+        content = {part: content}
+    return dict(content)
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

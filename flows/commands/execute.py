@@ -150,12 +150,18 @@ def overlay(
     into: Annotated[
         Path | None, Option(metavar="FOLDER", help="Which becomes a project of its own at that scale.")
     ] = None,
+    changes: Annotated[
+        list[str] | None,
+        Option("--set", metavar="KEY=VALUE", help="With --into, on top; may be given again."),
+    ] = None,
 ) -> None:
     """Switches params.yaml to another scale, and back."""
     from flows.overlay import lay_out, switch
 
+    if changes and not into:
+        raise ValueError("--set has no effect without --into; edit the overlay, or name a folder")
     if into:
-        lay_out(name, into)
+        lay_out(name, into, changes or [])
     else:
         switch(name)
 

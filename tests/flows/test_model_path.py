@@ -22,7 +22,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from agent_r1.files import sha256
+from agent_r1.files import model_hash, sha256
 from agent_r1.learn import checkpoint
 from agent_r1.params import load
 from agent_r1.params.places import RunId, policy_in
@@ -63,6 +63,16 @@ SHAPE: dict[str, Any] = {
 }
 
 
+EXAMPLE = [
+    {"role": "user", "content": "Where is Tesk?"},
+    {"role": "assistant", "content": "<answer>Veld</answer>"},
+]
+SHIPPED = {
+    "evaluate": {"examples": "examples.jsonl"},
+    "repro_baselines": ["base_tool_call", "as_shipped", "with_examples"],
+}
+
+
 def foreign_model(family: str, tokenizer: PreTrainedTokenizerFast, folder: Path) -> Path:
     """A folder as the hub has it: weights in bfloat16, and more rows of embeddings than the tokenizer has tokens."""
     shape = SHAPE | {"vocab_size": len(tokenizer) + 28, "eos_token_id": tokenizer.eos_token_id}
@@ -78,6 +88,17 @@ def foreign_model(family: str, tokenizer: PreTrainedTokenizerFast, folder: Path)
     own.chat_template = (TEMPLATES / f"{family}.jinja").read_text()
     own.save_pretrained(folder)
     return folder
+
+
+def assert_shipped(model: str) -> None:
+    """Two baselines are the model itself, one of them with another prompt; base_tool_call is the warm start."""
+    hashes = {
+        name: json.loads((PLACES.evaluation(name) / "hashes.json").read_text())
+        for name in ("base_tool_call", "as_shipped", "with_examples")
+    }
+    assert hashes["as_shipped"]["policy"] == hashes["with_examples"]["policy"] == model_hash(model)
+    assert hashes["base_tool_call"]["policy"] == model_hash(str(PLACES.warm_start))
+    assert hashes["as_shipped"]["prompt"] == hashes["base_tool_call"]["prompt"] != hashes["with_examples"]["prompt"]
 
 
 def logprobs(folder: Path, trajectory: Trajectory) -> np.ndarray:
@@ -123,7 +144,8 @@ def test_a_foreign_model_is_trained_with_adapters(
     started = CHANGES["warm_start"] | {"fine_tune": fine_tune}
     update = CHANGES["train"]["update"] | {"canary_tolerance": TOLERANCE}
     changes = {"warm_start": started, "train": CHANGES["train"] | {"update": update}}
-    write_params(tmp_path, CHANGES | changes | {"model": model})
+    write_params(tmp_path, CHANGES | changes | {"model": model} | SHIPPED)
+    (tmp_path / "examples.jsonl").write_text(json.dumps({"messages": EXAMPLE}))
     with inside(tmp_path):
         prepare()
         index()
@@ -139,6 +161,9 @@ def test_a_foreign_model_is_trained_with_adapters(
         train(RunId("ppo"))
         assert sha256(policy) == merged
         evaluate(EvaluationRequest(RunId("ppo")))
+        for baseline in ("base_tool_call", "as_shipped", "with_examples"):
+            evaluate(EvaluationRequest(baseline))
+        assert_shipped(str(path))
     given, taken = (
         AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
         for folder in (path, tmp_path / PLACES.warm_start)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -297,6 +298,18 @@ def tracking_of(folder: Path) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DVC_ROOT", str(folder))
         return tracking_folder()
+
+
+def test_assignments_change_a_folders_overlay(graphs: Path) -> None:
+    assignments = ["train.iterations=4", "repro_runs=[grpo]", "model.path=owner/name"]
+    lay_out("small", Path("games/small"), assignments)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(graphs / "games/small")
+        settings = load()
+    assert (settings.train.iterations, settings.repro_runs, settings.model.path) == (4, ["grpo"], "owner/name")
+    for wrong in ("train.iterations", "=4", "train..iterations=4", "train.iterations=[4"):
+        with pytest.raises(ValueError, match=re.escape(repr(wrong))):
+            lay_out("small", Path("games/small"), [wrong])
 
 
 def test_what_somebody_put_into_the_folder_is_not_replaced(graphs: Path) -> None:
