@@ -120,9 +120,7 @@ def generic_question(row: Row, dataset: str, split: str) -> Question:
     answers = row.texts("answers") if row.has("answers") else [row.text("answer")]
     if not answers:
         raise row.fault("answers", "must hold at least one text that is not empty")
-    hops = row.fields["hops"] if row.has("hops") else max(1, len(titles))
-    if type(hops) is not int or not 1 <= hops <= MOST_HOPS:
-        raise row.fault("hops", f"must be a number from 1 to {MOST_HOPS}")
+    hops = row.count("hops", MOST_HOPS) if row.has("hops") else max(1, len(titles))
     return Question(
         question_id=row.id(named) if row.has(named) else f"{dataset}-{split}-{row.path.name}-{row.number}",
         dataset=dataset,

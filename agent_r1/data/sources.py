@@ -1,4 +1,4 @@
-"""Data files row by row: a JSON list, JSON lines or Parquet, plain or gzipped, never a whole file in memory.
+"""Data files row by row: JSON, JSON lines, Parquet or tables of text, plain or gzipped, never a whole file in memory.
 
 A file that is small on disk stays small in memory: rows have a longest length, and a packed file unpacks to a multiple
 of its size. Every fault names file, row, field and the expected value.
@@ -7,6 +7,7 @@ of its size. Every fault names file, row, field and the expected value.
 from __future__ import annotations
 
 import contextlib
+import csv
 import gzip
 import json
 import logging
@@ -32,7 +33,8 @@ T = TypeVar("T")
 
 LONGEST_ROW = 1 << 23  # characters, or bytes in Parquet; also of a paragraph
 LINE_EVERY = 100_000  # items
-ROWS = (".json", ".jsonl", ".parquet")  # with or without .gz behind
+TABLES = {".csv": ",;\t", ".tsv": "\t"}  # text in columns; of the separators the one that parts most names
+ROWS = (".json", ".jsonl", ".parquet", *TABLES)  # with or without .gz behind
 _LONGEST_NUMBER = 4300  # digits that Python reads
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of a character beyond the first 65,536, as JSON may write it
 _CHUNK = 1 << 20  # characters
@@ -78,13 +80,34 @@ class Row:
         return value
 
     def texts(self, field: str) -> list[str]:
-        """Texts, of which the empty ones and repetitions are left out; none where there is no such field."""
-        match self.fields.get(field):
+        """Texts, of which the empty ones and repetitions are left out; none where there is no such field.
+
+        A cell of a table holds them as a JSON list, or parted by `|`.
+        """
+        match self._listed(field):
             case None:
                 return []
             case [*values] if all(isinstance(value, str) for value in values):
                 return list(dict.fromkeys(value for value in values if value.strip()))
-        raise self.fault(field, "must be a list of texts")
+        raise self.fault(field, "must be a list of texts; in a table as JSON, or parted by |")
+
+    def _listed(self, field: str) -> Any:
+        value = self.fields.get(field)
+        if not isinstance(value, str) or suffix(self.path) not in TABLES:
+            return value
+        with contextlib.suppress(ValueError, RecursionError):
+            if isinstance(values := _decode(value), list):
+                return values
+        return value if value.startswith("['") else [part.strip() for part in value.split("|")]
+
+    def count(self, field: str, most: int) -> int:
+        """A number from 1 to `most`; the cell of a table has its digits."""
+        value = self.fields[field]
+        if isinstance(value, str) and value.isascii() and value.isdigit() and suffix(self.path) in TABLES:
+            value = int(value[: len(str(most)) + 1])
+        if type(value) is not int or not 1 <= value <= most:
+            raise self.fault(field, f"must be a number from 1 to {most}")
+        return value
 
     def id(self, field: str) -> str:
         """A text or a number: some collections number the rows of a release."""
@@ -276,9 +299,48 @@ def _values(path: Path) -> Iterator[Any]:
         yield from _parquet_rows(path)
         return
     with open_text(path) as text:
+        if separators := TABLES.get(suffix(path)):
+            yield from _table_rows(text, separators)
+            return
         is_list = text.read(_CHUNK).lstrip().startswith("[")
         text.seek(0)
         yield from _list_items(text) if is_list else (_decode(line) for line in pieces(text) if line.strip())
+
+
+def _table_rows(text: TextIO, separators: str) -> Iterator[dict[str, str | None]]:
+    """The rows of a table under the names of its head: every cell is text, an empty one null, an empty row none.
+
+    A column without a name, as pandas writes its index, is passed over.
+    """
+    csv.field_size_limit(LONGEST_ROW)
+    head = text.readline(LONGEST_ROW)
+    text.seek(0)
+    separator = max(separators, key=lambda each: len(next(csv.reader([head], delimiter=each), [])))
+    rows = csv.reader(_whole_lines(text), delimiter=separator, strict=True, skipinitialspace=True)
+    try:
+        names = [name.strip() for name in next(rows, [])]
+        if repeated := [name for name in names if name and names.count(name) > 1]:
+            raise BrokenRowError(f"the head has several columns {repeated[0]!r}; leave one, and name the others")
+        for cells in rows:
+            if not any(map(str.strip, cells)):
+                continue
+            if len(cells) != len(names):
+                raise BrokenRowError(
+                    f"{len(cells)} cells under a head of {len(names)}; a text with {separator!r} or a line break is "
+                    'between quotation marks, with "" for each mark within'
+                )
+            yield {name: cell if cell.strip() else None for name, cell in zip(names, cells, strict=True) if name}
+    except csv.Error as error:
+        raise BrokenRowError(
+            f'{error}; a text that begins with a quotation mark ends with one, and has "" for each mark within'
+        ) from None
+
+
+def _whole_lines(text: TextIO) -> Iterator[str]:
+    for line in pieces(text):
+        if len(line) >= LONGEST_ROW:
+            raise BrokenRowError(f"longer than {LONGEST_ROW} characters")
+        yield line
 
 
 def _parquet_rows(path: Path) -> Iterator[Any]:

@@ -246,6 +246,19 @@ def test_what_is_known_is_kept_and_the_rest_passed_over() -> None:
     assert asked("generic", answer="Ann", gold_titles=["A"], hops=3).strata["hops"] == "3"
 
 
+def test_cells_of_a_table_make_a_question(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text(
+        "id,question,answers,gold_titles,hops\n007,Year?,1957|57,Kiss | NA,3\n8,Who?,None,,\n"
+    )
+    first, second = (GENERIC.question(row, "own", "train") for row in read(tmp_path / "train.csv"))
+    assert (first.question_id, first.answers, first.gold_titles) == ("007", ["1957", "57"], ["Kiss", "NA"])
+    assert (second.answers, second.gold_titles) == (["None"], [])
+    assert [each.strata["hops"] for each in (first, second)] == ["3", "1"]
+    for hops in ("0", "x", "9" * 5000, "2.0"):
+        with pytest.raises(ValueError, match="field 'hops' must be a number from 1 to 1000000, found"):
+            GENERIC.question(Row({"question": "?", "answer": "x", "hops": hops}, Path("x.csv"), 1), "own", "train")
+
+
 def test_null_is_as_good_as_no_field() -> None:
     """An optional column of a Parquet file holds it wherever nothing is known."""
     nothing = dict.fromkeys(("answers", "id", "_id", "gold_titles", "hops", "kind"))

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_r1.data import sources
-from agent_r1.data.sources import count, data_files, read
+from agent_r1.data.sources import Row, count, data_files, read
 
 ROWS = [{"a": 1, "text": "x, [y] {z} \u00e9"}, {"a": 2, "text": ""}, {"a": 3, "text": '"quoted"\\'}]
 LIST, LINES = json.dumps(ROWS), "\n".join(map(json.dumps, ROWS))
@@ -54,6 +54,50 @@ def test_parquet_rows_come_in_batches(tmp_path: Path, monkeypatch: pytest.Monkey
     assert count(tmp_path / "rows.parquet") == 3
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("x.csv", "a,b\nNA,007\nNone,2001\nnull,true\n", [("NA", "007"), ("None", "2001"), ("null", "true")]),
+        ("x.tsv", "a\tb\nx, y\t1.0\n", [("x, y", "1.0")]),
+        ("x.csv", '\ufeffa,b\r\n"one ""word"",\r\nand more",2\r\n', [('one "word",\nand more', "2")]),
+        ("x.csv", 'a;b\n"x;y";1,5\n', [("x;y", "1,5")]),  # as a spreadsheet writes it where a comma is in numbers
+        ("x.csv", "a\tb\n1\t2\n", [("1", "2")]),
+        ("x.csv", 'a, b\n1, "x, y"\n', [("1", "x, y")]),  # typed by hand
+        ("x.csv", "a,b\n,x\n,\n  , \n\ny,\n", [(None, "x"), ("y", None)]),  # empty cells and rows
+        ("x.csv", ",a,b\n0,x,y\n", [("x", "y")]),  # the index of pandas
+        ("x.csv", f"a,b\n{'x' * 200_000},y", [("x" * 200_000, "y")]),
+        ("x.csv", "a,b\n", []),
+    ],
+)
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_text_in_a_table_stays_text(
+    tmp_path: Path, name: str, content: str, expected: list[tuple[str | None, str | None]], ending: str
+) -> None:
+    path = tmp_path / f"{name}{ending}"
+    path.write_bytes(gzip.compress(content.encode()) if ending else content.encode())
+    assert fields(path) == [{"a": a, "b": b} for a, b in expected]
+    assert [row.number for row in read(path)] == [*range(1, len(expected) + 1)]
+
+
+@pytest.mark.parametrize(
+    ("cell", "texts"),
+    [
+        ("Mara", ["Mara"]),
+        ("Mara | M. Quill|", ["Mara", "M. Quill"]),
+        ('["A|B", "C"]', ["A|B", "C"]),
+        ("[Rec] 2", ["[Rec] 2"]),  # a title
+        ("['A', 'B']", None),  # as pandas writes a list
+    ],
+)
+def test_a_cell_holds_several_texts(tmp_path: Path, cell: str, texts: list[str] | None) -> None:
+    row = Row({"titles": cell}, tmp_path / "x.csv.gz", 1)
+    if texts:
+        assert row.texts("titles") == texts
+        return
+    with pytest.raises(ValueError, match=r"must be a list of texts; in a table as JSON, or parted by \|, found"):
+        row.texts("titles")
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
@@ -83,7 +127,7 @@ def test_a_location_is_a_file_a_folder_or_a_pattern(tmp_path: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
     with pytest.raises(FileNotFoundError, match=r"nowhere.*json does not exist; .*correct prepare\.files in params"):
         fields(tmp_path / name)
-    with pytest.raises(FileNotFoundError, match=r"holds no \.json, \.jsonl, \.parquet file"):
+    with pytest.raises(FileNotFoundError, match=r"holds no \.json, \.jsonl, \.parquet, \.csv, \.tsv file"):
         fields(tmp_path)
 
 
@@ -106,6 +150,13 @@ def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
         ("x.json.gz", gzip.compress(LIST.encode() * 1000, mtime=0)[:-12], "not a whole gzip file"),
         ("x.jsonl.gz", gzip.compress(LINES.encode(), mtime=0)[:-9], "not a whole gzip file"),
         ("x.parquet", b"PAR1 and then nothing", "not a whole Parquet file"),
+        ("x.csv", b"a,b\n1,2\nx, y,3\n", "row 2: 3 cells under a head of 2; a text with ',' or a line break is betw"),
+        ("x.csv", b"a,b\n1\n", "row 1: 1 cells under a head of 2"),
+        ("x.csv", b'a,b\n1,"2\n3,4\n', "row 1: unexpected end of data; a text that begins with a quotation mark ends"),
+        ("x.tsv", b'a\tb\n"Kiss" is\t4\n', "row 1: '\t' expected after '\"'; .* has \"\" for each mark within"),
+        ("x.csv", b"a,b,a\n", "row 1: the head has several columns 'a'; leave one"),
+        ("x.csv", "a\nK\u00f6ln".encode("cp1252"), "not a text in UTF-8"),
+        ("x.csv", "a\tb\n".encode("utf-16"), "not a text in UTF-8"),
     ],
 )
 def test_a_broken_file_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
@@ -158,6 +209,8 @@ def test_what_is_small_on_disk_stays_small_in_memory(tmp_path: Path, monkeypatch
     [
         ("x.jsonl", b'{}\n{"a": "%s"}' % (b"x" * 1000), "row 2: longer than 1000 characters"),
         ("x.json", b'[{}, {"a": "%s"}]' % (b"x" * 10_000), "row 2: broken, or longer than 1000 characters"),
+        ("x.csv", b"a,b\n1,2\n%s,3" % (b"x" * 1000), "row 2: longer than 1000 characters"),
+        ("x.csv", b'a,b\n1,2\n"%s",3' % (b"x\n" * 600), r"row 2: field larger than field limit \(1000\)"),
         ("x.jsonl.gz", gzip.compress(b"{}\n" + b" " * (1 << 21)), "x.jsonl.gz: unpacks to more than 1 MiB; if"),
         ("x.jsonl", rb'{"a": "\ud83d\ude00"}' + b"\n" + rb'{"a": "\ud800"}', r"row 2: holds half of a character"),
         ("x.json", rb'[{"a": "\uD83D\uDE00"}, {"a": "\uDC00"}]', r"row 2: holds half of a character"),
