@@ -192,15 +192,30 @@ def progress(items: Iterable[T], name: str, total: int | None = None) -> Iterato
 
 
 def data_files(location: Path, suffixes: tuple[str, ...] = ROWS) -> list[Path]:
-    """The files at a path, below a folder, or of a pattern such as train-*.parquet; FileNotFoundError for none."""
+    """The files at a path, below a folder, or of a pattern such as train-*.parquet; FileNotFoundError for none.
+
+    A folder and a pattern leave out every name that begins with a dot, and all below it: copies that notebooks, editors
+    and macOS keep.
+    """
     if location.is_dir():
         found = [path for path in location.rglob("*") if path.is_file() and suffix(path) in suffixes]
+        found = [path for path in found if not _hidden(path, location)]
+    elif location.exists():
+        found = [location]
     else:
-        found = [location] if location.exists() else [*location.parent.glob(location.name)]
+        found = [path for path in location.parent.glob(location.name) if not _hidden(path, location.parent)]
     if not found:
-        problem = f"holds no {', '.join(suffixes)} file" if location.is_dir() else "does not exist"
+        problem = (
+            f"holds no {', '.join(suffixes)} file (names that begin with a dot aside)"
+            if location.is_dir()
+            else "does not exist"
+        )
         raise FileNotFoundError(f"{location} {problem}; put the files there or correct prepare.files in params.yaml")
     return sorted(found)
+
+
+def _hidden(path: Path, folder: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
 def suffix(path: Path) -> str:

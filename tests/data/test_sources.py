@@ -123,6 +123,28 @@ def test_a_location_is_a_file_a_folder_or_a_pattern(tmp_path: Path) -> None:
     assert data_files(tmp_path / "b/train-*.jsonl") == [tmp_path / "b/train-1.jsonl"]
 
 
+def test_hidden_copies_are_no_data(tmp_path: Path) -> None:
+    folder = tmp_path / ".home/data"  # the folder itself may lie below such a name
+    data = [folder / "a.jsonl", folder / "b/c.jsonl"]
+    copies = [
+        ".ipynb_checkpoints/a-checkpoint.jsonl",
+        "._a.jsonl",
+        "b/.cache/deep/a.jsonl",
+        ".b.jsonl",
+        "__MACOSX/._a.jsonl",
+    ]
+    for path in (*data, *(folder / name for name in copies)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    assert data_files(folder) == data
+    assert data_files(folder / "*.jsonl") == data[:1]
+    assert data_files(folder / "._a.jsonl") == [folder / "._a.jsonl"]  # named, so taken
+    with pytest.raises(
+        FileNotFoundError, match=r"\.tsv file \(names that begin with a dot aside\); put the files there"
+    ):
+        data_files(folder / "__MACOSX")
+
+
 @pytest.mark.parametrize("name", ["nowhere.json", "nowhere/*.json"])
 def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
     with pytest.raises(FileNotFoundError, match=r"nowhere.*json does not exist; .*correct prepare\.files in params"):
