@@ -15,6 +15,7 @@ from agent_r1.data.sources import Row, read
 from agent_r1.records import Question
 
 MOST_HOPS = 1_000_000
+FACTS = "supporting_facts"
 ACCEPTED = "answer_aliases"  # the field of other accepted answers
 ALIASES = "id_aliases.json"  # in 2WikiMultihopQA's release, of all splits: JSON lines
 
@@ -32,7 +33,7 @@ def supported_question(row: Row, dataset: str, split: str, *, kinds: Sequence[st
 
     The facts' sentence numbers are not looked at: in some rows of the releases they are beyond their paragraph.
     """
-    titles = list(dict.fromkeys(title for title, _ in row.pairs("supporting_facts", "sent_id")))
+    titles = list(dict.fromkeys(title for title, _ in row.pairs(FACTS, "sent_id")))
     return Question(
         question_id=row.id(row.first("_id", "id")),  # the releases say _id, the Hub says id
         dataset=dataset,
@@ -117,9 +118,7 @@ def generic_question(row: Row, dataset: str, split: str) -> Question:
     """
     titles = row.texts("gold_titles")
     named = row.first("id", "_id")
-    answers = row.texts("answers") if row.has("answers") else [row.text("answer")]
-    if not answers:
-        raise row.fault("answers", "must hold at least one text that is not empty")
+    answers = _accepted(row, "answers") if row.has("answers") else [row.text("answer")]
     hops = row.count("hops", MOST_HOPS) if row.has("hops") else max(1, len(titles))
     return Question(
         question_id=row.id(named) if row.has(named) else f"{dataset}-{split}-{row.path.name}-{row.number}",
@@ -130,6 +129,47 @@ def generic_question(row: Row, dataset: str, split: str) -> Question:
         gold_titles=titles,
         strata={"hops": str(hops), "kind": row.text("kind") if row.has("kind") else "unknown"},
     )
+
+
+def _accepted(row: Row, field: str) -> list[str]:
+    if answers := row.texts(field):
+        return answers
+    raise row.fault(field, "must hold at least one text that is not empty")
+
+
+def flashrag_question(row: Row, dataset: str, split: str) -> Question:
+    """A question of FlashRAG's collection, whose layout Search-R1 shares: `question`, `golden_answers` and `id`.
+
+    Gold titles and kind are those of its `metadata`, where that has `supporting_facts` and `type`. Source:
+    github.com/RUC-NLPIR/FlashRAG.
+    """
+    more = _metadata(row)
+    fields = {
+        **row.fields,
+        "answers": _accepted(row, "golden_answers"),
+        "gold_titles": [title for title, _ in more.pairs(FACTS, "sent_id")] if more.has(FACTS) else [],
+        "kind": more.fields.get("type"),
+    }
+    return generic_question(replace(row, fields=fields), dataset, split)
+
+
+def flashrag_context(row: Row) -> list[tuple[str, str]]:
+    """The paragraphs of the `metadata`, joined as in the release that they come from; none where it has no context."""
+    more = _metadata(row)
+    match more.fields.get("context"):
+        case None:
+            return []
+        case {"title": titles, "content": sentences}:  # 2WikiMultihopQA's
+            fields = {"context": {"title": titles, "sentences": sentences}}
+            return joined_context(replace(more, fields=fields), separator=" ")
+    return joined_context(more, separator="")
+
+
+def _metadata(row: Row) -> Row:
+    fields = row.fields.get("metadata") or {}
+    if not isinstance(fields, dict):
+        raise row.fault("metadata", "must be an object")
+    return replace(row, fields=fields)
 
 
 FORMATS = {
@@ -144,4 +184,5 @@ FORMATS = {
     ),
     "musique": Format(musique_question, lambda row: [(title, text) for title, text, _ in _marked_paragraphs(row)]),
     "generic": Format(generic_question, lambda _: []),  # a corpus of its own is searched
+    "flashrag": Format(flashrag_question, flashrag_context),
 }

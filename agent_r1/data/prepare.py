@@ -6,9 +6,10 @@ import hashlib
 import heapq
 import logging
 import random
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -24,7 +25,7 @@ from agent_r1.files import remove_folder
 from agent_r1.params.prepare import BUILT_IN, SPLITS, FilesParams, PrepareParams
 from agent_r1.records import Passage, Question
 from agent_r1.seeds import derive
-from agent_r1.tables import open_rows, row_writer
+from agent_r1.tables import open_rows, read_rows, row_writer, write_rows
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -56,8 +57,9 @@ def prepare(params: PrepareParams, directory: Path, *, searched: bool = True) ->
 def write(params: PrepareParams, directory: Path, searched: bool = True) -> None:
     """Writes questions.parquet and passages.parquet, holding a few dozen bytes of every row in memory.
 
-    Questions stand split by split, the data sets evenly mixed in each. Passages come from
-    the rows, then from the generated world, then from every corpus; equal ones once. Raises the errors of `prepare`.
+    Questions stand split by split, the data sets evenly mixed in each. Where several data sets or splits have an id, it
+    becomes `dataset/split/id`. Passages come from the rows, then from the generated world, then from every corpus;
+    equal ones once. Raises the errors of `prepare`.
     """
     counts: Counter[tuple[str, str]] = Counter()
     distinct = Distinct()
@@ -75,12 +77,29 @@ def write(params: PrepareParams, directory: Path, searched: bool = True) -> None
         for where, passage in _searchable(params, generated.passages if generated else []):
             if distinct.is_new(passage, where):
                 add_passage(passage)
+    if distinct.shared_ids:
+        _qualify(questions, distinct.shared_ids)
     with open_rows(passages) as file:
         found = file.metadata.num_rows
     if searched and not found and params.asks:
         raise ValueError("there are no passages to search; check the corpus files under prepare.files")
     _warn_of_missing_gold(questions, passages)
     logger.info("prepared questions %s", {"/".join(key): count for key, count in counts.items()})
+
+
+def _qualify(path: Path, shared_ids: Collection[str]) -> None:
+    """Makes `dataset/split/id` of the ids that questions of several data sets or splits have; generated ones stay."""
+
+    def qualified(row: Question) -> Question:
+        if row.question_id not in shared_ids or row.dataset == BUILT_IN:
+            return row
+        return replace(row, question_id=f"{row.dataset}/{row.split}/{row.question_id}")
+
+    rows = [qualified(row) for row in read_rows(path, Question)]
+    [(question_id, times)] = Counter(row.question_id for row in rows).most_common(1)
+    if times > 1:
+        raise ValueError(f"several questions come to the id {question_id!r}; give one of them another")
+    write_rows(path, rows, Question)
 
 
 def _entries(
@@ -128,8 +147,9 @@ def _warn_of_missing_gold(questions: Path, passages: Path) -> None:
 def read_passages(location: Path) -> Iterator[tuple[str, Passage]]:
     """The passages of a file, a folder or a pattern, each with the place it was read from.
 
-    A row has `title` and `text`, and `id` where it has one; without, its content names it. Of a text file every
-    paragraph is a passage (blank lines part them), and the file's name the title of all.
+    A row has `title` and `text`, or both in `contents`, a title in quotation marks or without and below it the text
+    (FlashRAG), and `id` where it has one; without, its content names it. Of a text file every paragraph is a passage
+    (blank lines part them), and the file's name the title of all.
     """
     for path in data_files(location, (*ROWS, TEXT)):
         if suffix(path) == TEXT:
@@ -149,7 +169,15 @@ def named_by_content(title: str, text: str) -> Passage:
 
 
 def _passage(row: Row) -> Passage:
-    title, text = row.text("title"), row.text("text").strip()
+    if row.has("contents") and not row.has("text"):
+        title, _, text = row.text("contents").strip().partition("\n")
+        if not text:
+            raise row.fault("contents", "must be a title, a line break and a text")
+        if quoted := re.fullmatch('"(.+)"', title.strip()):
+            title = quoted[1]
+    else:
+        title, text = row.text("title"), row.text("text")
+    text = text.strip()
     if not row.has("id"):
         return named_by_content(title, text)
     return Passage(passage_id=row.id("id"), title=title, text=text)
@@ -175,21 +203,28 @@ def _joined(paragraph: Iterable[str], where: str) -> str:
 
 
 class Distinct:
-    """Holds every id to one meaning, a second one is a ValueError, and lets every passage through once."""
+    """Holds every id to one meaning, a second one is a ValueError, and lets every passage through once.
+
+    Ids of questions count within their data set and split.
+    """
 
     def __init__(self) -> None:
-        self._questions: set[str] = set()  # ids
+        self.shared_ids: set[str] = set()  # of questions of several data sets or splits
+        self._ids: set[str] = set()
+        self._questions: set[tuple[str, str, str]] = set()  # data set, split and id
         self._contents: set[str] = set()  # content_id of every passage
         self._passages: set[str] = set()  # ids that passages brought along
 
     def take_question(self, question: Question, where: str) -> None:
         """Notes a question."""
-        if question.question_id in self._questions:
+        known = (question.dataset, question.split, question.question_id)
+        if known in self._questions:
             raise ValueError(
                 f"{where}: the id {question.question_id!r} is that of an earlier question; take one of the two out, "
                 "or give it another id"
             )
-        self._questions.add(question.question_id)
+        self._questions.add(known)
+        (self.shared_ids if question.question_id in self._ids else self._ids).add(question.question_id)
 
     def is_new(self, passage: Passage, where: str) -> bool:
         """Whether no earlier passage has the same title and text; notes the passage."""

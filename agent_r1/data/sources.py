@@ -103,8 +103,8 @@ class Row:
     def count(self, field: str, most: int) -> int:
         """A number from 1 to `most`; the cell of a table has its digits."""
         value = self.fields[field]
-        if isinstance(value, str) and value.isascii() and value.isdigit() and suffix(self.path) in TABLES:
-            value = int(value[: len(str(most)) + 1])
+        if suffix(self.path) in TABLES and re.fullmatch("[0-9]{1,9}", value):
+            value = int(value)
         if type(value) is not int or not 1 <= value <= most:
             raise self.fault(field, f"must be a number from 1 to {most}")
         return value

@@ -12,7 +12,7 @@ from agent_r1.params.sections import Count, Natural, Section, Share
 BUILT_IN = "atlas"
 SPLITS = ("train", "dev", "test")
 
-Format = Literal["hotpotqa", "2wikimultihopqa", "musique", "generic"]
+Format = Literal["hotpotqa", "2wikimultihopqa", "musique", "generic", "flashrag"]
 DatasetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]  # part of the names of metrics
 
 

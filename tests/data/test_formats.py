@@ -17,7 +17,9 @@ from agent_r1.params.prepare import FilesParams, PrepareParams, SplitParams
 from agent_r1.records import Passage, Question
 from agent_r1.tables import read_rows
 
-HOTPOTQA, WIKI, MUSIQUE, GENERIC = (FORMATS[name] for name in ("hotpotqa", "2wikimultihopqa", "musique", "generic"))
+HOTPOTQA, WIKI, MUSIQUE, GENERIC, FLASHRAG = (
+    FORMATS[name] for name in ("hotpotqa", "2wikimultihopqa", "musique", "generic", "flashrag")
+)
 
 
 def supported_row(**changes: Any) -> Row:
@@ -53,7 +55,10 @@ def own_row(**fields: Any) -> Row:
     return Row({"question": "Who?", **fields}, Path("own/train.jsonl.gz"), 3)
 
 
-BUILDERS = {"musique": (musique_row, r"dev\.jsonl, row 5"), "generic": (own_row, r"own/train\.jsonl\.gz, row 3")}
+BUILDERS = {
+    "musique": (musique_row, r"dev\.jsonl, row 5"),
+    **dict.fromkeys(("generic", "flashrag"), (own_row, r"own/train\.jsonl\.gz, row 3")),
+}
 SUPPORTED = (supported_row, r"dev\.json, row 2")
 
 
@@ -225,6 +230,13 @@ def test_an_unanswerable_question_is_refused() -> None:
         ("generic", {"answer": "Ann", "hops": 0}, "'hops' must"),
         ("generic", {"answer": "Ann", "kind": 2}, "'kind' must"),
         ("generic", {"answer": None}, "'answer' must"),
+        (
+            "flashrag",
+            {"answer": "Ann"},
+            "'golden_answers' must hold at least one text that is not empty, found no such",
+        ),
+        ("flashrag", {"golden_answers": ["Ann"], "metadata": "{}"}, "'metadata' must be an object, found"),
+        ("flashrag", {"golden_answers": ["Ann"], "metadata": {"supporting_facts": 3}}, "'supporting_facts' must hold"),
     ],
 )
 def test_a_malformed_row_is_named(form: str, changes: dict[str, Any], message: str) -> None:
@@ -257,6 +269,33 @@ def test_cells_of_a_table_make_a_question(tmp_path: Path) -> None:
     for hops in ("0", "x", "9" * 5000, "2.0"):
         with pytest.raises(ValueError, match="field 'hops' must be a number from 1 to 1000000, found"):
             GENERIC.question(Row({"question": "?", "answer": "x", "hops": hops}, Path("x.csv"), 1), "own", "train")
+
+
+HOTPOT_METADATA = {
+    "type": "comparison",
+    "supporting_facts": {"title": ["Kiss", "Mara", "Kiss"], "sent_id": [0, 0, 1]},
+    "context": {"title": ["Kiss", "Mara"], "sentences": [["A film.", " By Mara."], ["A director."]]},
+}
+WIKI_METADATA = {
+    **HOTPOT_METADATA,
+    "context": {"title": ["Kiss", "Mara"], "content": [["A film.", "By Mara."], ["A director."]]},
+}
+
+
+@pytest.mark.parametrize("metadata", [HOTPOT_METADATA, WIKI_METADATA])
+def test_a_row_of_flashrag_has_its_metadata(metadata: dict[str, Any]) -> None:
+    row = own_row(id="dev_7", golden_answers=["Mara", "M. Quill"], metadata=metadata)
+    question = FLASHRAG.question(row, "hotpotqa", "dev")
+    assert (question.question_id, question.answers) == ("dev_7", ["Mara", "M. Quill"])
+    assert (question.gold_titles, question.strata) == (["Kiss", "Mara"], {"hops": "2", "kind": "comparison"})
+    assert FLASHRAG.paragraphs(row) == [("Kiss", "A film. By Mara."), ("Mara", "A director.")]
+
+
+@pytest.mark.parametrize("metadata", [{}, {"metadata": None}, {"metadata": {"choices": ["a"]}}])
+def test_a_row_of_flashrag_needs_no_metadata(metadata: dict[str, Any]) -> None:
+    row = own_row(golden_answers=["Mara"], **metadata)
+    assert FLASHRAG.question(row, "nq", "test") == GENERIC.question(own_row(answer="Mara"), "nq", "test")
+    assert FLASHRAG.paragraphs(row) == []
 
 
 def test_null_is_as_good_as_no_field() -> None:

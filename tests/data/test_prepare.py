@@ -7,6 +7,7 @@ import gzip
 import json
 import logging
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,11 +123,19 @@ def test_every_paragraph_of_a_text_is_a_passage_of_its_files_name(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("row", "field"),
-    [({"text": "x"}, "title"), ({"title": "A"}, "text"), ({"id": [], "title": "A", "text": "x"}, "id")],
+    [
+        ({"text": "x"}, "title"),
+        ({"title": "A"}, "text"),
+        ({"id": [], "title": "A", "text": "x"}, "id"),
+        ({"contents": ""}, "contents"),
+        ({"contents": "Only a text"}, "contents"),
+    ],
 )
 def test_a_malformed_row_is_named(tmp_path: Path, row: dict[str, Any], field: str) -> None:
     (tmp_path / "corpus.jsonl").write_text(json.dumps(row))
-    with pytest.raises(ValueError, match=rf"corpus\.jsonl, row 1: field '{field}' must be a text"):
+    with pytest.raises(
+        ValueError, match=rf"corpus\.jsonl, row 1: field '{field}' must be a (text|title, a line break and a text)"
+    ):
         list(read_passages(tmp_path / "corpus.jsonl"))
 
 
@@ -159,6 +168,9 @@ def test_one_id_for_two_passages_or_questions_is_refused() -> None:
     distinct.take_question(question, "a, row 1")
     with pytest.raises(ValueError, match=r"^b, row 7: the id 'q' is that of an earlier question; take one"):
         distinct.take_question(question, "b, row 7")
+    assert not distinct.shared_ids
+    distinct.take_question(replace(question, split="test"), "c, row 1")
+    assert distinct.shared_ids == {"q"}
 
 
 PIECES = ["passages.parquet", "questions.parquet"]
@@ -283,6 +295,47 @@ def test_passages_are_the_rows_own_the_worlds_and_the_corpora_each_once(
     assert next(passage for passage in passages if passage.title == "Ann").passage_id == "7"
     [warning] = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert warning == "own: 1 of 2 gold titles, such as 'Bob', are titles of no passage, so no search can find them"
+
+
+def test_ids_count_within_data_set_and_split(params: PrepareParams, tmp_path: Path) -> None:
+    """Those of both splits, of two data sets and of the generated world clash; the others stay."""
+    (tmp_path / "corpus.txt").write_text("Text.")
+
+    def own(name: str, *ids: int | str) -> dict[str, Any]:
+        rows = [{"id": each, "question": f"{name} {each}?", "answer": "x"} for each in ids]
+        return split(tmp_path, f"{name}.jsonl", rows)
+
+    common = {"format": "generic", "corpus": tmp_path / "corpus.txt"}
+    first = {**common, "train": own("a", 0, 1, "own"), "test": own("b", 0, "atlas-test-00001")}
+    mixed = with_files(params, first=first, second={**common, "test": own("c", 1)})
+    write(mixed.model_copy(update={"datasets": ["first", "atlas", "second"]}), tmp_path)
+    rows = read_rows(tmp_path / "questions.parquet", Question)
+    assert [row.question_id for row in rows if row.dataset != "atlas"] == [
+        *("first/train/0", "first/train/1", "own", "first/test/0", "second/test/1", "first/test/atlas-test-00001"),
+    ]
+    generated = {row.question_id: row.text for row in rows if row.dataset == "atlas"}
+    assert "atlas-test-00001" in generated
+    assert len({row.question_id for row in rows}) == len(rows)
+    write(with_files(params, first={**first, "test": own("d", 8)}), tmp_path)
+    kept = [row.question_id for row in read_rows(tmp_path / "questions.parquet", Question)]
+    assert kept == ["0", "1", "own", "8"]
+    odd = {**first, "test": own("e", 0), "train": own("f", 0, "first/train/0")}
+    with pytest.raises(ValueError, match="several questions come to the id 'first/train/0'; give one of them another"):
+        write(with_files(params, first=odd), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("contents", "title", "text"),
+    [
+        ('"Kiss"\nA film.\nBy Mara.', "Kiss", "A film.\nBy Mara."),
+        ("Kiss\nA film.", "Kiss", "A film."),
+        ('""Kiss" (film)"\nA film.', '"Kiss" (film)', "A film."),
+    ],
+)
+def test_a_passage_may_be_in_its_contents(tmp_path: Path, contents: str, title: str, text: str) -> None:
+    (tmp_path / "wiki.jsonl").write_text(json.dumps({"id": "0", "contents": contents}))
+    [(_, found)] = read_passages(tmp_path / "wiki.jsonl")
+    assert found == Passage(passage_id="0", title=title, text=text)
 
 
 def test_a_corpus_takes_the_place_of_the_rows_own_paragraphs(params: PrepareParams, tmp_path: Path) -> None:
