@@ -1,4 +1,7 @@
-"""Comparing answers: the official HotpotQA evaluation (Yang et al. 2018), which normalises like SQuAD 1.1."""
+"""Comparing answers: the official HotpotQA evaluation (Yang et al. 2018), which normalises like SQuAD 1.1.
+
+It is left where nothing of a gold answer would stay: `A`, `The The` and `&` keep articles and punctuation.
+"""
 
 from __future__ import annotations
 
@@ -9,37 +12,57 @@ from collections.abc import Sequence
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_CLOSED = frozenset({"yes", "no", "noanswer"})  # these earn no credit for partial overlap
+CLOSED = frozenset({"yes", "no", "noanswer"})  # these earn no credit for partial overlap
 
 
 def normalize(text: str) -> str:
     """Lower case, no ASCII punctuation, no articles, single spaces."""
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_WITHOUT_PUNCTUATION)).split())
+    return " ".join(_ARTICLES.sub(" ", _with_articles(text)).split())
+
+
+def _with_articles(text: str) -> str:
+    return folded(text).translate(_WITHOUT_PUNCTUATION)
+
+
+def folded(text: str) -> str:
+    """Lower case, single spaces."""
+    return " ".join(text.lower().split())
+
+
+def _alike(answer: str, gold: str) -> tuple[str, str]:
+    """Both in the first form that leaves something of the gold: normalised, with articles, with punctuation too."""
+    forms = (form for form in (normalize, _with_articles) if form(gold))
+    form = next(forms, folded)
+    return form(answer), form(gold)
 
 
 def exact_match(answer: str, golds: Sequence[str]) -> float:
-    """1.0 where the normalised answer equals a normalised gold answer, else 0.0."""
-    return float(normalize(answer) in {normalize(gold) for gold in golds})
+    """1.0 where the normalised answer equals a normalised gold answer, else 0.0. An empty answer equals none."""
+    pairs = (_alike(answer, gold) for gold in golds)
+    return float(any(ours == theirs != "" for ours, theirs in pairs))
 
 
 def f1(answer: str, golds: Sequence[str]) -> float:
     """The best word overlap with a gold answer, in [0, 1]; `yes`, `no` and `noanswer` match themselves alone."""
-    return max((_f1(normalize(answer), normalize(gold)) for gold in golds), default=0.0)
+    return max((_f1(*_alike(answer, gold)) for gold in golds), default=0.0)
 
 
 def contains(answer: str, golds: Sequence[str]) -> float:
     """1.0 where the words of a gold answer stand in the answer in a row, else 0.0. Not exact match."""
-    return float(any(occurs(gold, answer) for gold in golds))
+    return float(any(_holds(*_alike(answer, gold)) for gold in golds))
 
 
 def occurs(phrase: str, text: str) -> bool:
     """Whether the words of the phrase, normalised, stand in the text in a row; false for a phrase without words."""
-    words = normalize(phrase)
-    return bool(words) and f" {words} " in f" {normalize(text)} "
+    return _holds(normalize(text), normalize(phrase))
+
+
+def _holds(text: str, words: str) -> bool:
+    return bool(words) and f" {words} " in f" {text} "
 
 
 def _f1(answer: str, gold: str) -> float:
-    if answer != gold and (answer in _CLOSED or gold in _CLOSED):
+    if answer != gold and (answer in CLOSED or gold in CLOSED):
         return 0.0
     answer_words, gold_words = answer.split(), gold.split()
     shared = (Counter(answer_words) & Counter(gold_words)).total()

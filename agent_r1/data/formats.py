@@ -35,7 +35,7 @@ def supported_question(row: Row, dataset: str, split: str, *, kinds: Sequence[st
     """
     titles = list(dict.fromkeys(title for title, _ in row.pairs(FACTS, "sent_id")))
     return Question(
-        question_id=row.id(row.first("_id", "id")),  # the releases say _id, the Hub says id
+        question_id=row.text(row.first("_id", "id"), numbers=True),  # the releases say _id, the Hub says id
         dataset=dataset,
         split=split,
         text=row.text("question"),
@@ -46,7 +46,7 @@ def supported_question(row: Row, dataset: str, split: str, *, kinds: Sequence[st
 
 
 def _answers(row: Row) -> list[str]:
-    return list(dict.fromkeys([row.text("answer"), *row.texts(ACCEPTED)]))
+    return list(dict.fromkeys([row.text("answer", numbers=True), *row.texts(ACCEPTED)]))
 
 
 def with_aliases(rows: Iterable[Row], split: Path) -> Iterator[Row]:
@@ -80,7 +80,7 @@ def musique_question(row: Row, dataset: str, split: str) -> Question:
     """
     if row.fields.get("answerable") is False:
         raise ValueError(f"{row}: not answerable, so this is MuSiQue-Full; use the files named musique_ans")
-    question_id = row.id("id")
+    question_id = row.text("id", numbers=True)
     hops = len(row.objects("question_decomposition"))
     titles = [title for title, _, is_gold in _marked_paragraphs(row) if is_gold]
     if not titles:
@@ -118,10 +118,12 @@ def generic_question(row: Row, dataset: str, split: str) -> Question:
     """
     titles = row.texts("gold_titles")
     named = row.first("id", "_id")
-    answers = _accepted(row, "answers") if row.has("answers") else [row.text("answer")]
+    answers = _accepted(row, "answers") if row.has("answers") else [row.text("answer", numbers=True)]
     hops = row.count("hops", MOST_HOPS) if row.has("hops") else max(1, len(titles))
     return Question(
-        question_id=row.id(named) if row.has(named) else f"{dataset}-{split}-{row.path.name}-{row.number}",
+        question_id=row.text(named, numbers=True)
+        if row.has(named)
+        else f"{dataset}-{split}-{row.path.name}-{row.number}",
         dataset=dataset,
         split=split,
         text=row.text("question"),

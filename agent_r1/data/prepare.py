@@ -15,10 +15,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TypeVar
 
-import pyarrow.compute as pc
-
 from agent_r1.data import worlds
 from agent_r1.data.formats import FORMATS
+from agent_r1.data.quality import complaints
 from agent_r1.data.questions import generate_atlas
 from agent_r1.data.sources import LONGEST_ROW, ROWS, Row, count, data_files, open_text, pieces, progress, read, suffix
 from agent_r1.files import remove_folder
@@ -83,7 +82,8 @@ def write(params: PrepareParams, directory: Path, searched: bool = True) -> None
         found = file.metadata.num_rows
     if searched and not found and params.asks:
         raise ValueError("there are no passages to search; check the corpus files under prepare.files")
-    _warn_of_missing_gold(questions, passages)
+    for line in complaints(questions, passages):
+        logger.warning(line)
     logger.info("prepared questions %s", {"/".join(key): count for key, count in counts.items()})
 
 
@@ -126,24 +126,6 @@ def _searchable(params: PrepareParams, generated: Sequence[Passage]) -> Iterator
         yield from progress(read_passages(corpus), f"passages of {corpus.name}")
 
 
-def _warn_of_missing_gold(questions: Path, passages: Path) -> None:
-    """Says how many gold passages no search can find: those of HotpotQA's fullwiki rows, or of another corpus."""
-    with open_rows(passages) as passage_file, open_rows(questions) as question_file:
-        titles = passage_file.read(["title"])["title"].combine_chunks()
-        asked = question_file.read(["dataset", "gold_titles"])
-    for dataset in pc.unique(asked["dataset"]).to_pylist():
-        golds = pc.list_flatten(asked.filter(pc.field("dataset") == dataset)["gold_titles"])
-        missing = golds.filter(pc.invert(pc.is_in(golds, value_set=titles)))
-        if missing:
-            logger.warning(
-                "%s: %d of %d gold titles, such as %r, are titles of no passage, so no search can find them",
-                dataset,
-                len(missing),
-                len(golds),
-                missing[0].as_py(),
-            )
-
-
 def read_passages(location: Path) -> Iterator[tuple[str, Passage]]:
     """The passages of a file, a folder or a pattern, each with the place it was read from.
 
@@ -176,11 +158,11 @@ def _passage(row: Row) -> Passage:
         if quoted := re.fullmatch('"(.+)"', title.strip()):
             title = quoted[1]
     else:
-        title, text = row.text("title"), row.text("text")
+        title, text = row.text("title", numbers=True), row.text("text")
     text = text.strip()
     if not row.has("id"):
         return named_by_content(title, text)
-    return Passage(passage_id=row.id("id"), title=title, text=text)
+    return Passage(passage_id=row.text("id", numbers=True), title=title, text=text)
 
 
 def _read_paragraphs(path: Path) -> Iterator[tuple[str, Passage]]:

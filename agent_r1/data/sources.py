@@ -11,6 +11,7 @@ import csv
 import gzip
 import json
 import logging
+import math
 import re
 import reprlib
 import subprocess
@@ -19,6 +20,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
@@ -65,9 +67,10 @@ class Row:
         """Whether the field is there and not null."""
         return self.fields.get(field) is not None
 
-    def text(self, field: str) -> str:
-        """A text that is not empty."""
+    def text(self, field: str, *, numbers: bool = False) -> str:
+        """A text that is not empty, or where `numbers` are taken one of them as a text."""
         value = self.fields.get(field)
+        value = _spelled(value) if numbers else value
         if not isinstance(value, str) or not value.strip():
             raise self.fault(field, "must be a text that is not empty")
         return value
@@ -80,15 +83,15 @@ class Row:
         return value
 
     def texts(self, field: str) -> list[str]:
-        """Texts, of which the empty ones and repetitions are left out; none where there is no such field.
+        """Texts, or numbers as such; empty ones and repetitions are left out; none where there is no such field.
 
         A cell of a table holds them as a JSON list, or parted by `|`.
         """
         match self._listed(field):
             case None:
                 return []
-            case [*values] if all(isinstance(value, str) for value in values):
-                return list(dict.fromkeys(value for value in values if value.strip()))
+            case [*values] if all(isinstance(value, str) for value in map(_spelled, values)):
+                return list(dict.fromkeys(value for value in map(_spelled, values) if value.strip()))
         raise self.fault(field, "must be a list of texts; in a table as JSON, or parted by |")
 
     def _listed(self, field: str) -> Any:
@@ -108,10 +111,6 @@ class Row:
         if type(value) is not int or not 1 <= value <= most:
             raise self.fault(field, f"must be a number from 1 to {most}")
         return value
-
-    def id(self, field: str) -> str:
-        """A text or a number: some collections number the rows of a release."""
-        return str(self.fields[field]) if type(self.fields.get(field)) is int else self.text(field)
 
     def first(self, *fields: str) -> str:
         """The name of the first of these fields that the row has, or of the first of all."""
@@ -142,6 +141,13 @@ class Row:
         """The exception for a malformed field."""
         found = reprlib.repr(self.fields[field])[:80] if field in self.fields else "no such field"
         return ValueError(f"{self}: field {field!r} {expected}, found {found}")
+
+
+def _spelled(value: Any) -> Any:
+    """A number as a text, whole ones without a decimal point, as pandas adds it beside missing ones; or the value."""
+    if type(value) in (int, float, Decimal) and -math.inf < value < math.inf:
+        return str(value if value % 1 else int(value))
+    return value
 
 
 def _pairs(value: Any, second: str) -> list[tuple[Any, Any]]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from agent_r1.answers import normalize
@@ -298,6 +301,34 @@ def test_a_row_of_flashrag_needs_no_metadata(metadata: dict[str, Any]) -> None:
     assert FLASHRAG.paragraphs(row) == []
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1957, "1957"),
+        (1957.0, "1957"),
+        (-0.5, "-0.5"),
+        (Decimal("12.50"), "12.50"),
+        (Decimal("3.00"), "3"),
+        (1 << 70, str(1 << 70)),
+    ],
+)
+def test_a_number_is_a_text(tmp_path: Path, value: Any, text: str) -> None:
+    assert asked("generic", answer=value).answers == asked("generic", answers=[value, text]).answers == [text]
+    assert asked("hotpotqa", answer=value).answers == [text]
+    if value < 1 << 63:
+        pq.write_table(pa.table({"question": ["?"], "answer": [value], "answers": [[value]]}), tmp_path / "x.parquet")
+        [row] = read(tmp_path / "x.parquet")
+        assert GENERIC.question(row, "own", "test").answers == [text]
+
+
+@pytest.mark.parametrize("value", [True, float("nan"), float("inf"), [3]])
+def test_what_is_no_number_is_no_answer(value: Any) -> None:
+    with pytest.raises(ValueError, match="field 'answer' must be a text that is not empty, found"):
+        asked("generic", answer=value)
+    with pytest.raises(ValueError, match="field 'answers' must be a list of texts"):
+        asked("generic", answers=["Ann", value])
+
+
 def test_null_is_as_good_as_no_field() -> None:
     """An optional column of a Parquet file holds it wherever nothing is known."""
     nothing = dict.fromkeys(("answers", "id", "_id", "gold_titles", "hops", "kind"))
@@ -366,7 +397,7 @@ def test_without_a_corpus_the_rows_bring_all_gold_passages(
 ) -> None:
     params = prepare_params.model_copy(update={"datasets": [name], "files": {name: release(name, corpus=False)}})
     write(params, tmp_path)
-    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    assert not [record for record in caplog.records if "gold titles of no passage" in record.message]
 
 
 @on_the_shared_rows

@@ -7,6 +7,7 @@ import gzip
 import json
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from agent_r1.data import prepare as prepare_module
 from agent_r1.data import sources
 from agent_r1.data.formats import FORMATS
 from agent_r1.data.prepare import Distinct, content_id, from_files, interleave, prepare, read_passages, write
+from agent_r1.data.quality import complaints
 from agent_r1.data.questions import make_plans
 from agent_r1.params.prepare import AtlasParams, FilesParams, PrepareParams, SplitParams
 from agent_r1.records import Passage, Question
@@ -293,8 +295,8 @@ def test_passages_are_the_rows_own_the_worlds_and_the_corpora_each_once(
     assert len(passages) in (11 + 117 + 2, 11 + 117 + 3)  # "Mara 1" comes with a row, unless that row was not drawn
     assert {("Kiss", "A film."), ("Mara 1", "A director."), ("Mara 1", "She is tall.")} <= set(texts)
     assert next(passage for passage in passages if passage.title == "Ann").passage_id == "7"
-    [warning] = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    assert warning == "own: 1 of 2 gold titles, such as 'Bob', are titles of no passage, so no search can find them"
+    *_, warning = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert warning == "own: gold titles of no passage, so that no search can find them: 1, such as 'Bob'"
 
 
 def test_ids_count_within_data_set_and_split(params: PrepareParams, tmp_path: Path) -> None:
@@ -336,6 +338,35 @@ def test_a_passage_may_be_in_its_contents(tmp_path: Path, contents: str, title: 
     (tmp_path / "wiki.jsonl").write_text(json.dumps({"id": "0", "contents": contents}))
     [(_, found)] = read_passages(tmp_path / "wiki.jsonl")
     assert found == Passage(passage_id="0", title=title, text=text)
+
+
+def test_rows_to_look_at_are_counted_with_an_example(params: PrepareParams, tmp_path: Path) -> None:
+    def row(question: str, *answers: str, titles: Sequence[str] = ()) -> dict[str, Any]:
+        return {"question": question, "answers": answers, "gold_titles": titles}
+
+    passages = [("Kiss", "A film."), ("Kiss", "By Mara Quill."), ("Mara", "Born in Tesk."), ("Alone", "The Tide.")]
+    corpus = [{"title": title, "text": text} for title, text in passages]
+    train = [
+        row("Who made Kiss?", "Quill, Mara", "Mara Quill", titles=["Kiss", "Mara"]),  # in the second passage of a title
+        row("who  made kiss?", "Bob", titles=["Kiss", "Nowhere"]),
+        row("Is it?", "yes", titles=["Kiss"]),
+        row("Which vitamin?", "A", "&", titles=["Nowhere"]),  # no gold passage is there
+        row("What is it?", "Kiss", titles=["Kiss"]),  # in a title
+    ]
+    test = [row("Who made Kiss?", "Mara"), row("Which tide?", "Ann", titles=["Alone"])]
+    own = {"format": "generic", "corpus": tmp_path / "corpus.jsonl", "train": split(tmp_path, "a.jsonl", train)}
+    other = {**own, "train": None, "test": split(tmp_path, "b.jsonl", test)}
+    split(tmp_path, "corpus.jsonl", corpus)
+    mixed = with_files(params, own=own, other=other).model_copy(update={"datasets": ["atlas", "own", "other"]})
+    write(mixed, tmp_path)
+    assert set(complaints(tmp_path / "questions.parquet", tmp_path / "passages.parquet")) == {
+        "own: questions of train that stand in train already: 1, such as 'who  made kiss?'",
+        "own: answers of articles and punctuation alone, which are compared with them: 2, such as 'A'",
+        "own: gold titles of no passage, so that no search can find them: 2, such as 'Nowhere'",
+        "own: answers that stand in none of their gold passages: 1, such as 'Bob'",
+        "other: questions of test that stand in train already: 1, such as 'Who made Kiss?'",
+        "other: answers that stand in none of their gold passages: 1, such as 'Ann'",
+    }
 
 
 def test_a_corpus_takes_the_place_of_the_rows_own_paragraphs(params: PrepareParams, tmp_path: Path) -> None:

@@ -1,0 +1,56 @@
+"""The questions of a prepared data set that a person should look at, counted by kind."""
+
+from __future__ import annotations
+
+import reprlib
+from collections import defaultdict
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from agent_r1.answers import CLOSED, contains, folded, normalize
+from agent_r1.params.prepare import BUILT_IN
+from agent_r1.records import QA, Question
+from agent_r1.tables import open_rows, read_rows
+
+
+def complaints(questions: Path, passages: Path) -> list[str]:
+    """A line for each data set and kind that has any, with their number and the first; none of the generated world.
+
+    The kinds: questions with the text of an earlier one, but for case and blanks; answers of which normalisation leaves
+    nothing; gold titles that no passage has; answers, `yes` and `no` apart, that stand in none of their gold passages.
+    """
+    rows = [row for row in read_rows(questions, Question) if row.env == QA and row.dataset != BUILT_IN]
+    texts = _texts(passages, {title for row in rows for title in row.gold_titles})
+    splits: dict[str, str] = {}
+    examples: dict[str, list[str]] = defaultdict(list)
+    for row in rows:
+        question = folded(row.text)
+        if question in splits:
+            examples[f"{row.dataset}: questions of {row.split} that stand in {splits[question]} already"].append(
+                row.text
+            )
+        splits.setdefault(question, row.split)
+        normalized = [normalize(answer) for answer in row.answers]
+        examples[f"{row.dataset}: answers of articles and punctuation alone, which are compared with them"] += [
+            answer for answer, words in zip(row.answers, normalized, strict=True) if not words
+        ]
+        examples[f"{row.dataset}: gold titles of no passage, so that no search can find them"] += [
+            title for title in row.gold_titles if title not in texts
+        ]
+        evidence = "\n".join(text for title in row.gold_titles for text in texts.get(title, []))
+        if evidence and not CLOSED.intersection(normalized) and not contains(evidence, row.answers):
+            examples[f"{row.dataset}: answers that stand in none of their gold passages"].append(row.answers[0])
+    return [f"{kind}: {len(found)}, such as {reprlib.repr(found[0])}" for kind, found in examples.items() if found]
+
+
+def _texts(passages: Path, titles: set[str]) -> dict[str, list[str]]:
+    """The passages of these titles by title, as far as there are any, each with it."""
+    texts: dict[str, list[str]] = defaultdict(list)
+    wanted = pa.array(titles, pa.string())
+    with open_rows(passages) as file:
+        for batch in file.iter_batches(columns=["title", "text"]):
+            for row in batch.filter(pc.is_in(batch["title"], value_set=wanted)).to_pylist():
+                texts[row["title"]].append(f"{row['title']} {row['text']}")
+    return texts
