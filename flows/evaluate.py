@@ -32,6 +32,7 @@ from agent_r1.records import GREEDY, Prediction, Question, Trajectory, words_of
 from agent_r1.rollout.chat import Chat
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.tracking.runs import KIND_TAG, VERSION_TAG
+from agent_r1.training.findings import findings
 from flows.policies import Policy, plain_name, policy_at, policy_of
 from flows.stage import accelerator
 from flows.terminal import counted
@@ -152,7 +153,8 @@ def _ask(settings: Params, subject: Subject, folder: Path, asked: EvaluationRequ
     logger.info("asking %d question%s", len(questions), "s" * (len(questions) > 1))
     tokenizer = load_tokenizer(policy.path, reads=0 if policy.elsewhere else settings.env.max_tokens)
     kept = folder.with_name(f"{folder.name}.answers.jsonl")
-    trajectories, conditions, of_tools = _answers(settings, subject, questions, Chat(tokenizer), kept, costs)
+    chat = Chat(tokenizer)
+    trajectories, conditions, of_tools = _answers(settings, subject, questions, chat, kept, costs)
     hashes = {**conditions, "policy": subject.protocol if subject.protocol in SCRIPTED else policy.identity()}
     seed = settings.evaluate.seed if policy.seed is None else policy.seed
     predictions = scores.predict(trajectories, questions, subject.name, seed)
@@ -173,6 +175,9 @@ def _ask(settings: Params, subject: Subject, folder: Path, asked: EvaluationRequ
     tracked.uses(tracking.prepared(settings, hashes), "test")
     tracked.final(found | spent)
     logger.info("%s", scores.in_words(found, words_of(questions).right))
+    samples = [each for each in trajectories if each.sample != GREEDY and subject.protocol not in SCRIPTED]
+    for reason in findings(samples, {each.trajectory_id: each.success for each in samples}, questions, chat):
+        logger.warning("a training of %s has little to learn from: %s", subject.policy.title, reason)
     for title, text in readable(trajectories, questions, plain_text(tokenizer)).items():
         tracked.text(text, f"examples/{title}.txt")
     by_id = {question.question_id: question for question in questions}

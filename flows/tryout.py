@@ -1,7 +1,9 @@
-"""Five episodes of a run, before it is trained or after: `agent-r1 try RUN`."""
+"""A few episodes of a run, before it is trained or after: `agent-r1 try RUN`."""
 
 from __future__ import annotations
 
+import logging
+import random
 from collections.abc import Iterator
 
 from agent_r1 import params
@@ -18,41 +20,53 @@ from agent_r1.records import Question
 from agent_r1.rollout.chat import Chat
 from agent_r1.tables import read_rows
 from agent_r1.tools.toolbox import require_own
+from agent_r1.training.findings import findings
 from flows.policies import policy_at, policy_of
 from flows.terminal import counted
 
+logger = logging.getLogger(__name__)
 
-def play(run: RunId, model: str, endpoint: str | None) -> Iterator[str]:
-    """Plays a run's first five training questions greedily; gives each episode with its rewards, and a line on all.
 
-    Without a model its latest policy plays, or the warm start. A server is asked once, so that a fault is seen at once.
+def play(
+    run: RunId, model: str, endpoint: str | None, *, episodes: int = 5, seed: int = 0, prompt: bool = False
+) -> Iterator[str]:
+    """Plays training questions of a run greedily; gives each episode with its rewards, and lines on all.
+
+    The seed draws the questions, and is that of all chance in their worlds. With `prompt` an episode is shown with all
+    that the policy reads first. Without a model the run's latest policy plays, or the warm start. A server is asked
+    once, so that a fault is seen at once.
     """
     settings = params.load()
     credit, settings = settings.run(run).credit, settings.of(run)
     server = settings.engine.server.model_copy(update={"retries": 0})
     engine = settings.engine.model_copy(update={"kind": "transformers", "server": server})
     limits = settings.env.model_copy(update={"order": "arrival" if endpoint else "rounds"})
-    greedy = settings.evaluate.model_copy(update={"samples": 1, "temperature": 0.0})
+    greedy = settings.evaluate.model_copy(update={"samples": 1, "temperature": 0.0, "seed": seed})
     settings = settings.model_copy(update={"engine": engine, "env": limits, "evaluate": greedy})
     own = own_rewards.load(credit.rewards)
     require_own(limits)
-    questions = [row for row in read_rows(settings.places.questions, Question) if row.split == "train"][:5]
+    training = [row for row in read_rows(settings.places.questions, Question) if row.split == "train"]
+    questions = random.Random(seed).sample(training, min(episodes, len(training)))
     require_playable(questions, limits)
     word = model or (run if peek(settings.places.training(run) / "checkpoint") else "")
     policy = policy_at(settings, endpoint, model) if endpoint else policy_of(settings, word)
     tokenizer = load_tokenizer(policy.path, reads=0 if endpoint else limits.max_tokens)
     asked = {question.question_id: question for question in questions}
     chat = Chat(tokenizer)
+    logger.info("%s plays %d questions", policy.title, len(questions))
     with open_exam("tool_call", questions, chat, settings) as exam, counted("playing", len(questions)) as over:
         if policy.elsewhere:
             played = exam.by_endpoint(*policy.elsewhere, over)
         else:
             played = exam.by_policy(policy.path, policy.updates, policy.beneath(settings), over)
     played = own_rewards.state(own, played, asked, chat.decode, aborted_share=limits.aborted_share)
+    returns = dict[str, float]()
     for each in played:
         rewards, parts = step_rewards(each, credit, limits.max_tokens)
+        returns[each.trajectory_id] = rewards.sum()
         weights = {name: weight for name, weight in credit.rewards.weights.items() if weight}
         terms = " + ".join(f"{name} {parts[name].sum():.3g} x {weight:g}" for name, weight in weights.items())
-        shown = transcript(each, asked[each.question_id], plain_text(tokenizer))
+        shown = transcript(each, asked[each.question_id], plain_text(tokenizer), with_prompt=prompt)
         yield f"{shown}\n{'reward':<{LABEL}}{rewards.sum():.3g} = {terms}\n"
     yield f"{harmless(policy.title)}: {sum(each.success for each in played):g} of {len(played)} right"
+    yield from findings(played, returns, questions, chat)

@@ -11,6 +11,10 @@ from agent_r1.params.train import MonitorParams
 
 DISTANCE = "distance"  # an iteration's mean return, from the best return of the history
 ROUNDING = 1e-9  # a share of the first distance that is none
+# Remedies
+SPREAD = "train.rollout.samples, train.credit.filter.refill, easier questions"
+BALANCE = "fewer such questions, or as many with other answers"
+SHORTER = "a lower train.update.learning_rate"
 
 Iteration = Mapping[str, float]  # its metrics
 
@@ -23,6 +27,7 @@ class Sign:
     side: Literal["above", "below"]  # of its limit that is the bad one
     standard: Callable[..., Iteration]  # (the first iterations, key=) -> the one to be held against
     limit: Callable[[str, Iteration, Iteration, float], float]  # of standard, the one judged, threshold
+    remedy: str
     among: Literal["first", "healthy", "all"] = "first"  # iterations before, of which one is the standard
 
     def chosen(self, past: Sequence[Iteration], first: int) -> Iteration:
@@ -47,7 +52,8 @@ class Alarm:
 
     def __str__(self) -> str:
         side = "above" if self.value > self.limit else "below"
-        return f"{self.sign}: {self.metric} {self.value:.4g} is {side} {self.limit:.4g}, and was {self.standard:.4g}"
+        limit = f"{side} {self.limit:.4g}, and was {self.standard:.4g}"
+        return f"{self.sign}: {self.metric} {self.value:.4g} is {limit} (what helps: {SIGNS[self.sign].remedy})"
 
 
 def alarms(
@@ -140,13 +146,13 @@ def _multiple_unless_solved(metric: str, standard: Iteration, judged: Iteration,
 # had none; twice as much is seen in healthy runs. An update that moves the policy too far does so in any run. Gradient
 # norms grow in healthy runs: a spike stands out from all iterations before it.
 SIGNS = {
-    "reward_std_fall": Sign("reward/std_in_groups", "below", max, _multiple_unless_solved),
-    "entropy_fall": Sign("rollout/surprisal", "below", _lower_median, _multiple),
-    "entropy_rise": Sign("rollout/surprisal", "above", _lower_median, _multiple),
-    "surprisal_jump": Sign("rollout/surprisal", "above", _lower_median, _multiple, among="healthy"),
-    "long_step": Sign("policy/kl_step", "above", min, _absolute),
-    "grad_norm_spike": Sign("policy/grad_norm", "above", _lower_median, _multiple, among="all"),
-    "valid_call_fall": Sign("rollout/valid_call_share", "below", max, _multiple),
-    "answer_repetition": Sign("rollout/answer_repetition", "above", min, _part_of_the_way_to_one),
-    "thought_repetition": Sign("rollout/thought_repetition", "above", min, _part_of_the_way_to_one),
+    "reward_std_fall": Sign("reward/std_in_groups", "below", max, _multiple_unless_solved, SPREAD),
+    "entropy_fall": Sign("rollout/surprisal", "below", _lower_median, _multiple, SHORTER),
+    "entropy_rise": Sign("rollout/surprisal", "above", _lower_median, _multiple, SHORTER),
+    "surprisal_jump": Sign("rollout/surprisal", "above", _lower_median, _multiple, SHORTER, among="healthy"),
+    "long_step": Sign("policy/kl_step", "above", min, _absolute, SHORTER),
+    "grad_norm_spike": Sign("policy/grad_norm", "above", _lower_median, _multiple, SHORTER, among="all"),
+    "valid_call_fall": Sign("rollout/valid_call_share", "below", max, _multiple, SHORTER),
+    "answer_repetition": Sign("rollout/answer_repetition", "above", min, _part_of_the_way_to_one, BALANCE),
+    "thought_repetition": Sign("rollout/thought_repetition", "above", min, _part_of_the_way_to_one, SHORTER),
 }

@@ -297,3 +297,8 @@ def split_action(text: str) -> list[Piece]:
         pieces += [Piece("text", text[at : found.start()]), Piece(_KINDS[found[1] or "think"], found[0])]
         at = found.end()
     return [piece for piece in [*pieces, Piece("text", text[at:])] if piece.text]
+
+
+def is_prose(text: str) -> bool:
+    """Whether an action's text begins neither a call nor an answer, be it well formed or not."""
+    return not any(piece.kind in ("call", "answer") for piece in split_action(text))

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from agent_r1.envs.base import split_action
+from agent_r1.envs.base import is_prose, split_action
 from agent_r1.evaluation.scores import BASE_TOOL_CALL
 from agent_r1.harmless import harmless_lines
 from agent_r1.records import QA, CallStatus, Decode, Question, Source, Step, Trajectory, words_of
@@ -54,6 +54,8 @@ def _action(text: str, step: Step) -> list[str]:
         return lines + [line for call in step.calls for line in _field(call.tool, shown_arguments(call.arguments))]
     if step.call_status is CallStatus.NONE:
         return lines + _field("says", said)
+    if step.call_status is CallStatus.MALFORMED and is_prose(text):
+        return lines + _field("sentence", f"{said} (no call, no answer)")
     return lines + _field("call", f"{said} ({step.call_status})")
 
 

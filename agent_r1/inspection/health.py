@@ -16,12 +16,23 @@ from agent_r1.files import read_metrics
 from agent_r1.inspection.stored import StoredRun
 from agent_r1.params.credit import CreditParams
 from agent_r1.records import CallStatus, Decode, Outcome, Source, Trajectory
+from agent_r1.training.findings import TEACH
 from agent_r1.training.questions import VALIDATED
 
 NAMED_SHARE, NAMED_LOSS = 0.2, 0.1  # of episodes, and of success: a kind is named from either on
 RISING = 2.58  # z of the test of Mann (1945) and Kendall: chance shows it in one of 200 windows without a trend
 SMALLEST_RISE = 0.1  # of a reward, in standard deviations of the return
 FEWEST = 3  # validations that say how success goes
+TAUGHT = "a tool's description, warm_start.conversations that call it well"
+GAMING = "a smaller weight in credit.rewards"
+REMEDIES = {  # of other kinds than gamed rewards and failed calls
+    "aborted": "the server or tool behind env, its timeouts",
+    "turn limit": "env.max_steps",
+    "token limit": "env.max_tokens, env.max_result_characters, env.top_k",
+    "malformed action": TEACH,
+    "repeated call": "rewards.repeat_call",
+    "unsupported answer": "rewards.grounded",
+}
 GAMED, LONGEST = "gamed reward: ", 60  # the first words of a kind, and the characters of a failed call's
 
 
@@ -36,6 +47,11 @@ class FailureKind(NamedTuple):
     success_lost: float
     gamed: str  # how the reward rose; "" for another kind
     named: bool  # or merely counted
+
+    @property
+    def remedy(self) -> str:
+        """What helps."""
+        return GAMING if self.gamed else REMEDIES.get(self.kind, TAUGHT)
 
 
 def audit(stored: StoredRun, params: CreditParams, max_tokens: int) -> list[FailureKind]:

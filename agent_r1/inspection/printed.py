@@ -263,10 +263,11 @@ def health_tables(found: Sequence[FailureKind], run: RunId, page: Path) -> Itera
     table = Table(f"kind ({len(shown)} of {len(found)})", caption=ABOUT_HEALTH, caption_justify="left")
     for heading in ("episodes", "share", "last iteration", "reward lost", "success lost"):
         table.add_column(heading, justify="right")
+    table.add_column("what helps")
     for each in shown:
         counts = (f"{len(each.episodes):,}", f"{each.share:.1%}", f"{each.at_end:.1%}")
         kind = Text(harmless(each.kind), "bold" if each.named else "")
-        table.add_row(kind, *counts, number(each.reward_lost), number(each.success_lost))
+        table.add_row(kind, *counts, number(each.reward_lost), number(each.success_lost), each.remedy)
     yield table
     yield f"`agent-r1 view {' '.join(run.words)}` makes the page that these links open, each at one kind:"
     yield from (f"{page.resolve().as_uri()}#{urlencode({'kind': each.kind})}" for each in shown)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from agent_r1.envs.base import Attempt, Env, Restart, Transition, split_action, stored_state
+from agent_r1.envs.base import Attempt, Env, Restart, Transition, is_prose, split_action, stored_state
 from agent_r1.faults import WorldFault
 from agent_r1.params.env import ContextParams, EnvParams
-from agent_r1.records import Outcome, Source, Step, StopReason, Trajectory
+from agent_r1.records import CallStatus, Outcome, Source, Step, StopReason, Trajectory
 from agent_r1.rollout.chat import Chat, Dialogue
 from agent_r1.rollout.codec import Encoded
 from agent_r1.rollout.sampling import Action, EngineError, Request
@@ -129,6 +129,11 @@ class StepView:
     answer: str  # the text between the answer tags, "" without one
     fault: str  # the world's, where the episode is ABORTED, else ""
     tokens: int  # of the episode so far
+
+    def __str__(self) -> str:
+        """The action, said to be a sentence where it is one, and the observations."""
+        sentence = self.step.call_status is CallStatus.MALFORMED and is_prose(self.action)
+        return "\n".join([self.action + " (no call, no answer)" * sentence, *self.observations])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

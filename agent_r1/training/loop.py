@@ -30,6 +30,7 @@ from agent_r1.records import Credit, Floats32, Proof, Question, Trajectory, word
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.training import watch
 from agent_r1.training.collection import Collector, TrainedEngine, start_engine
+from agent_r1.training.findings import findings
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.questions import (
     VALIDATED,
@@ -42,6 +43,8 @@ from agent_r1.training.questions import (
 )
 from agent_r1.training.teacher import ServedTeacher
 from agent_r1.training.watch import announce, judge
+
+LOST = 0.75  # of an iteration's groups: from this share on it is said that their returns are equal
 
 logger = logging.getLogger(__name__)
 
@@ -118,6 +121,7 @@ class Training:
         require_gold_titles(questions, config.credit)
         self.unseen = draw_unseen(questions, config) if config.validation.every else []
         self.success = words_of(questions).right
+        self._questions = questions
         for remark in config.credit.remarks:
             logger.info("%s", remark)
         folder.costs.devices = len(visible_gpus()) * settings.learner.nodes or 1
@@ -157,6 +161,9 @@ class Training:
             trajectories, values, self.current.credit, reference=reference, questions=asked, max_tokens=limit
         )
         write_rows(self.folder.credit(iteration), credits_, Credit)
+        returns = {credit.trajectory_id: credit.return_ for credit in credits_}
+        for reason in findings(trajectories, returns, self._questions, self.collector.sampler.chat, LOST):
+            logger.warning("iteration %d: %s", iteration, reason)
         every = self.config.monitor.thoughts_every
         return metrics | (self._thoughts(trajectories) if every and iteration % every == 0 else {})
 

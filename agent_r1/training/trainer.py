@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from agent_r1.training.agent import Agent, open_agent
 from agent_r1.training.assembly import Assembly
 from agent_r1.training.loop import iterate, leaves_work
 
+LOGGER = logging.getLogger("agent_r1")  # of the whole library
 Rows = pd.DataFrame | Sequence[Mapping[str, Any]]
 
 
@@ -112,12 +114,21 @@ class Trainer:
 
     @contextmanager
     def _as_a_stage(self) -> Iterator[None]:
-        """Gives torch `model.threads` threads, and hides the loop of a notebook, which waits for its cell anyway."""
+        """Gives torch `model.threads` threads, and hides the loop of a notebook, which waits for its cell anyway.
+
+        What is logged is shown, unless the program has its own handlers.
+        """
         threads, loop = torch.get_num_threads(), asyncio._get_running_loop()
+        lines, level = logging.StreamHandler(), LOGGER.level
+        if not LOGGER.hasHandlers():
+            LOGGER.addHandler(lines)
+            LOGGER.setLevel(logging.INFO)
         torch.set_num_threads(self._settings.model.threads)
         asyncio._set_running_loop(None)
         try:
             yield
         finally:
+            LOGGER.removeHandler(lines)
+            LOGGER.setLevel(level)
             asyncio._set_running_loop(loop)
             torch.set_num_threads(threads)

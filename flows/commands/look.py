@@ -19,6 +19,8 @@ from flows.stage import run_stage
 from flows.terminal import show
 
 PANEL = "Look at what came of it"
+
+logger = logging.getLogger(__name__)
 STEPS = 300  # stored steps of an iteration that are continued
 SomeIterations = Annotated[
     list[str] | None,
@@ -128,17 +130,21 @@ def try_run(
     run: Annotated[str, Argument(autocompletion=options.completed_runs, help="The label of a run, such as ppo.")],
     model: Model = None,
     endpoint: Served = None,
+    episodes: Annotated[int, Option("--episodes", "-n", min=1, help="Of different training questions, at most.")] = 5,
+    seed: Annotated[int, Option(min=0, help="Draws the questions.")] = 0,
+    prompt: Annotated[bool, Option("--prompt", help="Shows the whole prompt of each episode.")] = False,
 ) -> None:
-    """Plays five episodes of a run and shows what they earn.
+    """Plays a few episodes of a run and shows what they earn.
 
     Without --model the run's policy plays, and before its training the warm start.
     """
-    from flows.tryout import play
-
     if endpoint and not model:
         raise ValueError("--endpoint is where --model NAME acts; give its name")
+    logger.info("loading")  # torch takes seconds
+    from flows.tryout import play
+
     logging.getLogger("agent_r1").setLevel(logging.WARNING)  # it has a line per engine
-    for shown in play(RunId.parse(run), model or "", endpoint):
+    for shown in play(RunId.parse(run), model or "", endpoint, episodes=episodes, seed=seed, prompt=prompt):
         show(shown)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -81,6 +83,17 @@ def prompts(project: Path, trajectories: list[Trajectory]) -> dict[str, str]:
     return {
         row.question_id: tokenizer.decode(row.token_ids[row.source == Source.PROMPT].tolist()) for row in trajectories
     }
+
+
+def test_an_evaluation_of_a_policy_that_never_acts_says_so(
+    project: Path, tiny_model: Path, inside: Inside, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with inside(project), caplog.at_level(logging.WARNING):
+        evaluate(EvaluationRequest(str(tiny_model), as_label="tiny", into=tmp_path / "tiny"))
+    [line] = [line for line in caplog.messages if "has little to learn from" in line]
+    assert re.search(
+        r": (\d+) of \1 actions are neither a call nor an answer, the first .* all returns are equal;", line
+    )
 
 
 def test_every_protocol_asks_the_same_questions_and_is_told_apart(

@@ -121,13 +121,19 @@ def test_five_episodes_of_what_was_just_begun(kind: str, begun: Path, tiny_model
     overlay = begun / f"overlays/{KINDS[kind]}.yaml"
     overlay.write_text(overlay.read_text().replace("max_tokens: 1024", "max_tokens: 500"))  # as the tiny model reads
     lay(KINDS[kind], tiny_model)
-    *episodes, ending = play(RunId(RUNS[kind]), "", None)
+    *episodes, ending, reason = play(RunId(RUNS[kind]), "", None)
     assert len(episodes) == {"data": 3}.get(kind, 5)
+    assert re.match(r"\d+ of \d+ actions are neither a call nor an answer, the first .* env\.examples, ", reason)
     assert ending.startswith(f"the warm start: 0 of {len(episodes)} right")
     assert all(episode.startswith("question ") for episode in episodes)
     earned = [episode.strip().splitlines()[-1].split("= ")[1] for episode in episodes]
     expected = {"reward": r"agent_r1 -\S+ x 1 \+ brevity \S+ x 0.2", "world": "env 0 x 1"}
     assert [line for line in earned if not re.fullmatch(expected.get(kind, r"agent_r1 -\S+ x 1"), line)] == []
+    if kind == "tool":
+        first = next(play(RunId("ppo_years"), "", None, episodes=1, seed=1, prompt=True))
+        assert not episodes[0].startswith(first.partition("\n")[0]), "another seed draws another question"
+        assert "\nprompt     " in first
+        assert "\nsentence   " in first
 
 
 def test_a_world_is_learned_from_its_conversations_and_from_nothing_else(begun: Path) -> None:

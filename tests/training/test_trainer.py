@@ -61,13 +61,15 @@ def test_bad_input_is_refused_before_anything_is_loaded(changes: dict[str, Any],
 
 
 def test_a_stopped_cell_goes_on_with_the_same_bits(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     passages = [{"title": "Veld", "text": "Tesk is a city in Veld."}]
     whole = made(tmp_path / "whole", tiny_model, passages=passages)
     before = whole.ask(QUESTIONS[0]["question"])
     history = whole.train()
     assert before[-1].outcome is not None
+    assert str(before[0]).endswith(" (no call, no answer)")
+    assert "iteration 0: 4 of 4 actions are neither a call nor an answer, the first " in caplog.text
     stopped, first = made(tmp_path / "stopped", tiny_model, passages=passages), [True]
 
     def stop_once(training: Any) -> None:
@@ -91,9 +93,11 @@ def test_a_stopped_cell_goes_on_with_the_same_bits(
 
 
 def test_adapters_answer_beside_the_model_that_they_were_trained_on(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Merged weights would be rounded on a GPU."""
+    """Merged weights would be rounded on a GPU. Without handlers of the program's own, lines tell of the training."""
+    monkeypatch.setattr(module.LOGGER, "propagate", False)  # pytest has handlers
+    level = module.LOGGER.level
     opened, open_agent = list[Any](), module.open_agent
 
     def noted(*given: Any, beneath: Beneath | None, **others: Any) -> Any:
@@ -104,5 +108,7 @@ def test_adapters_answer_beside_the_model_that_they_were_trained_on(
     adapters = {"model": {"threads": 1, "lora": {"rank": 2}}}
     trainer = made(tmp_path / "run", tiny_model, changes=SMALL | adapters)
     assert len(trainer.train()) == 2
+    assert "\niteration 1: exact match 0.000, " in capsys.readouterr().err
+    assert (module.LOGGER.handlers, module.LOGGER.level) == ([], level)
     assert trainer.ask("Which number follows 3?")[-1].outcome is not None
     assert opened == [Beneath(str(tiny_model), 2)]

@@ -183,6 +183,9 @@ def test_log_and_tags_name_what_was_seen(caplog: pytest.LogCaptureFixture) -> No
     assert (
         "iteration 4 shows signs of collapse, the run rolled back: entropy_fall: rollout/surprisal 0.01" in caplog.text
     )
+    assert (
+        "and was 0.3 (what helps: train.rollout.samples, train.credit.filter.refill, easier questions)" in caplog.text
+    )
     assert record.tags["monitor/signs"] == "entropy_fall, reward_std_fall"
     assert record.tags["monitor/last_alarm"].startswith("iteration 4, rolled back: entropy_fall")
     assert (record.tags["monitor/rollbacks"], record.rewound) == ("2", 1)

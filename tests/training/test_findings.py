@@ -1,0 +1,102 @@
+"""Why little or nothing is learned from some episodes: sentences by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from agent_r1.records import Call, CallStatus, Outcome, Question, Source, Trajectory
+from agent_r1.training.findings import TEACH, findings
+from tests.trajectories import from_parts, question_fields
+
+PROSE, BROKEN = "I do not know\x1b[2J", "<tool_call>{</tool_call>"
+
+
+class Letters:
+    """A chat in which a token is a letter."""
+
+    def decode(self, token_ids: list[int]) -> str:
+        return "".join(map(chr, token_ids))
+
+
+def episode(group: int, *actions: str, answer: str = "", right: float = 0.0, **fields: Any) -> Trajectory:
+    """Malformed actions, then an answer if there is one."""
+    malformed = {"calls": [Call(status=CallStatus.MALFORMED)]}
+    texts = [*actions, *[f"<answer>{answer}</answer>"] * bool(answer)]
+    parts = [(Source.ACTION, [ord(letter) for letter in text]) for text in texts]
+    steps = [*[malformed] * len(actions), *[{"rewards": {"em": right}}] * bool(answer)]
+    fields = {"outcome": Outcome.ANSWERED if answer else Outcome.MALFORMED} | fields
+    return from_parts(parts, steps, question_id=f"q{group}", group=group, answer=answer, **fields)
+
+
+def reasons(*episodes: Trajectory, returns: Any = (), golds: Any = (), lost: float = 1.0) -> list[str]:
+    """Of episodes with returns of 0, or these, to questions whose answer is Tesk, or these."""
+    named = [replace(each, trajectory_id=str(place)) for place, each in enumerate(episodes)]
+    paid = {each.trajectory_id: 0.0 for each in named} | {str(place): paid for place, paid in enumerate(returns)}
+    answers = dict(enumerate(golds))
+    questions = [
+        Question(**question_fields(f"q{group}", answers=[answers.get(group, "Tesk")]))
+        for group in {each.group for each in episodes}
+    ]
+    chat: Any = Letters()
+    return list(findings(named, paid, questions, chat, lost))
+
+
+def test_a_policy_that_neither_calls_nor_answers_is_quoted_harmlessly_with_what_helps() -> None:
+    """Three of four actions are prose; the returns differ in one of two groups."""
+    rows = [episode(0, PROSE), episode(0, PROSE), episode(1, "x" * 200 + " y"), episode(1, BROKEN)]
+    share = "3 of 4 actions are neither a call nor an answer, the first 'I do not know\\x1b[2J'"
+    helps = f"what helps, in this order: {TEACH}"
+    assert reasons(*rows, returns=[0, 0, 0, 1]) == [f"{share}, and in 1 of 2 groups all returns are equal; {helps}"]
+    assert reasons(rows[0])[0].split(", ")[2].startswith("and all returns are equal;"), "single samples"
+    assert "neither" not in reasons(rows[3], rows[3], rows[0])[0], "one in three"
+
+
+def test_episodes_that_all_end_in_faults_or_at_limits_are_told_where_answers_are_wanted() -> None:
+    ends = [Outcome.TURN_LIMIT, Outcome.TURN_LIMIT, Outcome.MALFORMED]
+    rows = [episode(group, BROKEN, outcome=end) for group, end in enumerate(ends)]
+    [reason] = reasons(*rows, returns=[0, 1])
+    assert reason.startswith("no episode comes to an answer (turn_limit 2, malformed 1), and not all returns are equal")
+    assert "what helps: env.max_action_tokens, env.max_tokens, env.max_steps" in reason
+    assert reasons(*rows, episode(3, answer="Veld"), returns=[0, 1]) == []
+
+
+def test_groups_without_variance_are_told_from_a_share_on_and_not_where_most_succeed() -> None:
+    """Three of four groups of two have equal returns."""
+    rows = [episode(group, answer="Veld") for group in (0, 0, 1, 1, 2, 2, 3, 3)]
+    [reason] = reasons(*rows, returns=[1], lost=0.75)
+    assert reason.startswith("in 3 of 4 groups all returns are equal, and tell no action from another; what helps: ")
+    assert "train.credit.filter.refill" in reason
+    assert reasons(*rows, returns=[1]) == []
+    assert reasons(*[episode(0, answer="Tesk", right=1.0)] * 3) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "golds", "reason"),
+    [
+        (["no"] * 9 + ["yes"], ["yes", "no"] * 5, "9 of 10 answers to yes/no questions are 'no', 4 of them right"),
+        (["no"] * 8 + ["yes"] * 2, ["yes", "no"] * 5, None),  # under nine in ten
+        (["no"] * 10, ["no"] * 8 + ["yes"] * 2, None),  # mostly right
+        (["no"] * 10, ["yes"] * 10, None),  # of one question it would say nothing
+        (["no"] * 7, ["yes", "no"] * 4, None),  # too few
+        (["Veld"] * 9 + ["Arn"], ["Arn", "Quell"] * 5, "9 of 10 answers are 'veld', 0 of them right"),
+    ],
+)
+def test_one_word_for_nearly_all_answers_is_named_with_its_share(
+    said: list[str], golds: list[str], reason: str | None
+) -> None:
+    rows = [episode(group, answer=answer) for group, answer in enumerate(said)]
+    other = [episode(20, answer="Tesk", right=1.0)] * 2  # to another question, and rarely yes or no
+    told = reasons(*other[: 2 * (said[0] == "no")], *rows, returns=[1], golds=golds)
+    assert [each.partition(";")[0] for each in told] == ([reason] if reason else [])
+
+
+def test_what_the_world_cut_short_and_worlds_without_answers_are_not_held_against_a_policy() -> None:
+    assert reasons(episode(0, PROSE, outcome=Outcome.ABORTED)) == []
+    rows = [episode(0, BROKEN, outcome=Outcome.TURN_LIMIT)] * 2
+    chat: Any = Letters()
+    world = Question(**question_fields("q0", env="gym", answers=[]))
+    named = [replace(each, trajectory_id=str(place)) for place, each in enumerate(rows)]
+    assert list(findings(named, {"0": 0.0, "1": 1.0}, [world], chat)) == []
