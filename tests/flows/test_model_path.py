@@ -68,7 +68,7 @@ EXAMPLE = [
     {"role": "assistant", "content": "<answer>Veld</answer>"},
 ]
 SHIPPED = {
-    "evaluate": {"examples": "examples.jsonl"},
+    "evaluate": CHANGES["evaluate"] | {"examples": "examples.jsonl"},
     "repro_baselines": ["base_tool_call", "as_shipped", "with_examples"],
 }
 
