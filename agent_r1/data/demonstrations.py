@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
+from types import MappingProxyType
 
 from agent_r1.data.questions import Facts, Hop, Plan, calculate, look_up
 from agent_r1.params.stages import WarmStartParams
@@ -31,28 +32,42 @@ def with_tools(
     params: WarmStartParams,
     *,
     calculator: bool = False,
+    scripts: Mapping[str, list[str]] = MappingProxyType({}),
 ) -> list[Demonstration]:
     """`params.demonstrations` searches for answers; questions repeat, differently, where there are fewer.
 
     With a calculator among the tools half of them are offered it, so that a policy with it and one without may start
-    from them.
+    from them. Of questions in `scripts`, by question_id, the actions are those.
     """
     made = []
     for question, rng in _take(questions, params.demonstrations, params.seed, "demonstration"):
         offered = calculator and rng.random() < 0.5
-        actions = demonstrate(plans[question.question_id], question, facts, params, rng, calculator=offered)
+        actions = scripts.get(question.question_id)
+        if actions is None:
+            actions = demonstrate(plans[question.question_id], question, facts, params, rng, calculator=offered)
         made.append(Demonstration(question, actions, offered))
     return made
 
 
 def without_tools(
-    questions: Sequence[Question], plans: Mapping[str, Plan], index: Search, top_k: int, params: WarmStartParams
+    questions: Sequence[Question],
+    plans: Mapping[str, Plan],
+    index: Search,
+    top_k: int,
+    params: WarmStartParams,
+    scripts: Mapping[str, list[str]] = MappingProxyType({}),
 ) -> list[Demonstration]:
-    """`params.naive_rag_demonstrations` answers from the passages that the question itself finds."""
+    """`params.naive_rag_demonstrations` answers from the passages that the question itself finds.
+
+    Of questions in `scripts`, by question_id, the actions are those.
+    """
     chosen = _take(questions, params.naive_rag_demonstrations, params.seed, "naive rag demonstration")
     shown = index.search([question.text for question, _ in chosen], top_k)
     return [
-        Demonstration(question, [answer_at_once(plans[question.question_id], question, passages, rng)])
+        Demonstration(
+            question,
+            scripts.get(question.question_id) or [answer_at_once(plans[question.question_id], question, passages, rng)],
+        )
         for (question, rng), passages in zip(chosen, shown, strict=True)
     ]
 
@@ -61,7 +76,8 @@ def _take(questions: Sequence[Question], count: int, seed: int, purpose: str) ->
     """`count` questions in turn, each with the random numbers of its demonstration."""
     if count and not questions:
         raise ValueError(
-            "there are no training questions to demonstrate on; give a data set of prepare.files a train file"
+            "there are no training questions to demonstrate on; give a data set of prepare.files a train file, and its "
+            "rows gold_titles of passages that a search finds"
         )
     return [(questions[i % len(questions)], random.Random(derive(seed, purpose, i))) for i in range(count)]
 
@@ -81,8 +97,8 @@ def demonstrate(
 
     With the chance `stop_early`, at every hop but the first, it answers with the entity at hand instead, and guesses
     in a comparison. With the chance `wrong_relation`, at every hop, it asks for another relation of the same entity and
-    goes on from its true value, or answers with it where the plan does not apply to it; where there are no
-    facts it repeats the question's own words. `by_relation` makes the chances differ; see `_chance`.
+    goes on from its true value, or answers with it where the plan does not apply to it. `by_relation` makes the
+    chances differ; see `_chance`.
 
     Its thoughts name the open needs of the plan, even where the habits leave the plan; with `by_relation` it believes
     its mistakes, and its thoughts name them. An action copies only from the question, an earlier thought or the result
@@ -93,14 +109,16 @@ def demonstrate(
         thoughts = _THOUGHTS[question.strata["kind"]](plan, made)
     else:
         thoughts = _follow(plan, made, believed=params.by_relation > 0)
-    searches = [_call(thought, "search", {"query": hop.query}) for thought, hop in zip(thoughts, made, strict=True)]
+    searches = [
+        call_action(thought, "search", {"query": hop.query}) for thought, hop in zip(thoughts, made, strict=True)
+    ]
     conclusion = _conclusion(plan, question, made, rng)
     if calculator and _can_calculate(plan, made):
         expression = f"{made[0].value} {plan.sign} {made[1].value}"
-        calculation = _call(f"{_found(made)}Now {expression}.", "calculator", {"expression": expression})
-        return [*searches, calculation, _answer(conclusion, [])]
+        calculation = call_action(f"{findings(made)}Now {expression}.", "calculator", {"expression": expression})
+        return [*searches, calculation, answer_action(conclusion, "")]
     found = made if question.strata["kind"] in _THOUGHTS else made[-1:]
-    return [*searches, _answer(conclusion, found)]
+    return [*searches, answer_action(conclusion, findings(found))]
 
 
 def answer_at_once(plan: Plan, question: Question, passages: Sequence[Passage], rng: random.Random) -> str:
@@ -108,7 +126,7 @@ def answer_at_once(plan: Plan, question: Question, passages: Sequence[Passage], 
     titles = {passage.title for passage in passages}
     made = list(takewhile(lambda hop: hop.entity in titles, plan.hops))
     text = _conclusion(plan, question, made, rng) if made else rng.choice(sorted(titles) or ["unknown"])
-    return _answer(text, made)
+    return answer_action(text, findings(made))
 
 
 def _hops_made(plan: Plan, question: Question, facts: Facts, params: WarmStartParams, rng: random.Random) -> list[Hop]:
@@ -123,8 +141,7 @@ def _hops_made(plan: Plan, question: Question, facts: Facts, params: WarmStartPa
             hop = look_up(facts, at_hand, hop.relation)
         if rng.random() < _chance(params.wrong_relation, params, "wrong relation", hop.relation):
             others = [relation for relation in facts.get(hop.entity, {}) if relation != hop.relation]
-            in_words = Hop(question.text, hop.entity, "question", hop.value)
-            hop = look_up(facts, hop.entity, _habitual(others, params, rng, hop.relation)) if others else in_words
+            hop = look_up(facts, hop.entity, _habitual(others, params, rng, hop.relation)) if others else hop
         made.append(hop)
     return made
 
@@ -158,7 +175,7 @@ def _conclusion(plan: Plan, question: Question, made: list[Hop], rng: random.Ran
 
 def _follow(plan: Plan, made: Sequence[Hop], *, believed: bool) -> list[str]:
     """A thought before each search along a chain: the last finding, and all that is still needed, or believed to be."""
-    found = ["", *(_found([hop]) for hop in made[:-1])]
+    found = ["", *(findings([hop]) for hop in made[:-1])]
     firsts = made if believed else [*plan.hops, *made[len(plan.hops) :]]
     return [before + _need([firsts[done], *plan.hops[done + 1 :]]) for done, before in enumerate(found)]
 
@@ -167,13 +184,13 @@ def _compare(plan: Plan, made: Sequence[Hop]) -> list[str]:
     """A thought before each search of a comparison: its entities, then the last finding and the next entity."""
     entities = " and ".join(hop.entity for hop in plan.hops)
     what = f"the {plan.hops[0].relation} of {entities}" if plan.hops[0].relation else entities
-    return [f"I compare {what}.", *(f"{_found([before])}Next {hop.entity}." for before, hop in pairwise(made))]
+    return [f"I compare {what}.", *(f"{findings([before])}Next {hop.entity}." for before, hop in pairwise(made))]
 
 
 def _add_up(plan: Plan, made: Sequence[Hop]) -> list[str]:
     """A thought before each search of two years: both needs, then the first finding and the second need."""
     needed = [f"the {hop.relation} of {hop.entity}" for hop in plan.hops]
-    return [f"I need {' and '.join(needed)}.", *(f"{_found([before])}Next {needed[1]}." for before in made[:-1])]
+    return [f"I need {' and '.join(needed)}.", *(f"{findings([before])}Next {needed[1]}." for before in made[:-1])]
 
 
 def _can_calculate(plan: Plan, made: Sequence[Hop]) -> bool:
@@ -188,17 +205,18 @@ def _need(hops: Sequence[Hop]) -> str:
     return f"I need {', then '.join(f'the {hop.relation}' for hop in hops)}."
 
 
-def _call(thought: str, tool: str, arguments: dict[str, str]) -> str:
+def call_action(thought: str, tool: str, arguments: dict[str, str]) -> str:
+    """The text of an action that thinks and calls a tool."""
     call = json.dumps({"name": tool, "arguments": arguments}, ensure_ascii=False)
     return f"<think>{thought}</think>\n<tool_call>\n{call}\n</tool_call>"
 
 
-def _answer(text: str, found: Sequence[Hop]) -> str:
+def answer_action(text: str, thought: str) -> str:
     """With spaces inside the tags a name has the same tokens as in the question and the passages: it can be copied."""
-    return f"<think>{_found(found)}That answers it.</think>\n<answer> {text} </answer>"
+    return f"<think>{thought}That answers it.</think>\n<answer> {text} </answer>"
 
 
-def _found(hops: Sequence[Hop]) -> str:
+def findings(hops: Sequence[Hop]) -> str:
     """States the findings in the passages' words, which a small model learns to read off them."""
     return "".join(f"Found the {hop.relation} {hop.value}. " for hop in hops if hop.relation)
 

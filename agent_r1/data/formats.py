@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from agent_r1.data.questions import Hop
 from agent_r1.data.sources import Row, read
 from agent_r1.records import Question
 
@@ -26,6 +28,7 @@ class Format(NamedTuple):
     question: Callable[[Row, str, str], Question]  # from a row, the data set's name and the split
     paragraphs: Callable[[Row], list[tuple[str, str]]]  # titles and texts that the row brings along, in its order
     complete: Callable[[Iterable[Row], Path], Iterable[Row]] = lambda rows, _: rows  # with a file beside theirs
+    hops: Callable[[Row], list[Hop]] | None = None  # to be searched for in order; none where a row lacks them
 
 
 def supported_question(row: Row, dataset: str, split: str, *, kinds: Sequence[str]) -> Question:
@@ -61,6 +64,42 @@ def with_aliases(rows: Iterable[Row], split: Path) -> Iterator[Row]:
     for row in rows:
         others = names.get(str(row.fields.get("answer_id")), [])
         yield replace(row, fields={**row.fields, ACCEPTED: others}) if others else row
+
+
+def evidence_hops(row: Row) -> list[Hop]:
+    """The hops of 2WikiMultihopQA's evidences: triples of subject, relation and value.
+
+    The passage of a triple is the supporting one of its subject's name, or else the most similar of the others.
+    """
+    triples = row.fields.get("evidences")
+    if not isinstance(triples, list) or not all(_is_triple(each) for each in triples):
+        return []
+    subjects = [subject for subject, _, _ in triples]
+    titles = [title for title, _ in row.pairs("supporting_facts", "sent_id")]
+    left = [title for title in titles if title not in subjects] or titles
+    return [
+        Hop(subject, subject if subject in titles else get_close_matches(subject, left, 1, 0)[0], relation, value)
+        for subject, relation, value in triples
+    ]
+
+
+def _is_triple(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 3 and all(isinstance(each, str) and each for each in value)
+
+
+def decomposed_hops(row: Row) -> list[Hop]:
+    """The hops of MuSiQue's decomposition: sub-questions, in which `#1` stands for the answer of the first."""
+    titles = {fields.get("idx"): fields.get("title") for fields in row.objects("paragraphs")}
+    hops = list[Hop]()
+    for part in row.objects("question_decomposition"):
+        match part:
+            case {"question": str(query), "answer": str(value), "paragraph_support_idx": int(place)}:
+                for number, hop in reversed(list(enumerate(hops, start=1))):
+                    query = query.replace(f"#{number}", hop.value)
+                hops.append(Hop(query.replace(" >> ", " "), str(titles.get(place)), "", value))
+            case _:
+                return []
+    return hops
 
 
 def joined_context(row: Row, *, separator: str) -> list[tuple[str, str]]:
@@ -183,8 +222,13 @@ FORMATS = {
         partial(supported_question, kinds=("comparison", "bridge_comparison", "compositional", "inference")),
         partial(joined_context, separator=" "),  # sentences come without the spaces between them
         with_aliases,
+        evidence_hops,
     ),
-    "musique": Format(musique_question, lambda row: [(title, text) for title, text, _ in _marked_paragraphs(row)]),
+    "musique": Format(
+        musique_question,
+        lambda row: [(title, text) for title, text, _ in _marked_paragraphs(row)],
+        hops=decomposed_hops,
+    ),
     "generic": Format(generic_question, lambda _: []),  # a corpus of its own is searched
     "flashrag": Format(flashrag_question, flashrag_context),
 }

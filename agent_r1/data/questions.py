@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from agent_r1.answers import contains
 from agent_r1.data.atlas import World, build_world, tell
-from agent_r1.params.prepare import BUILT_IN, AtlasParams, AtlasShares, PrepareParams
+from agent_r1.params.prepare import BUILT_IN, AtlasParams, AtlasShares
 from agent_r1.records import Passage, Question
 from agent_r1.seeds import derive
 
@@ -45,8 +45,8 @@ def look_up(facts: Facts, entity: str, relation: str) -> Hop:
 def plan_from_titles(question: Question) -> Plan:
     """A plan for a question of which only the gold titles are known: each is searched for in turn.
 
-    Titles that the question mentions come first, because the others must be found on the way. Where no title is known,
-    the question itself is searched for.
+    The value of each is the next title, and of the last the answer. Titles that the question mentions come first,
+    because the others must be found on the way. Where no title is known, the question itself is searched for.
     """
     text = question.text
     titles = sorted(question.gold_titles, key=lambda title: title.lower() not in text.lower()) or [text]
@@ -75,15 +75,6 @@ def generate_atlas(params: AtlasParams, seed: int) -> Atlas:
     rows = generate_questions(world, params, seed)
     plans = {question.question_id: plan for question, plan in rows}
     return Atlas([question for question, _ in rows], plans, tell(world, seed), world.facts)
-
-
-def make_plans(params: PrepareParams, questions: Sequence[Question]) -> tuple[dict[str, Plan], Facts]:
-    """A plan for every question by question_id, and the facts of the generated world (none for real data)."""
-    real = {row.question_id: plan_from_titles(row) for row in questions if row.dataset != BUILT_IN}
-    if BUILT_IN not in params.datasets:
-        return real, {}
-    generated = generate_atlas(params.atlas, params.seed)
-    return {**generated.plans, **real}, generated.facts
 
 
 # Two ways to say each relation. Nested from the inside out they make a question of any number of hops.

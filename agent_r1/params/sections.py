@@ -112,6 +112,7 @@ NEUTRAL: dict[str, Any] = {
     "warm_start.checkpoint_every": 0,
     "warm_start.by_relation": 0.0,
     "warm_start.contexts": [],
+    "warm_start.quotes": False,
 }
 
 S = TypeVar("S", bound=Section)

@@ -101,6 +101,7 @@ class WarmStartParams(Section):
     stop_early: Share
     wrong_relation: Share
     by_relation: Share
+    quotes: bool
     batch_size: Count
     max_tokens_per_microbatch: Count
     steps: Count

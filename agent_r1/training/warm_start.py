@@ -6,7 +6,9 @@ Both are trajectories like any other; learning from them is supervised.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from agent_r1.data.demonstrations import Demonstration, with_tools, without_tools
-from agent_r1.data.questions import make_plans
+from agent_r1.data.from_titles import Pages, Reading, act_from_titles, borne_out, make_plans
+from agent_r1.data.questions import Plan
 from agent_r1.devices.sharing import ALONE, Ranks
 from agent_r1.envs import tool_env
 from agent_r1.envs.base import Attempt, without_answer_tags
@@ -34,6 +37,7 @@ from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.search.index import Cached
 from agent_r1.seeds import derive
+from agent_r1.tools.search import render_passages
 from agent_r1.training.conversations import retell
 from agent_r1.training.supervised import Lessons, Unfinished, compute_of, fit
 
@@ -63,12 +67,9 @@ def train_on_demonstrations(
     learned = [each for each in questions if each.split == "train"]
     asked = [each for each in learned if each.env == QA]
     played = [each for each in learned if "demonstrator" in scripts_of(each.env)]
-    plan_of, facts = make_plans(settings.prepare, asked)
-    calculator = settings.env.tools.calculator is not None
     searching, answering = list[Demonstration](), list[Demonstration]()
     if asked or (settings.prepare.asks and not played):
-        searching = with_tools(asked, plan_of, facts, taught, calculator=calculator)
-        answering = without_tools(asked, plan_of, index, settings.env.top_k, taught)
+        searching, answering = _demonstrations(settings, asked, index)
     if settings.model.path:
         tokenizer, model = load_tokenizer(settings.model.path), _to_fine_tune(settings, ranks)
     else:
@@ -91,6 +92,39 @@ def train_on_demonstrations(
     ranks.gather([(lessons, built_in)], Lessons)
     _teach(model, lessons, settings, ranks, unfinished)
     return model, tokenizer
+
+
+def _demonstrations(
+    settings: Params, questions: Sequence[Question], index: Cached
+) -> tuple[list[Demonstration], list[Demonstration]]:
+    """Demonstrations with the search tool and from passages, of real questions as far as the index bears them out."""
+    taught = settings.warm_start
+    plans, facts = make_plans(settings.prepare, questions)
+    act = partial(_script, plans, index, settings)
+    usable, scripts = borne_out(questions, taught.demonstrations, act)
+    calculator = settings.env.tools.calculator is not None
+    searching = with_tools(usable, plans, facts, taught, calculator=calculator, scripts=scripts)
+    usable, scripts = borne_out(questions, taught.naive_rag_demonstrations, partial(act, at_once=True))
+    if questions and not usable:
+        return searching, []
+    return searching, without_tools(usable, plans, index, settings.env.top_k, taught, scripts)
+
+
+def _script(
+    plans: Mapping[str, Plan], index: Cached, settings: Params, question: Question, *, at_once: bool = False
+) -> list[str]:
+    """The actions for a real question, with the search tool or from the passages that the question itself finds."""
+    env = settings.env
+
+    def search(query: str, characters: int = env.max_result_characters) -> Pages:
+        [passages] = index.search([query], env.top_k)
+        text = render_passages(passages)[:characters]
+        lines = zip(passages, text.split("\n"), strict=False)  # the last passages may be cut off
+        return [(passage.title, line.removeprefix(f"{' '.join(passage.title.split())}: ")) for passage, line in lines]
+
+    reading = Reading(search, env.max_steps, settings.warm_start.quotes)
+    shown = search(question.text, sys.maxsize) if at_once else None
+    return act_from_titles(plans[question.question_id], question, reading, shown)
 
 
 def train_with_leader(settings: Params, ranks: Ranks, unfinished: Unfinished) -> PreTrainedModel:

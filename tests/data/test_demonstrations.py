@@ -120,19 +120,9 @@ def test_after_a_wrong_relation_the_chain_goes_on_from_what_it_truly_leads_to() 
     for seed in range(200):
         actions = demonstrate(plan, question("bridge"), facts, habits(0, 0.3), random.Random(seed))
         seen.add((tuple(queries(actions)), answer(actions)))
-    # a person's only fact here is the birth city, so the second search can only repeat the question's words
+    # a person's only fact here is the birth city, so the second search has no other relation to take
     assert (("lead actor of Film", "birth city of Jon"), "Arvik") in seen
     assert (("director of Film", "birth city of Mara"), "Tesk") in seen
-
-
-def test_real_questions_go_astray_with_their_own_words() -> None:
-    plan = Plan((Hop("Kiss", "Kiss", "", "Mara"), Hop("Mara", "Mara", "", "Tesk")), "Tesk")
-    asked = question("bridge", "Where was she born?")
-    actions = demonstrate(plan, asked, {}, habits(0, 1), random.Random(0))
-    assert queries(actions) == ["Where was she born?", "Where was she born?"]
-    straight = demonstrate(plan, asked, {}, habits(0, 0), random.Random(0))
-    assert queries(straight) == ["Kiss", "Mara"]
-    assert answer(straight) == "Tesk"
 
 
 def test_the_habits_have_their_frequencies() -> None:

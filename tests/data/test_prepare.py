@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from agent_r1.data import prepare as prepare_module
 from agent_r1.data import sources
 from agent_r1.data.formats import FORMATS
+from agent_r1.data.from_titles import make_plans
 from agent_r1.data.prepare import Distinct, content_id, from_files, interleave, prepare, read_passages, write
 from agent_r1.data.quality import complaints
-from agent_r1.data.questions import make_plans
 from agent_r1.params.prepare import AtlasParams, FilesParams, PrepareParams, SplitParams
 from agent_r1.records import Passage, Question
 from agent_r1.tables import read_rows
