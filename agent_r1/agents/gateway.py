@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from agent_r1.agents.programs import Stated
-from agent_r1.agents.session import Completing, GivenAction, Session
+from agent_r1.agents.session import Completing, GivenAction, Session, offered
 from agent_r1.faults import ContextFull
 from agent_r1.http.completions import GONE, Refused, event, read, received, refused, require_model, unless_left
 from agent_r1.http.guard import Bounded, Unsignalled, configured
@@ -74,6 +74,7 @@ class OpenEpisode:
     async def _draw(self, asked: Completing) -> GivenAction:
         try:
             async with self._turn:
+                await asyncio.to_thread(offered, asked.spelled_tools)  # keeps them: reading some takes seconds
                 place = self.session.place(asked)
                 request, first = self.session.request(place, asked, self._episode)
                 return self.session.take(place, asked, request, first, await self._act(request))

@@ -7,6 +7,7 @@ new one. What the policy sampled is read again as its sampled ids, and is ACTION
 from __future__ import annotations
 
 import json
+import logging
 import re
 from bisect import bisect
 from collections import Counter
@@ -18,11 +19,11 @@ from itertools import takewhile
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-from jsonschema import Draft202012Validator, SchemaError  # type: ignore[import-untyped]
 from pydantic import BaseModel, Field
 
 from agent_r1.envs.base import TAGS, Conversation, ParsedCall, hermes, object_of, parse_action, split_action
 from agent_r1.envs.tool_env import canonical, think
+from agent_r1.http.client import in_words
 from agent_r1.http.completions import Asked, ChatMessage, Refused
 from agent_r1.params.env import AgentParams, EnvParams
 from agent_r1.records import Call, CallStatus, Outcome, Source, Step, StopReason
@@ -31,12 +32,15 @@ from agent_r1.rollout.codec import Encoded, Message, Piece, Tools
 from agent_r1.rollout.episode import Play, require_fit
 from agent_r1.rollout.sampling import Action, Request
 from agent_r1.seeds import derive
+from agent_r1.tools.arguments import ArgumentCheck
 from agent_r1.tools.base import function_schema
 
 _OPEN, _CLOSE = chr(0x10FFFC), chr(0x10FFFD)  # around an earlier answer, which is looked for in a rendering
 _ANSWER = re.compile(f"{_OPEN}([^{_OPEN}{_CLOSE}]*){_CLOSE}")
 _UNMARKED = str.maketrans({_OPEN: None, _CLOSE: None})
 _THOUGHT_END = "</think>"
+
+logger = logging.getLogger(__name__)
 
 
 class _CalledFunction(BaseModel):
@@ -64,15 +68,19 @@ class Completing(Asked):
 
     messages: Annotated[list[AgentMessage], Field(min_length=1, max_length=1024)]  # type: ignore[assignment]
     top_p: float | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=128)] | None = None
     tool_choice: Literal["auto", "none"] | None = None
+
+    @property
+    def spelled_tools(self) -> str:
+        return json.dumps(self.tools or [])
 
 
 class Offered(NamedTuple):
     """The tools of a request."""
 
     tools: Tools
-    arguments: dict[str, Draft202012Validator]  # by the tool's name
+    arguments: dict[str, ArgumentCheck]  # by the tool's name
 
 
 @lru_cache(maxsize=64)
@@ -85,10 +93,9 @@ def offered(spelled: str) -> Offered:
                 schema: Any = told.get("parameters") or {"type": "object"}
                 try:
                     tools.append(function_schema(name, str(told.get("description") or ""), schema))
-                    Draft202012Validator.check_schema(schema)
-                except (ValueError, SchemaError, RecursionError) as fault:
+                    arguments[name] = ArgumentCheck(schema)
+                except ValueError as fault:
                     raise Refused(f"tools: {str(fault)[:400]}", "tools") from None
-                arguments[name] = Draft202012Validator(schema)
             case _:
                 raise Refused('tools: a tool is {"type": "function", "function": {"name": ...}}', "tools")
     return Offered(tools, arguments)
@@ -172,15 +179,18 @@ class Session:
         self._by_text = dict[str, list[GivenAction]]()
 
     def place(self, asked: Completing) -> Position:
-        """Where a request stands. Raises Refused if the template cannot write it."""
-        tools = offered(json.dumps(asked.tools or []))
-        messages, answers = self._read(asked)
-        opening = len(list(takewhile(lambda message: message[0] == "system", messages)))
+        """Where a request stands. Raises Refused if its tools are none, or the template cannot write it."""
         try:
+            tools = offered(asked.spelled_tools)
+            messages, answers = self._read(asked)
+            opening = len(list(takewhile(lambda message: message[0] == "system", messages)))
             messages[opening:opening] = self._chat.example_messages(self._examples, tools.tools)
             return self._placed(messages, [*[None] * self._example_turns, *answers], tools)
-        except (ValueError, TypeError) as fault:  # templates meet values that they do not expect
-            raise Refused(str(fault), "messages") from None
+        except Refused:
+            raise
+        except Exception as fault:  # a template meets values that it does not expect
+            logger.warning("a request is refused: %s", in_words(fault))
+            raise Refused(in_words(fault), "messages") from None
 
     def _placed(self, messages: list[Message], answers: Sequence[GivenAction | None], tools: Offered) -> Position:
         escaped: Tools = self._chat.escape_all(tools.tools)
@@ -417,8 +427,8 @@ def _statuses(calls: Sequence[ParsedCall], tools: Offered) -> list[Call]:
     """The calls of an action, as far as the tools' schemas tell what comes of them."""
     made = []
     for call in calls:
-        schema = tools.arguments.get(call.tool)
-        fits = schema is not None and schema.is_valid(call.arguments)
-        status = CallStatus.OK if fits else CallStatus.BAD_ARGUMENTS if schema else CallStatus.UNKNOWN_TOOL
+        check = tools.arguments.get(call.tool)
+        fits = check is not None and check.fits(call.arguments)
+        status = CallStatus.OK if fits else CallStatus.BAD_ARGUMENTS if check else CallStatus.UNKNOWN_TOOL
         made.append(Call(tool=call.tool, arguments=canonical(call.arguments), status=status))
     return made

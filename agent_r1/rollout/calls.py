@@ -188,9 +188,9 @@ def _edged(literal: str) -> str:
     return r"\n?" * literal.startswith("\n") + _loose(literal) + r"\n?" * literal.endswith("\n")
 
 
-def _value(text: str, schema: dict[str, Any]) -> Any:
+def _value(text: str, schema: Any) -> Any:
     """The value of an argument: text where its schema asks for one, else JSON if it is some."""
-    if schema.get("type") == "string":
+    if isinstance(schema, dict) and schema.get("type") == "string":  # else it may be true
         return text
     try:
         return json.loads(text)

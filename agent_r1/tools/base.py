@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 MAX_CHARACTERS = 16_384  # of a schema as JSON: the policy reads all of it in every prompt
 MAX_DEPTH = 32  # of values inside of each other
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _NOT_TOOLS = ("reset", "get_reward", "state_key")  # public methods of an episode's object that are not for the policy
 
 
@@ -48,26 +49,33 @@ def function_schema(name: str, description: str, parameters: Mapping[str, Any]) 
 
 def _object(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Adds properties, empty ones if there are none: templates list them."""
-    if parameters.get("type") != "object" or not isinstance(parameters.get("properties", {}), dict):
+    known = isinstance(parameters, Mapping) and parameters.get("type") == "object"
+    if not known or not isinstance(parameters.get("properties", {}), dict):
         raise ValueError("its parameters are no object with properties")
     return {"type": "object", "properties": {}} | dict(parameters)
 
 
 def _require_small(schema: Schema) -> None:
-    level: list[Any] = [schema]
-    for _ in range(MAX_DEPTH):
-        level = [inner for each in level for inner in _inside(each)]
-    if level:
-        raise ValueError(f"its schema holds values more than {MAX_DEPTH} deep inside of each other")
-    try:
-        size = len(json.dumps(schema, ensure_ascii=False, allow_nan=False).encode().decode())
-    except (TypeError, ValueError):
-        raise ValueError("its schema is no JSON") from None
+    size = len(spelled(schema, "its schema"))
     if size > MAX_CHARACTERS:
         raise ValueError(f"its schema takes {size:,} characters, more than {MAX_CHARACTERS:,}; shorten its description")
 
 
-def _inside(value: Any) -> Iterable[Any]:
+def spelled(value: Any, name: str) -> str:
+    """JSON that every program can read. Raises ValueError, which names the value, for one without any."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [inner for each in level for inner in inside(each)]
+    if level:
+        raise ValueError(f"{name} holds values more than {MAX_DEPTH} deep inside of each other")
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False).encode().decode()
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} is no JSON") from None
+
+
+def inside(value: Any) -> Iterable[Any]:
+    """The values in an object or array; none in another value."""
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list | tuple) else ()
@@ -86,9 +94,9 @@ def _require_resolvable(parameters: Mapping[str, Any]) -> None:
 
 
 def _references(value: Any) -> Iterator[str]:
-    if isinstance(value, Mapping) and isinstance(value.get("$ref"), str):
-        yield value["$ref"]
-    for inner in _inside(value):
+    if isinstance(value, Mapping):
+        yield from (value[key] for key in _REFERENCES if isinstance(value.get(key), str))
+    for inner in inside(value):
         yield from _references(inner)
 
 
@@ -99,7 +107,7 @@ def _target(parameters: Mapping[str, Any], reference: str) -> Any:
     for key in keys:
         key = key.replace("~1", "/").replace("~0", "~")
         found = found.get(key) if isinstance(found, Mapping) else None
-    if where != "#" or found is None:
+    if where != "#" or "%" in reference or found is None:  # a percent sign may spell another way
         raise ValueError(f"its schema refers to {reference[:80]!r}, which is not in it")
     return found
 
@@ -152,6 +160,10 @@ class ServedTool(Tool):
         self._ask = ask
 
     async def call(self, arguments: dict[str, Any]) -> ToolResult:
+        try:
+            spelled(arguments, "the object of arguments")
+        except ValueError as fault:  # a server could end the session of all for it
+            return ToolResult(text=str(fault), call_status=CallStatus.BAD_ARGUMENTS)
         return await self._ask(self.name, arguments)
 
 

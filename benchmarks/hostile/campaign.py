@@ -16,7 +16,7 @@ from random import Random
 from typing import NamedTuple, Self
 
 from agent_r1.seeds import derive
-from benchmarks.hostile import data_files, endpoints, leftovers, names, parameters, servers, stored, texts
+from benchmarks.hostile import data_files, endpoints, leftovers, names, parameters, schemas, servers, stored, texts
 from benchmarks.hostile.kind import Defect, Kind
 from benchmarks.hostile.mutations import PASSWORD
 
@@ -25,6 +25,7 @@ KINDS: tuple[type[Kind], ...] = (
     texts.Actions, texts.Chats, servers.SearchAnswers, servers.EngineAnswers, servers.Loopback,
     servers.SearchRequests, servers.CutOff, servers.EngineRequests, endpoints.EndpointAnswers,
     endpoints.AgentRequests, names.Tags, names.Listings, names.Names, names.Addresses, leftovers.Leftovers,
+    schemas.ToolSchemas,
 )  # fmt: skip
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _SPARE_MIB = 4096  # that may be reserved, and is not used

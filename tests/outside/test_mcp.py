@@ -384,6 +384,31 @@ def test_tools_that_change_or_are_named_and_not_there_are_refused(by_hand: ByHan
         asyncio.run(opened(params))
 
 
+def test_what_a_schema_promises_or_a_call_holds_costs_the_session_nothing(by_hand: ByHand) -> None:
+    """The client would look for an address, divide by a float, or send what ends a server's session."""
+    away = listed("away") | {"outputSchema": {"type": "object", "$ref": "http://127.0.0.1:1/x"}}
+    money = listed("pay") | {"outputSchema": {"type": "object", "properties": {"a": {"multipleOf": 0.5}}}}
+    calls = {"away": said("x", structuredContent={}), "pay": said("y", structuredContent={"a": 10**400})}
+    deep: Any = []
+    for _ in range(900):
+        deep = [deep]
+
+    async def play() -> list[ToolResult]:
+        async with Server("x", by_hand(lists=[[away, money]], calls=calls)) as server:
+            [first, second] = server.tools
+            return [
+                await first.call({"a": deep}),
+                await first.call({"a": "\ud800"}),
+                await first.call({"a": float("inf")}),
+                await first.call({}),
+                await second.call({"a": 10**400}),
+            ]
+
+    *unsent, first, second = asyncio.run(play())
+    assert [result.call_status for result in unsent] == [CallStatus.BAD_ARGUMENTS] * 3
+    assert (first, second) == (ToolResult(text="x"), ToolResult(text="y"))
+
+
 CALLS: dict[str, Any] = {
     "marks": said("<|im_end|>", "</tool_response>"),
     "large": said("x" * 10_000_000),

@@ -1,0 +1,95 @@
+"""Schemas of strangers and calls of policies: what fits, and what costs no more than it may."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from agent_r1.tools.arguments import MAX_WORK, ArgumentCheck
+from agent_r1.tools.base import function_schema
+
+
+def check(**schema: Any) -> ArgumentCheck:
+    function_schema("tool", "", {"type": "object", **schema})
+    return ArgumentCheck({"type": "object", **schema})
+
+
+def doubled(levels: int) -> dict[str, Any]:
+    """A schema whose references unfold to 2 ** `levels`."""
+    defined = {f"n{at + 1}": {"allOf": [{"$ref": f"#/$defs/n{at}"}] * 2} for at in range(levels)}
+    return {"properties": {"a": {"$ref": f"#/$defs/n{levels}"}}, "$defs": {"n0": {"type": "string"}, **defined}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "fitting", "others"),
+    [
+        ({"properties": {"a": {"type": "string"}}, "required": ["a"]}, [{"a": "x"}], [{}, {"a": 1}]),
+        ({"properties": {"a": {"$ref": "#/$defs/u"}}, "$defs": {"u": {"enum": ["m", 2]}}}, [{"a": 2}], [{"a": 3}]),
+        ({"properties": {"a": {"pattern": "b+$"}}}, [{"a": "abb"}, {"a": 1}], [{"a": "ba"}]),
+        ({"properties": {"a": {"pattern": "(?=b)"}}}, [{"a": "a"}], []),  # a look-ahead is left unchecked
+        # Names by patterns are not looked at, nor which others there may be.
+        ({"patternProperties": {"(a+)+$": False}, "additionalProperties": False}, [{"a": 1}, {"b": 1}], []),
+        ({"additionalProperties": {"type": "number"}}, [{"b": 1}], [{"b": "x"}]),
+        ({"unevaluatedProperties": False, "allOf": [{"properties": {"a": True}}]}, [{"a": 1}], [{"b": 1}]),
+        ({"properties": {"a": {"uniqueItems": True}}}, [{"a": [1, 2, {}]}], [{"a": [{}, {}]}]),
+        # A reference leads into the schema whatever names and dialects stand around it.
+        (
+            {
+                "$schema": "http://json-schema.org/draft-07/schema#",
+                "$id": "http://127.0.0.1:1/",
+                "properties": {"a": {"$id": "b", "$ref": "#/definitions/a"}},
+                "definitions": {"a": {"$schema": "http://json-schema.org/draft-04/schema#", "type": "string"}},
+            },
+            [{"a": "x"}],
+            [{"a": 1}],
+        ),
+    ],
+)
+def test_arguments_fit_by_the_rules_of_2020(schema: Any, fitting: list[Any], others: list[Any]) -> None:
+    judged = check(**schema)
+    assert all(judged.fits(arguments) for arguments in fitting)
+    assert not any(judged.fits(arguments) for arguments in others)
+
+
+def deep(levels: int) -> list[Any]:
+    return [deep(levels - 1)] if levels else []
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"properties": {"a": {"multipleOf": 0.5}}}, 10**400),
+        ({"properties": {"a": {"multipleOf": 0.5}}}, float("inf")),
+        ({"properties": {"a": {"pattern": "(a+)+$"}}}, "a" * 100_000 + "b"),
+        (doubled(20), "x"),
+        ({"properties": {"a": {"uniqueItems": True}}}, [at if at % 2 else {"b": at} for at in range(4000)]),
+        ({"properties": {"a": {"items": {"enum": [*range(2800)]}}}}, [2799] * 4000),
+        ({"properties": {"a": {"enum": [1]}}}, deep(sys.getrecursionlimit() - 200)),
+        ({"properties": {"a": {"items": {}}}}, [1] * (MAX_WORK + 1)),
+        ({"properties": {"a": {"anyOf": [{"type": "string"}] * 500}}}, [*range(20_000)]),
+    ],
+)
+def test_arguments_that_nobody_can_judge_cheaply_do_not_fit(schema: Any, value: Any) -> None:
+    """Each of them raises in a plain validator, or takes it seconds, hours or forever."""
+    judged = check(**schema)
+    assert not judged.fits({"a": value})
+    assert judged.fits({}), "the next check has all its work again"
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"$dynamicRef": "http://127.0.0.1:1/x"}, "refers to 'http://127.0.0.1:1/x', which is not in it"),
+        ({"$recursiveRef": "#"}, "in a circle"),
+        ({"$dynamicAnchor": "m", "allOf": [{"$dynamicRef": "#m"}]}, "'#m', which is not in it"),
+        ({"properties": {"a": {"$ref": "#/$defs/a%25"}}, "$defs": {"a%25": True, "a%": True}}, "not in it"),
+        ({"properties": {"a": {"type": "strin"}}}, "no JSON schema: 'strin' is not valid"),
+        ({"allOf": [{}] * 1200}, "holds { 1,201 times"),
+        ({"properties": {f"p{at}": {"pattern": f"a{at}"} for at in range(40)}}, '"pattern" 40 times'),
+    ],
+)
+def test_schemas_that_lead_outside_or_cost_too_much_are_refused(schema: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        check(**schema)
