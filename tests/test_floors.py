@@ -53,7 +53,7 @@ ROOMS = {
     "learn": {"devices"},
     "data": {"search", "games"},
     "evaluation": {"rollout", "envs", "search"},
-    "training": {"rollout", "envs", "credit", "learn", "devices", "data", "search"},
+    "training": {"rollout", "envs", "credit", "learn", "devices", "data", "search", "tools"},
     "inspection": {
         "training",
         "evaluation",

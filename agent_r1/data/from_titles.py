@@ -54,10 +54,10 @@ def make_plans(params: PrepareParams, questions: Sequence[Question]) -> tuple[di
         hops_of = FORMATS[params.files[name].format].hops
         train = params.files[name].train
         for row in read(train.file) if train and hops_of else ():
-            question_id = row.id(row.first("_id", "id"))
-            hops = hops_of(row) if hops_of and question_id in plans else []
-            if hops:
-                plans[question_id] = replace(plans[question_id], hops=tuple(hops))
+            row_id = row.text(row.first("_id", "id"), numbers=True)
+            for question_id in plans.keys() & {row_id, f"{name}/train/{row_id}"}:  # longer where ids clash
+                if hops_of and (hops := hops_of(row)):
+                    plans[question_id] = replace(plans[question_id], hops=tuple(hops))
     if BUILT_IN not in params.datasets:
         return plans, {}
     generated = generate_atlas(params.atlas, params.seed)
