@@ -48,14 +48,21 @@ PAIRS = [
     ("\u201cKiss\u201d", ["Kiss"], 0, 0, 0),  # so do typographic quotes
     ('"Kiss"', ["Kiss"], 1, 1, 1),
     ("東京", ["東京"], 1, 1, 1),
-    ("東京 都", ["東京"], 0, 2 / 3, 1),
+    ("東京 都", ["東京"], 0, 4 / 5, 1),  # of scripts without blanks each letter counts: 2 x 2 / (3 + 2)
+    ("東京都", ["東京"], 0, 4 / 5, 1),
+    ("iPhone 手机", ["手机"], 0, 4 / 5, 1),
+    ("iPhone手机", ["iphone"], 0, 1 / 2, 1),
+    ("カラス", ["ガラス"], 0, 2 / 3, 0),
+    ("ที่นี่", ["ที่"], 0, 2 / 3, 1),  # a letter has its vowel and tone: 2 x 1 / (2 + 1)
+    ("ที", ["ที่"], 0, 0, 0),
+    ("नई दिल्ली", ["दिल्ली"], 0, 2 / 3, 1),  # Hindi has blanks
     ("Tesk\u00a0City", ["Tesk City"], 1, 1, 1),  # any white space parts words
     ("A", ["A"], 1, 1, 1),  # normalised, nothing would be left of the gold: articles stay, in the answer too
     ("a.", ["A"], 1, 1, 1),
     ("the", ["A"], 0, 0, 0),
     ("Vitamin A", ["A"], 0, 2 / 3, 1),
     ("A", ["Vitamin A"], 0, 0, 0),  # something is left of this gold: the usual rules
-    ("The The", ["the the"], 1, 1, 1),
+    ("The The", ["the - the"], 1, 1, 1),
     ("The", ["The The"], 0, 2 / 3, 0),
     ("&", ["&"], 1, 1, 1),  # of this not even articles would be left: punctuation stays
     ("+", ["&"], 0, 0, 0),

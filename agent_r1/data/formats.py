@@ -5,6 +5,7 @@ A field that is missing or malformed raises a ValueError, whose message names fi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
@@ -16,7 +17,6 @@ from agent_r1.data.questions import Hop
 from agent_r1.data.sources import Row, read
 from agent_r1.records import Question
 
-MOST_HOPS = 1_000_000
 FACTS = "supporting_facts"
 ACCEPTED = "answer_aliases"  # the field of other accepted answers
 ALIASES = "id_aliases.json"  # in 2WikiMultihopQA's release, of all splits: JSON lines
@@ -157,8 +157,10 @@ def generic_question(row: Row, dataset: str, split: str) -> Question:
     """
     titles = row.texts("gold_titles")
     named = row.first("id", "_id")
-    answers = _accepted(row, "answers") if row.has("answers") else [row.text("answer", numbers=True)]
-    hops = row.count("hops", MOST_HOPS) if row.has("hops") else max(1, len(titles))
+    answers = _answers_of(row, "answers") if row.has("answers") else [row.text("answer", numbers=True)]
+    hops = row.text("hops", numbers=True) if row.has("hops") else str(max(1, len(titles)))
+    if not re.fullmatch("[1-9][0-9]{0,5}", hops):
+        raise row.fault("hops", "must be a number from 1 to 999999")
     return Question(
         question_id=row.text(named, numbers=True)
         if row.has(named)
@@ -168,11 +170,11 @@ def generic_question(row: Row, dataset: str, split: str) -> Question:
         text=row.text("question"),
         answers=answers,
         gold_titles=titles,
-        strata={"hops": str(hops), "kind": row.text("kind") if row.has("kind") else "unknown"},
+        strata={"hops": hops, "kind": row.text("kind") if row.has("kind") else "unknown"},
     )
 
 
-def _accepted(row: Row, field: str) -> list[str]:
+def _answers_of(row: Row, field: str) -> list[str]:
     if answers := row.texts(field):
         return answers
     raise row.fault(field, "must hold at least one text that is not empty")
@@ -187,7 +189,7 @@ def flashrag_question(row: Row, dataset: str, split: str) -> Question:
     more = _metadata(row)
     fields = {
         **row.fields,
-        "answers": _accepted(row, "golden_answers"),
+        "answers": _answers_of(row, "golden_answers"),
         "gold_titles": [title for title, _ in more.pairs(FACTS, "sent_id")] if more.has(FACTS) else [],
         "kind": more.fields.get("type"),
     }

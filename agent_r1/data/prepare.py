@@ -89,16 +89,12 @@ def write(params: PrepareParams, directory: Path, searched: bool = True) -> None
 
 def _qualify(path: Path, shared_ids: Collection[str]) -> None:
     """Makes `dataset/split/id` of the ids that questions of several data sets or splits have; generated ones stay."""
-
-    def qualified(row: Question) -> Question:
-        if row.question_id not in shared_ids or row.dataset == BUILT_IN:
-            return row
-        return replace(row, question_id=f"{row.dataset}/{row.split}/{row.question_id}")
-
-    rows = [qualified(row) for row in read_rows(path, Question)]
-    [(question_id, times)] = Counter(row.question_id for row in rows).most_common(1)
-    if times > 1:
-        raise ValueError(f"several questions come to the id {question_id!r}; give one of them another")
+    rows = [
+        replace(row, question_id=f"{row.dataset}/{row.split}/{row.question_id}")
+        if row.question_id in shared_ids and row.dataset != BUILT_IN
+        else row
+        for row in read_rows(path, Question)
+    ]
     write_rows(path, rows, Question)
 
 
@@ -152,11 +148,10 @@ def named_by_content(title: str, text: str) -> Passage:
 
 def _passage(row: Row) -> Passage:
     if row.has("contents") and not row.has("text"):
-        title, _, text = row.text("contents").strip().partition("\n")
-        if not text:
+        parts = re.fullmatch(r'(?:"(.+)"|(.+?))\s*\n((?s:.+))', row.text("contents").strip())
+        if not parts:
             raise row.fault("contents", "must be a title, a line break and a text")
-        if quoted := re.fullmatch('"(.+)"', title.strip()):
-            title = quoted[1]
+        title, text = parts[1] or parts[2], parts[3]
     else:
         title, text = row.text("title", numbers=True), row.text("text")
     text = text.strip()

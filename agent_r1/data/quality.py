@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from agent_r1.answers import CLOSED, contains, folded, normalize
+from agent_r1.answers import CLOSED, contains, fold, normalize
 from agent_r1.params.prepare import BUILT_IN
 from agent_r1.records import QA, Question
 from agent_r1.tables import open_rows, read_rows
@@ -22,27 +22,26 @@ def complaints(questions: Path, passages: Path) -> list[str]:
     nothing; gold titles that no passage has; answers, `yes` and `no` apart, that stand in none of their gold passages.
     """
     rows = [row for row in read_rows(questions, Question) if row.env == QA and row.dataset != BUILT_IN]
-    texts = _texts(passages, {title for row in rows for title in row.gold_titles})
-    splits: dict[str, str] = {}
+    evidences = _texts(passages, {title for row in rows for title in row.gold_titles})
+    firsts: dict[str, Question] = {}
     examples: dict[str, list[str]] = defaultdict(list)
     for row in rows:
-        question = folded(row.text)
-        if question in splits:
-            examples[f"{row.dataset}: questions of {row.split} that stand in {splits[question]} already"].append(
-                row.text
-            )
-        splits.setdefault(question, row.split)
-        normalized = [normalize(answer) for answer in row.answers]
-        examples[f"{row.dataset}: answers of articles and punctuation alone, which are compared with them"] += [
-            answer for answer, words in zip(row.answers, normalized, strict=True) if not words
-        ]
-        examples[f"{row.dataset}: gold titles of no passage, so that no search can find them"] += [
-            title for title in row.gold_titles if title not in texts
-        ]
-        evidence = "\n".join(text for title in row.gold_titles for text in texts.get(title, []))
-        if evidence and not CLOSED.intersection(normalized) and not contains(evidence, row.answers):
-            examples[f"{row.dataset}: answers that stand in none of their gold passages"].append(row.answers[0])
-    return [f"{kind}: {len(found)}, such as {reprlib.repr(found[0])}" for kind, found in examples.items() if found]
+        first = firsts.setdefault(fold(row.text), row)
+        evidence = "\n".join(text for title in row.gold_titles for text in evidences.get(title, []))
+        stands = not evidence or CLOSED.intersection(map(normalize, row.answers)) or contains(evidence, row.answers)
+        kinds = {
+            f"questions of {row.split} that stand in {first.split} already": [] if row is first else [row.text],
+            "answers of articles and punctuation alone, which are compared with them": [
+                answer for answer in row.answers if not normalize(answer)
+            ],
+            "gold titles of no passage, so that no search can find them": [
+                title for title in row.gold_titles if title not in evidences
+            ],
+            "answers that stand in none of their gold passages": [] if stands else row.answers[:1],
+        }
+        for kind, texts in kinds.items():
+            examples[f"{row.dataset}: {kind}"] += texts
+    return [f"{kind}: {len(texts)}, such as {reprlib.repr(texts[0])}" for kind, texts in examples.items() if texts]
 
 
 def _texts(passages: Path, titles: set[str]) -> dict[str, list[str]]:

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 LONGEST_ROW = 1 << 23  # characters, or bytes in Parquet; also of a paragraph
 LINE_EVERY = 100_000  # items
-TABLES = {".csv": ",;\t", ".tsv": "\t"}  # text in columns; of the separators the one that parts most names
+TABLES = {".csv": ",;\t", ".tsv": "\t"}  # text in columns; of the separators the one that the head has most of
 ROWS = (".json", ".jsonl", ".parquet", *TABLES)  # with or without .gz behind
 _LONGEST_NUMBER = 4300  # digits that Python reads
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of a character beyond the first 65,536, as JSON may write it
@@ -70,7 +70,7 @@ class Row:
     def text(self, field: str, *, numbers: bool = False) -> str:
         """A text that is not empty, or where `numbers` are taken one of them as a text."""
         value = self.fields.get(field)
-        value = _spelled(value) if numbers else value
+        value = _in_digits(value) if numbers else value
         if not isinstance(value, str) or not value.strip():
             raise self.fault(field, "must be a text that is not empty")
         return value
@@ -87,30 +87,15 @@ class Row:
 
         A cell of a table holds them as a JSON list, or parted by `|`.
         """
-        match self._listed(field):
+        value = self.fields.get(field)
+        if isinstance(value, str) and suffix(self.path) in TABLES:
+            value = _parts(value)
+        match value:
             case None:
                 return []
-            case [*values] if all(isinstance(value, str) for value in map(_spelled, values)):
-                return list(dict.fromkeys(value for value in map(_spelled, values) if value.strip()))
+            case [*values] if all(isinstance(value, str) for value in map(_in_digits, values)):
+                return list(dict.fromkeys(value for value in map(_in_digits, values) if value.strip()))
         raise self.fault(field, "must be a list of texts; in a table as JSON, or parted by |")
-
-    def _listed(self, field: str) -> Any:
-        value = self.fields.get(field)
-        if not isinstance(value, str) or suffix(self.path) not in TABLES:
-            return value
-        with contextlib.suppress(ValueError, RecursionError):
-            if isinstance(values := _decode(value), list):
-                return values
-        return value if value.startswith("['") else [part.strip() for part in value.split("|")]
-
-    def count(self, field: str, most: int) -> int:
-        """A number from 1 to `most`; the cell of a table has its digits."""
-        value = self.fields[field]
-        if suffix(self.path) in TABLES and re.fullmatch("[0-9]{1,9}", value):
-            value = int(value)
-        if type(value) is not int or not 1 <= value <= most:
-            raise self.fault(field, f"must be a number from 1 to {most}")
-        return value
 
     def first(self, *fields: str) -> str:
         """The name of the first of these fields that the row has, or of the first of all."""
@@ -143,7 +128,14 @@ class Row:
         return ValueError(f"{self}: field {field!r} {expected}, found {found}")
 
 
-def _spelled(value: Any) -> Any:
+def _parts(cell: str) -> Any:
+    with contextlib.suppress(ValueError, RecursionError):
+        if cell.startswith("["):
+            return _decode(cell)
+    return cell if cell.startswith("['") else [part.strip() for part in cell.split("|")]
+
+
+def _in_digits(value: Any) -> Any:
     """A number as a text, whole ones without a decimal point, as pandas adds it beside missing ones; or the value."""
     if type(value) in (int, float, Decimal) and -math.inf < value < math.inf:
         return str(value if value % 1 else int(value))
@@ -171,11 +163,15 @@ _DECODER = json.JSONDecoder(parse_int=_whole_number)
 
 
 def _decode(line: str) -> Any:
-    if len(line) >= LONGEST_ROW:
-        raise BrokenRowError(f"longer than {LONGEST_ROW} characters")
-    value = _DECODER.decode(line)
+    value = _DECODER.decode(_short(line))
     _refuse_halves(value, line, 0, len(line))
     return value
+
+
+def _short(line: str) -> str:
+    if len(line) >= LONGEST_ROW:
+        raise BrokenRowError(f"longer than {LONGEST_ROW} characters")
+    return line
 
 
 def _refuse_halves(value: Any, text: str, start: int, stop: int) -> None:
@@ -336,18 +332,18 @@ def _table_rows(text: TextIO, separators: str) -> Iterator[dict[str, str | None]
     csv.field_size_limit(LONGEST_ROW)
     head = text.readline(LONGEST_ROW)
     text.seek(0)
-    separator = max(separators, key=lambda each: len(next(csv.reader([head], delimiter=each), [])))
-    rows = csv.reader(_whole_lines(text), delimiter=separator, strict=True, skipinitialspace=True)
+    separator = max(separators, key=head.count)
+    rows = csv.reader(map(_short, pieces(text)), delimiter=separator, strict=True, skipinitialspace=True)
     try:
         names = [name.strip() for name in next(rows, [])]
-        if repeated := [name for name in names if name and names.count(name) > 1]:
-            raise BrokenRowError(f"the head has several columns {repeated[0]!r}; leave one, and name the others")
+        if any(name and names.count(name) > 1 for name in names):
+            raise BrokenRowError("the head has two columns of one name; give one of them another")
         for cells in rows:
             if not any(map(str.strip, cells)):
                 continue
             if len(cells) != len(names):
                 raise BrokenRowError(
-                    f"{len(cells)} cells under a head of {len(names)}; a text with {separator!r} or a line break is "
+                    f"{len(cells)} cells under a head of {len(names)}; a text with a separator or a line break is "
                     'between quotation marks, with "" for each mark within'
                 )
             yield {name: cell if cell.strip() else None for name, cell in zip(names, cells, strict=True) if name}
@@ -355,13 +351,6 @@ def _table_rows(text: TextIO, separators: str) -> Iterator[dict[str, str | None]
         raise BrokenRowError(
             f'{error}; a text that begins with a quotation mark ends with one, and has "" for each mark within'
         ) from None
-
-
-def _whole_lines(text: TextIO) -> Iterator[str]:
-    for line in pieces(text):
-        if len(line) >= LONGEST_ROW:
-            raise BrokenRowError(f"longer than {LONGEST_ROW} characters")
-        yield line
 
 
 def _parquet_rows(path: Path) -> Iterator[Any]:

@@ -8,25 +8,31 @@ import tempfile
 import unicodedata
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from agent_r1.letters import ALL, LETTER, MARKS, UNSPACED
 from agent_r1.params.stages import BM25Params
 from agent_r1.search.base import Positions, Ranker, full_texts, read_batches
 from agent_r1.tables import open_rows
 
 Float32s = NDArray[np.float32]
-_WORD = re.compile(r"\w+")
+_WORD = re.compile(rf"[\w{MARKS}]+")
+_LETTER = re.compile(LETTER)
+_RUN = re.compile(rf"(?:{LETTER})+|[^{UNSPACED}]+")
 RUN = 4096  # passages that are counted at a time
-VOCABULARY, STARTS, PASSAGES, SCORES, BOUNDS = (
+RULE, VOCABULARY, STARTS, PASSAGES, SCORES, BOUNDS = (
+    "words-2",  # the version of `raw_words`: an empty file, where there are words that the first cuts otherwise
     "vocabulary.arrow",  # [V] words, sorted
     "starts.npy",  # [V + 1] int64, where each word's column begins
     "passages.npy",  # [P] int32, positions of passages, ascending in each column
@@ -44,10 +50,20 @@ def words(text: str) -> list[str]:
 
 
 def raw_words(text: str) -> list[str]:
-    """The words of a text, in lower case and without accents, but with their plural s."""
-    if not text.isascii():
-        text = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
-    return _WORD.findall(text.lower())
+    """The words of a text, in lower case and without accents, but with their plural s.
+
+    Where a script writes no blanks, every two neighbouring letters are a word, and a lone one is.
+    """
+    if text.isascii():
+        return _WORD.findall(text.lower())
+    text = "".join(c for c in unicodedata.normalize("NFKD", text) if c in MARKS or not unicodedata.combining(c))
+    runs = [run for word in _WORD.findall(text.lower()) for run in _RUN.findall(word)]
+    return [part for run in runs for part in _pairs(run)]
+
+
+def _pairs(run: str) -> Iterable[str]:
+    letters = _LETTER.findall(run)
+    return map("".join, pairwise(letters)) if len(letters) > 1 else [run]
 
 
 def singular(word: str) -> str:
@@ -63,8 +79,23 @@ def build(source: Path, folder: Path, params: BM25Params) -> None:
         if not vocabulary:
             raise ValueError(f"{len(lengths)} passages without a single word: nothing to index; check the data set")
         ranks = _write_vocabulary(folder / VOCABULARY, vocabulary)
+        if _is_cut_otherwise(folder):
+            (folder / RULE).touch()
         del vocabulary
         _write_columns(folder, paths, ranks, lengths, params)
+
+
+def follows_rule(folder: Path) -> bool:
+    """Whether the words of an index were cut as those of queries are now."""
+    return _is_cut_otherwise(folder) == (folder / RULE).exists()
+
+
+def _is_cut_otherwise(folder: Path) -> bool:
+    return bool(pc.any(pc.match_substring_regex(_read_vocabulary(folder), f"[{ALL}]")).as_py())
+
+
+def _read_vocabulary(folder: Path) -> pa.Array[Any]:
+    return pa.ipc.open_file(pa.memory_map(str(folder / VOCABULARY))).get_batch(0)["word"]
 
 
 def _write_runs(source: Path, folder: Path) -> tuple[dict[str, int], NDArray[np.int64], list[Path]]:
@@ -178,7 +209,7 @@ class BM25(Ranker):
     def __init__(self, folder: Path, passages: int) -> None:
         """Opens a folder that `build` wrote for `passages` passages."""
         self._size = passages
-        self._vocabulary = pa.ipc.open_file(pa.memory_map(str(folder / VOCABULARY))).get_batch(0)["word"]
+        self._vocabulary = _read_vocabulary(folder)
         self._starts, self._passages, self._scores, self._bounds = (
             np.asarray(np.load(folder / name, mmap_mode="r")) for name in (STARTS, PASSAGES, SCORES, BOUNDS)
         )

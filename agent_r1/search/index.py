@@ -156,6 +156,11 @@ def open_local(folder: Path) -> Index:
     if meta.dense and meta.encoder_hash != (now := model_hash(meta.dense.encoder)):
         other = f"another encoder ({meta.encoder_hash[:12]}) than {meta.dense.encoder} is now ({now[:12]})"
         raise ValueError(f"the index at {folder} was built with {other}; put the old one back, or {ANEW}")
+    if meta.size and meta.bm25 and not bm25.follows_rule(folder / BM25_FOLDER):
+        other = (
+            "cuts words of scripts without blanks, or with combining vowels, by another rule than queries are cut now"
+        )
+        raise ValueError(f"the index at {folder} {other}; {ANEW}")
     return Index(_ranker(meta, folder), Passages(folder / PASSAGES))
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 import sys
+import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,11 +18,12 @@ from hypothesis import strategies as st
 from agent_r1.data.formats import FORMATS
 from agent_r1.data.prepare import read_passages
 from agent_r1.data.sources import read
+from agent_r1.letters import ALL
 from agent_r1.params.stages import BM25Params
 from agent_r1.records import Passage, Question
 from agent_r1.search import bm25
 from agent_r1.search.base import Search
-from agent_r1.search.bm25 import BM25, words
+from agent_r1.search.bm25 import BM25, raw_words, words
 
 REAL = Path(__file__).parents[2].parent / "shared/data/multihop"
 RECALL = {  # in 2, 5 and 10 passages, as another BM25 found it for 300 questions each (shared data README)
@@ -44,6 +47,55 @@ def index(stored: Path, tmp_path: Path) -> BM25:
 def test_words_fold_case_accents_and_plurals_but_keep_short_words() -> None:
     assert words("Émile's Films, a boss is U2") == ["emile", "s", "film", "a", "boss", "is", "u2"]
     assert words("ΔΕΛΤΑ İstanbul's gas") == ["δελτα", "istanbul", "s", "gas"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("东京是首都。水", ["东京", "京是", "是首", "首都", "水"]),  # a lone letter is a word
+        ("iPhone手机2020年", ["iphone", "手机", "2020", "年"]),
+        ("ガラス ｶﾞﾗｽ カラス", ["カ\u3099ラ", "ラス", "カ\u3099ラ", "ラス", "カラ", "ラス"]),
+        ("東京タワーの", ["東京", "京タ", "タワ", "ワー", "ーの"]),
+        ("ที่นี่ กุ้ง", ["ที่นี่", "กุ้ง"]),  # two letters with vowels and tones: one pair
+        ("हिन्दी की भाषा", ["हिन्दी", "की", "भाषा"]),
+        ("தமிழ் เมือง", ["தமிழ்", "เมื", "มือ", "อง"]),
+        ("❤\ufe0f e\u0301t\u0301e", ["ete"]),
+        ("Ёлка שָׁלוֹם 한국", ["елка", "שלום", unicodedata.normalize("NFKD", "한국")]),
+    ],
+)
+def test_words_of_other_scripts(text: str, expected: list[str]) -> None:
+    assert words(text) == expected
+
+
+@given(st.text().filter(lambda text: not re.search(f"[{ALL}\u3099\u309a]", unicodedata.normalize("NFKD", text))))
+def test_words_of_the_other_scripts_stay_as_they_were(text: str) -> None:
+    plain = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
+    assert raw_words(text) == re.findall(r"\w+", plain.lower())
+
+
+CORPORA = {
+    "zh": ("东京是日本的首都、位于关东平原。", "富士山是日本最高的山、海拔3776米。", "首尔是韩国的首都。"),
+    "ja": ("夏目漱石は『坊っちゃん』の作者。", "ガラスの仮面は少女漫画。", "カラスは黒い鳥で、知能が高い。"),
+    "th": ("กรุงเทพมหานครเป็นเมืองหลวงของประเทศไทย", "เชียงใหม่เป็นเมืองใหญ่ในภาคเหนือ", "ต้มยำกุ้งเป็นซุปรสเปรี้ยวเผ็ด"),
+    "hi": ("दिल्ली भारत की राजधानी है।", "गंगा भारत की सबसे लंबी नदी है।", "ताजमहल आगरा में एक मकबरा है।"),
+}
+
+
+@pytest.mark.parametrize(
+    ("language", "queries"),
+    [
+        ("zh", ["日本的首都是哪里", "日本最高的山叫什么", "韩国首都"]),
+        ("ja", ["『坊っちゃん』の作者は誰ですか", "ガラスの仮面", "黒い鳥は何ですか"]),
+        ("th", ["เมืองหลวงของประเทศไทยคืออะไร", "เมืองใหญ่ในภาคเหนือ", "ซุปรสเปรี้ยวเผ็ดคืออะไร"]),
+        ("hi", ["भारत की राजधानी", "सबसे लंबी नदी", "आगरा का मकबरा"]),
+    ],
+)
+def test_questions_without_blanks_find_their_passage(
+    language: str, queries: list[str], tmp_path: Path, write_passages: Write
+) -> None:
+    bm25.build(write_passages(tmp_path / "p.parquet", CORPORA[language]), tmp_path / "bm25", PARAMS)
+    index = BM25(tmp_path / "bm25", 3)
+    assert [index.rank(query, 1).tolist() for query in queries] == [[0], [1], [2]]
 
 
 @pytest.mark.parametrize(

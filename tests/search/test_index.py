@@ -80,6 +80,29 @@ def test_other_settings_of_its_kind_are_refused(
         open_index(changed(search_params, asked), stored, tmp_path / "index")
 
 
+def test_an_index_of_another_rule_of_words_is_refused(tmp_path: Path, search_params: SearchParams) -> None:
+    def built(*titles: str) -> tuple[Path, Path]:
+        stored, folder = tmp_path / f"{titles[0]}.parquet", tmp_path / titles[0]
+        write_rows(stored, [Passage(passage_id=each, title=each, text="café") for each in titles], Passage)
+        build(search_params, stored, folder)
+        return stored, folder / "bm25" / bm25.RULE
+
+    plain, rule = built("Kiss", "Ёлка")
+    assert not rule.exists(), "where no script is cut otherwise, the files are those of the first rule"
+    open_index(search_params, plain, rule.parents[1])
+    for titles in (("Kiss", "富士山"), ("ไทย",), ("हिन्दी",)):
+        stored, rule = built(*titles)
+        open_index(search_params, stored, rule.parents[1])
+        rule.rename(rule.with_name("words-3"))
+        with pytest.raises(
+            ValueError, match=r"by another rule than queries .*; run the index stage anew \(`dvc repro --s"
+        ):
+            open_index(search_params, stored, rule.parents[1])
+        rule.with_name("words-3").unlink()  # as before there were rules
+        with pytest.raises(ValueError, match="by another rule"):
+            open_local(rule.parents[1])
+
+
 def test_another_encoder_of_the_same_name_is_refused(
     stored: Path, tmp_path: Path, tiny_encoder: Path, search_params: SearchParams
 ) -> None:
