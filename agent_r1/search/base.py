@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +29,13 @@ class Search(Protocol):
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """For each query its `k` best passages, fewer if fewer match. A WorldFault says that nothing answers."""
         ...
+
+    def read(self, title: str) -> list[Passage]:
+        """The passages of a title, of which blanks do not count, in their order; none where none has it.
+
+        Raises WorldFault if nothing answers, and ValueError if the index is none that finds titles.
+        """
+        raise ValueError(f"{type(self).__name__} finds no passages by their title; set env.tools.read to null")
 
 
 class Ranker(Protocol):
@@ -78,3 +86,19 @@ class Passages:
         """The passages at some positions, in that order."""
         columns = {name: self._table.column(name) for name in SCHEMAS[Passage].names}
         return [Passage(**{name: column[int(i)].as_py() for name, column in columns.items()}) for i in positions]
+
+    def of_title(self, title: str) -> list[Passage]:
+        """The passages of a title, in their order."""
+        title = one_line(title)
+        return [each for each in self.at(np.flatnonzero(self._keys == hash(title))) if one_line(each.title) == title]
+
+    @cached_property
+    def _keys(self) -> Positions:
+        """[N] a number for the title of each passage."""
+        titles: Iterator[Any] = (title for chunk in self._table.column("title").chunks for title in chunk.to_pylist())
+        return np.fromiter((hash(one_line(title)) for title in titles), np.int64, len(self._table))
+
+
+def one_line(text: str) -> str:
+    """A text with single blanks, as tools show it."""
+    return " ".join(text.split())

@@ -57,6 +57,9 @@ class Cached(Search):
                 self._known.popitem(last=False)
         return [list(found[key]) for key in keys]
 
+    def read(self, title: str) -> list[Passage]:
+        return self._index.read(title)
+
     def take_hit_share(self) -> float:
         """The share of remembered searches since the last call; 0 without any search."""
         share = self._hits / self._asked if self._asked else 0.0
@@ -111,6 +114,9 @@ class Index(Search):
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         return [self.passages.at(self.ranker.rank(query, k)) for query in queries]
+
+    def read(self, title: str) -> list[Passage]:
+        return self.passages.of_title(title)
 
 
 def build(params: SearchParams, passages: Path, folder: Path) -> None:

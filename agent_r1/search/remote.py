@@ -31,11 +31,17 @@ class SearchRequest(BaseModel):
     k: Annotated[int, Field(ge=1, le=1000)]
 
 
+class ReadRequest(BaseModel):
+    """POST /read"""
+
+    title: Annotated[str, Field(max_length=MAX_QUERY)]
+
+
 class SearchReply(BaseModel):
-    """The answer to a SearchRequest."""
+    """The answer to a SearchRequest, or to a ReadRequest."""
 
     index_hash: str
-    results: Annotated[list[Annotated[list[Passage], FailFast()]], FailFast()]  # for each query, best first
+    results: Annotated[list[Annotated[list[Passage], FailFast()]], FailFast()]  # for each query, best first; of a title
 
 
 class Health(BaseModel):
@@ -73,6 +79,15 @@ class RemoteIndex(Search):
             found = [asyncio.run(self._retries.run(partial(self._attempt, request))) for request in requests]
         return [*chain.from_iterable(found)]
 
+    def read(self, title: str) -> list[Passage]:
+        """The passages of a title, which is cut to MAX_QUERY characters. Raises as `search` does."""
+        request = ReadRequest(title=title[:MAX_QUERY])
+        with self._named(
+            "it may be of an earlier version, without /read: start it anew, or set env.tools.read to null"
+        ):
+            reply = asyncio.run(self._retries.run(partial(self._reply, "/read", request)))
+        return [*chain.from_iterable(reply.results)]
+
     def health(self) -> Health:
         """The server's description of its index; one attempt."""
         with self._named():
@@ -85,15 +100,19 @@ class RemoteIndex(Search):
             raise ConnectionError(f"status 404, and not from a search server; check remote.url: {answer.reason}")
         return answer.require_ok()
 
-    async def _attempt(self, request: SearchRequest) -> list[list[Passage]]:
-        reply = (await self._ask("POST", "/search", request.model_dump_json())).parse(SearchReply)
+    async def _reply(self, path: str, request: BaseModel) -> SearchReply:
+        reply = (await self._ask("POST", path, request.model_dump_json())).parse(SearchReply)
         if self._index_hash and reply.index_hash != self._index_hash:
             other = f"{self._who} serves index {reply.index_hash[:12]} now, not {self._index_hash[:12]}"
             raise ValueError(f"{other}; serve that one, or {ANEW}")
+        return reply
+
+    async def _attempt(self, request: SearchRequest) -> list[list[Passage]]:
+        reply = await self._reply("/search", request)
         asked, found = len(request.queries), [len(each) for each in reply.results]
         if len(found) != asked or any(each > request.k for each in found):
             raise BadAnswerError(f"it answered {asked} queries for {request.k} passages each with {found}")
         return reply.results
 
-    def _named(self) -> AbstractContextManager[None]:
-        return named_faults(self._who, "a search server's", lambda _: "; check remote.url")
+    def _named(self, remedy: str = "check remote.url") -> AbstractContextManager[None]:
+        return named_faults(self._who, "a search server's", lambda _: f"; {remedy}")

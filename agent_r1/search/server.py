@@ -12,12 +12,12 @@ import uvicorn
 from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI, HTTPException, Request
 
-from agent_r1.http.client import BadAnswerError, parsed
+from agent_r1.http.client import BadAnswerError, Shape, parsed
 from agent_r1.http.guard import by_name, configured, read_body
 from agent_r1.params.sections import LOOPBACK
 from agent_r1.search.base import Search
 from agent_r1.search.index import describe, open_local
-from agent_r1.search.remote import Health, SearchReply, SearchRequest
+from agent_r1.search.remote import Health, ReadRequest, SearchReply, SearchRequest
 
 MAX_BODY_BYTES = 1 << 21  # more than `BATCH` of the longest queries take
 
@@ -25,18 +25,27 @@ logger = logging.getLogger(__name__)
 
 
 def create_app(index: Search, health: Health, hosts: Sequence[str] = LOOPBACK) -> FastAPI:
-    """The server's two routes: POST /search and GET /health, under its own names only."""
+    """The server's three routes: POST /search, POST /read and GET /health, under its own names only."""
     app = FastAPI(title="agent_r1 search")
     app.add_middleware(by_name, names=hosts)
     one_at_a_time = CapacityLimiter(1)  # tokenizers are not made for threads; clients take turns by query
 
-    @app.post("/search")
-    async def search(request: Request) -> SearchReply:
+    async def message(request: Request, kind: type[Shape]) -> Shape:
         body = await read_body(request, MAX_BODY_BYTES, "ask fewer queries at a time")
         try:
-            asked = parsed(body, SearchRequest)
+            return parsed(body, kind)
         except BadAnswerError as fault:
             raise HTTPException(422, str(fault)) from None
+
+    @app.post("/read")
+    async def read(request: Request) -> SearchReply:
+        asked = await message(request, ReadRequest)
+        passages = await to_thread.run_sync(index.read, asked.title, limiter=one_at_a_time)
+        return SearchReply(index_hash=health.index_hash, results=[passages])
+
+    @app.post("/search")
+    async def search(request: Request) -> SearchReply:
+        asked = await message(request, SearchRequest)
         results = []
         for query in asked.queries:
             if await request.is_disconnected():

@@ -1,4 +1,4 @@
-"""Tools over a search index: one finds passages, one reads a passage to its end, however long it is."""
+"""Tools over a search index: one finds passages, one reads all of a title to its end, however long it is."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from functools import partial, wraps
 from typing import Any
 
 from agent_r1.records import Passage
-from agent_r1.search.base import Search
+from agent_r1.search.base import Search, one_line
 from agent_r1.tools.base import FunctionTool, ToolError, ToolResult
-
-_LOOKED_AT = 20  # passages that a search for a title finds
 
 
 def search_tool(index: Search, *, top_k: int, threads: Executor | None = None) -> FunctionTool:
@@ -44,29 +42,24 @@ def tool_on(index: Search, function: Callable[..., ToolResult], threads: Executo
 
 def render_passages(passages: Sequence[Passage]) -> str:
     """One line per passage, `Title: text`; an empty string without passages."""
-    return "\n".join(_plain(f"{passage.title}: {passage.text}") for passage in passages)
+    return "\n".join(one_line(f"{passage.title}: {passage.text}") for passage in passages)
 
 
 def read_tool(index: Search, *, part_characters: int, threads: Executor | None = None) -> FunctionTool:
-    """A tool that shows parts of so many characters of the passage with a title."""
+    """A tool that shows parts of so many characters of the passages with a title, one after the other."""
 
     def read(title: str, part: int = 1) -> ToolResult:
         """Shows a part of the passage with a title, which a search has shown; parts count from 1."""
         if not title.strip():
             raise ToolError("the title is empty")
-        [found] = index.search([title], _LOOKED_AT)
-        passage = next((each for each in found if _plain(each.title) == _plain(title)), None)
-        if passage is None:
+        passages = index.read(title)
+        if not passages:
             raise ToolError("there is no passage of this title; give one as a search shows it")
-        text = _plain(passage.text)
+        text = one_line(" ".join(passage.text for passage in passages))
         parts = [text[start : start + part_characters] for start in range(0, len(text), part_characters)] or [""]
         if not 1 <= part <= len(parts):
             raise ToolError(f"the passage has {len(parts)} parts, and no part {part}")
         which = f" (part {part} of {len(parts)})" if len(parts) > 1 else ""
-        return ToolResult(text=f"{_plain(passage.title)}{which}: {parts[part - 1]}", titles=(passage.title,))
+        return ToolResult(text=f"{one_line(title)}{which}: {parts[part - 1]}", titles=(passages[0].title,))
 
     return tool_on(index, read, threads)
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.split())

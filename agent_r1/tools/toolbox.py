@@ -118,6 +118,7 @@ class Toolbox:
             yield _shared(FunctionTool(calculator))
         if self._index is not None and offered.read:
             characters = offered.read.part_characters
+            threads.submit(self._index.read, "").result()  # an index that finds no titles is refused before episodes
             yield _shared(read_tool(self._index, part_characters=characters, threads=threads))
         if offered.python:
             python = import_module("agent_r1.outside.sandbox")

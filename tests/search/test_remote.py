@@ -185,9 +185,15 @@ def test_our_own_faults_are_raised_at_once() -> None:
     with serving(say(NO_ROUTE, 404)) as server:
         with pytest.raises(ValueError, match=r"refused .* 404: .*Not Found.*; check remote\.url"):
             client(server.url).search(["q"], 1)
-        assert len(server.heard) == 1
+        with pytest.raises(
+            ValueError, match=r"refused .* 404: .*without /read: start it anew, or set env\.tools\.read to"
+        ):
+            client(server.url).read("q")
+        assert len(server.heard) == 2
     with serving(GOOD) as server, pytest.raises(ValueError, match="serves index abc now, not def"):
         client(server.url, index_hash="def").search(["q"], 1)
+    with serving(GOOD) as server, pytest.raises(ValueError, match="serves index abc now, not def"):
+        client(server.url, index_hash="def").read("q")
 
 
 @pytest.mark.parametrize(

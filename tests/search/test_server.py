@@ -23,6 +23,7 @@ from agent_r1.files import sha256
 from agent_r1.http.guard import Bounded
 from agent_r1.params.stages import SearchParams
 from agent_r1.records import Passage
+from agent_r1.search.base import Search
 from agent_r1.search.index import build, describe, open_index, open_local
 from agent_r1.search.remote import NO_ROUTE, Health
 from agent_r1.search.server import create_app, own_names
@@ -76,6 +77,8 @@ def test_a_served_index_is_the_same_index(
     index = open_index(params, stored, tmp_path / "pinned")
     assert index.search(queries, 2) == open_local(tmp_path / "index").search(queries, 2)
     assert index.search(["country"], 1) == [[passages[2]]]
+    assert index.read(passages[2].title) == [passages[2]]
+    assert index.read("nobody") == index.read("x" * 9000) == []
 
     refused = httpx.post(f"{served}/search", json={"queries": ["x"], "k": 0}, timeout=30)
     assert refused.status_code == 422
@@ -100,11 +103,14 @@ def test_without_an_index_it_says_so(tmp_path: Path) -> None:
 HEALTH = Health(kind="bm25", index_hash="abc", passages_hash="def", size=1)
 
 
-class Echo:
+class Echo(Search):
     """An index that finds the query itself, once."""
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         return [[Passage(passage_id="0", title=query, text="")] for query in queries]
+
+    def read(self, title: str) -> list[Passage]:
+        return [Passage(passage_id=str(i), title=title, text=str(i)) for i in range(2)]
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +121,10 @@ def client() -> TestClient:
 def test_an_honest_request_is_answered(client: TestClient) -> None:
     reply = client.post("/search", content=b'{"queries": ["Tesk", "Veld"], "k": 1}').json()
     assert [[passage["title"] for passage in found] for found in reply["results"]] == [["Tesk"], ["Veld"]]
+    [found] = client.post("/read", content=b'{"title": "Tesk"}').json()["results"]
+    assert [(passage["title"], passage["text"]) for passage in found] == [("Tesk", "0"), ("Tesk", "1")]
+    long = client.post("/read", content=b'{"title": "%s"}' % (b"q" * 8193))
+    assert (long.status_code, long.json()["detail"][:42]) == (422, "title: String should have at most 8192 cha")
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,10 @@ class Recorded(Search):
         self.threads.add(threading.current_thread().name)
         return [[Passage(passage_id=str(i), title=f"T{i}", text=f"a\nb {i}") for i in range(k)]]
 
+    def read(self, title: str) -> list[Passage]:
+        [found] = self.search([title], 8)
+        return [each for each in found if each.title == title]
+
 
 class Elsewhere(Recorded):
     """Answers when everybody has asked."""
@@ -96,6 +100,8 @@ PASSAGES = [
     Passage(passage_id="0", title="Tide", text="A word."),
     Passage(passage_id="1", title="Low  Tide", text="abcde fghij\nklmno pqrst"),
     Passage(passage_id="2", title="Empty", text=" "),
+    *(Passage(passage_id=f"c{i}", title="The", text=f"the tide {i} ") for i in range(30)),  # chunks of a common word
+    Passage(passage_id="3", title="Low Tide", text="uvw"),
 ]
 Read = Callable[..., ToolResult]
 
@@ -111,8 +117,14 @@ def test_parts_of_a_passage_by_its_title(read: Read) -> None:
     first = read(title=" Low Tide")
     assert first == ToolResult(text="Low Tide (part 1 of 3): abcde fghi", titles=("Low  Tide",))
     assert read(title="Low Tide", part=2).text == "Low Tide (part 2 of 3): j klmno pq"
-    assert read(title="Low Tide", part=3).text == "Low Tide (part 3 of 3): rst"
+    assert read(title="Low Tide", part=3).text == "Low Tide (part 3 of 3): rst uvw", "all passages of a title"
     assert read(title="Empty").text == "Empty: "
+
+
+def test_a_title_of_common_words_is_read_in_the_order_of_its_passages(read: Read) -> None:
+    text = " ".join(f"the tide {i}" for i in range(30))
+    parts = [read(title="The", part=part + 1).text.partition(": ")[2] for part in range(-(-len(text) // 10))]
+    assert "".join(parts) == text
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,16 @@ class Corpus(Search):
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         return [[Passage(passage_id=str(i), title=f"T{i}", text="long " * 50) for i in range(k)] for _ in queries]
 
+    def read(self, title: str) -> list[Passage]:
+        return []
+
+
+class Ranked(Search):
+    """Finds nothing, and no titles."""
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        return [[] for _ in queries]
+
 
 @pytest.fixture
 def env() -> Env:
@@ -142,6 +152,8 @@ def test_a_toolbox_is_opened_and_closed_in_tasks_of_their_own(env: Env) -> None:
 def test_an_index_is_needed_where_tools_ask_it(env: Env) -> None:
     with pytest.raises(ValueError, match=r"env\.tools offers search or read, and there is no index"):
         Toolbox(env(), None)
+    with pytest.raises(ValueError, match=r"Ranked finds no passages by their title; set env\.tools\.read to null"):
+        called(env(read={"part_characters": 100}), Ranked())
 
 
 def test_long_results_are_cut_in_sight(env: Env) -> None:
