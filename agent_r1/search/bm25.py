@@ -56,9 +56,11 @@ def raw_words(text: str) -> list[str]:
     """
     if text.isascii():
         return _WORD.findall(text.lower())
-    text = "".join(c for c in unicodedata.normalize("NFKD", text) if c in MARKS or not unicodedata.combining(c))
-    runs = [run for word in _WORD.findall(text.lower()) for run in _RUN.findall(word)]
-    return [part for run in runs for part in _pairs(run)]
+    text = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c) or c in MARKS)
+    plain = _WORD.findall(text.lower())
+    if not _LETTER.search(text):
+        return plain
+    return [part for word in plain for run in _RUN.findall(word) for part in _pairs(run)]
 
 
 def _pairs(run: str) -> Iterable[str]:
