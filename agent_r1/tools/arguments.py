@@ -50,7 +50,6 @@ class ArgumentCheck:
         kind = create(
             meta_schema={},
             validators={name: partial(self._metered, name, check) for name, check in keywords.items()},
-            type_checker=Draft202012Validator.TYPE_CHECKER,
             id_of=lambda _: None,
             applicable_validators=self._applicable,
         )

@@ -128,6 +128,7 @@ class ToolSchemas(Kind):
         session = Session(self._chat, self._limits, self._agent, (0, 0, "q", 0), PLAY)
         episode = OpenEpisode(session, act, 0, parallel=False, parts=[])
         watching = asyncio.create_task(_longest_s())
+        await asyncio.sleep(0)  # until it watches
         tool = {"type": "function", "function": {"name": "look", "parameters": made.parameters}}
         refused = ""
         for number in range(_CALLS):
