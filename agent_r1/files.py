@@ -5,10 +5,12 @@ DVC's md5 beside these hashes is the name of a copy in its cache; `agent_r1.para
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import stat
 import time
@@ -20,9 +22,13 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from agent_r1.harmless import harmless, without_password
+
 METRICS = "metrics.jsonl"  # of a training, a line per iteration
 REMINDER_S = 300.0  # between two calls of `when_held`
 LOOK_S = 0.05  # between two looks at a lock that is held
+_ERROR = re.compile(r"^(?!INFO|DEBUG|WARNING)[\w.]+: .*", re.MULTILINE)
+_SHOWN = 1000  # characters of it
 
 logger = logging.getLogger(__name__)
 
@@ -148,16 +154,32 @@ def _hold_one(paths: Sequence[Path], holds: ExitStack, when_held: Callable[[], N
         path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):
             path.chmod(0o600)  # a reader of a lock file can hold it
-    locks, reminder = {path: FileLock(path, mode=0o600) for path in paths}, time.monotonic()
+    locks = {path: FileLock(path, mode=0o600, fallback_to_soft=False) for path in paths}
+    reminder = time.monotonic()
     while True:
         for path, lock in locks.items():
-            with suppress(Timeout):
+            with suppress(Timeout), lockable(path.parent):
                 holds.enter_context(lock.acquire(timeout=0))
                 return path
         if time.monotonic() >= reminder:
             when_held()
             reminder = time.monotonic() + REMINDER_S
         time.sleep(LOOK_S)
+
+
+@contextmanager
+def lockable(folder: Path) -> Iterator[None]:
+    """Raises ValueError in place of the fault of a file system that has no locks, which would stay for ever."""
+    try:
+        yield
+    except OSError as fault:
+        if fault.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+        raise ValueError(
+            f"{folder} is on a file system without locks ({os.strerror(fault.errno)}), where two processes could write "
+            "the same files; move the project to a local disk, or where the folder is none of its own, name one there "
+            "by AGENT_R1_LOCKS or TMPDIR"
+        ) from None
 
 
 def is_own(path: Path, kind: int, *, closed: int) -> bool:
@@ -179,6 +201,13 @@ def closed_folder(folder: Path) -> Path:
                 path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o077)
         logger.warning("closed %s to other users of this machine, who could enter it until now", folder)
     return folder
+
+
+def first_error(log: Path) -> str:
+    """The line of a log that says its first error, such as a traceback's last; else its first line, or ""."""
+    text = log.read_text(errors="replace").strip() if log.exists() else ""
+    found = _ERROR.search(text)
+    return without_password(harmless((found[0] if found else text.partition("\n")[0])[:_SHOWN]))
 
 
 def sha256(path: Path) -> str:

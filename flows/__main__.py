@@ -22,12 +22,14 @@ def main() -> None:
     from typer.main import get_command
 
     from agent_r1.harmless import harmless_lines
+    from agent_r1.surroundings import settle
     from flows.commands import app
     from flows.stage import clean_end
 
     sys.argv[0] = PROGRAM  # MLflow shows it as the source of a run
     try:
         with clean_end():
+            settle()
             get_command(app).main(prog_name=PROGRAM)  # the app itself would format tracebacks
     except SystemExit as end:
         if isinstance(end.code, str):  # for a sentence Python prints it, and ends with 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import pwd
 import secrets
 import signal
 import socket
@@ -24,8 +23,9 @@ from typing import IO
 import psutil
 from filelock import FileLock, Timeout
 
-from agent_r1.files import is_own, locked, write_text
+from agent_r1.files import first_error, is_own, locked, write_text
 from agent_r1.harmless import without_password
+from agent_r1.surroundings import home
 
 GRACE_S = 10.0
 WATCH_S = 0.5
@@ -206,7 +206,9 @@ def first_to_end(begun: Sequence[Running]) -> tuple[Supervised, str]:
     while True:
         for part, process in begun:
             if process.poll() is not None:
-                return part, f"the {part.name} ended with code {process.returncode}, see {part.log}"
+                logged = first_error(part.log)
+                said = f"the {part.name} ended with code {process.returncode}"
+                return part, f"{said}{logged and f' ({logged})'}, see {part.log}"
         time.sleep(WATCH_S)
 
 
@@ -343,8 +345,7 @@ def uvicorn(app: str, listening: socket.socket, *options: str) -> list[str]:
 
 def own_folder() -> Path:
     """The folder of this user's locks, the same for terminals and services; ValueError if others may write there."""
-    home = Path(pwd.getpwuid(os.getuid()).pw_dir)
-    folder = Path(os.environ.get(LOCKS) or home / ".cache" / "agent_r1")
+    folder = Path(os.environ.get(LOCKS) or home() / ".cache" / "agent_r1")
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700, parents=True)
     if not is_own(folder, stat.S_IFDIR, closed=0o022):
@@ -367,5 +368,11 @@ def await_health(process: subprocess.Popen[str], part: Supervised) -> None:
                 return
         except OSError:
             time.sleep(0.2)
+    logged = first_error(part.log)
+    if "revision" in logged:  # of its database, which its migrations do not have
+        raise ValueError(
+            f"{HOME} holds the database of a newer Prefect ({logged}); `mv {HOME} {HOME}.newer` and start again, which "
+            "begins a history of its own, or install the Prefect that wrote it"
+        )
     fault = TimeoutError if process.poll() is None else OSError
-    raise fault(f"the server at {part.health} did not come up, see {part.log}")
+    raise fault(f"the server at {part.health} did not come up{logged and f' ({logged})'}, see {part.log}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import itertools
 import os
 import subprocess
@@ -16,6 +18,7 @@ from agent_r1 import files
 from agent_r1.files import (
     clear_leftovers,
     closed_folder,
+    first_error,
     locked,
     model_hash,
     remove_folder,
@@ -152,6 +155,35 @@ def test_a_lock_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
     with locked(tmp_path / "below/lock", refuse):
         write_text(tmp_path / "turn", "after")
+
+
+@pytest.mark.parametrize("lack", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_refused_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lack: int
+) -> None:
+    """An OSError would say that the same may work later."""
+
+    def flock(*_: object) -> None:
+        raise OSError(lack, os.strerror(lack))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(ValueError, match=rf"{tmp_path} is on a file system without locks .*AGENT_R1_LOCKS"):
+        locked(tmp_path / "lock").__enter__()
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        ("", ""),
+        ("noise\n", "noise"),
+        ("INFO: fine\nTraceback\n  File x\nsqlite3.Error: no\nValueError: later\n", "sqlite3.Error: no"),
+        ("Error: at http://me:secret@x\x1b[2J", "Error: at http://x\N{REPLACEMENT CHARACTER}[2J"),
+    ],
+)
+def test_the_first_error_of_a_log_is_one_harmless_line(tmp_path: Path, log: str, said: str) -> None:
+    assert first_error(tmp_path / "none") == ""
+    (tmp_path / "log").write_text(log)
+    assert first_error(tmp_path / "log") == said
 
 
 def test_who_waits_is_told_again_and_again_for_whom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

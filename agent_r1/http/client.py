@@ -163,7 +163,10 @@ class Client:
         except (TimeoutError, httpx.TimeoutException):
             raise TimeoutError(f"took longer than {self._timeout_s} s") from None
         except httpx.HTTPError as fault:
-            raise ConnectionError(in_words(fault)) from fault
+            cause: BaseException = fault
+            while deeper := cause.__cause__ or cause.__context__:  # httpx says that all attempts failed, and not why
+                cause = deeper
+            raise ConnectionError(in_words(cause)) from fault
         except httpx.InvalidURL as fault:
             raise ValueError(f"{self._url} is no address of a server: {fault}") from None
 

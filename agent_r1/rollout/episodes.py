@@ -19,6 +19,7 @@ from agent_r1.rollout.chat import Chat, Dialogue
 from agent_r1.rollout.episode import PLAY, Episode, Play, StepView
 from agent_r1.rollout.sampling import Action, Flowing, Request, Sampler
 from agent_r1.seeds import derive
+from agent_r1.surroundings import room
 
 Sample = Callable[[Sequence[Request]], Sequence[Action]]
 Act = Callable[[Request], Awaitable[Action]]
@@ -98,7 +99,8 @@ def collect(
     """Runs all episodes to their ends, in the order of `shared.limits.order`.
 
     In rounds, every living episode gets one action in one call; their environments answer at the same time, so that a
-    round waits for the slowest and not for their sum. By arrival no episode waits for another.
+    round waits for the slowest and not for their sum. By arrival no episode under way waits for another, and one begins
+    as soon as there is `surroundings.room` for its connections.
 
     An episode whose next observation would leave no room for another action ends as TOKEN_LIMIT; the observation is
     not appended, and earns nothing. A new context begins where the environment or `shared.limits.context` rewrites the
@@ -120,7 +122,8 @@ def collect(
         rounds = Rounds(sampler.sample, len(begun)) if limits.order == "rounds" else None
         act = rounds.act if rounds else flowing(sampler, limits.order).act
         overs = [over for over in (play.over, rounds and rounds.leave) if over]
-        shared.run(together(_to_its_end(episode, index, act, overs) for index, episode in begun.items()))
+        places = asyncio.Semaphore(len(begun) if rounds else room())
+        shared.run(together(_to_its_end(episode, index, act, overs, places) for index, episode in begun.items()))
         return begun
 
     told = "the world cut %d of %d episodes short: %s"
@@ -155,9 +158,12 @@ def follow(sampler: Sampler, chat: Chat, attempt: Attempt, shared: Shared, *, se
         shared.run(steps.aclose())
 
 
-async def _to_its_end(episode: Episode, index: int, act: Act, overs: Sequence[Callable[[], None]]) -> None:
-    async for _ in _steps(episode, index, act):
-        pass
+async def _to_its_end(
+    episode: Episode, index: int, act: Act, overs: Sequence[Callable[[], None]], places: asyncio.Semaphore
+) -> None:
+    async with places:
+        async for _ in _steps(episode, index, act):
+            pass
     for over in overs:
         over()
 

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from pydantic import BaseModel
@@ -21,8 +22,13 @@ from agent_r1.http.client import BUSY, MAX_ANSWER_BYTES, BadAnswerError, Client,
 from agent_r1.params.stages import ServerParams
 from agent_r1.rollout import engine_wire as wire
 from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, EngineRestarted, EngineUnavailable, Request
+from agent_r1.surroundings import room
 
 _SHOWN = 100  # characters of a server's label in a message
+_START = (
+    "; start it with `agent-r1 serve_engine MODEL --port PORT`, correct engine.server.urls, or raise "
+    "engine.server.timeout_s"
+)
 _SURE = 1e-3  # nats; rounding lifts the logprob of a sure token above 0
 
 T = TypeVar("T")
@@ -41,9 +47,9 @@ def connect(url: str, timeout_s: float, socket: str | None = None) -> Client:
 class VllmServer:
     """One process of vLLM, own or started by `agent-r1 serve_engine`."""
 
-    def __init__(self, name: str, client: Client, retries: int = 0) -> None:
-        """`name` stands in messages."""
-        self.name, self._client, self._retries = name, client, Retries(name, retries)
+    def __init__(self, name: str, client: Client, retries: int = 0, remedy: str = "") -> None:
+        """`name` stands in messages, and the remedy in those of a server that does not answer."""
+        self.name, self._client, self._retries, self._remedy = name, client, Retries(name, retries), remedy
         self._vocab_size, self.dtype = 0, ""  # until it describes itself
 
     async def describe(self) -> wire.Description:
@@ -106,9 +112,7 @@ class VllmServer:
             return await self._retries.run(lambda: self._attempt(kind, path, content, most_bytes))
         except (TimeoutError, ConnectionError) as fault:
             raise EngineUnavailable(
-                f"{self.name} did not answer {path} in {attempts} attempts ({fault}); start it with "
-                "`agent-r1 serve_engine MODEL --port PORT`, correct engine.server.urls, or raise "
-                "engine.server.timeout_s"
+                f"{self.name} did not answer {path} in {attempts} attempts ({fault}){self._remedy}"
             ) from None
 
     async def _attempt(self, kind: type[Shape], path: str, content: str, most_bytes: int) -> Shape:
@@ -155,6 +159,7 @@ class ServedEngine(Engine):
         self._session = uuid.uuid4().hex[:8]  # in the labels of this engine's weights, and of no other's
         self._label = f"{self._session}-{actor.version}"
         self._thread = ThreadPoolExecutor(1, "engine")  # `sample` may be called where a loop is running
+        self._pools = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]()  # of connections, in each loop
 
     def load_weights(self, folder: Path, version: int) -> None:
         self._label = f"{self._session}-{version}"
@@ -177,7 +182,8 @@ class ServedEngine(Engine):
 
     async def act(self, request: Request) -> Action:
         """The action of a request that vLLM takes in at its next token, and out again if the caller is cancelled."""
-        [action] = await self._sample(request.home(self.homes), [request])
+        async with self._pools.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(room())):
+            [action] = await self._sample(request.home(self.homes), [request])
         return action
 
     @abstractmethod
@@ -218,7 +224,7 @@ class ServerEngine(ServedEngine):
         super().__init__(len(settings.urls), actor)
         for url in settings.urls:
             client = connect(url, settings.timeout_s)
-            self._servers.append(VllmServer(f"the engine server {url}", client, settings.retries))
+            self._servers.append(VllmServer(f"the engine server {url}", client, settings.retries, _START))
         self._faults: dict[int, EngineError] = {}  # the servers that are left out, and why
         try:
             self._wait(map(self._begin, range(self.homes)))

@@ -8,7 +8,6 @@ import json
 import logging
 import math
 import os
-import re
 import shutil
 import socket
 import stat
@@ -20,9 +19,8 @@ from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from agent_r1.files import is_own
+from agent_r1.files import first_error, is_own, lockable
 from agent_r1.gpus import visible_gpus
-from agent_r1.harmless import harmless
 from agent_r1.params import Params
 from agent_r1.params.stages import VllmParams
 from agent_r1.rollout.engine_wire import SERVER_KEY, Launch
@@ -38,8 +36,6 @@ _QUIET = {  # defaults for the environment of an engine's own process
     "PYTHONWARNINGS": "ignore",
 }
 _SCRATCH = "agent_r1_engine_"  # short: vLLM may put sockets into it, whose paths have 108 bytes at most
-_REASON = re.compile(r"^[\w.]+: .*", re.MULTILINE)  # the last line of a traceback
-_SHOWN = 1000  # characters of it
 # Of the learner. vLLM's memory has a pool of its own while it sleeps, and is shared by parts of a model.
 _LEARNERS = ("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 _RISK = "sample from it, and replace its weights by any that this account can read"
@@ -67,8 +63,9 @@ def claim_scratch() -> tuple[Path, int]:
 def _lock(folder: Path) -> int:
     descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+        with lockable(folder):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (OSError, ValueError):
         os.close(descriptor)
         raise
     return descriptor
@@ -138,14 +135,16 @@ class VllmEngine(ServedEngine):
             return await call
         except EngineUnavailable:
             code = process.wait()
-            kind = EngineRestarted if code and code < 0 else EngineError
+            if code is None:  # it lives: the connection failed
+                raise
+            kind = EngineRestarted if code < 0 else EngineError
             said = (
                 f"the engine's process ended with code {code}; a negative code is a signal, and -9 most often means "
                 "that memory ran out: lower gpu_memory_utilization, cpu_cache_gib or max_num_seqs"
             )
         except EngineError as fault:
             kind, said = type(fault), str(fault)
-        logged = process.first_error()
+        logged = first_error(process.errors)
         raise kind(f"{said}; vLLM's log: {logged}" if logged else said)
 
 
@@ -155,7 +154,7 @@ class VllmProcess:
     def __init__(self, launch: Launch, place: Mapping[str, str]) -> None:
         """Starts the process with the variables of one of `places`. It answers once it has loaded the model."""
         self._scratch, claim = claim_scratch()
-        self._errors = self._scratch / "errors.log"
+        self.errors = self._scratch / "errors.log"
         self._folder: int | None = os.open(self._scratch, os.O_RDONLY | os.O_DIRECTORY)
         path = f"/proc/self/fd/{self._folder}/http"  # the folder's own may be too long for a socket
         with socket.socket(socket.AF_UNIX) as listening:
@@ -175,17 +174,11 @@ class VllmProcess:
         """The variable by which all processes of vLLM write errors to a file; none where the user asks for logs."""
         if any(name.startswith("VLLM_") and "LOGGING" in name for name in os.environ):
             return {}
-        handlers = {"file": {"class": "logging.FileHandler", "filename": str(self._errors), "delay": True}}
+        handlers = {"file": {"class": "logging.FileHandler", "filename": str(self.errors), "delay": True}}
         loggers = {"vllm": {"handlers": ["file"], "level": "ERROR", "propagate": False}}
         configured = {"version": 1, "disable_existing_loggers": False, "handlers": handlers, "loggers": loggers}
-        (file := self._errors.with_suffix(".json")).write_text(json.dumps(configured))
+        (file := self.errors.with_suffix(".json")).write_text(json.dumps(configured))
         return {"VLLM_LOGGING_CONFIG_PATH": str(file)}
-
-    def first_error(self) -> str:
-        """The reason of the first error in the log of vLLM's processes; "" for none."""
-        logged = self._errors.read_text(errors="replace") if self._errors.exists() else ""
-        found = _REASON.search(logged)
-        return harmless((found[0] if found else logged.partition("\n")[0])[:_SHOWN])
 
     def wait(self) -> int | None:
         """The exit code of a process that is about to end."""

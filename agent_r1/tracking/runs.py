@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import yaml
 
-from agent_r1.harmless import without_password
+from agent_r1.harmless import harmless, without_password
 from agent_r1.params import Params, fingerprint
 from agent_r1.params.places import MODEL, NAMED_BY_DVC, RunId, project_root
 from agent_r1.params.sections import flatten
@@ -36,6 +38,8 @@ REWOUND_TAG = "rewound_ms"  # when the run last went back to an earlier iteratio
 RANKED = ("success", "success/low", "success/high", "em", "f1")  # of all test questions; of each data set every score
 SHOWN = {"estimator", "loss_mask", "advantage_mask"}  # of `credit`, as columns of their own
 PARAMS_PER_CALL = 100  # MLflow's limit
+logger = logging.getLogger(__name__)
+
 DIGEST, SOURCE_CHARACTERS = 8, 500  # of a data set's hash, and of a command
 
 
@@ -63,7 +67,14 @@ def git(*arguments: str) -> str:
         done = subprocess.run(["git", *arguments], cwd=project_root(), capture_output=True, text=True)
     except FileNotFoundError:
         return ""
+    if "safe.directory" in done.stderr:
+        _say_once(" ".join(done.stderr.split()))
     return "" if done.returncode else done.stdout.strip()
+
+
+@cache
+def _say_once(refusal: str) -> None:
+    logger.warning("runs here record no commit, since git refuses: %s", harmless(refusal))
 
 
 def run_params(variant: str, params: Params, train: TrainParams) -> dict[str, Any]:

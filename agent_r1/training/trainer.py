@@ -22,6 +22,7 @@ from agent_r1.params.sections import override, validated
 from agent_r1.rollout.episode import StepView
 from agent_r1.rollout.sampling import Beneath
 from agent_r1.search.index import build
+from agent_r1.surroundings import settle
 from agent_r1.training.agent import Agent, open_agent
 from agent_r1.training.assembly import Assembly
 from agent_r1.training.loop import iterate, leaves_work
@@ -45,6 +46,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         """Raises ValueError for a function without a name, a malformed row, and a refused parameter."""
+        settle()
         self._folder, model = Path(self.folder).expanduser().absolute(), Path(self.model).expanduser()
         self._model = str(model.absolute()) if model.is_dir() else self.model
         self._data = TemporaryDirectory(prefix="agent_r1-")  # removed with this object

@@ -7,11 +7,12 @@ import os
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -192,6 +193,19 @@ def test_the_server_of_a_pipeline_answers_its_own_processes_alone(
         assert password not in (HOME / "server.log").read_text()
 
 
+def test_the_database_of_a_newer_prefect_is_named_with_its_remedies(tmp_path: Path, inside: Any) -> None:
+    with inside(tmp_path), prefect_server():
+        pass
+    database = tmp_path / HOME / "prefect.db"
+    with closing(sqlite3.connect(database)) as store, store:
+        store.execute("UPDATE alembic_version SET version_num = 'ffffffffffff'")
+    with (
+        inside(tmp_path),
+        pytest.raises(ValueError, match=r"newer Prefect \(.*'ffffffffffff'.*; `mv .*prefect .*newer`"),
+    ):
+        prefect_server().__enter__()
+
+
 @pytest.mark.parametrize("ends_at_once", [True, False])
 def test_nobody_gets_the_port_of_a_server_before_it_answers_or_after_its_end(
     tmp_path: Path, free_port: Callable[[], int], *, ends_at_once: bool
@@ -199,7 +213,11 @@ def test_nobody_gets_the_port_of_a_server_before_it_answers_or_after_its_end(
     port = free_port()
     part = Supervised(
         name="server",
-        command=[sys.executable, "-c", "pass" if ends_at_once else "import time; time.sleep(600)"],
+        command=[
+            sys.executable,
+            "-c",
+            "raise ValueError('no disk')" if ends_at_once else "import time; time.sleep(600)",
+        ],
         environment=os.environ,
         log=tmp_path / "log",
         health=f"http://127.0.0.1:{port}",
@@ -214,7 +232,7 @@ def test_nobody_gets_the_port_of_a_server_before_it_answers_or_after_its_end(
     with running(part) as (_, process):
         assert "in use" in by_neighbour(take)
         if ends_at_once:
-            with pytest.raises(OSError, match=r"did not come up, see .*log"):
+            with pytest.raises(OSError, match=r"did not come up \(ValueError: no disk\), see .*log"):
                 await_health(process, part)
             with suppress(ConnectionRefusedError):
                 while True:  # until it is known that the process has ended

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.faults import ContextFull, TooManyAborted, WorldFault
 from agent_r1.params import SHIPPED, load
 from agent_r1.records import CallStatus, Outcome, Question, Source, StopReason, Trajectory
+from agent_r1.rollout import episodes
 from agent_r1.rollout.chat import Chat, Dialogue
 from agent_r1.rollout.episode import Play, StepView
 from agent_r1.rollout.episodes import ScriptedSampler, collect, follow
@@ -193,6 +195,36 @@ def test_rounds_seeds_and_order(chat: Chat) -> None:
     requests = [request for pairs in sampler.rounds for request, _ in pairs]
     assert len({request.seed for request in requests}) == 6
     assert next(r.seed for r in requests if (r.episode, r.step) == (1, 2)) == derive(7, 0, "q0", 1, 2)
+
+
+@pytest.mark.parametrize(("order", "most"), [("arrival", 3), ("rounds", 10)])
+def test_so_many_episodes_are_open_at_once_as_there_is_room_for(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch, order: str, most: int
+) -> None:
+    """The tokens are those of all at once; rounds wait for all, which none could begin behind."""
+    monkeypatch.setattr(episodes, "room", lambda: 3)
+    living, counted = set[int](), list[int]()
+
+    class Counted(Echo):
+        async def open(self) -> None:
+            living.add(id(self))
+            counted.append(len(living))
+
+        async def close(self) -> None:
+            living.discard(id(self))
+
+    class Patient(ScriptedSampler):
+        async def act(self, request: Request) -> Action:
+            await asyncio.sleep(0)
+            return await super().act(request)
+
+    def played(order: Any) -> list[list[int]]:
+        envs = [Counted("x", steps=1) for _ in range(10)]
+        return [row.token_ids.tolist() for row in run(Patient([["a", "b"]] * 10, chat), chat, envs, order=order)]
+
+    found = played(order)
+    assert max(counted) == most
+    assert found == played("rounds")
 
 
 def test_who_looks_on_is_told_as_each_episode_ends(chat: Chat) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
+import resource
 import socket
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
@@ -18,7 +21,9 @@ from transformers import AutoConfig
 
 from agent_r1.http.client import Answer, Client
 from agent_r1.params import load
+from agent_r1.rollout import server_engine
 from agent_r1.rollout.engine_wire import FRESH, SERVER_KEY, Launch, read_shape
+from agent_r1.rollout.episodes import flowing
 from agent_r1.rollout.sampling import Actor, Engine, EngineError, EngineRestarted, EngineUnavailable, Request
 from agent_r1.rollout.server_engine import VllmServer, connect
 from agent_r1.rollout.vllm_engine import serve
@@ -106,6 +111,53 @@ def test_an_episode_stays_with_its_home_and_answers_come_in_order(opened: Open, 
         assert engine.version == 3
     assert first.asked == [100 + i for i in range(0, 20, 2)]
     assert second.asked == [101 + i for i in range(0, 20, 2)]
+
+
+def test_no_more_connections_are_open_than_there_is_room_for(
+    opened: Open, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Episodes by arrival may ask all at once, and from several loops."""
+    monkeypatch.setattr(server_engine, "room", lambda: 3)
+    echo, open_ones, most = Echo(tiny_model), list[None](), list[int]()
+
+    def answer(path: str, body: dict[str, Any]) -> Reply:
+        open_ones.append(None)
+        most.append(len(open_ones))
+        try:
+            time.sleep(0.02)
+            return echo(path, body)
+        finally:
+            open_ones.pop()
+
+    async def all_at_once(engine: Engine) -> list[list[int]]:
+        actions = await asyncio.gather(*(flowing(engine, "arrival").act(request) for request in REQUESTS))
+        return [action.token_ids for action in actions]
+
+    with serving(answer) as url, opened(tiny_model, [url]) as engine:
+        for _ in range(2):
+            assert asyncio.run(all_at_once(engine)) == [[100 + i, 9] for i in range(20)]
+    assert max(most) == 3
+
+
+@pytest.mark.parametrize("where", ["port", "socket"])
+def test_a_connection_that_cannot_be_opened_says_why(where: str, tmp_path: Path) -> None:
+    client = connect("http://127.0.0.1:1", 5.0, str(tmp_path / "none") if where == "socket" else None)
+    nobody = "FileNotFoundError" if where == "socket" else "ConnectionRefusedError"
+    server = VllmServer("the engine's process", client)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def ask(files: int) -> str:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, before[1]))
+        try:
+            with pytest.raises(EngineUnavailable) as fault:
+                await server.rest()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        return str(fault.value)
+
+    said = "the engine's process did not answer /rest in 1 attempts"
+    assert re.fullmatch(rf"{said} \({nobody}: .*\)", asyncio.run(ask(before[0])))
+    assert asyncio.run(ask(3)) == f"{said} (OSError: [Errno 24] Too many open files)"
 
 
 def restart(echo: Echo) -> None:

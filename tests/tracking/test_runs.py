@@ -25,6 +25,7 @@ from agent_r1.params.env import AgentParams
 from agent_r1.params.places import RunId
 from agent_r1.params.prepare import OthersParams
 from agent_r1.tracking.store import comparison, mendable_fault
+from tests.neighbour import UID, needs_root, open_folder
 
 ROOT = Path(__file__).parents[2]
 TAGS = {"dataset": "atlas", "git_commit": "abc", "data_hash": "def"}
@@ -407,6 +408,23 @@ def test_provenance_names_commit_and_data(tmp_path: Path, monkeypatch: pytest.Mo
     (folder / "dvc.yaml").symlink_to("../../dvc.yaml")
     monkeypatch.chdir(folder)  # an overlay in a folder of its own: what changed is the project around it
     assert tracking.provenance("ice")["git_commit"] == f"{commit}+changes"
+
+
+def test_a_project_of_another_owner_has_no_commit_which_is_said_once_with_gits_remedy(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    needs_root()
+    with open_folder() as folder:
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("HOME", str(folder))  # whose .gitconfig has no remedy yet
+        (folder / "params.yaml").write_text("{}")
+        git("init", "-q")
+        git("add", ".")
+        git("commit", "-qm", "start")
+        for path in (folder, folder / ".git"):
+            os.chown(path, UID, UID)
+        assert [tracking.provenance("atlas")["git_commit"] for _ in range(2)] == ["", ""]
+        assert caplog.text.count(f"git config --global --add safe.directory {folder}") == 1
 
 
 def test_provenance_without_git_or_dvc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
