@@ -90,7 +90,9 @@ recipe: $(INSTALLED)  ## train a real model from the model and its data to the r
 	$(if $(and $(NAME),$(MODEL),$(DATA)),,$(error make recipe NAME=smollm2 MODEL=FOLDER DATA=FOLDER, and TINY=1 for a first score))
 	mkdir -p $(RAW) && ln -sf $(abspath $(DATA))/* $(RAW)/
 	agent-r1 overlay $(NAME) --into $(RECIPE) --set model.path=$(or $(realpath $(MODEL)),$(MODEL)) $(if $(TINY),$(TINY_SET:%=--set %))
-	cd $(RECIPE) && dvc repro index && agent-r1 new examples $(notdir $(RAW)) && agent-r1 pipeline && agent-r1 results
+	cd $(RECIPE) && dvc repro index
+	test -e $(RAW)/examples.jsonl || (cd $(RECIPE) && agent-r1 new examples $(notdir $(RAW)))
+	cd $(RECIPE) && agent-r1 pipeline && agent-r1 results
 
 serve: $(INSTALLED)  ## bring up Prefect (PREFECT_PORT or PREFECT_API_URL), deployments, a worker and MLflow (MLFLOW_PORT)
 	agent-r1 serving --prefect-port $(PREFECT_PORT) --mlflow-port $(MLFLOW_PORT) --auth $(AUTH)

@@ -1,7 +1,8 @@
-"""Own code and data, begun from a template in flows/templates: `agent-r1 new KIND NAME`."""
+"""Own code and data, begun from a template in flows/templates, and examples of a data set: `agent-r1 new KIND NAME`."""
 
 from __future__ import annotations
 
+import json
 import keyword
 import re
 from pathlib import Path
@@ -11,9 +12,36 @@ from agent_r1 import own_code, params
 from agent_r1.files import write_text
 from agent_r1.params.credit import LOGGED, RewardWeights
 from agent_r1.params.env import ToolsParams
+from agent_r1.params.places import RAW
 from agent_r1.params.prepare import BUILT_IN
+from agent_r1.params.sections import nearest
+from agent_r1.records import Question
+from agent_r1.search.index import open_index
+from agent_r1.tables import read_rows
 
+EXAMPLES = 2  # of env.examples; each costs its tokens in every prompt
 NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
+
+
+def write_examples(name: str) -> str:
+    """Writes two examples from the first training rows of a data set; returns path and next lines.
+
+    Raises ValueError for a data set that is not prepared, a file in the way, and rows that cannot be demonstrated.
+    """
+    settings = params.load()
+    if name not in settings.prepare.datasets:
+        raise ValueError(f"no data set is prepared called {name!r}{nearest(name, settings.prepare.datasets)}")
+    path = RAW / name / "examples.jsonl"
+    if path.exists():
+        raise ValueError(f"{path} exists, and nothing is replaced; move it away")
+    from agent_r1.training.warm_start import demonstrate_examples
+
+    rows = read_rows(settings.places.questions, Question)
+    questions = [row for row in rows if (row.dataset, row.split) == (name, "train")]
+    index = open_index(settings.search, settings.places.passages, settings.places.index)
+    examples = demonstrate_examples(settings, questions, index, EXAMPLES)
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in examples))
+    return f"wrote {path}\n\n# Read them, and name the file in params.yaml:\nenv: {{examples: {path}}}"
 
 
 def begin(kind: str, name: str) -> str:

@@ -21,7 +21,7 @@ from agent_r1.data.from_titles import Pages, Reading, act_from_titles, borne_out
 from agent_r1.data.questions import Plan
 from agent_r1.devices.sharing import ALONE, Ranks
 from agent_r1.envs import tool_env
-from agent_r1.envs.base import Attempt, without_answer_tags
+from agent_r1.envs.base import Attempt, opened, without_answer_tags
 from agent_r1.envs.conversations import read_conversations
 from agent_r1.envs.kinds import attempts_at, played_by, scripts_of
 from agent_r1.envs.scripts import texts_of
@@ -125,6 +125,36 @@ def _script(
     reading = Reading(search, env.max_steps, settings.warm_start.quotes)
     shown = search(question.text, sys.maxsize) if at_once else None
     return act_from_titles(plans[question.question_id], question, reading, shown)
+
+
+def demonstrate_examples(
+    settings: Params, questions: Sequence[Question], index: Cached, count: int
+) -> list[dict[str, Any]]:
+    """Rows for `env.examples`: demonstrations of the first `count` questions that the index bears out.
+
+    The observations are those of the questions' environment. Raises ValueError if there are fewer.
+    """
+    habits = {"stop_early": 0.0, "wrong_relation": 0.0, "by_relation": 0.0}
+    taught = settings.warm_start.model_copy(
+        update=habits | {"demonstrations": count, "naive_rag_demonstrations": 0, "seed": 0}
+    )
+    calm = settings.model_copy(update={"warm_start": taught})
+    demonstrations, _ = _demonstrations(calm, questions, index)
+    if len({demonstration.question.question_id for demonstration in demonstrations}) < count:
+        raise ValueError(f"fewer than {count} training questions can be demonstrated; see the reasons above")
+    rows = list[dict[str, Any]]()
+    bare = settings.env.model_copy(update={"examples": ""})
+    with Shared(bare, index) as shared:
+        for demonstration in demonstrations:
+            messages = [{"role": "user", "content": demonstration.question.text}]
+            env = shared.run(opened(attempts_at([demonstration.question], shared, outside=False)[0].env(0)))
+            for action in demonstration.actions:
+                text = without_answer_tags(action) if bare.answers == "plain" else action
+                transition = shared.run(env.step(text))
+                messages.append({"role": "assistant", "content": text})
+                messages += [{"role": "tool", "content": observation} for observation in transition.observations]
+            rows.append({"messages": messages})
+    return rows
 
 
 def train_with_leader(settings: Params, ranks: Ranks, unfinished: Unfinished) -> PreTrainedModel:

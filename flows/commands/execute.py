@@ -168,10 +168,10 @@ def overlay(
 
 @app.command(rich_help_panel=PANEL)
 def new(
-    kind: Literal["tool", "reward", "world", "data"],
-    name: Annotated[str, Argument(help="Of its module or folder, its test and its overlay.")],
+    kind: Literal["tool", "reward", "world", "data", "examples"],
+    name: Annotated[str, Argument(help="Of its module or folder and its test; or of a data set.")],
 ) -> None:
-    """Begins a tool, reward, world or data set of your own."""
-    from flows.new import begin
+    """Begins a tool, reward, world or data set of your own, or a data set's examples for `env.examples`."""
+    from flows.new import begin, write_examples
 
-    show(begin(kind, name))
+    show(write_examples(name) if kind == "examples" else begin(kind, name))
