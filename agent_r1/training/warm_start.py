@@ -43,6 +43,7 @@ from agent_r1.training.supervised import Lessons, Unfinished, compute_of, fit
 
 logger = logging.getLogger(__name__)
 
+LOOKED_AT = 16  # demonstrations of which examples are chosen
 SHOWN_GAMES = 500  # whose texts a tokenizer learns its words from
 
 
@@ -130,22 +131,23 @@ def _script(
 def demonstrate_examples(
     settings: Params, questions: Sequence[Question], index: Cached, count: int
 ) -> list[dict[str, Any]]:
-    """Rows for `env.examples`: demonstrations of the first `count` questions that the index bears out.
+    """Rows for `env.examples`: the `count` shortest demonstrations of the first questions that the index bears out.
 
-    The observations are those of the questions' environment. Raises ValueError if there are fewer.
+    The observations are those of the questions' environment. Raises ValueError if fewer can be demonstrated.
     """
     habits = {"stop_early": 0.0, "wrong_relation": 0.0, "by_relation": 0.0}
     taught = settings.warm_start.model_copy(
-        update=habits | {"demonstrations": count, "naive_rag_demonstrations": 0, "seed": 0}
+        update=habits | {"demonstrations": LOOKED_AT, "naive_rag_demonstrations": 0, "seed": 0}
     )
     calm = settings.model_copy(update={"warm_start": taught})
     demonstrations, _ = _demonstrations(calm, questions, index)
-    if len({demonstration.question.question_id for demonstration in demonstrations}) < count:
+    distinct = {demonstration.question.question_id: demonstration for demonstration in demonstrations}
+    if len(distinct) < count:
         raise ValueError(f"fewer than {count} training questions can be demonstrated; see the reasons above")
     rows = list[dict[str, Any]]()
     bare = settings.env.model_copy(update={"examples": ""})
     with Shared(bare, index) as shared:
-        for demonstration in demonstrations:
+        for demonstration in distinct.values():
             messages = [{"role": "user", "content": demonstration.question.text}]
             env = shared.run(opened(attempts_at([demonstration.question], shared, outside=False)[0].env(0)))
             for action in demonstration.actions:
@@ -154,7 +156,7 @@ def demonstrate_examples(
                 messages.append({"role": "assistant", "content": text})
                 messages += [{"role": "tool", "content": observation} for observation in transition.observations]
             rows.append({"messages": messages})
-    return rows
+    return sorted(rows, key=lambda row: len(str(row)))[:count]
 
 
 def train_with_leader(settings: Params, ranks: Ranks, unfinished: Unfinished) -> PreTrainedModel:
