@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,13 @@ def read(file: Path, known: Sequence[str]) -> dict[str, dict[str, Any]]:
     except (ValueError, TypeError, AttributeError) as fault:
         raise ValueError(f"{file} is damaged, or of another version of the project: {fault}") from fault
     return groups
+
+
+def machine() -> str:
+    """The cores that this process may use, and their name."""
+    names = [line.partition(": ")[2] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
+    cores = len(os.sched_getaffinity(0))
+    return f"{cores} core{'s' * (cores > 1)} of {names[0] if names else 'an unnamed processor'}"
 
 
 def _short(value: Any) -> str:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import argparse
 import csv
-import os
 import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+
+from agent_r1.facts import machine
 
 ROOT = Path(__file__).parents[1]
 MEASURED = ROOT / "docs" / "measured"
@@ -72,13 +73,6 @@ def stored(file: Path) -> list[dict[str, str]]:
 def command() -> str:
     """What was typed to start this process; a folder of this machine is FOLDER."""
     return shlex.join(["python", *("FOLDER" if Path(word).is_absolute() else word for word in sys.orig_argv[1:])])
-
-
-def machine() -> str:
-    """The cores that this process may use, and their name."""
-    names = [line.partition(": ")[2] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
-    cores = len(os.sched_getaffinity(0))
-    return f"{cores} core{'s' * (cores > 1)} of {names[0] if names else 'an unnamed processor'}"
 
 
 def _key(row: Row, keys: int) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 
 from agent_r1 import params, tracking
 from agent_r1.evaluation.comparison import Evaluation, read_evaluation
+from agent_r1.evaluation.plan import told_apart
 from agent_r1.evaluation.plots import Curve, along
 from agent_r1.evaluation.runs_report import render, write_costs, write_curves, write_scores
 from agent_r1.evaluation.scores import headline, score
@@ -86,15 +87,18 @@ def _render(
 ) -> dict[str, Interval]:
     """Writes a report's page and pictures; returns the success of every agent."""
     swept, [first, *_] = settings.ablations, members.values()
+    seeds = min(map(len, members.values()))
+    plan = told_apart(settings, first[0].sweep, seeds, next(iter(evaluations.values())))
     if not first[0].sweep:
         decode = plain_text(load_pretrained(AutoTokenizer, settings.places.warm_start))
         alone = {run: curve for run, [curve] in curves.items()}
-        return render([*evaluations.values()], alone, questions, decode, into, settings.evaluate)
+        return render([*evaluations.values()], alone, questions, decode, into, settings.evaluate, plan)
     agents = SweptAgents(
         runs={run: [evaluations[each.label] for each in ids] for run, ids in members.items()},
         baselines=[evaluations[name] for name in swept.baselines],
         curves=curves,
         references=swept.references,
         equal=swept.equal,
+        plan=plan,
     )
     return render_sweep(agents, questions, into, settings.evaluate)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from agent_r1.evaluation import comparison, plots, statistics
+from agent_r1.evaluation.comparison import Evaluation
 from agent_r1.evaluation.runs_report import ABSENT
 from agent_r1.evaluation.statistics import RECIPE_SEEDS, Variances
 from agent_r1.evaluation.sweep import successes
@@ -30,9 +31,10 @@ class Evidence(NamedTuple):
     answer_s: float  # of a device, for evaluating one sample; a greedy answer beside samples has its share in them
 
 
+NO_SWEEP = ", since no two runs of this project's sweep are evaluated with two seeds"
 # What `_evidence` finds in the sweep of docs/ablations/report.md.
 SHIPPED = Evidence(
-    of="the shipped ablations of Atlas, since no two runs of this project's sweep are evaluated with two seeds",
+    of="the shipped ablations of Atlas",
     variances=Variances(seeds=0.0018, freedom=26, questions=0.079, paired=0.0077, noise=0.0002, samples=0.127),
     questions=400,
     samples=2,
@@ -62,13 +64,32 @@ def plan(settings: Params, seeds: int, questions: int, samples: int) -> str:
         "Half widths of 95 % intervals, with the range of 90 in 100 such sweeps. A smaller difference is not told "
         "apart, which does not say that the recipes are equal.",
         comparison.markdown_table(header, [[name, *_cells(known, *size)] for name, size in sizes.items()]),
-        f"The variances are those of {known.of}. Minutes are of all seeds of a run, {evaluating}.",
+        f"The variances are those of {known.of}{NO_SWEEP * (known is SHIPPED)}. Minutes are of all seeds of a run, "
+        f"{evaluating}.",
         *[f"Fewer than {RECIPE_SEEDS} seeds are fixed policies: intervals over questions alone."] * (s < RECIPE_SEEDS),
         *["With one answer to each question the evidence says nothing of samples."] * (known.samples == 1),
         *["Nothing varies in the evidence: its answers are all right, or all wrong."]
         * (not any(known.variances._replace(freedom=0))),
     ]
     return "\n\n".join(parts)
+
+
+def told_apart(settings: Params, sweep: str, seeds: int, answered: Evaluation) -> str:
+    """A report's paragraph on the differences that its seeds, questions and samples tell apart, as `plan` has them.
+
+    It is by the variances of a sweep's own runs where they are known, else by those of `SHIPPED`.
+    """
+    try:
+        known = _evidence(settings) if sweep else SHIPPED
+    except ValueError:  # runs of the sweep that were not measured alike
+        known = SHIPPED
+    size = seeds, max(2, len(answered.success)), int(answered.hashes["samples"])
+    score, difference, _ = _cells(known, *size)
+    return (
+        f"Planned for {' x '.join(map(str, size))} seeds, questions and samples: 95 % intervals reach {score} to each "
+        f"side of a score, and {difference} of a difference. A smaller difference is not told apart. The variances are "
+        f"those of {known.of}; `agent-r1 plan` has them of larger ones."
+    )
 
 
 def _cells(known: Evidence, seeds: int, questions: int, samples: int) -> list[str]:

@@ -230,6 +230,18 @@ def final_scores(
     _save(figure, path, [*keys, *([_key("single seed", **SEED)] if seeds else [])])
 
 
+def recipe_band(path: Path, title: str, panels: Mapping[str, NDArray[np.float64]]) -> None:
+    """Draws a run in the band of a recipe by iteration, a panel per metric: the run, low, mean and high [4, T]."""
+    figure = Figure((16, 6.5), **PAPER)
+    figure.suptitle(title, color=INK)
+    for axes, (metric, (run, low, mean, high)) in zip(figure.subplots(2, 4).flat, panels.items(), strict=True):
+        axes.fill_between(range(len(run)), low, high, color=GRID, label="95 % of new seeds, by iteration")
+        axes.plot(mean, color=MUTED, label="mean of the recipe's seeds")
+        axes.plot(run, color=PALETTE[0], label="the run")
+        _titles(axes, "", metric)
+    _save(figure, path, axes.get_legend_handles_labels()[0])
+
+
 def change(rows: Curve) -> float | None:
     """The point between two iterations at which a run began to train under `monitor.stabilise`, or None."""
     return next((row[axis_of(rows)] - 0.5 for row in rows if row.get(STABILISED)), None)

@@ -52,11 +52,12 @@ def render(
     decode: Decode,
     folder: Path,
     params: EvaluateParams,
+    plan: str,
 ) -> dict[str, Interval]:
     """Writes report.md, learning_curves.png and final_scores.png into `folder`; returns every agent's success.
 
     The agents in `curves` are trained runs, the others baselines. Every agent is compared with the first run and the
-    first baseline.
+    first baseline. `plan` is the paragraph of `told_apart`.
     """
     scores = {e.name: score(e.predictions, questions, params) | outcomes(e.trajectories) for e in evaluations}
     baselines = {name: row[SUCCESS] for name, row in scores.items() if name not in curves}
@@ -72,6 +73,7 @@ def render(
         f"{len(scores)} agents, {scores[best]['questions']:.0f} test questions, {answered}. Brackets are 95 % "
         f"intervals over questions. Highest {word}: `{best}`, {_cell(scores[best], SUCCESS)}."
         + (NO_BOUND if passed else ""),
+        plan,
         *comparison.warning(evaluations),
         *comparison.above_chance(final),
         f"![{word.capitalize()} on the test questions, per agent]({FINAL_PNG})",

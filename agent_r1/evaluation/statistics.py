@@ -148,6 +148,24 @@ def half_width(parts: NDArray[np.float64], freedom: Sequence[int]) -> NDArray[np
     return np.asarray(stdtrit(np.maximum(joint, 1), (1 + LEVEL) / 2) * variance**0.5)
 
 
+def prediction(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """By iteration the mean of a recipe's seeds [S, T], within the interval of a further seed: low, mean, high [3, T].
+
+    It is Student's, for the variance of the seeds times 1 + 1 / S: the further seed varies, and so does the mean. An
+    iteration's variance is the mean of three in a row, under Satterthwaite's degrees of freedom. A ValueError refuses
+    less than `RECIPE_SEEDS` seeds.
+
+    Source: Geisser, Predictive Inference (1993), chapter 2.
+    """
+    seeds = len(values)
+    if seeds < RECIPE_SEEDS:
+        raise ValueError(f"{seeds} seeds say nothing about another one; take {RECIPE_SEEDS} or more")
+    of_seeds = np.pad(values.var(axis=0, ddof=1), 1, "edge")
+    parts = np.lib.stride_tricks.sliding_window_view(of_seeds, 3) * (1 + 1 / seeds) / 3  # [T, 3]
+    half = half_width(parts, [seeds - 1] * 3)
+    return np.stack([values.mean(axis=0) + side * half for side in (-1, 0, 1)])
+
+
 class Variances(NamedTuple):
     """Parts of the variance of success, from which the intervals of a sweep are foretold."""
 

@@ -32,6 +32,7 @@ class SweptAgents:
     runs: Agents
     baselines: Sequence[Evaluation]
     curves: Mapping[str, Sequence[Curve]]  # by run, a curve per seed
+    plan: str  # the paragraph of `told_apart`
     references: Sequence[str] = ()  # the first run and the first baseline if empty
     equal: Budget = "episodes"  # that runs should have alike
 
@@ -66,6 +67,7 @@ def render_sweep(
         f"{_counted([len(sweep.runs)], 'run')} with {_counted(seeds, 'seed')}{' each' * several}, "
         f"{_counted([hits[reference].shape[1]], 'test question')}, {answered}. Brackets are 95 % intervals: over "
         f"questions and seeds from {RECIPE_SEEDS} seeds on, else of these policies, over questions.",
+        sweep.plan,
         *comparison.warning(everyone),
         *comparison.above_chance(found),
         f"![{word.capitalize()} on the test questions, per agent and seed]({runs_report.FINAL_PNG})",

@@ -7,14 +7,16 @@ import json
 import logging
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from typer import Argument, Option
 
 from agent_r1 import params
+from agent_r1.files import write_text
 from agent_r1.params.places import RunId
 from flows.commands import options
 from flows.commands.options import Model, OneRun, RunName, SeedOption, Served, Sweep, Temperature, acting, app
+from flows.made_of import CODE
 from flows.stage import run_stage
 from flows.terminal import show
 
@@ -30,6 +32,7 @@ SomeIterations = Annotated[
         help="A number, or all; may be given again. Else the last that the warm start sampled, and the last.",
     ),
 ]
+RECIPES = CODE / "docs/measured/recipes"
 PATIENCE_S = 600.0  # with a served agent, for one answer
 NEXT = """\
 - the whole report: `{page}`
@@ -227,6 +230,39 @@ def health(run: OneRun, seed: SeedOption = None, sweep: Sweep = None) -> None:
     stored = StoredRun(meant.run, settings.places.training(meant), settings.places.warm_start)
     found = audit(stored, settings.run(meant).credit, settings.env.max_tokens)
     show(*health_tables(found, meant, settings.places.page(meant)))
+
+
+@app.command(rich_help_panel=PANEL)
+def recipe(
+    action: Annotated[
+        Literal["check", "band"], Argument(help="Holds runs against a band, or makes it of their seeds.")
+    ],
+    runs: Annotated[list[str], Argument(help="Labels such as ppo-seed3, or JSON files that somebody sent.")],
+    name: Annotated[str, Option("--recipe", help="In docs/measured/recipes, without .csv.")] = "ppo",
+    sweep: Sweep = None,
+) -> None:
+    """Says whether a training goes as its recipe does.
+
+    Every run gets a picture in outputs/recipe, and a small JSON of its curve, which can be sent to somebody else.
+    """
+    from agent_r1.evaluation.plots import recipe_band
+    from agent_r1.inspection.recipes import check, curve_of, read_curves, write_band
+
+    places, curves, band = params.load().places, {}, RECIPES / f"{name}.csv"
+    for run in runs:
+        file = Path(places.outputs, "recipe", Path(run).stem)
+        if run.endswith(".json"):
+            curves[file] = read_curves(Path(run))
+        else:
+            curves[file] = curve_of(places.training(RunId.parse(run, sweep or "")))
+            write_text(file.with_suffix(".json"), json.dumps(curves[file].to_dict("list")))
+    if action == "band":
+        write_band(band, [*curves.values()])
+        return
+    for file, curve in curves.items():
+        verdict, panels = check(curve, read_curves(band))
+        recipe_band(file.with_suffix(".png"), f"{file.stem}: {verdict}", panels)
+        show(f"{file.stem}: {verdict} ({file}.png)")
 
 
 @app.command(rich_help_panel=PANEL)

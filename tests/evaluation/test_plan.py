@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from agent_r1.evaluation.comparison import Evaluation
-from agent_r1.evaluation.plan import SHIPPED, plan
+from agent_r1.evaluation.plan import SHIPPED, plan, told_apart
 from agent_r1.files import METRICS
 from agent_r1.params import SHIPPED as PARAMS
 from agent_r1.params import Params, RunId, load
@@ -83,6 +83,21 @@ def test_without_a_sweep_the_plan_is_by_what_is_shipped(settings: Params) -> Non
     assert [cells[2] for cells in found.values()] == ["14.3", "19.0", "28.5", "17.3", "17.3"]
     assert all(re.fullmatch(HALF, cell) for cells in found.values() for cell in cells[:2])
     assert "the shipped ablations of Atlas" in page
+
+
+def test_the_paragraph_of_a_report_has_the_half_widths_of_the_plan(settings: Params, store: Store) -> None:
+    one = store("ppo", 0, "11001000", samples=2)
+    one = dataclasses.replace(one, hashes=one.hashes | {"samples": "2"})
+    score, difference, _ = rows(plan(settings, 1, 4, 2))["1 x 4 x 2"]
+    text = told_apart(settings, "", 1, one)
+    assert f"for 1 x 4 x 2 seeds, questions and samples: 95 % intervals reach {score} to" in text
+    assert f"and {difference} of a difference" in text
+    assert SHIPPED.of in text
+    for run, seed, right in (("ppo", 1, "10001010"), ("grpo", 0, "11101000"), ("grpo", 1, "10101100")):
+        store(run, seed, right, samples=2)
+    assert "those of outputs/ablations/evaluate;" in told_apart(settings, "ablations", 2, one)
+    store("grpo", 1, "1010")  # greedily: no evidence, and the report is made all the same
+    assert SHIPPED.of in told_apart(settings, "ablations", 2, one)
 
 
 def test_below_three_seeds_the_plan_is_of_fixed_policies(settings: Params) -> None:

@@ -20,6 +20,7 @@ from agent_r1.records import GREEDY, Prediction, Question, Trajectory
 from agent_r1.tables import write_rows
 from flows.commands import look
 
+PLAN = "Planned for 1 x 4 x 1."
 CURVES = {"ppo": [{"iteration": i, "rollout/success": 0.2 * i, "reward/total": 0.1 * i} for i in range(4)]}
 
 
@@ -43,7 +44,7 @@ def rendered(questions: list[Question], decode: Any, tmp_path: Path, draws: Eval
     """The page of some evaluations."""
 
     def render_page(evaluations: list[Evaluation], curves: dict[str, Any]) -> str:
-        render(evaluations, curves, questions, decode, tmp_path, draws)
+        render(evaluations, curves, questions, decode, tmp_path, draws, PLAN)
         return (tmp_path / "report.md").read_text()
 
     return render_page
@@ -76,6 +77,7 @@ def test_the_terminal_shows_the_first_table_and_where_to_look_next(
 
 def test_tables_by_hand(page: str) -> None:
     # ppo is right on q1, q2, q3: .5 of the one-hop questions q0 and q1, all of the two-hop questions.
+    assert page.split("\n\n")[2] == PLAN
     assert "| agent | all | 1 hop | 2 hops |" in page
     assert "| `ppo` | 0.750 [" in page
     assert "| 0.500 [0.00, 1.00] | 1.000 [0.16, 1.00] |" in page  # .025^(1/2)
@@ -89,7 +91,7 @@ def test_a_mixture_is_scored_by_data_set(
 ) -> None:
     """ppo is right on q1 of atlas's q0 and q1, and on both of musique's."""
     mixed = [*questions[:2], *(dataclasses.replace(question, dataset="musique") for question in questions[2:])]
-    render(evaluations, CURVES, mixed, decode, tmp_path, draws)
+    render(evaluations, CURVES, mixed, decode, tmp_path, draws, PLAN)
     table = (tmp_path / "report.md").read_text().split("## Scores by data set\n\n### Exact match\n\n")[1]
     assert table.startswith("| agent | all | atlas | musique |")
     assert "| `ppo` | 0.750 [0.25, 1.00] | 0.500 [0.00, 1.00] | 1.000 [0.16, 1.00] |" in table

@@ -19,6 +19,7 @@ from agent_r1.evaluation.statistics import (
     interval,
     interval_over_seeds,
     paired_difference,
+    prediction,
     variances,
 )
 from benchmarks import foretold as foretelling
@@ -243,6 +244,20 @@ def test_a_clear_difference_excludes_zero_in_both_directions() -> None:
         False,
         True,
     ]
+
+
+def test_the_interval_of_a_further_seed_by_hand() -> None:
+    """Seeds .1 apart have a variance of .01: a further one's is .01 * 4/3, and of three iterations it has 6 degrees.
+
+    Student's quantile is 2.447: .5 -+ 2.447 * .11547. Then an iteration without a variance: two thirds, 4 degrees.
+    """
+    low, mean, high = prediction(np.array([[0.4] * 4, [0.5] * 4, [0.6] * 4]))
+    assert mean.tolist() == pytest.approx([0.5] * 4)
+    assert (low[1], high[1]) == pytest.approx((0.5 - 0.28255, 0.5 + 0.28255), abs=1e-4)
+    low, mean, high = prediction(np.array([[0.4, 0.4, 0.5], [0.5] * 3, [0.6, 0.6, 0.5]]))
+    assert high[1] - mean[1] == pytest.approx(2.7764 * (0.01 * 4 / 3 * 2 / 3) ** 0.5, abs=1e-4)
+    with pytest.raises(ValueError, match="2 seeds say nothing about another one; take 3 or more"):
+        prediction(np.zeros((2, 4)))
 
 
 def test_refusals() -> None:

@@ -17,6 +17,7 @@ from agent_r1.params.stages import EvaluateParams
 from agent_r1.records import Outcome, Question
 
 TIMES = {"time/rollout_s": 20.0, "time/update_s": 10.0, "time/search_cache_hit_share": 1.0}
+PLAN = "Planned for 2 x 4 x 1."
 COSTS = {"cost/sampled_tokens": 900.0, "cost/sampling_core_s": 8.0, "cost/tools_core_s": 1.0}
 Evaluate = Callable[[str, int], Evaluation]
 Page = Callable[[SweptAgents], str]
@@ -67,7 +68,7 @@ def page(evaluate: Evaluate, rendered: Page) -> str:
         "ppo": [curve(None, critic=True), curve(2, critic=True, update_s=40.0)],
         "grpo": [curve(None), curve(None)],
     }
-    return rendered(SweptAgents(runs=runs, baselines=[evaluate("base_tool_call", 1)], curves=curves))
+    return rendered(SweptAgents(runs=runs, baselines=[evaluate("base_tool_call", 1)], curves=curves, plan=PLAN))
 
 
 def rows(page: str, name: str) -> list[str]:
@@ -76,6 +77,7 @@ def rows(page: str, name: str) -> list[str]:
 
 def test_scores_by_hand(page: str) -> None:
     # ppo: 3/4 and 2/4, mean 5/8; of the one-hop questions q0 and q1 only q1, once in two seeds; of two hops all.
+    assert page.split("\n\n")[2] == PLAN
     scores = rows(page, "ppo")[0]
     assert scores.startswith("| `ppo` | 0.625 [")
     assert scores.endswith("| 0.750 0.500 | 0.250 | 1.000 |")
@@ -98,7 +100,7 @@ def test_runs_of_unequal_budgets_are_named_wherever_they_are_compared(evaluate: 
     more = [{**row, "update/episodes": 18.0} for row in curve(None)]
     del more[1]["cost/sampled_tokens"]
     plain = SweptAgents(
-        runs=agents, baselines=[evaluate("base_tool_call", 1)], curves={"ppo": [curve(None)], "grpo": [more]}
+        runs=agents, baselines=[evaluate("base_tool_call", 1)], curves={"ppo": [curve(None)], "grpo": [more]}, plan=PLAN
     )
     for equal, words, far in [
         ("episodes", "episodes learned from", " (+50 %)"),
@@ -136,7 +138,9 @@ def test_references_are_what_all_are_compared_with(evaluate: Evaluate, rendered:
     agents = {"ppo": [evaluate("ppo-seed0", 3)], "grpo": [evaluate("grpo-seed0", 4)]}
     curves, references = {name: [curve(None)] for name in agents}, ["grpo", "ppo"]
     page = rendered(
-        SweptAgents(runs=agents, baselines=[evaluate("base_tool_call", 1)], curves=curves, references=references)
+        SweptAgents(
+            runs=agents, baselines=[evaluate("base_tool_call", 1)], curves=curves, plan=PLAN, references=references
+        )
     )
     assert "| agent | less `grpo` | less `ppo` |" in page
     assert "| `grpo` | n/a | +0.250 [" in page
@@ -144,7 +148,7 @@ def test_references_are_what_all_are_compared_with(evaluate: Evaluate, rendered:
 
 def test_a_run_alone_is_compared_with_no_other(evaluate: Evaluate, rendered: Page) -> None:
     runs, baselines = {"ppo": [evaluate("ppo-seed0", 3)]}, [evaluate("base_tool_call", 1)]
-    page = rendered(SweptAgents(runs=runs, baselines=baselines, curves={"ppo": [curve(None)]}))
+    page = rendered(SweptAgents(runs=runs, baselines=baselines, curves={"ppo": [curve(None)]}, plan=PLAN))
     assert "1 run with 1 seed, 4 test questions" in page
     assert "| run | iterations | sampled exact match | on dev |" in page
     assert "equal time" not in page
@@ -181,7 +185,7 @@ def test_what_chance_reaches_bounds_every_claim(
     runs = {"ppo": [right("ppo-seed0", 2)], "grpo": [right("grpo-seed0", 12)]}
     baselines = [right("base_tool_call", 0), right("random", 0), right("oracle", 12)]
     curves = {name: [curve(None)] for name in runs}
-    render_sweep(SweptAgents(runs=runs, baselines=baselines, curves=curves), asked, tmp_path, draws)
+    render_sweep(SweptAgents(runs=runs, baselines=baselines, curves=curves, plan=PLAN), asked, tmp_path, draws)
     page = (tmp_path / "report.md").read_text()
     assert "is the floor, and a solver, `oracle`, the ceiling" in page
     assert "which ends at 0.265; above it: `grpo`; not above it: `ppo`, `base_tool_call`." in page
