@@ -140,6 +140,19 @@ def _is_whole(record: Path) -> bool:
     return False
 
 
+def entries_of(lock: Path, output: Path) -> dict[str, Any]:
+    """The entries of a dvc.lock's stages that make or read an output, by their names; none without such a file."""
+    stages = yaml.safe_load(lock.read_text())["stages"] if lock.exists() else {}
+    return {name: entry for name, entry in stages.items() if f"'{output}'" in str(entry)}
+
+
+def put_entries(lock: Path, entries: dict[str, Any]) -> None:
+    """Puts entries of stages into a dvc.lock."""
+    content = yaml.safe_load(lock.read_text())
+    content["stages"] |= entries
+    write_text(lock, yaml.safe_dump(content, sort_keys=False))
+
+
 def restorable(output: Path) -> bool:
     """Whether DVC's cache holds an output of a stage as it was recorded, so that `dvc checkout` brings it back."""
     whole = [yaml.safe_load(record.read_text()) for record in _records() if _is_whole(record)]

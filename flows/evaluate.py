@@ -23,6 +23,7 @@ from agent_r1.evaluation.protocols import SCRIPTED, open_exam, questions_under, 
 from agent_r1.evaluation.transcript import plain_text, readable
 from agent_r1.files import METRICS, sha256, write_text
 from agent_r1.gpus import visible_gpus
+from agent_r1.learn.checkpoint import PROGRESS
 from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import Params
 from agent_r1.params.places import RunId
@@ -137,7 +138,7 @@ def evaluate(asked: EvaluationRequest) -> None:
     write_text(folder / "mlflow_run_id", tracked.run_id)
     if not asked.into and subject.label in settings.reported(subject.sweep):
         read = [folder / name for name in ("predictions.parquet", "trajectories.parquet", "hashes.json")]
-        read += [subject.training / METRICS] if subject.training else []
+        read += [subject.training / METRICS, subject.training / "checkpoint" / PROGRESS] if subject.training else []
         hashes = json.dumps({str(path): sha256(path) for path in read}, indent=2)
         write_text(folder.parents[1] / f"compared/{subject.label}.json", f"{hashes}\n")
 

@@ -12,12 +12,13 @@ from agent_r1 import params, tracking
 from agent_r1.evaluation.comparison import Evaluation, read_evaluation
 from agent_r1.evaluation.plan import told_apart
 from agent_r1.evaluation.plots import Curve, along
-from agent_r1.evaluation.runs_report import render, write_costs, write_curves, write_scores
+from agent_r1.evaluation.runs_report import add_notes, render, write_costs, write_curves, write_scores
 from agent_r1.evaluation.scores import headline, score
 from agent_r1.evaluation.statistics import Interval
 from agent_r1.evaluation.sweep import SweptAgents, render_sweep
 from agent_r1.evaluation.transcript import plain_text
 from agent_r1.files import load_pretrained, read_metrics
+from agent_r1.learn.checkpoint import peek
 from agent_r1.params.places import RunId
 from agent_r1.params.stages import Budget
 from agent_r1.records import Question
@@ -54,6 +55,8 @@ def report(sweep: str = "", beside: str = "", over: Budget | None = None) -> Non
         curves = {run: [along(curve, over) for curve in seeds] for run, seeds in curves.items()}
     scores = _render(settings, questions, evaluations, members, curves, into)
     trained = {run: [(places.training(each), folders[each.label]) for each in ids] for run, ids in members.items()}
+    records = {each.label: peek(places.training(each) / "checkpoint") for ids in members.values() for each in ids}
+    add_notes(into, [f"{label} {change}" for label, each in records.items() if each for change in each.changes])
     write_costs(into, trained, scores, settings.evaluate.price_per_device_hour)
     if into.name == BESIDE:
         logger.info("the report is %s/report.md", into)

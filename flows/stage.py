@@ -147,7 +147,7 @@ def clean_end() -> Iterator[None]:
     """Sets up logging, and turns faults and signals into exit codes.
 
     A fault that a user can mend (ValueError, OSError, EngineError) ends as one line and exit code 1. The code is 75 if
-    the same may work later: a server that does not answer, MLflow's included, or a disk that fails. It is 65 if
+    the same may work later: a server that does not answer, MLflow's included, or a disk or GPU that fails. It is 65 if
     parameters, code or data of a stage were edited while it ran. An interrupt ends as 130, a termination as 143. Any
     other fault keeps its traceback.
     """
@@ -275,10 +275,15 @@ def task(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _mendable(fault: Exception) -> Exception | None:
-    """The fault as a message, if the engine raised it, or it is one of MLflow's store that a user can mend."""
-    from agent_r1.rollout.sampling import EngineError  # both bring numpy, which is to find the number of threads set
+    """The fault as a message, if the engine or a GPU raised it, or it is one of MLflow's store that a user can mend."""
+    from agent_r1.rollout.sampling import EngineError  # all bring numpy, which is to find the number of threads set
     from agent_r1.tracking.store import mendable_fault
 
+    if "torch" in sys.modules:
+        from agent_r1.learn.memory import DEVICE_FAULTS, REMEDIES
+
+        if isinstance(fault, DEVICE_FAULTS):
+            return OSError(f"{fault}; {REMEDIES}")
     return fault if isinstance(fault, EngineError) else mendable_fault(fault)
 
 

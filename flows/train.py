@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import shutil
+import sys
 import time
 from contextlib import ExitStack
 from functools import partial, wraps
+from pathlib import Path
 from typing import Any
 
 from agent_r1 import params, tracking
 from agent_r1.files import model_hash, write_text
 from agent_r1.learn.learner import learner_of
-from agent_r1.params.places import RunId
-from agent_r1.tracking.runs import CODE_TAG, KIND_TAG
+from agent_r1.params.places import RunId, is_copy
+from agent_r1.tracking.runs import CODE_TAG, KIND_TAG, SETTINGS_TAG
 from agent_r1.training.assembly import Assembly
-from agent_r1.training.folder import RunFolder
+from agent_r1.training.folder import AnotherRunError, RunFolder
 from agent_r1.training.identity import START
 from agent_r1.training.loop import Training, Verb, iterate, leaves_work
 from agent_r1.training.watch import reseeded
@@ -31,7 +34,7 @@ logger = logging.getLogger(__name__)
 def train(run: RunId, fresh: bool = False) -> None:
     """Trains one run: collect, assign credit, update, log. Goes on where an earlier attempt was interrupted.
 
-    `fresh` starts over, and moves the earlier attempt aside.
+    `fresh` starts over, and moves the earlier attempt aside. So do DVC and the pipeline where it is another run's.
     """
     settings = params.load().of(run)
     places = settings.places
@@ -42,11 +45,19 @@ def train(run: RunId, fresh: bool = False) -> None:
     with ExitStack() as stack:
         # before the folder is looked at: the process that holds the accelerator may be training this run
         stack.enter_context(accelerator(settings.operate.side_by_side, settings.gpus))
-        aside, replace = places.aside, started_by_another()
-        taken_up = assembly.taken_up(places.training(run), aside, code=code, fresh=fresh, replace=replace)
-        folder, opening = stack.enter_context(taken_up)
+        taken_up = partial(assembly.taken_up, places.training(run), places.aside / run.sweep, code=code)
+        try:
+            folder, opening = stack.enter_context(taken_up(fresh=fresh))
+        except AnotherRunError as refusal:
+            if not started_by_another():
+                accept = f"; or accept it as it is: `agent-r1 keep {run.argument}`" * ("other code" in refusal.loss)
+                raise ValueError(f"{refusal}{accept}") from None
+            _give_up(run, places.training(run), refusal)
+            folder, opening = stack.enter_context(taken_up(fresh=True))
         folder.costs.spent["cost/other_core_s"] += time.process_time()  # that it took to get here
         tracked = stack.enter_context(_tracked(run, settings, folder))
+        if changes := folder.progress.changes:
+            tracked.tag(SETTINGS_TAG, "; ".join(changes))
         learns = leaves_work(folder)
         if learns or place:  # the ranks of a launcher wait to be told that there is nothing to do
             seed = reseeded(folder.config.seed, folder.rollbacks) if learns else None
@@ -54,7 +65,24 @@ def train(run: RunId, fresh: bool = False) -> None:
                 if learns:
                     _learn(opening(ranks=group), tracked, run.label)
         assembly.finish(folder)
-        tracked.tag(CODE_TAG, folder.describe_code())
+        tracked.tag(CODE_TAG, folder.progress.code_in_words)
+
+
+def _give_up(run: RunId, folder: Path, refusal: AnotherRunError) -> None:
+    """Says how much makes room for another run, and leaves dvc.lock in the folder that goes.
+
+    Asks at a terminal above a core-hour, and raises the refusal for a no.
+    """
+    if is_copy():
+        logger.info("%s; this experiment trains it anew", refusal)
+        return
+    logger.warning("%s; `agent-r1 restore %s` brings it back", refusal.loss, run.argument)
+    if refusal.core_hours > 1 and sys.stdin.isatty():
+        logger.warning("%s is moved aside if you type y, and stays if you type anything else", folder)  # a whole line
+        if sys.stdin.readline().strip() != "y":
+            raise refusal
+    if run.lock.exists():
+        shutil.copy(run.lock, folder)
 
 
 def _learn(opened: Training, tracked: tracking.Run, label: str) -> None:

@@ -85,7 +85,7 @@ def _unfinished(settings: params.Params) -> Unfinished:
     """The folder of the warm start's progress, told apart by its parameters and the model that it begins from."""
     places, model = settings.places, settings.model.path
     sections = {
-        "warm_start": settings.warm_start.model_dump(mode="json", exclude={"checkpoint_every"}),
+        "warm_start": settings.warm_start.model_dump(mode="json"),
         "model": settings.model.model_dump(mode="json"),
     }
     inputs = {"model": model_hash(model)} if model else {}

@@ -645,11 +645,10 @@ def test_how_many_gpus_a_stage_holds(content: dict[str, Any]) -> None:
 
 
 def test_an_engines_identity_is_what_its_kind_reads(content: dict[str, Any], params: Params) -> None:
-    """Another kind's settings, where servers are, and whether a sampler sleeps start nothing over."""
-    others = {"engine.transformers.batch_size": 7, "engine.server.timeout_s": 9.0, "engine.vllm.sleep": True}
+    """Another kind's settings, and where servers are, are not."""
+    others = {"engine.transformers.batch_size": 7, "engine.server.timeout_s": 9.0}
     assert check(content, others).engine.identity == params.engine.identity
-    bits = {name: value for name, value in content["engine"]["vllm"].items() if name != "sleep"}
-    assert params.engine.identity == {"kind": "vllm", **bits}
+    assert params.engine.identity == {"kind": "vllm", **content["engine"]["vllm"]}
     own = check(content, {**others, "engine.kind": "transformers"}).engine.identity
     assert own == {"kind": "transformers", "batch_size": 7}
     ahead = {"engine.vllm.sleep": True, "runs.gigpo.rollout.ahead": 1}  # which a server knows nothing of
@@ -813,6 +812,9 @@ def test_rates_rise_and_decay_by_hand(params: Params, decay: str, warmup: int, r
     train = params.train.model_copy(update={"iterations": 4, "update": update})
     assert [train.rate(iteration, 0, begun=0) for iteration in range(4)] == pytest.approx(rates)
     assert [train.rate(iteration, 3, begun=3) for iteration in range(3, 7)] == pytest.approx(rates)
+    longer = train.model_copy(update={"iterations": 6})
+    extended = [longer.rate(iteration, 0, begun=0, decays_over=4) for iteration in range(6)]
+    assert extended == pytest.approx([*rates, rates[-1], rates[-1]]), "its schedule to the end, and then its last rate"
 
 
 def test_mappings_are_laid_over_flattened_and_compared_by_hand() -> None:

@@ -19,6 +19,7 @@ from agent_r1.evaluation.statistics import LEVEL, Interval, paired_difference
 from agent_r1.evaluation.transcript import examples
 from agent_r1.files import METRICS, read_metrics, replaced_folder, write_text
 from agent_r1.harmless import in_markdown
+from agent_r1.params.same_run import NOT_ONE_RUN
 from agent_r1.params.stages import EvaluateParams
 from agent_r1.records import Decode, Question, words_of
 
@@ -104,6 +105,14 @@ def budgets(curves: Mapping[str, Sequence[Curve]], scores: Mapping[str, Interval
 
 def write_page(folder: Path, parts: Sequence[str]) -> None:
     write_text(folder / "report.md", "\n\n".join([*parts, f"[Costs]({COSTS})"]) + "\n")
+
+
+def add_notes(folder: Path, notes: Sequence[str]) -> None:
+    """Adds to the page which settings changed while runs were trained."""
+    if notes:
+        page = folder / "report.md"
+        about = f"Settings changed while runs were trained; {NOT_ONE_RUN}:"
+        write_text(page, f"{page.read_text()}\n{about} {in_markdown('; '.join(notes))}.\n")
 
 
 def write_costs(

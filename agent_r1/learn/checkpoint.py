@@ -42,11 +42,21 @@ class Progress:
     stopped: bool = False  # whether the run was ended before its last iteration
     code: list[tuple[int, str]] = field(default_factory=list)  # (first iteration, digest) of the code that trained it
     policy_from: int | None = None  # the first iteration after the critic's warm-up; None before, and in older versions
+    accepted: str = ""  # digest of other code under which the complete run was accepted as it is
+    changes: list[str] = field(default_factory=list)  # of settings in words, with the first iteration under each
+    decays_over: int | None = None  # iterations of the rates' decay where the run became longer since
 
     def planned(self, config: TrainParams) -> int:
         """The iterations of the whole run: the critic's warm-up, while it lasts its longest, and the policy's."""
         alone = config.update.critic.warmup.longest if config.credit.needs_critic and not self.policy_version else 0
         return config.iterations + (alone if self.policy_from is None else self.policy_from)
+
+    @property
+    def code_in_words(self) -> str:
+        """Which code trained which iterations, and was accepted since: `0-11 3fa91c2b, 12-19 77b0e4aa`."""
+        ends = [first for first, _ in self.code[1:]] + [self.iterations]
+        trained = [f"{first}-{end - 1} {digest}" for (first, digest), end in zip(self.code, ends, strict=True)]
+        return ", ".join([*trained, *([f"accepted {self.accepted}"] if self.accepted else [])])
 
 
 def save(folder: Path, learner: Learner, record: Progress) -> None:

@@ -38,11 +38,13 @@ FLOAT32 = 4
 ADAM_STATES = 2
 LOGIT_COPIES = 3  # of a chunk at the peak, in float32: logits, logprobs, gradient
 LIBRARIES_GIB = 2.5  # of two processes: code, and on CUDA contexts and the allocator's reserve
+DEVICE_FAULTS = (torch.OutOfMemoryError, torch.AcceleratorError)
 REMEDIES = (
     "lower train.update.max_tokens_per_microbatch (of fine_tune: warm_start.max_tokens_per_microbatch), set "
-    "model.gradient_checkpointing: true, train adapters (model.lora.rank), choose an estimator without a critic, give "
-    "the sampler less, set engine.vllm.sleep: true and learner.optimizer_offload: true on a GPU, share the learner "
-    "among more of them (learner.processes), or take a smaller model"
+    "model.gradient_checkpointing: true, give the sampler less (engine.vllm.gpu_memory_utilization, "
+    "engine.vllm.cpu_cache_gib, engine.vllm.max_num_seqs), set engine.vllm.sleep: true and learner.optimizer_offload: "
+    "true on a GPU, or share the learner among more of them (learner.processes), and a training goes on; or begin "
+    "another: train adapters (model.lora.rank), choose an estimator without a critic, or take a smaller model"
 )
 
 

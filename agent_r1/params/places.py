@@ -71,6 +71,20 @@ class RunId:
         seed = [] if self.seed is None else ["--seed", str(self.seed)]
         return ["--run", self.name, *seed, *(["--sweep", self.sweep] if self.sweep else [])]
 
+    @property
+    def argument(self) -> str:
+        """How a command line names it by its label, and its sweep."""
+        return self.label + f" --sweep {self.sweep}" * bool(self.sweep)
+
+    @property
+    def lock(self) -> Path:
+        """DVC's record of the graph that trains it."""
+        return Path(self.sweep) / "dvc.lock"
+
+    def stage(self, name: str) -> str:
+        """The address of a stage of that graph."""
+        return f"{self.sweep}/dvc.yaml:{name}" if self.sweep else name
+
     @classmethod
     def named(cls, name: str, seed: int | None = None, sweep: str = "") -> Self:
         """The training that the options of a command line mean."""

@@ -144,9 +144,9 @@ class EngineParams(Section):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The settings that can change the bits of samples: the kind and its own, without addresses and sleep."""
+        """The kind and its own settings, without addresses."""
         settings = {"vllm": self.vllm, "transformers": self.transformers, "server": None}[self.kind]
-        return {"kind": self.kind, **(settings.model_dump(exclude={"sleep"}) if settings else {})}
+        return {"kind": self.kind, **(settings.model_dump() if settings else {})}
 
     @property
     def gpus(self) -> int:

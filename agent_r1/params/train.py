@@ -158,14 +158,16 @@ class TrainParams(Section):
     checkpoint: CheckpointParams
     keep: KeepParams
 
-    def rate(self, iteration: int, policy_from: int, begun: int) -> float:
+    def rate(self, iteration: int, policy_from: int, begun: int, decays_over: int | None = None) -> float:
         """The share of its learning rate that a model takes in an iteration, if iteration `begun` is its first.
 
         It decays from 1 by the share of the policy's iterations that are over, which begin with `policy_from`, towards
         0, and rises before by equal parts: after a warm-up of W iterations, of which the first takes 1 / (W + 1), it is
-        as without one.
+        as without one. In a run that became longer it `decays_over` the iterations of before; later ones take the last
+        share of these.
         """
-        over = max(0, iteration - policy_from) / self.iterations
+        decaying = decays_over or self.iterations
+        over = min(max(0, iteration - policy_from), decaying - 1) / decaying
         decayed = {"none": 1.0, "linear": 1 - over, "cosine": (1 + math.cos(math.pi * over)) / 2}
         risen = min(1.0, (iteration - begun + 1) / (self.update.learning_rate_warmup + 1))
         return decayed[self.update.learning_rate_decay] * risen

@@ -33,6 +33,7 @@ VERSION_TAG = "model_version"  # of a training's run: the version that it regist
 EXPERIMENT_TAG = "dvc_experiment"
 SCORED = re.compile("[Ss]uccess [^:]*? o[fn] the test questions[:.] ")  # begins a description, then and now
 FIRST = ("success", "rollout/success", "reward/total", "success/low", "success/high")  # MLflow compares the first
+SETTINGS_TAG = "changed_settings"  # the settings that changed within the run, with iterations
 CODE_TAG = "code"  # which code trained which iterations: `0-11 3fa91c2b, 12-19 77b0e4aa`
 REWOUND_TAG = "rewound_ms"  # when the run last went back to an earlier iteration, Unix time
 RANKED = ("success", "success/low", "success/high", "em", "f1")  # of all test questions; of each data set every score

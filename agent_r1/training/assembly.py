@@ -45,7 +45,7 @@ class Assembly:
 
     @contextmanager
     def taken_up(
-        self, folder: Path, aside: Path, *, code: Mapping[str, str] = {}, fresh: bool = False, replace: bool = False
+        self, folder: Path, aside: Path, *, code: Mapping[str, str] = {}, fresh: bool = False
     ) -> Iterator[tuple[RunFolder, Callable[..., Training]]]:
         """Takes the run's folder up; gives it, and a function that loads the model, for the `ranks` of a stage.
 
@@ -59,7 +59,7 @@ class Assembly:
             warn_of_alike(self._questions, shared)
             identity = Identity.of(self.settings, self.config, self.inputs(shared), code)
             config = self.config.model_copy(update={"reference": self.teacher or self.config.reference})
-            with RunFolder(folder, identity, config).opened(aside, fresh=fresh, replace=replace) as run:
+            with RunFolder(folder, identity, config).opened(aside, fresh=fresh) as run:
                 opening = partial(Training, self.settings, questions=self._questions, shared=shared, model=self.model)
                 yield run, partial(opening, folder=run)
 

@@ -11,16 +11,38 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from agent_r1.costs import Costs, costs_in
-from agent_r1.files import METRICS, read_metrics, remove_folder, remove_unfinished, trained_alone, write_text
+from agent_r1.files import (
+    METRICS,
+    move_aside,
+    read_metrics,
+    remove_folder,
+    remove_unfinished,
+    trained_alone,
+    write_text,
+)
 from agent_r1.learn import checkpoint
 from agent_r1.learn.checkpoint import Progress
+from agent_r1.params.places import is_copy
+from agent_r1.params.same_run import ITERATIONS
 from agent_r1.params.train import TrainParams
-from agent_r1.training.identity import Identity, write_start
+from agent_r1.training.identity import Identity, read_start, write_start
 
 if TYPE_CHECKING:  # who only reads a folder depends on no learner
     from agent_r1.learn.learner import Learner
 
+FAULT = "fault"  # the file that notes in which iteration a device or an engine failed, and under which settings
+
 logger = logging.getLogger(__name__)
+
+
+class AnotherRunError(ValueError):
+    """A folder is another run's, or complete by other code; it can be started over."""
+
+    def __init__(self, reason: str, remedy: str, folder: RunFolder) -> None:
+        super().__init__(f"{reason}; {remedy}")
+        spent = costs_in(folder._lines()).items()
+        self.core_hours = sum(seconds for name, seconds in spent if name.endswith("_core_s")) / 3600
+        self.loss = f"{reason}; this gives up {folder.finished} finished iterations, {self.core_hours:.2f} core-hours"
 
 
 class Iterations:
@@ -192,8 +214,9 @@ class Checkpoints(Iterations):
 class RunFolder(Checkpoints):
     """The folder of one training run, for one process at a time.
 
-    A run is told from others by its parameters and its inputs. Under changed code an unfinished run goes on, with a
-    warning; a finished one is moved aside and trained anew. The folder of another run is refused, or moved aside.
+    A run is told from others by the settings that define it, and by its inputs. Under changed code, and under other
+    settings of the other kinds, an unfinished run goes on, with a warning. The folder of another run is refused, and so
+    is that of a finished run of other code, until that is accepted.
 
     Iterations that were finished since the latest checkpoint have their trajectories and metrics here. A process that
     goes on from the checkpoint reads those and updates again, so that a kill costs updates and never bits.
@@ -204,35 +227,61 @@ class RunFolder(Checkpoints):
         super().__init__(path, identity.code_digest)
         self.identity, self.config = identity, config
         self.mlflow_run_id = path / "mlflow_run_id"
+        self.settled = False  # whether it was complete under other settings, which ask nothing more of it
 
     @contextmanager
-    def opened(self, aside: Path, *, fresh: bool = False, replace: bool = False) -> Iterator[Self]:
+    def opened(self, aside: Path, *, fresh: bool = False) -> Iterator[Self]:
         """Takes the folder up: empty, or where an earlier process left it.
 
-        `fresh` starts over in any case, `replace` if the folder is another run's; the old folder goes to `aside`, under
-        its name and the time. Raises ValueError for another run's folder, and BlockingIOError for one that a process is
-        training in.
+        `fresh` starts over; the old folder goes to `aside`, under its name and the time. Raises AnotherRunError for a
+        folder that cannot be gone on from, ValueError for a damaged one or a longer run that kept no learner, and
+        BlockingIOError for one that a process is training in.
         """
         with trained_alone(self.path):
             remove_unfinished(self.path)
-            if not fresh:  # a damaged folder can be started over
+            is_empty = not self.path.is_dir() or not any(self.path.iterdir())
+            if fresh and not is_empty:  # a damaged folder too
+                target = move_aside(self.path, aside)
+                if not is_copy():  # the project keeps its own
+                    logger.warning("%s is started over; it was moved to %s", self.path, target)
+            elif not is_empty:
                 self.saved = checkpoint.progress(self.checkpoint)
                 self.progress = self.saved or self.progress
-            if self.path.is_dir() and any(self.path.iterdir()):
-                complete = self.is_complete
-                if not self.identity.take_up(self.path, aside, fresh=fresh, replace=replace, complete=complete):
-                    self.progress, self.saved = Progress(iterations=0, policy_version=0), None
+                self._go_on(aside)
             if checkpoint.progress(self.best):
                 checkpoint.require_whole(self.best)  # now, and not when days of training are over
-            if self.saved and self.is_complete:
-                checkpoint.require_whole(self.checkpoint, checkpoint.POLICY)  # nothing loads it any more
-            if self.path.exists():
-                logger.info("%s: going on after %d finished iterations", self.path, self.finished)
             self.remove_sampler()  # of a process that was killed
             self.remove_covered_journals()
-            write_start(self.path, self.identity)
+            if self.saved and self.is_complete:
+                checkpoint.require_whole(self.checkpoint, checkpoint.POLICY)  # nothing loads it any more
+            else:
+                write_start(self.path, self.identity)
             self.costs.spent |= costs_in(self._lines())
             yield self
+
+    def _go_on(self, aside: Path) -> None:
+        """Refuses a folder, or takes it up as an earlier process left it, and notes which settings have changed."""
+        reason = self.identity.refusal(self.path, complete=self.is_complete, accepted=self.progress.accepted)
+        if reason:
+            anew = f"start over with --fresh (in Python fresh=True), which moves the folder to {aside}"
+            raise AnotherRunError(reason, f"go back to that, or {anew}", self)
+        earlier = read_start(self.path) or self.identity
+        changes = self.identity.changes_since(earlier)
+        if changes and self.saved and not self.is_complete and not (self.checkpoint / checkpoint.LEARNER).exists():
+            kept = f"{self.path} was complete, and kept no learner (train.keep.learner) to go on with"
+            raise ValueError(f"{kept}; set train.iterations back, or start over with --fresh")
+        self.identity.go_on(self.path, f"{self.finished} finished iterations", complete=self.is_complete)
+        if self.is_complete or not changes:
+            self.settled = bool(changes)
+            return
+        noted = [f"from iteration {self.finished} on {change}" for change in changes]
+        self.progress = replace(self.progress, changes=[*self.progress.changes, *noted])
+        if self.saved:
+            before = earlier.parameters.get(ITERATIONS, self.config.iterations)
+            if before != self.config.iterations and not self.progress.decays_over:
+                self.progress = replace(self.progress, decays_over=before)
+            self.saved = self.progress
+            checkpoint.amend(self.checkpoint, self.progress)
 
     @property
     def is_complete(self) -> bool:
@@ -269,18 +318,23 @@ class RunFolder(Checkpoints):
         """
         remove_folder(self.good)
         remove_folder(self.journal(0).parent)
+        (self.path / FAULT).unlink(missing_ok=True)
         best, keeps = checkpoint.progress(self.best), self.config.keep.learner
         if best:
             self.progress = self.saved = replace(self.progress, policy_version=best.policy_version)
         if best or (not keeps and (self.checkpoint / checkpoint.LEARNER).exists()):
+            keeps = keeps and not best  # with another policy nobody goes on from it
             checkpoint.amend(self.checkpoint, self.progress, policy_of=self.best if best else None, learner=keeps)
         remove_folder(self.best)
         for iteration in range(self.finished - 1):
             if iteration % self.config.keep.every:
                 self._remove_rows(iteration)
 
-    def describe_code(self) -> str:
-        """Which code trained which iterations: `0-11 3fa91c2b, 12-19 77b0e4aa`."""
-        spans = self.progress.code
-        ends = [first for first, _ in spans[1:]] + [self.finished]
-        return ", ".join(f"{first}-{end - 1} {digest}" for (first, digest), end in zip(spans, ends, strict=True))
+
+def failed_before(folder: RunFolder) -> bool:
+    """Notes that a device or an engine failed; whether one did before, in this iteration under these settings."""
+    now = f"{folder.finished} {folder.identity.fingerprint}"
+    file = folder.path / FAULT
+    again = file.exists() and file.read_text() == now
+    write_text(file, now)
+    return again

@@ -10,9 +10,8 @@ from typing import Any, Self
 
 from agent_r1 import facts
 from agent_r1.facts import differences, differing, some
-from agent_r1.files import move_aside
 from agent_r1.params import Params, fingerprint
-from agent_r1.params.places import is_copy
+from agent_r1.params.same_run import NOT_ONE_RUN, defines
 from agent_r1.params.sections import flatten, of_today
 from agent_r1.params.train import TrainParams
 
@@ -37,15 +36,12 @@ class Identity:
         inputs: Mapping[str, str] | None = None,
         code: Mapping[str, str] | None = None,
     ) -> Self:
-        """The identity of a run.
-
-        It leaves out `train.checkpoint`, `train.keep`, the share of aborted episodes that ends an iteration, and the
-        number of processes that share the learner: their weights differ by rounding alone.
-        """
+        """The identity of a run, whose parameters are of the three kinds of `agent_r1.params.same_run`."""
         sections = {
-            "train": config.model_dump(mode="json", exclude={"checkpoint", "keep"}),
-            "env": settings.env.model_dump(mode="json", exclude={"aborted_share"}),
+            "train": config.model_dump(mode="json"),
+            "env": settings.env.model_dump(mode="json"),
             "model": settings.model.model_dump(mode="json"),
+            "learner": settings.learner.model_dump(mode="json"),
             "engine": settings.engine.identity,
         }
         return cls(parameters=flatten(sections), inputs=dict(inputs or {}), code=dict(code or {}))
@@ -61,48 +57,51 @@ class Identity:
         return fingerprint(self.code)
 
     def differences_from(self, earlier: Identity) -> list[str]:
-        """The differences in words, such as `train.credit.lam 0.99 -> 0.95`; [] for the same run."""
-        parameters = of_today(earlier.parameters, self.parameters)
-        return differences(parameters, self.parameters) + differences(earlier.inputs, self.inputs)
+        """The differences in words that make another run, such as `train.credit.lam 0.99 -> 0.95`; [] for the same."""
+        return self._differences(earlier, defining=True) + differences(earlier.inputs, self.inputs)
 
-    def take_up(
-        self, folder: Path, aside: Path, *, fresh: bool = False, replace: bool = False, complete: bool = False
-    ) -> bool:
-        """Whether a folder can be gone on from as it is; if not, it was moved `aside`.
+    def changes_since(self, earlier: Identity) -> list[str]:
+        """The differences in words that leave the run the same, of settings that both have."""
+        return self._differences(earlier, defining=False)
 
-        It is moved if it is to start `fresh`, if it is another training's and `replace` allows that, or if it is
-        `complete` and other code trained it. An incomplete one goes on under changed code, with a warning. A ValueError
-        refuses another training's folder, with the differences in words.
+    def refusal(self, folder: Path, *, complete: bool, accepted: str = "") -> str:
+        """The reason why a folder cannot be gone on from; "" if it can.
+
+        It is another run's, or it is `complete` and other code than the `accepted` trained it, by the code's digest.
         """
-        reason, changed = self._compare(folder)
-        if reason and not (fresh or replace):
-            anew = "start over with --fresh (in Python fresh=True)"
-            remedy = f"go back to that, or {anew}, which moves the folder to {aside}"
-            raise ValueError(f"{reason}; {remedy}")
-        if changed and complete:
-            reason = f"{folder} was trained by other code: {some(changed)}"
-        if fresh or reason:
-            target = move_aside(folder, aside)
-            if is_copy():  # the project keeps its own
-                logger.info("%s; this experiment trains it anew", reason)
-            else:
-                logger.warning("%s; it was moved to %s", reason or f"{folder} is started over", target)
-            return False
-        if changed:
-            logger.warning("%s: going on, though the code has changed: %s", folder, some(changed))
-        return True
-
-    def _compare(self, folder: Path) -> tuple[str, list[str]]:
-        """Why a folder cannot be gone on from, "" if it can; and the code files that changed since."""
         try:
-            started = read_start(folder)
+            earlier = read_start(folder)
         except ValueError as fault:
-            return str(fault), []
-        if started is None:
-            return f"{folder} is of an older version of the project, which did not write down what it trained", []
-        if found := self.differences_from(started):
-            return f"{folder} is another run's: {some(found)}", []
-        return "", sorted(differing(started.code, self.code))
+            return str(fault)
+        if earlier is None:
+            return f"{folder} is of an older version of the project, which did not write down what it trained"
+        if reasons := self.differences_from(earlier):
+            return f"{folder} is another run's: {some(reasons)}"
+        code = self._changed_code(earlier)
+        if code and complete and self.code_digest != accepted:
+            return f"{folder} was trained by other code: {some(code)}"
+        return ""
+
+    def go_on(self, folder: Path, done: str, *, complete: bool) -> None:
+        """Says how far a folder is that is gone on from, and which settings and code have changed since."""
+        logger.info("%s: going on after %s", folder, done)
+        earlier = read_start(folder) or self
+        changes = self.changes_since(earlier)
+        if changes and complete:
+            logger.info("%s is complete, and stays as it is under other settings: %s", folder, some(changes))
+        elif changes:
+            logger.warning("%s: settings change after %s: %s; %s", folder, done, ", ".join(changes), NOT_ONE_RUN)
+        if (code := self._changed_code(earlier)) and not complete:
+            logger.warning("%s: going on, though the code has changed: %s", folder, some(code))
+
+    def _changed_code(self, earlier: Identity) -> list[str]:
+        return sorted(differing(earlier.code, self.code))
+
+    def _differences(self, earlier: Identity, *, defining: bool) -> list[str]:
+        stored, own = of_today(earlier.parameters, self.parameters), self.parameters
+        lines = zip(differing(stored, own), differences(stored, own), strict=True)
+        known = stored.keys() | own if defining else stored.keys() & own
+        return [line for name, line in lines if name in known and defines(name, stored, own) == defining]
 
 
 def write_start(folder: Path, identity: Identity) -> None:

@@ -23,15 +23,16 @@ from agent_r1.gpus import visible_gpus
 from agent_r1.learn import checkpoint
 from agent_r1.learn.learner import learner_of
 from agent_r1.learn.losses import Metrics
-from agent_r1.learn.memory import measure
+from agent_r1.learn.memory import DEVICE_FAULTS, REMEDIES, measure
 from agent_r1.params import Params
 from agent_r1.params.train import TrainParams
 from agent_r1.records import Credit, Floats32, Proof, Question, Trajectory, words_of
+from agent_r1.rollout.sampling import EngineError, EngineUnavailable
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.training import watch
 from agent_r1.training.collection import Collector, TrainedEngine, start_engine
 from agent_r1.training.findings import findings
-from agent_r1.training.folder import RunFolder
+from agent_r1.training.folder import RunFolder, failed_before
 from agent_r1.training.questions import (
     VALIDATED,
     draw_unseen,
@@ -94,7 +95,7 @@ def leaves_work(folder: RunFolder) -> bool:
 
 def awaits_validation(folder: RunFolder) -> bool:
     """Whether the latest policy is to be validated and was not yet."""
-    return is_due(folder.history(), folder.config, complete=folder.is_complete)
+    return not folder.settled and is_due(folder.history(), folder.config, complete=folder.is_complete)
 
 
 class Training:
@@ -190,8 +191,9 @@ class Training:
             return value_metrics(trajectories, credits_, totals).get("value/explained_return", 0.0)
 
         first, self.learner.params = self.folder.policy_from(iteration, self.learner, explained), self.current.update
-        rate = 0.0 if first is None else self.config.rate(iteration, first, begun=first)
-        critic_rate = self.config.rate(iteration, iteration if first is None else first, begun=0)
+        share = partial(self.config.rate, iteration, decays_over=self.folder.progress.decays_over)
+        rate = 0.0 if first is None else share(first, begun=first)
+        critic_rate = share(iteration if first is None else first, begun=0)
         version = self.learner.policy_version
         metrics = self.learner.update(trajectories, credits_, iteration, rate=rate, critic_rate=critic_rate)
         return metrics | (self._step(trajectories, iteration) if self.learner.policy_version > version else {})
@@ -256,11 +258,17 @@ class Training:
                 raise
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, fault: BaseException | None, trace: object) -> None:
+        """Raises OSError in place of a fault of a device or an engine, and ValueError for the next in an iteration."""
         self.collector.close()
         self.folder.costs.charge("other")
         with suppress(OSError):  # a full disk has ended the training with a fault of its own
             self.folder.record(max(0, self.folder.finished - 1), self.folder.costs.spent)
+        if isinstance(fault, (*DEVICE_FAULTS, EngineError)) and not isinstance(fault, EngineUnavailable):
+            again = failed_before(self.folder)
+            said = f"iteration {self.folder.finished} failed{' again' * again}: {fault}"
+            remedy = f"; {REMEDIES}" * isinstance(fault, DEVICE_FAULTS)  # an engine says its own
+            raise (ValueError if again else OSError)(said + remedy) from fault
 
 
 def timed(verb: Verb, costs: Costs) -> Verb:

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from agent_r1.devices.sharing import ALONE, Ranks, load_tensors, save_tensors
+from agent_r1.files import move_aside
 from agent_r1.learn import checkpoint
 from agent_r1.learn.adapter import trained_state
 from agent_r1.learn.checkpoint import LEARNER, Progress
@@ -80,17 +81,18 @@ class Unfinished:
     def _found(self, last: int) -> int:
         """The steps after which this training was left; another one is moved aside."""
         try:
-            found = checkpoint.progress(self.folder)
-            if found is None:
+            progress = checkpoint.progress(self.folder)
+            if progress is None:
                 return 0
-            complete = found.iterations == last
-            if not self.identity.take_up(self.folder, self.aside, replace=True, complete=complete):
+            complete = progress.iterations == last
+            if reason := self.identity.refusal(self.folder, complete=complete):
+                logger.warning("%s; it was moved to %s", reason, move_aside(self.folder, self.aside))
                 return 0
             checkpoint.require_whole(self.folder)
         except ValueError as fault:
             raise ValueError(f"{str(fault).partition('; ')[0]}; remove {self.folder} to begin anew") from fault
-        logger.info("%s: going on after %d steps", self.folder, found.iterations)
-        return found.iterations
+        self.identity.go_on(self.folder, f"{progress.iterations} steps", complete=complete)
+        return progress.iterations
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from agent_r1 import params
 from agent_r1.files import write_text
 from agent_r1.params.places import RunId
 from flows.commands import options
-from flows.commands.options import Model, OneRun, RunName, SeedOption, Served, Sweep, Temperature, acting, app
+from flows.commands.options import Label, Model, OneRun, RunName, SeedOption, Served, Sweep, Temperature, acting, app
 from flows.made_of import CODE
 from flows.stage import run_stage
 from flows.terminal import show
@@ -130,7 +130,7 @@ def chat(
 
 @app.command("try", rich_help_panel=PANEL)
 def try_run(
-    run: Annotated[str, Argument(autocompletion=options.completed_runs, help="The label of a run, such as ppo.")],
+    run: Label,
     model: Model = None,
     endpoint: Served = None,
     episodes: Annotated[int, Option("--episodes", "-n", min=1, help="Of different training questions, at most.")] = 5,
@@ -153,7 +153,7 @@ def try_run(
 
 @app.command(rich_help_panel=PANEL)
 def profile(
-    run: Annotated[str, Argument(autocompletion=options.completed_runs, help="The label of a run, such as ppo.")],
+    run: Label,
     model: Model = None,
     questions: Annotated[int, Option(min=2, help="Training questions, at most.")] = 50,
     samples: Annotated[int, Option(min=2, max=64, help="Of each question, at temperature 1.")] = 8,

@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 from typer import Argument, Context, Option
 
 from agent_r1 import params
-from flows.commands.options import Model, RunName, SeedOption, Sweep, Temperature, acting, app, opened
+from agent_r1.params.places import RunId
+from flows.commands.options import Label, Model, RunName, SeedOption, Sweep, Temperature, acting, app, opened
 from flows.processes import HOST
 from flows.stage import report_to_own_server
 
@@ -33,6 +34,29 @@ def promote(
     from flows.operation.promote import promote_here
 
     promote_here(challenger, first=first, anyway=anyway, tag=tag)
+
+
+@app.command(rich_help_panel=PANEL)
+def keep(label: Label, sweep: Sweep = None) -> None:
+    """Accepts a finished training under changed code.
+
+    Neither `train` nor DVC trains it anew then. The record has both hashes, of the code that trained it and of today's.
+    """
+    from flows.operation.attempts import keep as accept
+
+    accept(RunId.parse(label, sweep or ""))
+
+
+@app.command(rich_help_panel=PANEL)
+def restore(label: Label, sweep: Sweep = None) -> None:
+    """Brings back a training that was moved aside.
+
+    The last one of a label, or that of a name in outputs/aside. The one in its place goes aside. Its
+    entries of dvc.lock, and the scores that DVC keeps, are back too.
+    """
+    from flows.operation.attempts import restore as bring_back
+
+    bring_back(label, sweep or "")
 
 
 @app.command(rich_help_panel=PANEL)

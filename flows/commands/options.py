@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from typer import Option
+from typer import Argument, Option
 
 from agent_r1 import params
 from agent_r1.params.places import RunId
@@ -65,6 +65,7 @@ def opened(settings: params.Params, policy: Policy, temperature: float) -> Abstr
 # Options that name a training: the fields of a `RunId`.
 _RUN = Option("--run", autocompletion=completed_runs, help="A name under runs: in params.yaml, or a variant of one.")
 OneRun = Annotated[str, _RUN]
+Label = Annotated[str, Argument(metavar="RUN", autocompletion=completed_runs, help="The label of a run, such as ppo.")]
 RunName = Annotated[str | None, _RUN]
 SeedOption = Annotated[int | None, Option(help="In place of the run's own; its outputs have folders of their own.")]
 Sweep = Annotated[Literal["ablations"] | None, Option(help="Of this sweep of params.yaml, with places of its own.")]

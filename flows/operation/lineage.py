@@ -12,13 +12,13 @@ import yaml
 from rich.markup import escape
 from rich.tree import Tree
 
-from agent_r1 import params
+from agent_r1 import params, tracking
 from agent_r1.evaluation.comparison import latest_folder
 from agent_r1.evaluation.scores import SUCCESS
 from agent_r1.files import sha256
 from agent_r1.params.places import SCHEME, Places, registered_training
 from agent_r1.tracking import registry
-from agent_r1.tracking.runs import git
+from agent_r1.tracking.runs import CODE_TAG, git
 from flows.dvc_files import kept
 from flows.overlay import RECORDS
 
@@ -76,13 +76,15 @@ def _origins(version: registry.Version, places: Places) -> Tree:
     copy = f"{model.dvc_file} {model.dvc_hash}" if model.dvc_hash else "has no copy"
     data = {"questions": model.questions, "passages": model.passages, "index": model.index}
     _grow(tree, "files", [("folder", model.policy), ("DVC", copy)])
-    _grow(tree, "config", [("fingerprint", model.config), ("prompt", model.prompt)])
+    tracked = tracking.resume(model.mlflow_run_id)
+    code = tracked.tags().get(CODE_TAG, model.code) if tracked else model.code
+    _grow(tree, "config", [("fingerprint", model.config), ("prompt", model.prompt), ("code of iterations", code)])
     _grow(tree, "data", [*data.items(), ("DVC", model.data_hash or "not known")])
     _grow(tree, "trajectories", trajectory_facts(model, training))
     if training:
         made = sorted((path, md5) for path, md5 in training.inputs.items() if not path.startswith(CODE))
         lock = f"see dvc.lock of {f'commit {training.commit}' if training.commit else 'the workspace'}"
-        code = f"{len(training.inputs) - len(made)} files and folders of code,"
+        code = f"{len(training.inputs) - len(made)} files and folders of code, that trained it or was accepted,"
         _grow(tree, f"made of, by {training.stage}", [*made, (code, lock)])
     return tree
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agent_r1.evaluation.comparison import Evaluation, differences_of_setting, read_evaluation
-from agent_r1.evaluation.runs_report import PURPOSES, render, write_costs, write_curves, write_scores
+from agent_r1.evaluation.runs_report import PURPOSES, add_notes, render, write_costs, write_curves, write_scores
 from agent_r1.evaluation.statistics import Interval
 from agent_r1.files import METRICS, write_text
 from agent_r1.params.stages import EvaluateParams
@@ -270,3 +270,16 @@ def test_costs_stand_beside_what_they_bought(tmp_path: Path) -> None:
     page = (tmp_path / "costs.md").read_text()
     assert "| money | n/a | n/a | n/a |" in page
     assert "| per point | none | none | none |" in page
+
+
+def test_settings_that_changed_within_a_run_are_a_note_of_its_page(tmp_path: Path) -> None:
+    page = tmp_path / "report.md"
+    page.write_text("# Report\n")
+    add_notes(tmp_path, [])
+    assert page.read_text() == "# Report\n"
+    add_notes(tmp_path, ["ppo from iteration 2 on env.order rounds to arrival", "grpo from iteration 0 on x"])
+    assert page.read_text() == (
+        "# Report\n\nSettings changed while runs were trained; where these round or set a limit, the bits are not "
+        "those of one uninterrupted run: ppo from iteration 2 on env.order rounds to arrival; "
+        "grpo from iteration 0 on x.\n"
+    )

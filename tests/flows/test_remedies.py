@@ -10,24 +10,33 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agent_r1.evaluation.plan import SHIPPED, plan
-from agent_r1.params import load
+from agent_r1.learn import checkpoint
+from agent_r1.params import fingerprint, load
 from agent_r1.params.places import RunId
 from agent_r1.records import Question
 from agent_r1.search.base import read_batches
 from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
 from agent_r1.tracking import registry
-from flows.dvc_files import require_dvc
+from agent_r1.tracking.runs import run_of
+from agent_r1.training.identity import read_start, write_start
+from flows.dvc_files import entries_of, require_dvc
+from flows.graph import out_of_date
+from flows.operation.attempts import restore
 from flows.policies import policy_of, version_of
+from flows.ranks import code_of
+from flows.train import train
 from tests.fixtures import PLACES, Inside
 from tests.flows.conftest import ROOT, LayDvc, ServeIndex, WriteParams
 
-POLICY = PLACES.training(RunId("ppo")) / "checkpoint/policy"
+TRAINING, SCORES = PLACES.training(RunId("ppo")), Path("outputs/ppo.jsonl")
+POLICY = TRAINING / "checkpoint/policy"
 
 # The stages of the graph without their code, so that a copy of the small project is up to date.
 GRAPH = """
@@ -49,8 +58,15 @@ stages:
     foreach: [ppo]
     do:
       cmd: python -m flows train --run ${item}
+      params: [model, learner, engine, env, train]
       deps: [outputs/warm_start]
       outs: [{"outputs/train/${item}": {persist: true}}]
+  evaluate:
+    foreach: [ppo]
+    do:
+      cmd: cp outputs/train/${item}/metrics.jsonl outputs/${item}.jsonl
+      deps: ["outputs/train/${item}"]
+      outs: ["outputs/${item}.jsonl"]
 """
 
 
@@ -60,9 +76,10 @@ def made(
 ) -> Path:
     """The small project with DVC's copies of all that its stages made."""
     folder = tmp_path_factory.mktemp("made")
-    for name in ("data", "outputs"):
+    for name in ("data", "outputs", ".tracking"):
         shutil.copytree(small_project / name, folder / name)
     (folder / "dvc.yaml").write_text(GRAPH)
+    shutil.copy(folder / TRAINING / "metrics.jsonl", folder / SCORES)
     write_params(folder, {})
     lay_dvc(folder)
     with pytest.MonkeyPatch.context() as patch:
@@ -184,6 +201,73 @@ def test_what_is_not_trained_registered_or_promoted_yet(project: Path) -> None:
         asks()
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+OTHER_SETTINGS = {
+    "model": {"packing": True, "gradient_checkpointing": True, "float32_output": True},
+    "engine": {"transformers": {"batch_size": 8}},
+    "learner": {"processes": 2},
+    "env": {"aborted_share": 0.5},
+    "train": {"update": {"max_tokens_per_microbatch": 512}, "validation": {"every": 2}, "checkpoint": {"every": 2}},
+}
+
+
+def test_dvc_leaves_a_finished_run_as_it_is_under_settings_that_round_or_give_room(
+    project: Path, write_params: WriteParams
+) -> None:
+    before = contents(TRAINING)
+    write_params(project, OTHER_SETTINGS)
+    typed("dvc repro evaluate@ppo")
+    assert contents(TRAINING) == before
+    assert not PLACES.aside.exists()
+    assert not out_of_date("evaluate@ppo", "train@ppo")
+
+
+def test_a_training_that_made_room_is_restored_with_its_lock_and_scores(
+    project: Path, write_params: WriteParams
+) -> None:
+    before, scores, lock = contents(TRAINING), SCORES.read_bytes(), entries_of(Path("dvc.lock"), TRAINING)
+    write_params(project, {"train": {"iterations": 1, "update": {"learning_rate": 1e-4}}})
+    typed("dvc repro evaluate@ppo")
+    assert (SCORES.read_bytes() == scores, entries_of(Path("dvc.lock"), TRAINING) == lock) == (False, False)
+    later = contents(TRAINING)
+    typed("agent-r1 restore ppo")
+    assert (contents(TRAINING), SCORES.read_bytes()) == (before, scores)
+    assert entries_of(Path("dvc.lock"), TRAINING) == lock
+    write_params(project, {})
+    assert not out_of_date("evaluate@ppo", "train@ppo")
+    [aside] = PLACES.aside.iterdir()
+    assert contents(aside) == later
+    typed(f"agent-r1 restore {aside.name}")
+    assert contents(TRAINING) == later
+    with pytest.raises(ValueError, match="there is no grpo in outputs/aside"):
+        restore("grpo")
+
+
+def test_a_finished_training_is_kept_under_changed_code_and_its_record_has_both_hashes(project: Path) -> None:
+    started = read_start(TRAINING)
+    assert started
+    write_start(TRAINING, replace(started, code={"agent_r1/learn/losses.py": "0"}))
+    require_dvc("commit", "--force", "--quiet")
+    with pytest.raises(ValueError, match="trained by other code") as refused:
+        train(RunId("ppo"))
+    [command] = re.findall("`([^`]+)`", str(refused.value))
+    typed(command)
+    assert not out_of_date("evaluate@ppo", "train@ppo")
+    before = contents(TRAINING)
+    train(RunId("ppo"))
+    assert contents(TRAINING) == before
+    record = checkpoint.peek(TRAINING / "checkpoint")
+    assert record
+    accepted = fingerprint(code_of("train"))
+    assert record.code_in_words == f"0-2 {started.code_digest}, accepted {accepted}"
+    tracked = run_of(TRAINING)
+    assert tracked
+    assert tracked.tags()["code"] == record.code_in_words
+
+
 def test_a_plan_of_too_little(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent_r1.evaluation.plan.SHIPPED", SHIPPED._replace(samples=1, questions=0))
     for too_little in ({"questions": 1, "samples": 0}, {"questions": 0, "samples": 8}):
@@ -198,6 +282,8 @@ BY_HAND = "it installs, serves, or only shows"
 COMMANDS = {
     "agent-r1 chat{words}": "flows/test_chat.py",
     "agent-r1 doctor --engine": "flows/operation/test_doctor.py",
+    "agent-r1 keep {}": HERE,
+    "agent-r1 restore {}": HERE,
     "agent-r1 evaluate --help": BY_HAND,
     "agent-r1 overlay base": "flows/test_overlay.py",
     "agent-r1 plan --questions 100": HERE,

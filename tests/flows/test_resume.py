@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 import subprocess
 import time
@@ -111,3 +112,45 @@ def test_killed_twice_and_started_again_it_ends_with_the_same_bits(
     for name in shown.data.metrics:
         steps = [point.step for point in client.get_metric_history(shown.info.run_id, name)]
         assert steps == [row["iteration"] for row in metrics_of(alone) if name in row or name.startswith(OWN)], name
+
+
+def test_a_killed_run_goes_on_under_settings_that_round_or_give_room_and_its_record_says_so(
+    fresh: Path, start: Callable[..., subprocess.Popen[str]], write_params: WriteParams
+) -> None:
+    """Real updates and samples, under all that the built-in model on a CPU can be asked for."""
+    write_params(fresh, {})
+    run = fresh / PLACES.training(RunId("ppo"))
+    killed_at(run / "trajectories/001.parquet", start(*TRAIN))
+    update = {"max_tokens_per_microbatch": 512}
+    others = {
+        "model": {"packing": True, "gradient_checkpointing": True, "threads": 2},
+        "engine": {"transformers": {"batch_size": 3}},
+        "learner": {"processes": 2},
+        "env": {"max_action_tokens": 96},
+        "train": {
+            "iterations": 3,
+            "update": update,
+            "validation": {"every": 2, "questions": 6},
+            "checkpoint": {"every": 2},
+        },
+    }
+    write_params(fresh, others)
+    process = start(*TRAIN)
+    errors = process.communicate(timeout=TIMEOUT_S)[1]
+    assert process.returncode == 0, errors
+    record = json.loads((run / "checkpoint/progress.json").read_text())
+    changes = [change.removeprefix("from iteration 1 on ") for change in record["changes"]]
+    said = re.search(r"settings change after 1 finished iterations: (.*); where these round", errors)
+    assert said, errors
+    assert ", ".join(changes) == said[1]
+    assert {change.split()[0] for change in changes} == {
+        *("model.packing", "model.gradient_checkpointing", "model.threads", "engine.batch_size", "learner.processes"),
+        *("env.max_action_tokens", "train.iterations", "train.update.max_tokens_per_microbatch"),
+        *("train.validation.every", "train.validation.questions", "train.checkpoint.every"),
+    }
+    assert (record["iterations"], record["decays_over"]) == (4, 2)
+    assert len(metrics_of(run)) == 4
+    client = MlflowClient(f"sqlite:///{fresh}/.tracking/mlflow.db")
+    tags = client.get_run((run / "mlflow_run_id").read_text()).data.tags
+    assert tags["changed_settings"].startswith("from iteration 1 on ")
+    assert not (fresh / PLACES.aside).exists()

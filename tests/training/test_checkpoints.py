@@ -13,10 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from agent_r1.files import sha256
 from agent_r1.learn import checkpoint
+from agent_r1.learn.losses import Metrics
+from agent_r1.learn.memory import REMEDIES
 from agent_r1.records import Outcome, Trajectory
 from agent_r1.rollout.sampling import EngineError
 from agent_r1.tables import read_rows, write_rows
@@ -418,6 +421,32 @@ def test_a_sampler_that_fails_ahead_is_told_where_it_is_waited_for(
         with pytest.raises(EngineError, match="the engine is gone"):
             iterate(training)
     assert (training.folder.finished, collected(training.folder)) == (1, [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("fault", "remedy"), [(EngineError("it is gone"), ""), (torch.OutOfMemoryError("it is full"), REMEDIES)]
+)
+def test_a_fault_of_a_device_passes_and_the_next_in_the_same_iteration_does_not(
+    task: Any, open_training: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, fault: Exception, remedy: str
+) -> None:
+    update = Training.update
+
+    def fail(training: Training, iteration: int) -> Metrics:
+        if iteration == 1:
+            raise fault
+        return update(training, iteration)
+
+    fail.__name__ = "update"
+    monkeypatch.setattr(Training, "update", fail)
+    for kind, again in ((OSError, ""), (ValueError, " again")):
+        with pytest.raises(kind) as ended, open_training(task, dict(RUN)) as training:
+            iterate(training)
+        assert str(ended.value) == f"iteration 1 failed{again}: {fault}" + (f"; {remedy}" if remedy else "")
+    monkeypatch.setattr(Training, "update", update)
+    with open_training(task, dict(RUN)) as training:
+        iterate(training)
+    training.folder.tidy()
+    assert (training.folder.finished, (training.folder.path / "fault").exists()) == (ITERATIONS, False)
 
 
 def test_stale_weights_are_noticed_before_anything_is_collected_ahead(

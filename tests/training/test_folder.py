@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import logging
 import os
 import shutil
 import signal
@@ -30,8 +29,8 @@ from agent_r1.params.places import RunId
 from agent_r1.params.train import CheckpointParams, KeepParams
 from agent_r1.pretrained import load_model
 from agent_r1.tables import replacing
-from agent_r1.training.folder import RunFolder
-from agent_r1.training.identity import Identity, read_start
+from agent_r1.training.folder import AnotherRunError, RunFolder, failed_before
+from agent_r1.training.identity import Identity, read_start, write_start
 from benchmarks.injected import Killer, moments
 
 SETTINGS = load(Path(__file__).parents[2] / "params.yaml")
@@ -75,10 +74,8 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("replace", [False, True])
-def test_the_same_run_goes_on(path: Path, replace: bool) -> None:
-    """Also where nobody is asked."""
-    folder = taken_up(path, replace=replace)
+def test_the_same_run_goes_on(path: Path) -> None:
+    folder = taken_up(path)
     assert (folder.resumed, folder.finished, folder.mlflow_run_id.read_text()) == (True, 2, "abc")
     assert moved_aside(path) == []
 
@@ -125,20 +122,32 @@ def test_under_changed_code_an_unfinished_run_goes_on_with_a_warning(
     assert "the code has changed" not in caplog.text
 
 
-def test_a_finished_run_of_other_code_is_moved_aside(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_finished_run_of_other_code_is_refused_until_that_is_accepted(path: Path) -> None:
+    before = contents(path)
+    with pytest.raises(AnotherRunError) as refusal:
+        taken_up(path, OTHER_CODE, iterations=2)
+    assert str(refusal.value) == (
+        f"{path} was trained by other code: losses.py, masks.py; go back to that, or start over with --fresh "
+        f"(in Python fresh=True), which moves the folder to {path.parent / 'aside'}"
+    )
+    loss = "; this gives up 2 finished iterations, 0.00 core-hours"
+    assert refusal.value.loss == str(refusal.value).partition(";")[0] + loss
+    assert contents(path) == before
+    record = checkpoint.progress(path / "checkpoint")
+    assert record
+    checkpoint.amend(path / "checkpoint", dataclasses.replace(record, accepted=OTHER_CODE.code_digest))
     before = contents(path)
     folder = taken_up(path, OTHER_CODE, iterations=2)
-    assert (folder.resumed, folder.finished, list(contents(path))) == (False, 0, ["start.json"])
-    [kept] = moved_aside(path)
-    assert kept.name.startswith("ppo-")
-    assert contents(kept) == before
-    assert f"{path} was trained by other code: losses.py, masks.py; it was moved to {kept}" in caplog.text
+    assert (folder.finished, contents(path)) == (2, before)
+    assert folder.progress.code_in_words == f"0-1 {IDENTITY.code_digest}, accepted {OTHER_CODE.code_digest}"
+    with pytest.raises(AnotherRunError, match="other code"):
+        taken_up(path, dataclasses.replace(IDENTITY, code={"losses.py": "third"}), iterations=2)
 
 
 @pytest.mark.parametrize("iterations", [2, 3])
 def test_another_run_is_refused_with_the_difference_in_words(path: Path, iterations: int) -> None:
     before = contents(path)
-    with pytest.raises(ValueError, match="is another run's") as refusal:
+    with pytest.raises(AnotherRunError, match="is another run's") as refusal:
         taken_up(path, OTHER_RUN, iterations)
     assert str(refusal.value) == (
         f"{path} is another run's: train.credit.lam 0.99 -> 0.95, questions aaaaaaaaaaaa... -> bbbbbbbbbbbb...; "
@@ -154,42 +163,79 @@ def test_of_many_differences_a_few_are_named(path: Path) -> None:
         taken_up(path, many)
 
 
-@pytest.mark.parametrize("how", ["fresh", "replace"])
-def test_making_room_for_another_run_moves_the_old_one_aside(
-    path: Path, how: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_fresh_start_moves_the_old_folder_aside(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     before = contents(path)
-    assert taken_up(path, OTHER_RUN, **{how: True}).finished == 0
+    assert taken_up(path, OTHER_RUN, fresh=True).finished == 0
     [kept] = moved_aside(path)
     assert contents(kept) == before
     assert read_start(path) == OTHER_RUN
-    assert "is another run's: train.credit.lam 0.99 -> 0.95" in caplog.text
-    assert f"it was moved to {kept}" in caplog.text
+    assert f"{path} is started over; it was moved to {kept}" in caplog.text
 
 
-def test_in_a_copy_of_the_project_nobody_is_sent_to_what_made_room(
-    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def with_settings(settings: Mapping[str, Any]) -> Identity:
+    return dataclasses.replace(IDENTITY, parameters={**IDENTITY.parameters, **settings})
+
+
+def test_settings_that_define_nothing_change_within_a_run_whose_record_says_when(
+    path: Path, learner: Learner, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """DVC runs an experiment in a copy, and then removes it with all that lies aside there."""
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    (copy / "params.yaml").touch()
-    monkeypatch.chdir(copy)
-    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
-    with caplog.at_level(logging.INFO, logger="agent_r1"):
-        assert taken_up(path, OTHER_RUN, replace=True).finished == 0
-    assert "this experiment trains it anew" in caplog.text
-    assert "aside" not in caplog.text
-    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+    first = with_settings({"model.packing": False, "train.iterations": 3})
+    taken_up(path, first)
+    (path / "checkpoint/learner").mkdir()
+    later = with_settings({"model.packing": True, "train.iterations": 5})
+    folder = taken_up(path, later, iterations=5)
+    changes = ["model.packing False -> True", "train.iterations 3 -> 5"]
+    assert (folder.finished, moved_aside(path)) == (2, [])
+    assert f"settings change after 2 finished iterations: {', '.join(changes)}; where these round" in caplog.text
+    assert folder.progress.changes == [f"from iteration 2 on {change}" for change in changes]
+    assert folder.progress == checkpoint.progress(path / "checkpoint"), "also if nothing else is written any more"
+    assert folder.progress.decays_over == 3
+    assert read_start(path) == later
+    folder.save(learner, finished=3)
+    again = taken_up(path, with_settings({"model.packing": True, "train.iterations": 9}), iterations=9).progress
+    assert again.changes == [*folder.progress.changes, "from iteration 3 on train.iterations 5 -> 9"]
+    assert again.decays_over == 3, "the schedule that it began with"
+    with pytest.raises(AnotherRunError, match=r"train\.iterations 9 -> 8; go back"):
+        taken_up(path, with_settings({"model.packing": True, "train.iterations": 8}), iterations=8)
+
+
+def test_a_complete_run_stays_as_it_is_under_other_settings_and_is_not_made_longer_without_a_learner(
+    path: Path,
+) -> None:
+    first = with_settings({"model.packing": False, "train.iterations": 2, "train.validation.every": 0})
+    taken_up(path, first, iterations=2)
+    (path / "start.json").unlink()
+    write_start(path, first)
+    before = contents(path)
+    later = {"model.packing": True, "train.validation.every": 1}
+    folder = taken_up(path, with_settings({**first.parameters, **later}), iterations=2)
+    assert (folder.settled, folder.is_complete, contents(path)) == (True, True, before)
+    longer = with_settings({**first.parameters, "train.iterations": 4})
+    message = r"complete, and kept no learner \(train\.keep\.learner\) .*; set train\.iterations back, or .* --fresh"
+    with pytest.raises(ValueError, match=message) as refusal:
+        taken_up(path, longer, iterations=4)
+    assert not isinstance(refusal.value, AnotherRunError), "nor does DVC move it aside"
+    assert contents(path) == before
+
+
+def test_a_fault_of_a_device_repeats_in_one_iteration_under_the_same_settings(path: Path) -> None:
+    (path / "checkpoint/learner").mkdir()
+    folder = taken_up(path)
+    assert [failed_before(folder) for _ in range(2)] == [False, True]
+    assert not failed_before(taken_up(path, with_settings({"model.packing": True})))
+    folder.progress = dataclasses.replace(folder.progress, iterations=3)
+    assert not failed_before(folder)
+    folder.tidy()
+    assert not (path / "fault").exists()
 
 
 def assert_refused_whole(path: Path, message: str) -> None:
-    """Nothing of a folder is touched, and where nobody is asked all of it is moved aside."""
+    """Nothing of a folder is touched, and a fresh start moves all of it aside."""
     before = contents(path)
     with pytest.raises(ValueError, match=message):
         taken_up(path)
     assert contents(path) == before
-    assert taken_up(path, replace=True).finished == 0
+    assert taken_up(path, fresh=True).finished == 0
     assert contents(moved_aside(path)[0]) == before
 
 
@@ -237,9 +283,10 @@ def test_what_makes_a_run_is_its_parameters_without_what_it_keeps() -> None:
     plain = identity({})
     assert plain.parameters["train.credit.lam"] == 0.99
     assert plain.parameters["engine.kind"] == "vllm"
-    assert identity({"keep": KeepParams(learner=True, every=3), "checkpoint": CheckpointParams(every=3)}) == plain
+    kept = identity({"keep": KeepParams(learner=True, every=3), "checkpoint": CheckpointParams(every=3)})
     shared = SETTINGS.model_copy(update={"learner": SETTINGS.learner.model_copy(update={"processes": 2})})
-    assert Identity.of(shared, SETTINGS.run(RunId("ppo")), {"index": "x"}) == plain
+    for same in (kept, Identity.of(shared, SETTINGS.run(RunId("ppo")), {"index": "x"})):
+        assert same.differences_from(plain) == []
     other = identity({"seed": 1})
     assert other.differences_from(plain) == ["train.seed 0 -> 1"]
     was_key = dataclasses.replace(plain, parameters={**plain.parameters, "train.rollout.top_p": 1.0})
@@ -434,20 +481,20 @@ def test_the_checkpoint_says_which_code_trained_which_iterations(path: Path, lea
     written = json.loads((path / "checkpoint/progress.json").read_text())
     assert written["code"] == [[0, old], [2, new]]
     folder = taken_up(path, iterations=9)
-    assert folder.describe_code() == f"0-1 {old}, 2-3 {new}"
+    assert folder.progress.code_in_words == f"0-1 {old}, 2-3 {new}"
     folder.save(learner, finished=5)
-    assert folder.describe_code() == f"0-1 {old}, 2-3 {new}, 4-4 {old}"
+    assert folder.progress.code_in_words == f"0-1 {old}, 2-3 {new}, 4-4 {old}"
 
 
 def test_iterations_that_a_run_went_back_behind_are_trained_by_the_code_of_the_day(
     folder: RunFolder, learner: Learner
 ) -> None:
     roll_back(folder, learner)
-    assert folder.describe_code() == f"0-0 {IDENTITY.code_digest}"
+    assert folder.progress.code_in_words == f"0-0 {IDENTITY.code_digest}"
     later = run_folder(folder.path, OTHER_CODE, 9)
     later.progress = folder.progress
     later.save(learner, finished=2)
-    assert later.describe_code() == f"0-0 {IDENTITY.code_digest}, 1-1 {OTHER_CODE.code_digest}"
+    assert later.progress.code_in_words == f"0-0 {IDENTITY.code_digest}, 1-1 {OTHER_CODE.code_digest}"
 
 
 def test_going_back_brings_back_the_good_checkpoint(folder: RunFolder, learner: Learner) -> None:

@@ -155,7 +155,8 @@ def test_from_the_champion_to_data_trajectories_config_and_commit(versions: list
     lines = [line.strip(" │├└─") for line in text.splitlines()]
     assert lines[0] == "models:/agent_r1/2 @champion ppo"
     assert [line.split()[0] for line in lines[1:4]] == ["policy", "run", "commit"]
-    assert lines[-1] == f"2 files and folders of code, see dvc.lock of commit {training.commit}"
+    code = "2 files and folders of code, that trained it or was accepted,"
+    assert lines[-1] == f"{code} see dvc.lock of commit {training.commit}"
     assert "agent_r1/code" not in text
     for name, value in (
         ("policy", f"{model.policy_hash}, after {model.policy_version} updates"),
