@@ -183,7 +183,7 @@ class EvaluateParams(Section):
     questions: Natural
     samples: Count = 1  # of each question
     temperature: Annotated[float, Field(ge=0, le=100)] = 0.0  # 0 is greedy
-    examples: str  # a file as `env.examples`, of the baseline `with_examples` alone
+    examples: str = ""  # a file as `env.examples`, of the baseline `with_examples` alone
     bootstrap_samples: Annotated[int, Field(ge=100)]
     price_per_device_hour: Weight = 0.0
     history_kept: Count
