@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from statistics import fmean
@@ -27,14 +28,15 @@ def findings(
     returns: Mapping[str, float],
     questions: Iterable[Question],
     chat: Chat,
-    lost: float = 1.0,
+    lost: float = math.inf,
 ) -> Iterator[str]:
-    """The reasons that trajectories with these returns, by trajectory_id, show.
+    """The reasons that trajectories show; `returns` are by trajectory_id, and success stands for one that is missing.
 
     At most one of these: half of the actions or more are neither a call nor an answer; every episode ends in a fault or
     at a limit, where questions have answers; the share `lost` of the groups or more have equal returns, and most
-    episodes no success (single samples are one group). And nearly all answers, or those to yes/no questions, are one
-    word that is often wrong. Episodes that the world cut short, or without an action, do not count.
+    episodes no success (single samples are one group; greedy answers say little of it). And nearly all answers, or
+    those to yes/no questions, are one word that is often wrong. Episodes that the world cut short, or without an
+    action, do not count.
     """
     episodes = [each for each in trajectories if each.counts]
     if not episodes:
@@ -42,7 +44,7 @@ def findings(
     actions = sum(len(each.steps) for each in episodes)
     prose = [text for each in episodes for text in _prose(each, chat)]
     grouped = len({each.group for each in episodes}) < len(episodes)
-    values = {(each.group * grouped, round(returns[each.trajectory_id], 9)) for each in episodes}
+    values = {(each.group * grouped, round(returns.get(each.trajectory_id, each.success), 9)) for each in episodes}
     counts = [*Counter(group for group, _ in values).values()]  # different returns of each group
     equal = counts.count(1)
     spread = f"in {equal} of {len(counts)} groups all returns are equal"

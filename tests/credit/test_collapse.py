@@ -109,7 +109,8 @@ def test_an_alarm_needs_the_sign_as_often_in_a_row_as_patience_says(sign: str) -
 
 def test_an_alarm_names_what_it_saw() -> None:
     shown = str(Alarm(sign="entropy_fall", metric="rollout/surprisal", value=0.02, standard=0.3, limit=0.03))
-    assert shown == "entropy_fall: rollout/surprisal 0.02 is below 0.03, and was 0.3"
+    helps = "what helps: a lower train.update.learning_rate"
+    assert shown == f"entropy_fall: rollout/surprisal 0.02 is below 0.03, and was 0.3 ({helps})"
     risen = str(Alarm(sign="entropy_rise", metric="rollout/surprisal", value=2.0, standard=0.3, limit=1.2))
     assert "2 is above 1.2" in risen
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +32,7 @@ def episode(group: int, *actions: str, answer: str = "", right: float = 0.0, **f
     return from_parts(parts, steps, question_id=f"q{group}", group=group, answer=answer, **fields)
 
 
-def reasons(*episodes: Trajectory, returns: Any = (), golds: Any = (), lost: float = 1.0) -> list[str]:
+def reasons(*episodes: Trajectory, returns: Any = (), golds: Any = (), lost: float = math.inf) -> list[str]:
     """Of episodes with returns of 0, or these, to questions whose answer is Tesk, or these."""
     named = [replace(each, trajectory_id=str(place)) for place, each in enumerate(episodes)]
     paid = {each.trajectory_id: 0.0 for each in named} | {str(place): paid for place, paid in enumerate(returns)}
@@ -69,8 +70,9 @@ def test_groups_without_variance_are_told_from_a_share_on_and_not_where_most_suc
     [reason] = reasons(*rows, returns=[1], lost=0.75)
     assert reason.startswith("in 3 of 4 groups all returns are equal, and tell no action from another; what helps: ")
     assert "train.credit.filter.refill" in reason
-    assert reasons(*rows, returns=[1]) == []
-    assert reasons(*[episode(0, answer="Tesk", right=1.0)] * 3) == []
+    assert reasons(*rows, returns=[1], lost=1.0) == []
+    assert reasons(*[episode(0, answer="Tesk", right=1.0)] * 3, lost=0.75) == []
+    assert reasons(*rows) == [], "greedy answers say little of it"
 
 
 @pytest.mark.parametrize(

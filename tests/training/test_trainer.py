@@ -108,7 +108,7 @@ def test_adapters_answer_beside_the_model_that_they_were_trained_on(
     adapters = {"model": {"threads": 1, "lora": {"rank": 2}}}
     trainer = made(tmp_path / "run", tiny_model, changes=SMALL | adapters)
     assert len(trainer.train()) == 2
-    assert "\niteration 1: exact match 0.000, " in capsys.readouterr().err
+    assert "iteration 1: exact match 0.000, " in capsys.readouterr().err
     assert (module.LOGGER.handlers, module.LOGGER.level) == ([], level)
     assert trainer.ask("Which number follows 3?")[-1].outcome is not None
     assert opened == [Beneath(str(tiny_model), 2)]
