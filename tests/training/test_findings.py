@@ -24,10 +24,10 @@ class Letters:
 
 def episode(group: int, *actions: str, answer: str = "", right: float = 0.0, **fields: Any) -> Trajectory:
     """Malformed actions, then an answer if there is one."""
-    malformed = {"calls": [Call(status=CallStatus.MALFORMED)]}
+    malformed: dict[str, Any] = {"calls": [Call(status=CallStatus.MALFORMED)]}
     texts = [*actions, *[f"<answer>{answer}</answer>"] * bool(answer)]
     parts = [(Source.ACTION, [ord(letter) for letter in text]) for text in texts]
-    steps = [*[malformed] * len(actions), *[{"rewards": {"em": right}}] * bool(answer)]
+    steps: list[dict[str, Any]] = [*[malformed] * len(actions), *[{"rewards": {"em": right}}] * bool(answer)]
     fields = {"outcome": Outcome.ANSWERED if answer else Outcome.MALFORMED} | fields
     return from_parts(parts, steps, question_id=f"q{group}", group=group, answer=answer, **fields)
 
