@@ -71,7 +71,12 @@ def read_curves(path: Path) -> pd.DataFrame:
 
 
 def write_band(path: Path, curves: Sequence[pd.DataFrame]) -> None:
-    """Writes the band of seeds' curves, up to the end of the shortest. Raises ValueError for less than three seeds."""
+    """Writes the band of seeds' curves, up to the end of the shortest.
+
+    Raises ValueError for less than three seeds, and where there is a band of this name.
+    """
+    if path.exists():
+        raise ValueError(f"{path} exists, and no band is replaced; move it away, or give another --recipe")
     band = pd.concat([curve.head(min(map(len, curves))) for curve in curves])
     prediction(_by_seed(band, SAMPLED))
     write_text(path, band.to_csv(index=False))

@@ -155,6 +155,8 @@ def test_the_command_makes_a_band_of_runs_and_holds_others_against_it(
     for seed, offset in enumerate((-0.02, 0.0, 0.02)):
         train(seed, success=[value + offset for value in RISE])
     look.recipe("band", ["ppo-seed0", "ppo-seed1", "ppo-seed2"], "mine")
+    with pytest.raises(ValueError, match=r"mine\.csv exists, and no band is replaced; move it away, or give another"):
+        look.recipe("band", ["ppo-seed0", "ppo-seed1", "ppo-seed2"], "mine")
     train(3, rate=30.0, success=FLAT)
     look.recipe("check", ["ppo-seed3"], "mine")
     line = capsys.readouterr().out
