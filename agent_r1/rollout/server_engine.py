@@ -25,7 +25,7 @@ from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, Engine
 from agent_r1.surroundings import room
 
 _SHOWN = 100  # characters of a server's label in a message
-_START = (
+START = (
     "; start it with `agent-r1 serve_engine MODEL --port PORT`, correct engine.server.urls, or raise "
     "engine.server.timeout_s"
 )
@@ -224,7 +224,7 @@ class ServerEngine(ServedEngine):
         super().__init__(len(settings.urls), actor)
         for url in settings.urls:
             client = connect(url, settings.timeout_s)
-            self._servers.append(VllmServer(f"the engine server {url}", client, settings.retries, _START))
+            self._servers.append(VllmServer(f"the engine server {url}", client, settings.retries, START))
         self._faults: dict[int, EngineError] = {}  # the servers that are left out, and why
         try:
             self._wait(map(self._begin, range(self.homes)))

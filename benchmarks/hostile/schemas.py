@@ -110,7 +110,7 @@ class ToolSchemas(Kind):
             raise kind.Refused(refused)
 
     def names(self, made: Offer) -> tuple[str, ...]:
-        return ("tools", "messages")
+        return ("tools", "messages", "Invalid JSON")
 
     def _note(self, event: str, details: tuple[Any, ...]) -> None:
         if event in ("socket.connect", "socket.getaddrinfo", "urllib.Request"):

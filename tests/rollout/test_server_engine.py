@@ -95,7 +95,7 @@ def opened(opener: Callable[..., Open]) -> Open:
 
 
 def connected(url: str, timeout_s: float = 5.0, retries: int = 0) -> VllmServer:
-    return VllmServer(f"the engine server {url}", connect(url, timeout_s), retries)
+    return VllmServer(f"the engine server {url}", connect(url, timeout_s), retries, server_engine.START)
 
 
 def described(server: VllmServer) -> dict[str, Any]:
