@@ -26,6 +26,7 @@ class Source(enum.IntEnum):
     ACTION = 1
     OBSERVATION = 2
     TEMPLATE = 3
+    DEMONSTRATION = 4  # an action's token that a demonstrator wrote, and no policy sampled
 
 
 class CallStatus(enum.StrEnum):
@@ -233,6 +234,11 @@ class Trajectory:
     def action_mask(self) -> Mask:
         """[L] true where the policy sampled the token."""
         return np.equal(self.source, Source.ACTION)
+
+    @property
+    def demonstration_mask(self) -> Mask:
+        """[L] true where a demonstrator wrote the token of an action."""
+        return np.equal(self.source, Source.DEMONSTRATION)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,6 +19,7 @@ from agent_r1.params.sections import override
 from agent_r1.records import Trajectory
 from agent_r1.tables import read_rows
 from agent_r1.training import loop
+from agent_r1.training.demonstrator import Demonstrator
 from agent_r1.training.loop import Training, iterate, leaves_work
 from agent_r1.training.watch import StaleWeightsError, judge
 
@@ -56,6 +57,42 @@ def test_what_is_rewarded_is_done_more_often(task: Any, open_training: Callable[
     shares = [share_of_yes(training, iteration) for iteration in range(ITERATIONS)]
     assert 0.3 < shares[0] < 0.7
     assert np.mean(shares[-4:]) > 0.9, shares
+
+
+@pytest.fixture(scope="module")
+def wrong_task(one_action_task: Callable[..., Any]) -> Any:
+    """Questions that are all to be answered with yes, and a model that says no."""
+    answers = {f"Is it true of {name}?": "yes" for name in "ABCDEFGH"}
+    return one_action_task(answers, lambda _: "<answer> no </answer>")
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+def test_a_demonstration_teaches_what_no_sample_shows(
+    wrong_task: Any, open_training: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, weight: float
+) -> None:
+    """And is in no file, group or statistic of the samples."""
+    monkeypatch.setattr(Demonstrator, "script", lambda *_: ["<answer> yes </answer>"])
+    changes = {
+        "iterations": ITERATIONS,
+        "rollout": {"demonstrate": weight},
+        "credit": {"estimator": "grpo"},
+        "update": UPDATE | {"learning_rate": 2e-3},
+    }
+    with open_training(wrong_task, changes) as training:
+        iterate(training)
+    history = training.folder.history()
+    assert share_of_yes(training, 0) == 0
+    assert len(read_rows(training.folder.trajectories(0), Trajectory)) == 64
+    assert history[0]["reward/total"] < 1
+    assert history[0].get("demonstrations/joined", 0) == 8 * weight
+    assert (share_of_yes(training, ITERATIONS - 1) > 0.7) == bool(weight)
+    if weight:
+        shown = read_rows(training.folder.demonstrations(0), Trajectory)
+        assert not any(each.action_mask.any() or each.logprobs.any() for each in shown)
+        assert [each.group for each in shown] == [*range(8)]
+        assert all(each.demonstration_mask[each.steps[0].action_start] for each in shown)
+        assert history[0]["policy/demonstration_loss"] > 2 * history[4]["policy/demonstration_loss"]
+        assert history[0]["update/episodes"] == 64
 
 
 def test_a_step_is_as_long_as_the_new_weights_are_far_from_the_old(

@@ -382,7 +382,7 @@ REFUSED = {
         +GROUP, credit.estimator: grpo, update.ratio: sequence_token | gives the gradient of ... estimator grpo
         +GROUP, credit.estimator: rloo, update.ratio: sequence_token | gives the gradient of ... estimator rloo
         rollout.questions: 1 | train: 1 trajectories per iteration ... do not fill update.minibatches 2; lower it or
-        rollout: {questions: 1, samples: 3, ahead: 0} | train: 3 trajectories ... fill update.critic.minibatches 4
+        rollout: {questions: 1, samples: 3, ahead: 0, demonstrate: 0} | train: 3 trajectories ... fill update.critic
         +GROUP, rollout.questions: 3, update.minibatches: 13 | 12 trajectories ... do not fill update.minibatches 13
         rollout.samples: 2, credit.filter.kind: top_p | top_p may keep a single group, whose 2 trajectories do not fill
     """,

@@ -69,6 +69,12 @@ def assign(
     return credits_, measured | {"outcome/aborted": sum(each.aborted for each in trajectories) / len(trajectories)}
 
 
+def demonstration_credit(trajectory: Trajectory, weight: float) -> Credit:
+    """The credit of a demonstration: the weight at every token of its actions. It has no return, and no critic."""
+    mask = trajectory.demonstration_mask
+    return replace(_uncredited(trajectory), advantages=np.float32(weight) * mask, loss_mask=mask, kept=True)
+
+
 def _lived(trajectories: Sequence[Trajectory]) -> list[int]:
     """The indices of the trajectories that the world did not cut short, and in which the policy acted."""
     return [index for index, each in enumerate(trajectories) if each.counts]

@@ -90,24 +90,24 @@ def borne_out(
     return usable, actions
 
 
-def act_from_titles(plan: Plan, question: Question, reading: Reading, shown: Pages | None = None) -> list[str]:
+def act_from_titles(plan: Plan, question: Question, reading: Reading, passages: Pages | None = None) -> list[str]:
     """The texts of the actions for a question of which gold titles or evidences are known, without end tokens.
 
     It searches for one hop after the other, and for none whose passage it has read. A query is written as it stands in
     the question or in a passage that was read; a sub-question of the data set is searched for as it is, and where the
     question names no gold title, it is searched for itself. A thought before each further action names what was found,
-    in the passage's own words. With passages `shown` it answers from those, at once.
+    in the passage's own words. With `passages` it answers from those, at once.
 
     Raises NotBorneOutError where a gold passage is not among the results of its search, does not state what the data
     say, or nothing that was read has the answer (yes and no apart), and where that takes more than `max_steps` actions.
     """
-    pages = dict[str, str](shown or ())
+    pages = dict[str, str](passages or ())
     actions = list[str]()
     chains = _chains(plan, question)
     thought = _need(chains)
     for chain in chains:
         for place, hop in enumerate(chain):
-            if hop.entity not in pages and shown is None:
+            if hop.entity not in pages and passages is None:
                 query = _query(hop, chain[:place], question, pages)
                 following = f"Next {query}. " if actions and not (place and thought) else ""
                 actions.append(call_action((thought + following).strip(), "search", {"query": query}))

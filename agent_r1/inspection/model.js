@@ -1,7 +1,7 @@
 "use strict";
 // What the page knows: episodes with their tokens, as agent_r1/inspection/viewer.py packs them. Nothing here draws.
 
-const ORDER = { before: 0, training: 1, after: 2 };
+const ORDER = { before: 0, training: 1, demonstration: 1, after: 2 };
 const SAMPLED = 1; // records.Source
 const NUMBERS = ["logprobs", "gap", "advantages", "values", "targets", "drift"];
 const FIRST_LETTER = 93; // payload.Table: letters stand for places, without the surrogates
@@ -68,6 +68,7 @@ function usualTwin(episode) {
 }
 
 function whenText(episode) {
+  if (episode.when === "demonstration") return `demonstration, iteration ${episode.iteration}`;
   return episode.when === "training" ? `iteration ${episode.iteration}` : `${episode.when} training`;
 }
 

@@ -65,6 +65,11 @@ class StoredRun:
         """The trajectories of one iteration."""
         return read_rows(self._rows("trajectories", iteration), Trajectory)
 
+    def demonstrations(self, iteration: int) -> list[Trajectory]:
+        """The demonstrations of an iteration; none without such a file."""
+        path = self._rows("demonstrations", iteration)
+        return read_rows(path, Trajectory) if path.exists() else []
+
     def credits(self, iteration: int) -> list[Credit]:
         """The credit that the run assigned in an iteration."""
         return read_rows(self._rows("credit", iteration), Credit)
@@ -110,6 +115,7 @@ class When(enum.StrEnum):
 
     BEFORE = "before"  # the untrained policy, on a test question
     TRAINING = "training"
+    DEMONSTRATION = "demonstration"  # no policy, in training
     AFTER = "after"  # the trained policy, on a test question
 
 
@@ -176,7 +182,12 @@ class Selection:
         drawn = from_iteration(rows, count, recurring=recurring, proved=proofs, seed=self._seed)
         first = [each for each in rows if each.trajectory_id in examples]
         named = [*{each.trajectory_id: each for each in [*first, *drawn]}.items()][:count]
-        return [self._shown(When.TRAINING, each, credits_[name], proofs.get(name)) for name, each in named]
+        questions = {row.question_id for _, row in named}
+        demonstrations = [row for row in self._stored.demonstrations(iteration) if row.question_id in questions]
+        return [
+            *(self._shown(When.TRAINING, each, credits_[name], proofs.get(name)) for name, each in named),
+            *(self._shown(When.DEMONSTRATION, row) for row in demonstrations),
+        ]
 
     def _shown(
         self, when: When, trajectory: Trajectory, credit: Credit | None = None, learners: Floats32 | None = None

@@ -148,6 +148,7 @@ def loss_tokens(
         advantages=batch.take([row.credit.advantages for row in rows]),
         weights=batch.take([row.weights for row in rows]) * (not batch.idle),
         sampled=batch.take([row.trajectory.action_mask for row in rows]),
+        demonstrated=batch.take([row.trajectory.demonstration_mask for row in rows]),
         spans=None if params.ratio == "token" else [span for row in chosen for span in row.spans or []],
     )
 

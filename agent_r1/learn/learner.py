@@ -158,7 +158,8 @@ class Learner(Models):
 
         Each rate scales the configured learning rate of its model; at a `rate` of 0 the critic trains alone, and the
         policy is measured. Trajectories that are not kept are in no minibatch. Kept ones without a gradient cost
-        nothing, but count in the losses' denominators.
+        nothing, but count in the losses' denominators. Demonstrations are among them; no metric counts one as an
+        episode.
 
         The metrics are means over the optimiser steps that had a gradient; the mismatch of sampler and learner is that
         of the first step, before any weight changes, over all its action tokens. A FloatingPointError reports a loss or
@@ -178,12 +179,14 @@ class Learner(Models):
         critics = [self.critic_step(chosen) for chosen in draw(self.params.critic)]
         teaching = [row for row in rows if row.has_gradient(self.params)]
         tokens = sum(len(row.trajectory.token_ids) for row in teaching)
+        samples = {row.trajectory_id for row in trajectories if not row.demonstration_mask.any()}
+        sampled = [row for row in rows if row.trajectory.trajectory_id in samples]
         return {
             **losses.means(steps),
             **losses.means(critics),
             **rates,
-            "update/episodes": float(sum(row.loss_tokens > 0 for row in rows) if learn else 0),
-            "update/trained_share": len(teaching) / len(trajectories),
+            "update/episodes": float(sum(row.loss_tokens > 0 for row in sampled) if learn else 0),
+            "update/trained_share": sum(row.has_gradient(self.params) for row in sampled) / len(samples),
             "update/tokens": float(self.params.epochs * tokens),
             "cost/gpu_peak_gib": torch.cuda.max_memory_reserved() / 2**30,
         }
@@ -204,7 +207,7 @@ class Learner(Models):
         seen = gradients.add_policy_gradient(self.policy, teaching, divisor, self.params, self.compute, learn=learn)
         acted = sum(int(row.trajectory.action_mask.sum()) for row in rows)
         metrics = losses.policy_metrics(seen, self.params, divisor, acted)
-        if first:
+        if first and acted:
             metrics |= gradients.mismatch(self.policy, rows, seen, self.params, self.compute)
         if learn:
             metrics["policy/grad_norm"] = self._take_step("policy", self.policy, self.policy_optimizer, teaching)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from typing import Self
 
 import torch
@@ -32,6 +33,7 @@ class LossTokens:
     advantages: Tensor  # [N]
     weights: Tensor  # [N] in the step's sum, from `token_weight`; 0 where a rank idles
     sampled: Tensor  # [N] bool, true at action tokens
+    demonstrated: Tensor  # [N] bool, true at the tokens of a demonstration's actions
     spans: list[int] | None  # lengths of the spans that share a ratio; None if every token has its own
 
     def detach(self) -> Self:
@@ -51,13 +53,16 @@ def token_losses(tokens: LossTokens, params: UpdateParams) -> Tensor:
     """[N] the loss of every token: the objective of `params.loss` plus KL to the reference minus entropy bonus.
 
     KL (by k3) and entropy are 0 at tokens that were not sampled. With an importance cap the objective is weighted for
-    the mismatch of sampler and learner.
+    the mismatch of sampler and learner. At a demonstration's tokens it is -A logprob, without a ratio: supervised
+    learning with the weight A.
     """
     ratio = ratios(tokens, params)
     if params.loss == "clip":
         terms = clipped_policy_loss(ratio, tokens.advantages, params)
     else:
         terms = clipped_weight_loss(tokens.logprobs, ratio, tokens.advantages, params)
+    if tokens.demonstrated.any():
+        terms = torch.where(tokens.demonstrated, -tokens.advantages * tokens.logprobs, terms)
     if params.importance_cap:
         old, samplers = tokens.old_logprobs, tokens.sampler_logprobs
         terms = terms * importance_weights(old, samplers, cap=params.importance_cap)
@@ -71,7 +76,7 @@ def token_losses(tokens: LossTokens, params: UpdateParams) -> Tensor:
 def means(steps: Sequence[Metrics]) -> Metrics:
     """The mean of each metric over the steps that have it."""
     done = [step for step in steps if step]
-    found = {name: [step[name] for step in done if name in step] for name in (done[0] if done else {})}
+    found = {name: [step[name] for step in done if name in step] for name in dict.fromkeys(chain(*done))}
     return {name: sum(values) / len(values) for name, values in found.items()}
 
 
@@ -100,14 +105,17 @@ def normaliser(lengths: Sequence[int], params: UpdateParams) -> int:
 def policy_metrics(tokens: LossTokens, params: UpdateParams, divisor: int, acted: int) -> Metrics:
     """The metrics of one optimiser step, from its tokens with a gradient; `divisor` is the step's `normaliser`.
 
-    The clip fraction is the share of its `acted` action tokens that `clipped_tokens` marks.
+    The clip fraction is the share of its `acted` action tokens that `clipped_tokens` marks. A step of demonstrations
+    alone has none, and no entropy.
     """
-    clipped = clipped_tokens(ratios(tokens, params), tokens.advantages, params)
-    return {
-        "policy/loss": (token_losses(tokens, params) * tokens.weights).sum().item() / divisor,
-        "policy/clip_fraction": (clipped & tokens.sampled).sum().item() / acted,
-        "policy/entropy": tokens.entropy[tokens.sampled].mean().item(),
-    }
+    metrics = {"policy/loss": (token_losses(tokens, params) * tokens.weights).sum().item() / divisor}
+    if tokens.demonstrated.any():
+        metrics["policy/demonstration_loss"] = -tokens.logprobs[tokens.demonstrated].mean().item()
+    if tokens.sampled.any():
+        clipped = clipped_tokens(ratios(tokens, params), tokens.advantages, params)
+        metrics["policy/clip_fraction"] = (clipped & tokens.sampled).sum().item() / acted
+        metrics["policy/entropy"] = tokens.entropy[tokens.sampled].mean().item()
+    return metrics
 
 
 def mismatch_metrics(learners: Tensor, samplers: Tensor) -> Metrics:

@@ -12,6 +12,7 @@ KINDS = {
     # Another value is another run.
     "experiment": """
         train.seed train.reference train.rollout.questions train.rollout.samples train.rollout.ahead
+        train.rollout.demonstrate
         train.credit.estimator train.credit.gamma train.credit.lam train.credit.step_gamma train.credit.step_lam
         train.credit.target_lam train.credit.gigpo.weight train.credit.gigpo.std train.credit.gigpo.state
         train.credit.gigpo.history train.credit.loss_mask train.credit.advantage_mask.recursion

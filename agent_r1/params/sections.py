@@ -108,6 +108,7 @@ NEUTRAL: dict[str, Any] = {
     "train.monitor.thresholds.surprisal_jump": 0.0,
     "train.monitor.thoughts_every": 0,
     "train.reference": "",
+    "train.rollout.demonstrate": 0.0,
     "train.validation.samples": 1,
     "warm_start.checkpoint_every": 0,
     "warm_start.by_relation": 0.0,

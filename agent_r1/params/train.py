@@ -121,6 +121,7 @@ class RolloutParams(Section):
     questions: Count
     samples: Count
     ahead: Annotated[int, Field(ge=0, le=1)]
+    demonstrate: Weight
 
 
 class ValidationParams(Section):

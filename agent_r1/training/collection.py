@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +32,7 @@ from agent_r1.rollout.episodes import prove_order
 from agent_r1.rollout.sampling import Actor, Engine, Request
 from agent_r1.seeds import derive
 from agent_r1.tables import read_rows, write_rows
+from agent_r1.training.demonstrator import Demonstrator
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.questions import draw, draw_further
 from agent_r1.training.watch import StaleWeightsError, prove_sampled, require_own, with_action
@@ -85,8 +86,10 @@ class TrainedEngine:
         shared: Shared,
         learner: Learner,
         folder: RunFolder,
+        demonstrator: Demonstrator | None = None,
     ) -> None:
         """Starts the engine, by `start` with the token that ends an action; the rest are arguments of `Training`."""
+        self.demonstrator = demonstrator
         self.env, self.config, self.shared, self.learner, self.folder = shared.limits, config, shared, learner, folder
         self.questions = [question for question in questions if question.split == "train"]
         self.own_rewards = own_rewards.load(config.credit.rewards)
@@ -122,11 +125,12 @@ class TrainedEngine:
         with self.shared.journaled(self.folder.journal(batch.iteration)):
             trajectories = self.answer(batch.questions, batch)
             refilled = self._refill(trajectories, batch)
-        waiting = (self.shared.waited_s - waited) / (time.perf_counter() - started)
-        of_tools = self.shared.use_of_tools(trajectories) | self.shared.latencies(trajectories)
-        hits = {"rollout/search_cache_hit_share": self.shared.index.take_hit_share()}
-        measured = of_tools | self.shared.take_measures()
-        return trajectories, hits | refilled | measured | {"tool/waiting_share": waiting}
+            waiting = (self.shared.waited_s - waited) / (time.perf_counter() - started)
+            of_tools = self.shared.use_of_tools(trajectories) | self.shared.latencies(trajectories)
+            hits = {"rollout/search_cache_hit_share": self.shared.index.take_hit_share()}
+            measured = of_tools | self.shared.take_measures()
+            demonstrations = self._demonstrate(self.demonstrator, trajectories, batch) if self.demonstrator else {}
+        return trajectories, hits | refilled | measured | demonstrations | {"tool/waiting_share": waiting}
 
     def validate(self, unseen: Sequence[Question], iteration: int, *, seed: int) -> list[Trajectory]:
         """The trajectories of the learner's weights, which the iteration made; greedy if there is one of each."""
@@ -176,6 +180,24 @@ class TrainedEngine:
         self.folder.costs.spent["cost/sampled_tokens"] += sum(int(each.action_mask.sum()) for each in played)
         return played
 
+    def _demonstrate(
+        self, demonstrator: Demonstrator, trajectories: Sequence[Trajectory], batch: QuestionBatch
+    ) -> Metrics:
+        """Has a demonstration written down for every group in which no sample was right."""
+        right = {row.group for row in trajectories if row.success}
+        wrong = [row for row in trajectories if row.counts and row.group not in right]
+        groups = {row.group: demonstrator.questions[row.question_id] for row in wrong}
+        attempts = [
+            replace(attempt, group=group, sample=self.config.rollout.samples)
+            for group, attempt in zip(groups, attempts_at([*groups.values()], self.shared, outside=False), strict=True)
+        ]
+        play = Play(iteration=batch.iteration, policy_version=batch.policy_version)
+        rows = demonstrator.play(attempts, self.shared, self.chat, seed=batch.seed, play=play)
+        write_rows(self.folder.demonstrations(batch.iteration), rows, Trajectory)
+        self.shared.index.take_hit_share()  # the next rollouts count their own alone
+        self.shared.take_measures()
+        return {"demonstrations/wanted": len(groups), "demonstrations/joined": len(rows)}
+
     def _refill(self, trajectories: list[Trajectory], batch: QuestionBatch) -> Metrics:
         """Adds the trajectories of further questions in place of groups whose returns are all equal."""
         rounds, added, wanted = batch.credit.filter.refill, 0, self.config.rollout.questions
@@ -195,7 +217,7 @@ class Collector:
     """Collects the iterations of a run into its folder, and proves that its sampler ran the learner's weights.
 
     Its calls take the `seed` of every draw. Between `begin` and `receive` the engine, the shared world and the journal
-    belong to a thread, and the folder to the caller.
+    belong to a thread, and the folder to the caller, but for the demonstrations.
     """
 
     def __init__(self, sampler: TrainedEngine) -> None:
@@ -217,6 +239,8 @@ class Collector:
         try:
             trajectories = read_rows(self.folder.trajectories(iteration), Trajectory)
             require_own(trajectories, iteration, seed=seed, policy_versions=range(version - ahead, version + 1))
+            if self.sampler.demonstrator:
+                read_rows(self.folder.demonstrations(iteration), Trajectory)
             own = [each for each in self.sampler.proved(trajectories) if each.policy_version == version]
             proved = {"rollout/canary_gap": self.prove(own, iteration)} if own else {}
         except (ValueError, StaleWeightsError) as fault:

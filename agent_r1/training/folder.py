@@ -56,6 +56,10 @@ class Iterations:
     def trajectories(self, iteration: int) -> Path:
         return self.path / "trajectories" / f"{iteration:03d}.parquet"
 
+    def demonstrations(self, iteration: int) -> Path:
+        """Demonstrations for groups without a right sample, which only the policy's loss and the viewer read."""
+        return self.path / "demonstrations" / f"{iteration:03d}.parquet"
+
     def proof(self, iteration: int) -> Path:
         return self.path / "proof" / f"{iteration:03d}.parquet"
 
@@ -96,7 +100,7 @@ class Iterations:
         write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in lines))
 
     def _remove_rows(self, iteration: int) -> None:
-        for rows in (self.trajectories, self.proof, self.credit):
+        for rows in (self.trajectories, self.demonstrations, self.proof, self.credit):
             rows(iteration).unlink(missing_ok=True)
 
 

@@ -14,7 +14,7 @@ from typing import Self
 import numpy as np
 
 from agent_r1.costs import Costs
-from agent_r1.credit.assign import assign
+from agent_r1.credit.assign import assign, demonstration_credit
 from agent_r1.credit.metrics import step_metrics, thought_metrics, value_metrics
 from agent_r1.credit.rewards import step_rewards
 from agent_r1.devices.sharing import ALONE, Ranks
@@ -31,6 +31,7 @@ from agent_r1.rollout.sampling import EngineError, EngineUnavailable
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.training import watch
 from agent_r1.training.collection import Collector, TrainedEngine, start_engine
+from agent_r1.training.demonstrator import Demonstrator
 from agent_r1.training.findings import findings
 from agent_r1.training.folder import RunFolder, failed_before
 from agent_r1.training.questions import (
@@ -123,6 +124,11 @@ class Training:
         self.unseen = draw_unseen(questions, config) if config.validation.every else []
         self.success = words_of(questions).right
         self._questions = questions
+        demonstrator = None
+        if config.rollout.demonstrate:
+            learned = [question for question in questions if question.split == "train"]
+            demonstrator = Demonstrator(settings, learned, shared.index)
+            demonstrator.require(learned)
         for remark in config.credit.remarks:
             logger.info("%s", remark)
         folder.costs.devices = len(visible_gpus()) * settings.learner.nodes or 1
@@ -133,10 +139,16 @@ class Training:
             checkpoint.load(folder.checkpoint, self.learner)
         elif self.current.monitor.goes_back:
             folder.save(self.learner, finished=0)
-        start = partial(start_engine, settings, config, model)
-        self.collector = Collector(
-            TrainedEngine(start, config, questions=questions, shared=shared, learner=self.learner, folder=folder)
+        sampler = TrainedEngine(
+            partial(start_engine, settings, config, model),
+            config,
+            questions=questions,
+            shared=shared,
+            learner=self.learner,
+            folder=folder,
+            demonstrator=demonstrator,
         )
+        self.collector = Collector(sampler)
         folder.costs.engine |= {*self.collector.sampler.engine.pids}
         folder.costs.charge("other")
 
@@ -195,7 +207,11 @@ class Training:
         rate = 0.0 if first is None else share(first, begun=first)
         critic_rate = share(iteration if first is None else first, begun=0)
         version = self.learner.policy_version
-        metrics = self.learner.update(trajectories, credits_, iteration, rate=rate, critic_rate=critic_rate)
+        weight = self.config.rollout.demonstrate
+        demonstrations = read_rows(self.folder.demonstrations(iteration), Trajectory) if weight else []
+        joined = [*credits_, *(demonstration_credit(row, weight) for row in demonstrations)]
+        rows = [*trajectories, *demonstrations]
+        metrics = self.learner.update(rows, joined, iteration, rate=rate, critic_rate=critic_rate)
         return metrics | (self._step(trajectories, iteration) if self.learner.policy_version > version else {})
 
     def _step(self, trajectories: Sequence[Trajectory], iteration: int) -> Metrics:

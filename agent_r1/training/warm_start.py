@@ -6,8 +6,7 @@ Both are trajectories like any other; learning from them is supervised.
 from __future__ import annotations
 
 import logging
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -17,8 +16,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from agent_r1.data.demonstrations import Demonstration, with_tools, without_tools
-from agent_r1.data.from_titles import Pages, Reading, act_from_titles, borne_out, make_plans
-from agent_r1.data.questions import Plan
+from agent_r1.data.from_titles import borne_out
 from agent_r1.devices.sharing import ALONE, Ranks
 from agent_r1.envs import tool_env
 from agent_r1.envs.base import Attempt, opened, without_answer_tags
@@ -31,14 +29,15 @@ from agent_r1.learn import adapter, builtin
 from agent_r1.learn.model import load_policy, load_tokenizer, recompute_activations
 from agent_r1.params import Params
 from agent_r1.params.env import EnvParams
+from agent_r1.params.prepare import BUILT_IN
 from agent_r1.pretrained import compute_dtype
-from agent_r1.records import QA, Passage, Question, Trajectory
+from agent_r1.records import QA, Outcome, Passage, Question, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.search.index import Cached
 from agent_r1.seeds import derive
-from agent_r1.tools.search import render_passages
 from agent_r1.training.conversations import retell
+from agent_r1.training.demonstrator import Demonstrator
 from agent_r1.training.supervised import Lessons, Unfinished, compute_of, fit
 
 logger = logging.getLogger(__name__)
@@ -100,32 +99,16 @@ def _demonstrations(
 ) -> tuple[list[Demonstration], list[Demonstration]]:
     """Demonstrations with the search tool and from passages, of real questions as far as the index bears them out."""
     taught = settings.warm_start
-    plans, facts = make_plans(settings.prepare, questions)
-    act = partial(_script, plans, index, settings)
-    usable, scripts = borne_out(questions, taught.demonstrations, act)
+    demonstrator = Demonstrator(settings, questions, index)
+    usable, scripts = borne_out(questions, taught.demonstrations, demonstrator.script)
     calculator = settings.env.tools.calculator is not None
-    searching = with_tools(usable, plans, facts, taught, calculator=calculator, scripts=scripts)
-    usable, scripts = borne_out(questions, taught.naive_rag_demonstrations, partial(act, at_once=True))
+    searching = with_tools(
+        usable, demonstrator.plans, demonstrator.facts, taught, calculator=calculator, scripts=scripts
+    )
+    usable, scripts = borne_out(questions, taught.naive_rag_demonstrations, partial(demonstrator.script, at_once=True))
     if questions and not usable:
         return searching, []
-    return searching, without_tools(usable, plans, index, settings.env.top_k, taught, scripts)
-
-
-def _script(
-    plans: Mapping[str, Plan], index: Cached, settings: Params, question: Question, *, at_once: bool = False
-) -> list[str]:
-    """The actions for a real question, with the search tool or from the passages that the question itself finds."""
-    env = settings.env
-
-    def search(query: str, characters: int = env.max_result_characters) -> Pages:
-        [passages] = index.search([query], env.top_k)
-        text = render_passages(passages)[:characters]
-        lines = zip(passages, text.split("\n"), strict=False)  # the last passages may be cut off
-        return [(passage.title, line.removeprefix(f"{' '.join(passage.title.split())}: ")) for passage, line in lines]
-
-    reading = Reading(search, env.max_steps, settings.warm_start.quotes)
-    shown = search(question.text, sys.maxsize) if at_once else None
-    return act_from_titles(plans[question.question_id], question, reading, shown)
+    return searching, without_tools(usable, demonstrator.plans, index, settings.env.top_k, taught, scripts)
 
 
 def demonstrate_examples(
@@ -232,7 +215,13 @@ def act_out(
                     scripts = [[without_answer_tags(action) for action in actions] for actions in scripts]
                 sampler = ScriptedSampler(scripts, chat)
                 trajectories += collect(sampler, chat, attempts, tools, seed=settings.warm_start.seed)
-    return trajectories
+    questions = [demonstration.question for demonstration in (*searching, *answering)]
+    real = {question.question_id for question in questions if question.dataset != BUILT_IN}
+    whole = [row for row in trajectories if row.outcome is Outcome.ANSWERED or row.question_id not in real]
+    cut = len(trajectories) - len(whole)
+    if cut:
+        logger.warning("%d of %d demonstrations do not fit in env.max_tokens, and are left out", cut, len(trajectories))
+    return whole
 
 
 def _play_out(questions: Sequence[Question], chat: Chat, settings: Params) -> list[Trajectory]:

@@ -271,4 +271,4 @@ def test_a_stage_is_out_of_date_by_what_it_reads_and_ended_leaves_what_it_was_to
     Path("data/raw/mine.jsonl").write_text("edited\n")
     assert out_of_date() == set()
     Path("data/raw/own/test.jsonl").write_text("edited\n")
-    assert out_of_date() == {"prepare", "warm_start"}
+    assert out_of_date() == {"prepare", "warm_start", "train@ppo"}

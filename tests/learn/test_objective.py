@@ -36,7 +36,8 @@ def tokens(spans: list[int] | None = None, **given: Any) -> LossTokens:
     zero = ("logprobs", "entropy", "old_logprobs", "sampler_logprobs", "reference_logprobs")
     defaults = {name: torch.zeros(count) for name in zero}
     ones = {"advantages": torch.ones(count), "weights": torch.ones(count), "sampled": torch.ones(count).bool()}
-    return LossTokens(**{**defaults, **ones, **entries}, spans=spans)
+    none = {"demonstrated": torch.zeros(count).bool()}
+    return LossTokens(**{**defaults, **ones, **none, **entries}, spans=spans)
 
 
 def test_the_plain_objective_by_hand(update_params: UpdateParams) -> None:
@@ -219,8 +220,32 @@ def small_case(logits: Tensor, params: UpdateParams) -> LossTokens:
         advantages=torch.tensor([2.0, 1.0, 0.5, -1.0, 1.5, -2.0], dtype=torch.float64),
         weights=torch.tensor([token_weight(length, params) for length in SEQUENCES for _ in range(length)]),
         sampled=torch.ones(6).bool(),
+        demonstrated=torch.zeros(6).bool(),
         spans=SPANS[params.ratio],
     )
+
+
+def test_a_demonstrations_token_is_learned_without_a_ratio(update_params: UpdateParams) -> None:
+    """-.5 * -3 with a slope of -.5 at the first token, however far the policy has moved; no bonus for its entropy."""
+    logprobs = torch.tensor([-3.0, -1.0], requires_grad=True)
+    made = tokens(
+        logprobs=logprobs,
+        old_logprobs=[-9.0, -1.0],
+        entropy=[7.0, 0.0],
+        advantages=[0.5, 1.0],
+        sampled=[False, True],
+        demonstrated=[True, False],
+    )
+    params = with_changes(update_params, entropy_bonus=1.0, kl_loss=1.0)
+    losses = token_losses(made, params)
+    losses.sum().backward()
+    assert losses.tolist()[0] == pytest.approx(1.5)
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist()[0] == pytest.approx(-0.5)
+    metrics = policy_metrics(made.detach(), params, 2, 1)
+    assert (metrics["policy/demonstration_loss"], metrics["policy/entropy"]) == (3.0, 0.0)
+    alone = policy_metrics(tokens(logprobs=[-3.0], sampled=[False], demonstrated=[True]), params, 1, 0)
+    assert alone == {"policy/loss": 3.0, "policy/demonstration_loss": 3.0}
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)

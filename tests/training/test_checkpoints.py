@@ -24,6 +24,7 @@ from agent_r1.records import Outcome, Trajectory
 from agent_r1.rollout.sampling import EngineError
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.training import collection, loop
+from agent_r1.training.demonstrator import Demonstrator
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.loop import Training, iterate
 from agent_r1.training.watch import RunDecision, StaleWeightsError, Unrecorded, Verdict
@@ -32,7 +33,7 @@ ITERATIONS = 7  # two of the critic alone, and five of the policy
 KILLS = 2
 RUN = {
     "iterations": ITERATIONS - 2,
-    "rollout": {"questions": 3, "samples": 4},
+    "rollout": {"questions": 3, "samples": 4, "demonstrate": 0.5},
     "credit": {"filter": {"kind": "top_p", "share": 0.9, "refill": 1}},
     "update": {
         "learning_rate": 1e-3,
@@ -118,6 +119,7 @@ def watched(training: Training, process: Process) -> Iterator[None]:
         patch.setattr(sampler.engine, "sample", process.count(sample))
         patch.setattr(sampler, "answer", cut)
         patch.setattr(loop, "validation_scores", score)
+        patch.setattr(Demonstrator, "script", lambda *_: ["<answer> yes </answer>"])
         yield
 
 
@@ -156,7 +158,7 @@ def bits(folder: RunFolder, policies: Sequence[str] = ("checkpoint/policy", "bes
     """All that a run leaves, but for seconds, and for what the search cache of its processes had."""
     timed = ("time/", "cost/", "ahead/waited", "rollout/search_cache", "tool/waiting", "tool/search/latency")
     state = load_file(folder.checkpoint / "learner/shard-00001-model-00001-of-00001.safetensors")
-    parts = (*policies, "proof", "credit")
+    parts = (*policies, "proof", "credit", "demonstrations")
     rows = [read_rows(folder.trajectories(each), Trajectory) for each in range(folder.finished)]
     return {
         "trajectories": [re.sub(r"latency_s=[^,)]+", "", repr(row)) for each in rows for row in each],
@@ -214,6 +216,7 @@ def test_the_run_has_what_could_go_wrong(alone: Alone) -> None:
     """Otherwise the other tests would hold of nothing."""
     history = alone[0]["metrics"]
     assert len({line["outcome/aborted"] for line in history}) > 1
+    assert len({line["demonstrations/joined"] for line in history}) > 1
     assert {line["filter/refilled_groups"] for line in history} == {0, 1}
     assert len({line["filter/kept_share"] for line in history}) > 1
     assert alone[1].events.count("set_best_aside") > 1

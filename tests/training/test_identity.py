@@ -179,7 +179,8 @@ def test_an_earlier_versions_parameters_are_taken_as_it_took_them(caplog: pytest
     content = yaml.safe_load(text)
     del content["train"]["rollout"]["top_p"], content["train"]["rollout"]["temperature"]
     content["model"]["packing"] = False
-    content["warm_start"] |= {"checkpoint_every": 0, "by_relation": 0.0, "contexts": []}
+    content["warm_start"] |= {"checkpoint_every": 0, "by_relation": 0.0, "contexts": [], "quotes": False}
+    content["train"]["rollout"]["demonstrate"] = 0.0
     content["train"]["credit"]["gigpo"] |= {"history": 0, "state": "context"}
     content["train"]["reference"] = ""
     content["train"]["monitor"]["thoughts_every"] = 0
@@ -202,8 +203,10 @@ def test_each_change_of_earlier_parameters_is_said(tmp_path: Path, caplog: pytes
         "train.monitor.thresholds.surprisal_jump is missing, and taken as 0.0; "
         "train.monitor.thoughts_every is missing, and taken as 0; "
         'train.reference is missing, and taken as ""; '
+        "train.rollout.demonstrate is missing, and taken as 0.0; "
         "train.validation.samples is missing, and taken as 1; warm_start.checkpoint_every is missing, and taken as 0; "
-        "warm_start.by_relation is missing, and taken as 0.0; warm_start.contexts is missing, and taken as []"
+        "warm_start.by_relation is missing, and taken as 0.0; warm_start.contexts is missing, and taken as []; "
+        "warm_start.quotes is missing, and taken as false"
     ]
 
 
