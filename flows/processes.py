@@ -206,9 +206,7 @@ def first_to_end(begun: Sequence[Running]) -> tuple[Supervised, str]:
     while True:
         for part, process in begun:
             if process.poll() is not None:
-                logged = first_error(part.log)
-                said = f"the {part.name} ended with code {process.returncode}"
-                return part, f"{said}{logged and f' ({logged})'}, see {part.log}"
+                return part, f"the {part.name} ended with code {process.returncode}, see {part.log}"
         time.sleep(WATCH_S)
 
 
