@@ -189,7 +189,7 @@ class Dialect:
 
     system: bool = True  # else the system text opens the user message
     tools: bool = True  # else their schemas end the system text
-    observations: bool = True  # role "tool", not without tools; else an action's are a user's, in <tool_response> tags
+    observations: bool = True  # role "tool"; else those of an action are a user message in <tool_response> tags
     later: bool = True  # system messages behind other ones; else they are a user's
     bare: bool = True  # tools without a system message; else an empty one is put before them
     rows: bool = True  # users in a row; else they are one message
@@ -239,8 +239,7 @@ class Template:
         self.dialect = Dialect()  # the start; each kind of message is then tried in turn
         self.dialect = replace(self.dialect, system=self._shows(OPENING, (), SYSTEM))
         self.dialect = replace(self.dialect, tools=self._shows(OPENING, [SAMPLE_TOOL], calls.NAME))
-        answers = self.dialect.tools and self._shows([*SAMPLE, *SAMPLE[2:]], (), OBSERVATION)
-        self.dialect = replace(self.dialect, observations=answers)
+        self.dialect = replace(self.dialect, observations=self._shows([*SAMPLE, *SAMPLE[2:]], (), OBSERVATION))
         self.dialect = replace(self.dialect, later=self._shows([*SAMPLE[:3], ("system", OBSERVATION)], (), OBSERVATION))
         self.dialect = replace(self.dialect, bare=self._shows(OPENING[1:], [SAMPLE_TOOL], calls.NAME))
         self.dialect = replace(self.dialect, rows=self._shows([*OPENING, OPENING[1]], (), USER))
@@ -328,7 +327,7 @@ class Template:
 
     def tell_in_words(self) -> None:
         """From now on tools are told in the system text."""
-        self.dialect = replace(self.dialect, tools=False, observations=False)
+        self.dialect = replace(self.dialect, tools=False)
         self.after_action = self._after_action()
 
     def _after_action(self) -> str:

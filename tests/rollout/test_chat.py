@@ -298,7 +298,7 @@ def test_a_template_that_teaches_no_call_has_its_tools_in_words(
 ) -> None:
     template = str(tokenizer_of("llama3").chat_template).replace("message.tool_calls", "false")
     chat = Chat(tokenizer_of("llama3", template))
-    assert chat.template.dialect == Dialect(tools=False, observations=False)
+    assert chat.template.dialect == Dialect(tools=False)
     with caplog.at_level("INFO"):
         chat.prompts_hash([Opening()])
     assert caplog.messages == ["the chat template shows no tools: the system message tells them in words"]
