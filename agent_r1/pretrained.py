@@ -10,7 +10,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, core_model_loading
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    core_model_loading,
+)
 
 from agent_r1.files import load_pretrained
 from agent_r1.gpus import visible_gpus
@@ -29,6 +37,46 @@ def compute_dtype(name: DtypeName, device: torch.device) -> torch.dtype:
     """The precision of matrix products; `auto` is bfloat16 on CUDA and float32 elsewhere."""
     halved = name == "bfloat16" or (name == "auto" and device.type == "cuda")
     return torch.bfloat16 if halved else torch.float32
+
+
+def read_config(path: str | Path) -> PreTrainedConfig:
+    """The configuration of a folder or hub id; ValueError for a folder without a model."""
+    if Path(path).is_dir() and not (Path(path) / "config.json").exists():
+        raise ValueError(f"{path} holds no model (config.json is missing); save one there or correct model.path")
+    config: PreTrainedConfig = load_pretrained(AutoConfig, path)
+    return config
+
+
+def end_tokens(path: str | Path) -> list[int]:
+    """The token ids with which a model ends, by its generation_config, else its config; none for a tokenizer alone."""
+    if Path(path).is_dir() and not (Path(path) / "config.json").exists():
+        return []
+    try:
+        ids = load_pretrained(GenerationConfig, path).eos_token_id
+    except OSError:
+        ids = load_pretrained(AutoConfig, path).get_text_config().eos_token_id
+    return ids if isinstance(ids, list) else [] if ids is None else [ids]
+
+
+def dropped_by_sdpa(config: PreTrainedConfig) -> str:
+    """The part of a model's attention that PyTorch's fused kernel would leave out, in words; "" for none."""
+    if cap := getattr(config.get_text_config(), "attn_logit_softcapping", None):
+        return f"soft caps of {cap:g} in its attention"
+    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    return "" if kind is None or kind._supports_sdpa else f"layers of its own kind, as {kind.__name__} computes them"
+
+
+def require_packable(config: PreTrainedConfig) -> None:
+    """Raises ValueError for a model whose attention packed contexts would change."""
+    if dropped := dropped_by_sdpa(config):
+        raise ValueError(f"{config.name_or_path} has {dropped}, which cannot be packed; set model.packing: false")
+
+
+def require_full_precision(config: PreTrainedConfig) -> None:
+    """Raises ValueError for quantised weights, which cannot be trained."""
+    if quantisation := getattr(config, "quantization_config", None):
+        method = quantisation.get("quant_method", "unknown") if isinstance(quantisation, dict) else quantisation
+        raise ValueError(f"{config.name_or_path} is quantised ({method}); take the release in bfloat16")
 
 
 def require_window(config: PreTrainedConfig, tokens: int) -> None:
@@ -53,14 +101,14 @@ def load_model(
 
     `dtype` is that of the weights; `auto` leaves them as they are stored. Weights of a model that `waits` stay in the
     mapped file (`waiting`), whose types `check` sees. Their places are on the CPU, and take no memory until they are
-    written to. A ValueError says that `path` holds no model, or that some of its weights are missing.
+    written to. A ValueError says that `path` holds no model, a quantised one, or one that lacks weights.
     """
-    folder = Path(path)
-    if folder.is_dir() and not (folder / "config.json").exists():
-        raise ValueError(f"{path} holds no model (config.json is missing); save one there or correct model.path")
     model: PreTrainedModel
-    options = {"dtype": dtype, "attn_implementation": "sdpa", "output_loading_info": True}
     try:
+        config = read_config(path)
+        require_full_precision(config)
+        attention = "eager" if dropped_by_sdpa(config) else "sdpa"
+        options = {"dtype": dtype, "attn_implementation": attention, "output_loading_info": True}
         with _mapped(waits) as types:
             model, about = load_pretrained(kind, path, **options)
     except OSError as error:

@@ -83,7 +83,7 @@ def main() -> None:
         chat = Chat(load_tokenizer(folder))
         actor = Actor(
             model=folder,
-            end_id=chat.end_id,
+            end_ids=chat.end_ids,
             max_tokens=settings.env.max_tokens,
             temperature=settings.train.rollout.temperature,
             dtype=settings.model.dtype,

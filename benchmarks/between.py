@@ -52,22 +52,22 @@ class Talk(Env):
 class Sent:
     """A sampler of random letters, whose requests and answers go through JSON as those of vLLM do."""
 
-    def __init__(self, end_id: int, letters: Sequence[int], spent: dict[str, float]) -> None:
-        self._end_id, self._letters, self._spent, self._draws = end_id, letters, spent, np.random.default_rng(0)
+    def __init__(self, end_ids: Sequence[int], letters: Sequence[int], spent: dict[str, float]) -> None:
+        self._end_ids, self._letters, self._spent, self._draws = end_ids, letters, spent, np.random.default_rng(0)
 
     def sample(self, requests: Sequence[Request]) -> list[Action]:
         """An action of the most tokens for each request."""
         ids = [self._draws.choice(self._letters, each.max_tokens).tolist() for each in requests]
         with counted(self._spent, "requests"):
             asked = [
-                wire.Draw(context=each.context, seed=0, max_tokens=each.max_tokens, temperature=1.0, end_id=0)
+                wire.Draw(context=each.context, seed=0, max_tokens=each.max_tokens, temperature=1.0, end_ids=[0])
                 for each in requests
             ]
             wire.Draws.model_validate_json(wire.Draws(requests=asked).model_dump_json())
             said = [wire.Sampled(ids=each, logprobs=[-1.0] * len(each)) for each in ids]
             answered = wire.Answered(weights="", actions=said).model_dump_json()
             read = wire.Answered.model_validate_json(answered).actions
-            return [Action.of(each.ids, each.logprobs, self._end_id) for each in read]
+            return [Action.of(each.ids, each.logprobs, self._end_ids) for each in read]
 
 
 @contextmanager
@@ -85,7 +85,7 @@ def between(episodes: int) -> dict[str, float]:
     letters = tokenizer.encode("abcdefgh", add_special_tokens=False)
     attempts = [Attempt(question_id=str(at), group=at, sample=0, env=lambda _: Talk()) for at in range(episodes)]
     with Shared(load(SHIPPED).env.model_copy(update=kept)) as shared, counted(spent, "rounds"):
-        trajectories = collect(Sent(chat.end_id, letters, spent), chat, attempts, shared, seed=0)
+        trajectories = collect(Sent(chat.end_ids, letters, spent), chat, attempts, shared, seed=0)
     spent["rounds"] -= spent["requests"]
     credits_ = [credit_of(each, sign=1) for each in trajectories]
     with counted(spent, "orders"):

@@ -205,7 +205,7 @@ class Sampled:
         learner = learner_of(self._folder, settings)
         actor = Actor(
             model=str(self._folder),
-            end_id=learner.tokenizer.eos_token_id,
+            end_ids=[learner.tokenizer.eos_token_id],
             max_tokens=self._work.tokens,
             temperature=1.0,
             dtype=settings.model.dtype,

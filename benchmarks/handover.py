@@ -59,8 +59,8 @@ def measure(shape: str, kind: str, times: int) -> list[Row]:
         make_model(model, (*SHAPES[shape], 0), WORK.tokens)
         options = Options(merges=False)
         learner = Learner(model, settings.train.update, settings.model, with_critic=False, seed=0, options=options)
-        end_id = learner.tokenizer.eos_token_id
-        actor = Actor(model=str(model), end_id=end_id, max_tokens=WORK.tokens, temperature=1.0, dtype="bfloat16")
+        end_ids = [learner.tokenizer.eos_token_id]
+        actor = Actor(model=str(model), end_ids=end_ids, max_tokens=WORK.tokens, temperature=1.0, dtype="bfloat16")
         found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in WAYS}
         written = dict[str, int]()
         with open_engine(settings.engine, actor) as engine:

@@ -94,7 +94,7 @@ class Mortal:
             self.start()
         texts = ["<answer>done</answer>" if request.step > 1 else CALL for request in requests]
         found = [self._chat.encode_action(text, each.context) for text, each in zip(texts, requests, strict=True)]
-        return [Action.of(ids, [0.0] * len(ids), self._chat.end_id) for ids in found]
+        return [Action.of(ids, [0.0] * len(ids), self._chat.end_ids) for ids in found]
 
     async def act(self, request: Request) -> Action:
         """The action of one episode."""

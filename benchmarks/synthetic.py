@@ -112,7 +112,7 @@ def random_episodes(work: Work, words: int) -> list[Trajectory]:
     found = []
     for request in random_requests(work, words, shortest=work.prompt // 4):
         ids = draws.integers(0, words, work.action).tolist()
-        action = Action.of(ids, [-math.log(words)] * work.action, end_id=-1)
+        action = Action.of(ids, [-math.log(words)] * work.action, end_ids=())
         found.append(trajectory_of(request, action))
     return found
 

@@ -70,7 +70,7 @@ def measure(size: Size) -> dict[str, float]:
     trajectories = []
     for request in synthetic.random_requests(work, size.words):
         ids = draws.integers(0, size.words, work.action).tolist()
-        action = Action.of(ids, [-math.log(size.words)] * work.action, end_id=-1)
+        action = Action.of(ids, [-math.log(size.words)] * work.action, end_ids=())
         trajectories.append(synthetic.trajectory_of(request, action))
     credits_ = [synthetic.credit_of(each, sign=1 - 2 * (index % 2)) for index, each in enumerate(trajectories)]
     update = partial(learner.update, trajectories, credits_, 0)

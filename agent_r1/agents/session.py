@@ -242,7 +242,7 @@ class Session:
     def take(self, place: Position, asked: Completing, request: Request, first: bool, action: Action) -> GivenAction:
         """Takes the action of a request in, cut behind the token that completes a stop string."""
         chat, who = self._chat, f"question {self._parts[2]!r}, sample {self._parts[3]}"
-        require_fit(action, request, chat.end_id, f"{who}, weights of version {self._play.policy_version}")
+        require_fit(action, request, chat.end_ids, f"{who}, weights of version {self._play.policy_version}")
         action = self._cut(action, asked.stops)
         ids = action.token_ids[:-1] if action.stop_reason is StopReason.END else action.token_ids
         said = chat.write(ids)
@@ -349,7 +349,7 @@ class Session:
         sizes = [len(each.action.token_ids) if each else 0 for each in answers]
         self.counts.shown += sum(sizes)
         self.counts.kept += sum(sizes[:covered])
-        closed = not parent or parent.action.stop_reason is StopReason.END
+        closed = not parent or parent.action.token_ids[-1] == chat.end_id
         if parent and role and covered == len(answers):
             return chat.after(parent.closed, text, replies, role, closed=closed)
         asks = role if role and len(answers) > self._example_turns and not parent else None
@@ -358,7 +358,7 @@ class Session:
         parts = [
             Encoded([chat.end_id][closed:], [int(Source.TEMPLATE)][closed:]),
             *self._spliced(place, tools, answers, slice(start, len(history)), source),
-            chat.encode(framed),
+            chat.encode(framed, chat.end_mark),
         ]
         return Encoded([each for part in parts for each in part.ids], [each for part in parts for each in part.source])
 
@@ -367,6 +367,7 @@ class Session:
     ) -> Iterator[Encoded]:
         """The tokens of a span of a rendering, and an answer in it as its ids; one that is rewritten is text."""
         around, left, at, pieces = iter(answers), [each for each in answers if each], 0, [place.text]
+        behind = self._chat.end_mark if place.parent else None
         if left:
             messages = [
                 (role, f"{_OPEN}{text}{_CLOSE}") if role == "assistant" and next(around) else (role, text)
@@ -384,9 +385,10 @@ class Session:
                 ids = answer.action.token_ids[: -1 if answer.action.stop_reason is StopReason.END else None]
                 self.counts.kept += len(answer.action.token_ids)
                 yield Encoded(ids, [source] * len(ids))
-            else:
-                within = text[max(0, span.start - begin) : max(0, span.stop - begin)]
-                yield self._chat.encode([Piece(within, source)])
+                behind = ""
+            elif within := text[max(0, span.start - begin) : max(0, span.stop - begin)]:
+                yield self._chat.encode([Piece(within, source)], behind)
+                behind = ""
 
     def _cut(self, action: Action, stops: Sequence[str]) -> Action:
         """An action up to the token that completes a stop string; the same one where none does."""

@@ -96,7 +96,7 @@ class EndpointSampler:
         if said.cut and len(ids) > 1:  # the server stopped before the end token
             ids = ids[:-1]
         ids = ids[: request.max_tokens]
-        return Action.of(ids, [0.0] * len(ids), self._chat.end_id)
+        return Action.of(ids, [0.0] * len(ids), self._chat.end_ids)
 
 
 SCRIPTED: tuple[Protocol, ...] = (FLOOR, CEILING)  # protocols under which a script acts instead of a policy
@@ -128,7 +128,7 @@ class Exam:
         """
         actor = Actor(
             model=model,
-            end_id=self.chat.end_id,
+            end_ids=self.chat.end_ids,
             max_tokens=self.settings.env.max_tokens,
             temperature=self.settings.evaluate.temperature,
             dtype=self.settings.model.dtype,

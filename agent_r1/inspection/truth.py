@@ -41,6 +41,7 @@ from agent_r1.params import Params
 from agent_r1.params.places import adapter_in
 from agent_r1.params.sections import override, validated
 from agent_r1.params.train import TrainParams
+from agent_r1.pretrained import end_tokens
 from agent_r1.records import Credit, Question, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
@@ -155,9 +156,9 @@ class Continuing:
         if policy is None:
             lacking = f"the weights that sampled iteration {first.iteration} of {self.stored.run} are no longer on disk"
             raise ValueError(f"{lacking}; take another --iteration, such as the last")
-        chat, limit = Chat(load_tokenizer(policy)), settings.env.max_tokens
+        chat, limit = Chat(load_tokenizer(policy), end_tokens(policy)), settings.env.max_tokens
         actor = Actor(
-            model=str(policy), end_id=chat.end_id, max_tokens=limit, temperature=1.0, dtype=settings.model.dtype
+            model=str(policy), end_ids=chat.end_ids, max_tokens=limit, temperature=1.0, dtype=settings.model.dtype
         )
         adapted = adapter_in(policy).is_dir() and settings.engine.kind != "server"
         beneath = Beneath(str(self.stored.warm_start), settings.model.lora.rank) if adapted else None

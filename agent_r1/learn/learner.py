@@ -24,7 +24,7 @@ from agent_r1.learn.scoring import Compute, score_logprobs
 from agent_r1.params import Params
 from agent_r1.params.stages import ModelParams
 from agent_r1.params.train import TrainParams, UpdateParams
-from agent_r1.pretrained import waiting
+from agent_r1.pretrained import end_tokens, waiting
 from agent_r1.records import Credit, Floats32, Mask, Trajectory
 from agent_r1.seeds import derive
 
@@ -70,6 +70,7 @@ class Models:
         self.adapter = model.adapter  # of policy and critic; the weights beneath do not train
         self.beneath = model_hash(str(path)) if self.adapter else ""  # the model that adapters are trained beside
         self.tokenizer = load_tokenizer(path)
+        self.end_ids = end_tokens(path)  # beside the template's own
         self.policy, self.critic = _load_models(path, model, self.compute, with_critic=with_critic, seed=seed)
         make = partial(optimizers.adamw, betas=params.betas, weight_decay=params.weight_decay, offload=options.offload)
         self.policy_optimizer = make(self.policy, params.learning_rate)
@@ -115,6 +116,7 @@ class Models:
             adapter.save_merged(self.policy, folder, writes=writes, halved=halved)
         elif writes:
             self.policy.config.save_pretrained(folder)
+            self.policy.generation_config.save_pretrained(folder)
         if self.adapter:
             adapter.save_adapter(self.policy, self.adapter, folder, self.beneath, writes=writes)
         if writes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -24,10 +25,13 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agent_r1.files import load_pretrained
-from agent_r1.pretrained import default_device, load_model, require_window
+from agent_r1.pretrained import default_device, load_model, require_packable, require_window
+
+logger = logging.getLogger(__name__)
 
 PACKED = "agent_r1_packed"  # the name under which transformers knows the attention
 KEEP_TO_CONTEXTS = {"full_attention", "sliding_attention"}  # layers whose attention takes the starts of contexts
+_PROBE = "Ab 7\n\n  cd\t<x>\u00dcn\u00ef 2024's \u4e2d"  # tokenizers differ in what they do to blanks and letters
 HALVED = (torch.bfloat16, torch.float16)  # precisions of the kernel for packed contexts
 
 
@@ -37,6 +41,7 @@ def pack(model: PreTrainedModel) -> None:
     Two short contexts test that it reads each as it does alone. A ValueError refuses a model that does not: its layers
     mix tokens by other means than attention, or do not pass on the start of a context.
     """
+    require_packable(model.config)
     kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or [])
     ids = torch.arange(24, device=model.device).reshape(2, 12) % model.config.get_text_config().vocab_size
     mask = torch.arange(12, device=model.device) < torch.tensor([[7], [12]], device=model.device)
@@ -178,6 +183,7 @@ def load_tokenizer(path: str | Path, reads: int = 0) -> PreTrainedTokenizerFast:
         raise ValueError(
             f"the tokenizer of {str(path)!r} has no fast implementation; choose a model with tokenizer.json"
         )
+    tokenizer = _as_saved(tokenizer, path)
     if tokenizer.chat_template is None:
         raise ValueError(f"the tokenizer of {str(path)!r} has no chat template; choose an instruction-tuned model")
     if not folder.is_dir() or (folder / "config.json").exists():  # else it is a tokenizer alone
@@ -191,6 +197,17 @@ def load_tokenizer(path: str | Path, reads: int = 0) -> PreTrainedTokenizerFast:
                 "tokenizer that belongs to the model, or resize the model's embeddings and save it again"
             )
     return tokenizer
+
+
+def _as_saved(tokenizer: PreTrainedTokenizerFast, path: str | Path) -> PreTrainedTokenizerFast:
+    """The tokenizer as tokenizer.json has it, where the class that its configuration names reads a text otherwise."""
+    if type(tokenizer) is PreTrainedTokenizerFast or not (Path(path) / "tokenizer.json").exists():
+        return tokenizer
+    saved: PreTrainedTokenizerFast = load_pretrained(PreTrainedTokenizerFast, path)
+    if saved.tokenize(_PROBE) == tokenizer.tokenize(_PROBE):
+        return tokenizer
+    logger.warning("%s would read text otherwise than %s/tokenizer.json, which is used", type(tokenizer).__name__, path)
+    return saved
 
 
 def recompute_activations(model: PreTrainedModel) -> None:

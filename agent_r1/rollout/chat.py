@@ -55,16 +55,19 @@ class Chat(Codec):
     messages gets them in messages that it knows; see `agent_r1.rollout.codec.Dialect`. An environment without tools
     answers as a user does, in one user message.
 
+    An action ends with any token of `end_ids`: the template's own and the model's others.
+
     Raises ValueError if the tokenizer has no chat template, or the template has no generation prompt, does not close
     the assistant's message with an added token, or gives other token ids than its messages one by one; the message
     names the first span that differs.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, ends: Sequence[int] = ()) -> None:
+        """`ends` are the model's own end tokens, see `agent_r1.pretrained.end_tokens`."""
         self.template = Template(tokenizer)
         super().__init__(tokenizer)
         after = self.template.after_action
-        end = self._mark.match(after)
+        end = self._mark.match(after.lstrip())
         if end is None:
             raise ValueError(
                 f"the chat template has no end token: the assistant's text is followed by {after[:40]!r}, which does "
@@ -72,16 +75,19 @@ class Chat(Codec):
             )
         self.end_mark = end[0]
         self.end_id = self._id_of[self.end_mark]
+        self.end_ids = list(dict.fromkeys([self.end_id, *ends]))
         self.calls = _call_form(self.template, self.end_mark, hermes=_CALL in self._id_of)
-        after = self.template.after_action
+        after = self.template.after_action  # tools may be told in words now
         self._frames: dict[tuple[Answering, int], list[str]] = {
-            ("tool", 1): after.removeprefix(self.end_mark).split(OBSERVATION)
+            ("tool", 1): after.lstrip().removeprefix(self.end_mark).split(OBSERVATION)
         }
-        if rewritten := [*self._check_sample([SAMPLE_TOOL]), *self._check_sample(())]:
+        rewritings = [*self._check_sample([SAMPLE_TOOL]), *self._check_sample(())]
+        self.rewrites = next(iter(rewritings), "")  # the first one, in words
+        if self.rewrites:
             logger.warning(
                 "the chat template rewrites earlier messages: %s; a step after which it does starts a new context, and "
                 "costs the tokens of that history once more",
-                rewritten[0],
+                self.rewrites,
             )
 
     def encode_action(self, text: str, context: Sequence[int] = ()) -> list[int]:
@@ -114,7 +120,7 @@ class Chat(Codec):
             several: list[Message] = [(role, f"{OBSERVATION}{number}\u2063") for number in range(observations)]
             tools: Tools = [SAMPLE_TOOL] if role == "tool" else ()
             whole = self.template.render([*OPENING, ("assistant", ACTION), *several], tools)
-            rest = whole.partition(ACTION)[2].removeprefix(self.end_mark)
+            rest = whole.partition(ACTION)[2].lstrip().removeprefix(self.end_mark)
             found = re.split(rf"{OBSERVATION}(\d+)\u2063", rest)
             if found[1::2] != list(map(str, range(observations))):
                 raise ValueError(
@@ -132,13 +138,13 @@ class Chat(Codec):
         """The tokens between an action and the next one: OBSERVATION, and TEMPLATE around them.
 
         `before` is the context up to the action's end, `text` the whole rendering and `replies` its last messages, of
-        one role. If the action is not `closed` by the end token, that token comes first, as TEMPLATE. A new context
-        begins if it `restarts` or the rendering does not go on from `before`; the history there is PROMPT.
+        one role. If the action is not `closed` by the template's end token, that token comes first, as TEMPLATE. A new
+        context begins if it `restarts` or the rendering does not go on from `before`; the history there is PROMPT.
         """
         if restarts or not text.startswith(before):
             history, framed = self.split_history(text, replies, role)
-            return replace(self.encode([Piece(history, Source.PROMPT), *framed]), restarts=True)
-        tokens = self.encode(self._framed(text[len(before) :], replies, role))
+            return replace(self.encode([Piece(history, Source.PROMPT), *framed], None), restarts=True)
+        tokens = self.encode(self._framed(text[len(before) :], replies, role), self.end_mark)
         if not closed:
             tokens = Encoded([self.end_id, *tokens.ids], [Source.TEMPLATE, *tokens.source])
         return tokens
@@ -267,7 +273,7 @@ class Dialogue:
         self._messages: list[Message] = [*self._before, ("user", chat.escape(user))]
         self._native_call = ("", "")
         self.text = chat.template.render(self._messages, self._tools)  # of the current context, escaped
-        self.opening = chat.encode([Piece(self.text, Source.PROMPT)])
+        self.opening = chat.encode([Piece(self.text, Source.PROMPT)], None)
 
     @classmethod
     def of(cls, chat: Chat, env: Env) -> Self:
@@ -281,8 +287,9 @@ class Dialogue:
     ) -> Encoded:
         """The tokens between an action, as sampled, and the next one: OBSERVATION, and TEMPLATE around them.
 
-        If the action is not `closed` by the end token, that token comes first, as TEMPLATE. In a new context, as
-        `restart` asks for, the history before the observations is PROMPT: none of its tokens was sampled here.
+        If the action is not `closed` by an end token, or by another than the template's, that one comes first, as
+        TEMPLATE. In a new context, as `restart` asks for, the history before the observations is PROMPT: none of its
+        tokens was sampled here.
         """
         chat = self._chat
         said, replies = chat.write(action[:-1] if closed else action), self._escaped(observations)
@@ -291,6 +298,7 @@ class Dialogue:
         if restart:
             self._begin_anew(restart)
         self.text = chat.template.render(self._messages, self._tools)
+        closed = closed and action[-1] == chat.end_id
         return chat.after(before, self.text, replies, self._role, closed=closed, restarts=restart is not None)
 
     def messages(self) -> list[Message]:

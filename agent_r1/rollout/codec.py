@@ -13,7 +13,7 @@ from itertools import groupby, product, takewhile
 from typing import Any
 
 from jinja2 import TemplateError
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from agent_r1.envs.base import ParsedCall
@@ -24,6 +24,7 @@ Message = tuple[str, str]  # role (system, user, assistant or tool) and content
 Tools = Sequence[dict[str, Any]]  # JSON schemas in the OpenAI function form
 Said = list[dict[str, Any]]  # messages as a template takes them
 
+FENCE = chr(0x10FEFF)  # stands before a text that no context begins with: some tokenizers read a first one otherwise
 FIRST_ESCAPE = 0x10FF00  # in the last private-use plane: a text that holds these characters loses nothing but them
 # Placeholders for the texts of a conversation: no template writes them, changes them or strips them.
 SYSTEM, USER, ACTION, OBSERVATION = "\u2063SYSTEM\u2063", "\u2063USER\u2063", "\u2063ACTION\u2063", "\u2063TOOL\u2063"
@@ -75,10 +76,11 @@ class Piece:
 class Codec:
     """Encodes and decodes rendered conversations. A *mark* is the text of an added token: a message mark or a tag.
 
-    Marks become their tokens. The text between two marks is encoded as one by a copy of the tokenizer without added
-    tokens, so the ids are those of the tokenizer itself. A text whose marks must stay text is escaped before it is put
-    into the template: a character that no template and no tokenizer knows replaces the first one of each mark until
-    the text is encoded. So a template may cut, strip and quote its texts.
+    Added tokens of blanks alone are no marks, but text. Marks become their tokens, and swallow the blanks beside them
+    where the tokenizer says so. The text between two marks is encoded as one by a copy of the tokenizer without marks,
+    so the ids are those of the tokenizer itself. A text whose marks must stay text is escaped before it is put into the
+    template: a character that no template and no tokenizer knows replaces the first one of each mark until the text is
+    encoded. So a template may cut, strip and quote its texts.
 
     Raises ValueError if the tokenizer has only added tokens for a character.
     """
@@ -86,15 +88,22 @@ class Codec:
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._tokenizer = tokenizer
         state = json.loads(tokenizer.backend_tokenizer.to_str())
-        plain = {**state, "added_tokens": [], "post_processor": None, "truncation": None}
+        blanks = [token for token in state["added_tokens"] if token["content"].replace("\u2581", " ").isspace()]
+        plain = {**state, "added_tokens": blanks, "post_processor": None, "truncation": None, "padding": None}
         self._plain = Tokenizer.from_str(json.dumps(plain))
-        self._mark_of = {index: str(token) for index, token in tokenizer.added_tokens_decoder.items()}
+        self._plain.add_special_tokens([AddedToken(FENCE, normalized=False)])
+        self._blanks = {self._plain.token_to_id(token["content"]): token["id"] for token in blanks}
+        marks_of = tokenizer.added_tokens_decoder.items()
+        self._mark_of = {index: str(token) for index, token in marks_of if index not in self._blanks.values()}
         self._id_of = {mark: index for index, mark in self._mark_of.items()}
+        added = tokenizer.added_tokens_decoder.values()
+        self._swallow_left = {str(token) for token in added if token.lstrip}
+        self._swallow_right = {str(token) for token in added if token.rstrip}
         marks = "|".join(map(re.escape, sorted(self._id_of, key=len, reverse=True)))
         self._mark = re.compile(f"({marks or '(?!)'})")  # in a group: a split text then has the marks at odd places
         heads = sorted({mark[0] for mark in self._id_of})
         self._escaped = {head: chr(FIRST_ESCAPE + number) for number, head in enumerate(heads)}
-        self._unescaped = str.maketrans({escape: head for head, escape in self._escaped.items()})
+        self._unescaped = str.maketrans({escape: head for head, escape in self._escaped.items()} | {FENCE: "\ufffd"})
         for text in (chr(FIRST_ESCAPE), *self._id_of):  # a tokenizer is refused now, and not at a passage
             list(self._read(text))
 
@@ -127,13 +136,14 @@ class Codec:
     def write(self, ids: Sequence[int]) -> str:
         """The text of sampled tokens: added tokens as marks, and marks that were spelled out escaped."""
         runs = groupby(ids, key=self._mark_of.get)
-        return "".join(
-            self.escape(self.decode(list(run))) if mark is None else mark * len(list(run)) for mark, run in runs
-        )
+        return "".join(self._spelled(list(run)) if mark is None else mark * len(list(run)) for mark, run in runs)
 
-    def encode(self, pieces: Sequence[Piece]) -> Encoded:
-        """The tokens of consecutive pieces; a token across two of them is OBSERVATION if one of them is."""
-        tokens = list(self._tokens(pieces))
+    def encode(self, pieces: Sequence[Piece], behind: str | None = "") -> Encoded:
+        """The tokens of consecutive pieces; a token across two of them is OBSERVATION if one of them is.
+
+        They stand `behind` a mark, or within a context; None says that a context begins with them.
+        """
+        tokens = list(self._tokens(pieces, behind))
         return Encoded([index for index, _ in tokens], [source for _, source in tokens])
 
     def encode_sampled(self, text: str) -> list[int]:
@@ -145,32 +155,49 @@ class Codec:
         """Token ids as text, special tokens included."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
-    def _tokens(self, pieces: Sequence[Piece]) -> Iterator[tuple[int, Source]]:
+    def _spelled(self, ids: list[int]) -> str:
+        """The escaped text of tokens between two marks, with a blank at its start that a decoder takes for its own."""
+        text = self.escape(self.decode(ids))
+        if self.encode([Piece(text, Source.ACTION)]).ids == ids:
+            return text
+        return f" {text}" if self.encode([Piece(f" {text}", Source.ACTION)]).ids == ids else text
+
+    def _tokens(self, pieces: Sequence[Piece], behind: str | None) -> Iterator[tuple[int, Source]]:
         plain: list[Piece] = []  # since the last mark
         for piece in pieces:
             for number, text in enumerate(self._mark.split(piece.text)):
                 if number % 2 == 0:
                     plain.append(Piece(text, piece.source))
                 else:
-                    yield from self._plain_tokens(plain)
+                    yield from self._plain_tokens(plain, behind, text)
                     yield self._id_of[text], piece.source
                     plain = []
-        yield from self._plain_tokens(plain)
+                    behind = text
+        yield from self._plain_tokens(plain, behind, "")
 
-    def _plain_tokens(self, pieces: Sequence[Piece]) -> Iterator[tuple[int, Source]]:
+    def _plain_tokens(self, pieces: Sequence[Piece], behind: str | None, mark: str) -> Iterator[tuple[int, Source]]:
+        """The tokens between the mark that they stand behind and the next one."""
         text = self.unescape("".join(piece.text for piece in pieces))
         source = [piece.source for piece in pieces for _ in piece.text]  # per character
-        for index, start, stop in self._read(text):
+        if behind in self._swallow_right:
+            text = text.lstrip()
+            source = source[len(source) - len(text) :]
+        if mark in self._swallow_left:
+            text = text.rstrip()
+        for index, start, stop in self._read(text, begins=behind is None):
             touched = source[start:stop] or source[:1]
             yield index, Source.OBSERVATION if Source.OBSERVATION in touched else touched[0]
 
-    def _read(self, text: str) -> Iterator[tuple[int, int, int]]:
+    def _read(self, text: str, *, begins: bool = False) -> Iterator[tuple[int, int, int]]:
         """The tokens of a text, none of them added, and their spans; marks of the vocabulary are read by letter."""
         try:
-            encoding = self._plain.encode(text, add_special_tokens=False)
+            encoding = self._plain.encode(text if begins else FENCE + text, add_special_tokens=False)
         except TypeError:  # the text is not valid Unicode
             raise ValueError(f"a text holds half of a character, which UTF-8 cannot write: {text[:80]!a}") from None
-        for index, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
+        fence = 0 if begins else 1
+        spans = [(max(0, start - fence), max(0, stop - fence)) for start, stop in encoding.offsets[fence:]]
+        ids = [self._blanks.get(index, index) for index in encoding.ids[fence:]]
+        for index, (start, stop) in zip(ids, spans, strict=True):
             if index not in self._mark_of:
                 yield index, start, stop
             elif len(text) == 1:

@@ -34,7 +34,7 @@ class Draw(BaseModel):
     seed: int
     max_tokens: int
     temperature: float
-    end_id: int
+    end_ids: list[int]
 
 
 class Draws(BaseModel):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -59,10 +59,10 @@ def generate(
     contexts: Sequence[Sequence[int]],
     uniforms: Sequence[NDArray[np.float64]],
     *,
-    end_id: int,
+    end_ids: Collection[int],
     temperature: float,
 ) -> list[tuple[list[int], list[float]]]:
-    """Ids and logprobs of one action per context, up to `end_id` or its last uniform number."""
+    """Ids and logprobs of one action per context, up to one of `end_ids` or its last uniform number."""
     actions: list[tuple[list[int], list[float]]] = [([], []) for _ in contexts]
     running = list(range(len(contexts)))  # [B] indexes into the contexts
     cache = DynamicCache(config=model.config)
@@ -84,7 +84,7 @@ def generate(
         going = [
             row
             for row, index in enumerate(running)
-            if actions[index][0][-1] != end_id and len(actions[index][0]) < len(uniforms[index])
+            if actions[index][0][-1] not in end_ids and len(actions[index][0]) < len(uniforms[index])
         ]
         if len(going) < len(running):
             rows = torch.tensor(going, dtype=torch.long, device=model.device)
@@ -136,9 +136,10 @@ class TransformersEngine(Engine):
     def _act(self, requests: Sequence[Request]) -> list[Action]:
         contexts = [request.context for request in requests]
         uniforms = [draw_uniforms(request.seed, request.max_tokens) for request in requests]
-        end_id, temperature = self._actor.end_id, 0.0 if requests[0].greedy else self._actor.temperature
-        actions = generate(self._model, contexts, uniforms, end_id=end_id, temperature=temperature)
-        return [Action.of(ids, logprobs, end_id) for ids, logprobs in actions]
+        end_ids = self._actor.end_ids
+        temperature = 0.0 if requests[0].greedy else self._actor.temperature
+        actions = generate(self._model, contexts, uniforms, end_ids=end_ids, temperature=temperature)
+        return [Action.of(ids, logprobs, end_ids) for ids, logprobs in actions]
 
     def _load_adapter(self, folder: Path) -> None:
         """Puts the adapters of a policy's folder in the place of the last ones, in float32 as they were trained."""

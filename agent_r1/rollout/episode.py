@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -164,7 +164,7 @@ class PromptTooLong(ValueError):
         self.tokens, self.most = tokens, most
 
 
-def require_fit(action: Action, request: Request, end_id: int, who: str) -> None:
+def require_fit(action: Action, request: Request, end_ids: Collection[int], who: str) -> None:
     """Raises EngineError for an action that does not answer its request; an engine is trusted no further."""
     ids, logprobs, most = action.token_ids, action.logprobs, request.max_tokens
     if not 1 <= len(ids) == len(logprobs) <= most:
@@ -174,7 +174,7 @@ def require_fit(action: Action, request: Request, end_id: int, who: str) -> None
             f"an action's logprobs are not all finite: {who}; start again from the checkpoint with a lower "
             "train.update.learning_rate"
         )
-    if (action.stop_reason is StopReason.END) != (ids[-1] == end_id):
+    if (action.stop_reason is StopReason.END) != (ids[-1] in end_ids):
         raise EngineError(f"an action stopped by {action.stop_reason} ends with token {ids[-1]}")
 
 
@@ -313,7 +313,7 @@ class Episode:
     def _check(self, request: Request, action: Action) -> None:
         """Refuses an action that does not answer the request."""
         who = f"question {self._attempt.question_id!r}, sample {self._attempt.sample}, step {request.step}"
-        require_fit(action, request, self._chat.end_id, f"{who}, weights of version {self._play.policy_version}")
+        require_fit(action, request, self._chat.end_ids, f"{who}, weights of version {self._play.policy_version}")
         if self._context() != request.context:
             raise RuntimeError("a context changed while its action was sampled: only its episode may append to it")
 

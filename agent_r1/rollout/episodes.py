@@ -300,7 +300,7 @@ class ScriptedSampler:
                 text = parse_action(text).thought
             text = self._chat.escape_action(text)
             ids = self._chat.encode_action(text, request.context)[: request.max_tokens]
-            actions.append(Action.of(ids, [0.0] * len(ids), self._chat.end_id))
+            actions.append(Action.of(ids, [0.0] * len(ids), self._chat.end_ids))
         return actions
 
     async def act(self, request: Request) -> Action:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol, Self, runtime_checkable
@@ -34,16 +34,16 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Action:
-    """One action, exactly as sampled; ends with the end-of-message token where stop_reason is END."""
+    """One action, exactly as sampled; ends with one of the model's end tokens where stop_reason is END."""
 
     token_ids: list[int]  # [A]
     logprobs: NDArray[np.float32]  # [A] nats
     stop_reason: StopReason
 
     @classmethod
-    def of(cls, ids: Sequence[int], logprobs: Sequence[float], end_id: int) -> Self:
-        """The action of sampled ids [A] and logprobs [A]; only the last id may be `end_id`."""
-        stop_reason = StopReason.END if ids[-1] == end_id else StopReason.LENGTH
+    def of(cls, ids: Sequence[int], logprobs: Sequence[float], end_ids: Collection[int]) -> Self:
+        """The action of sampled ids [A] and logprobs [A]; only the last id may be one of `end_ids`."""
+        stop_reason = StopReason.END if ids[-1] in end_ids else StopReason.LENGTH
         return cls(token_ids=list(ids), logprobs=np.array(logprobs, np.float32), stop_reason=stop_reason)
 
 
@@ -76,7 +76,7 @@ class Actor:
     """The model that an engine runs, and how its actions are drawn."""
 
     model: str  # a Hugging Face folder or hub id
-    end_id: int  # the token that ends an action
+    end_ids: Sequence[int]  # the tokens that end an action
     max_tokens: int  # of a context with its action
     temperature: float  # 0 is greedy
     dtype: DtypeName  # auto is float32 on a CPU, bfloat16 on CUDA, and with servers their own

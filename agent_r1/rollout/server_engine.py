@@ -77,9 +77,9 @@ class VllmServer:
         if len(found.actions) != len(requests):
             raise self._nonsense("/sample", f"{len(found.actions)} actions for {len(requests)} requests")
         for request, sampled in zip(requests, found.actions, strict=True):
-            if problem := self._problem(sampled, request.max_tokens, actor.end_id):
+            if problem := self._problem(sampled, request.max_tokens, actor.end_ids):
                 raise self._nonsense("/sample", problem)
-        return [Action.of(sampled.ids, sampled.logprobs, actor.end_id) for sampled in found.actions]
+        return [Action.of(sampled.ids, sampled.logprobs, actor.end_ids) for sampled in found.actions]
 
     async def load_weights(self, path: str, label: str) -> None:
         """Loads the weights of a folder, labels them, and drops the caches of the old ones."""
@@ -89,15 +89,15 @@ class VllmServer:
         """Frees the GPU's memory until the next call."""
         await self._post(wire.Done, "/rest")
 
-    def _problem(self, sampled: wire.Sampled, most: int, end_id: int) -> str:
+    def _problem(self, sampled: wire.Sampled, most: int, end_ids: Sequence[int]) -> str:
         """A fault of an action, in words; "" for none."""
         ids, logprobs = sampled.ids, np.array(sampled.logprobs)
         if not 1 <= len(ids) == len(logprobs) <= most:
             return f"{len(ids)} tokens and {len(logprobs)} logprobs, of 1 to {most} of each"
         if max(ids) >= self._vocab_size:
             return f"token {max(ids)}, of a vocabulary of {self._vocab_size}"
-        if end_id in ids[:-1]:
-            return f"tokens after {end_id}, which ends an action"
+        if early := [index for index in ids[:-1] if index in end_ids]:
+            return f"tokens after {early[0]}, which ends an action"
         if not np.isfinite(logprobs).all():
             return "logprobs that are not all finite; start again with a lower train.update.learning_rate"
         if logprobs.max() > _SURE:
@@ -145,7 +145,7 @@ def _asked(request: Request, actor: Actor) -> wire.Draw:
         seed=request.seed,
         max_tokens=request.max_tokens,
         temperature=0.0 if request.greedy else actor.temperature,
-        end_id=actor.end_id,
+        end_ids=list(actor.end_ids),
     )
 
 
@@ -303,10 +303,10 @@ def _misfit(found: wire.Description, actor: Actor, expected: dict[str, Any]) -> 
             f"runs another model than {actor.model}: {', '.join(wrong)}; start it with "
             f"`agent-r1 serve_engine {actor.model}`"
         )
-    if found.vocab_size <= actor.end_id:
+    if found.vocab_size <= (last := max(actor.end_ids)):
         return (
-            f"runs a model of {found.vocab_size} tokens, and the tokenizer ends an action with token {actor.end_id}: "
-            "its vocabulary is larger than the model's; resize the model's embeddings"
+            f"runs a model of {found.vocab_size} tokens, and the tokenizer ends an action with token {last}: its "
+            "vocabulary is larger than the model's; resize the model's embeddings"
         )
     if found.max_tokens < actor.max_tokens:
         return (

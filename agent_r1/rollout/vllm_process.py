@@ -232,7 +232,7 @@ def _in_vllm(asked: wire.Draw) -> tuple[Any, Any]:
         seed=asked.seed,
         max_tokens=asked.max_tokens,
         temperature=asked.temperature,
-        stop_token_ids=[asked.end_id],
+        stop_token_ids=asked.end_ids,
         ignore_eos=True,
         logprobs=0,
         detokenize=False,

@@ -16,7 +16,8 @@ from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import asked_attempt
 from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import Params
-from agent_r1.records import Outcome, Question, Source
+from agent_r1.pretrained import end_tokens
+from agent_r1.records import Outcome, Question, Source, StopReason
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.collecting import collect_all
 from agent_r1.rollout.engines import open_engine
@@ -50,10 +51,11 @@ class Agent:
         decode = self._chat.decode
         for step, following in zip_longest(row.steps, row.steps[1:]):
             stop = following.action_start if following else len(row.token_ids)
+            text_stop = step.action_stop - (step.stop_reason is StopReason.END)
             read = [at for at in range(step.action_stop, stop) if row.source[at] == Source.OBSERVATION]
             yield StepView(
                 step=step,
-                action=decode(row.ids(slice(step.action_start, step.action_stop))).removesuffix(self._chat.end_mark),
+                action=decode(row.ids(slice(step.action_start, text_stop))),
                 observations=(decode(row.token_ids[read].tolist()),),
                 outcome=None if following else row.outcome,
                 answer="" if following else row.answer,
@@ -102,10 +104,10 @@ def open_policy(
     settings: Params, path: str, updates: int, *, beneath: Beneath | None, temperature: float
 ) -> Iterator[tuple[Sampler, Chat]]:
     """Opens the policy of a folder or hub id after `updates` updates. With a model `beneath` it runs its adapters."""
-    chat = Chat(load_tokenizer(path, settings.env.max_tokens))
+    chat = Chat(load_tokenizer(path, settings.env.max_tokens), end_tokens(path))
     actor = Actor(
         model=path,
-        end_id=chat.end_id,
+        end_ids=chat.end_ids,
         max_tokens=settings.env.max_tokens,
         temperature=temperature,
         dtype=settings.model.dtype,

@@ -61,11 +61,11 @@ class Ahead(NamedTuple):
     sampled: Future[tuple[list[Trajectory], Metrics]]
 
 
-def start_engine(settings: Params, config: TrainParams, model: str | Path, end_id: int) -> Engine:
-    """Starts an engine with the `model` that the learner began with; `end_id` ends an action."""
+def start_engine(settings: Params, config: TrainParams, model: str | Path, end_ids: Sequence[int]) -> Engine:
+    """Starts an engine with the `model` that the learner began with; `end_ids` end an action."""
     actor = Actor(
         model=str(model),  # later weights are loaded into it: adapters run beside the model they were trained on
-        end_id=end_id,
+        end_ids=end_ids,
         max_tokens=settings.env.max_tokens,
         temperature=1.0,  # the loss assumes actions of the policy's own distribution, uncut
         dtype=settings.model.dtype,
@@ -79,7 +79,7 @@ class TrainedEngine:
 
     def __init__(
         self,
-        start: Callable[[int], Engine],
+        start: Callable[[Sequence[int]], Engine],
         config: TrainParams,
         *,
         questions: Sequence[Question],
@@ -88,13 +88,13 @@ class TrainedEngine:
         folder: RunFolder,
         demonstrator: Demonstrator | None = None,
     ) -> None:
-        """Starts the engine, by `start` with the token that ends an action; the rest are arguments of `Training`."""
+        """Starts the engine, by `start` with the tokens that end an action; the rest are arguments of `Training`."""
         self.demonstrator = demonstrator
         self.env, self.config, self.shared, self.learner, self.folder = shared.limits, config, shared, learner, folder
         self.questions = [question for question in questions if question.split == "train"]
         self.own_rewards = own_rewards.load(config.credit.rewards)
-        self.chat = Chat(learner.tokenizer)
-        self.engine = start(self.chat.end_id)  # last: nothing after it fails and leaves it running
+        self.chat = Chat(learner.tokenizer, learner.end_ids)
+        self.engine = start(self.chat.end_ids)  # last: nothing after it fails and leaves it running
         self.engine.rest()
 
     @contextmanager

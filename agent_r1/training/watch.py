@@ -22,7 +22,6 @@ from agent_r1.rollout.sampling import Action
 from agent_r1.seeds import derive
 
 CROSSED = 16  # thoughts that are read under each other's inputs
-NO_TOKEN = -1  # no action ends with it: a thought stops before the end of its action
 RECENT = 5  # iterations, which tell how long the next ones take
 
 logger = logging.getLogger(__name__)
@@ -97,7 +96,7 @@ def _first_thought(trajectory: Trajectory, decode: Callable[[Sequence[int]], str
         return None
     ids = trajectory.ids(slice(trajectory.steps[0].action_start, trajectory.steps[0].action_stop))
     length = bisect_left(range(len(ids) + 1), True, key=lambda count: "</think>" in decode(ids[:count]))
-    return Action.of(ids[:length], [0.0] * length, NO_TOKEN) if length <= len(ids) else None
+    return Action.of(ids[:length], [0.0] * length, ()) if length <= len(ids) else None
 
 
 def require_own(trajectories: Sequence[Trajectory], iteration: int, *, seed: int, policy_versions: range) -> None:

@@ -94,7 +94,7 @@ class EngineAnswers(Kind):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._actor = Actor(model="", end_id=_END, max_tokens=512, temperature=1.0, dtype="auto")
+        self._actor = Actor(model="", end_ids=[_END], max_tokens=512, temperature=1.0, dtype="auto")
         self._request = Request(episode=0, step=0, context=[1, 2], seed=0, max_tokens=_MOST)
 
     def make(self, rng: Random) -> tuple[str, Answer]:

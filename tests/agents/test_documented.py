@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -88,8 +88,8 @@ def test_a_training_is_the_built_in_loops_bit_for_bit(
 ) -> None:
     """Rows, credit of `agent_r1` and weights of three iterations, with one action an episode."""
 
-    def start(settings: Any, config: Any, model: Any, end_id: int) -> Engine:
-        actor = Actor(model=str(model), end_id=end_id, max_tokens=128, temperature=1.0, dtype="auto")
+    def start(settings: Any, config: Any, model: Any, end_ids: Sequence[int]) -> Engine:
+        actor = Actor(model=str(model), end_ids=end_ids, max_tokens=128, temperature=1.0, dtype="auto")
         return OneByOne(TransformersParams(batch_size=1), actor)
 
     monkeypatch.setattr(loop, "start_engine", start)

@@ -37,7 +37,7 @@ class Policy:
     async def act(self, request: Request) -> Action:
         await asyncio.sleep(self._wait_s)
         ids = self._chat.encode_action(self._texts[len(self.log) % len(self._texts)])[: request.max_tokens]
-        action = Action.of(ids, [-0.5 - at for at in range(len(ids))], self._chat.end_id)
+        action = Action.of(ids, [-0.5 - at for at in range(len(ids))], self._chat.end_ids)
         self.log.append((request, action))
         return action
 

@@ -47,7 +47,7 @@ class Episode:
         place = self.session.place(asked)
         request, first = self.session.request(place, asked, 0)
         ids = self.chat.encode_action(said) if isinstance(said, str) else list(said)
-        action = Action.of(ids[: request.max_tokens], [-1.0] * len(ids[: request.max_tokens]), self.chat.end_id)
+        action = Action.of(ids[: request.max_tokens], [-1.0] * len(ids[: request.max_tokens]), self.chat.end_ids)
         self.requests.append(request)
         return self.session.take(place, asked, request, first, action)
 

@@ -69,7 +69,7 @@ def policy(learner: Learner) -> Policy:
 
 def first(settings: Params, policy: Policy, beneath: Beneath | None) -> list[Action]:
     """Greedy actions of one token."""
-    actor = Actor(model=policy.path, end_id=0, max_tokens=64, temperature=0.0, dtype=settings.model.dtype)
+    actor = Actor(model=policy.path, end_ids=[0], max_tokens=64, temperature=0.0, dtype=settings.model.dtype)
     with open_engine(settings.engine, actor.beside(beneath)) as engine:
         return engine.sample([replace(request, max_tokens=1) for request in ASKED])
 

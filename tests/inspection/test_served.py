@@ -101,7 +101,7 @@ class Policy:
         text = f"<answer>{derive(*request.context)}</answer>" if request.step else CALL
         ids = self._chat.encode_action(text, request.context)[: request.max_tokens]
         self.sampled.add((tuple(request.context), tuple(ids)))
-        return Action.of(ids, [-0.5] * len(ids), self._chat.end_id)
+        return Action.of(ids, [-0.5] * len(ids), self._chat.end_ids)
 
 
 @contextmanager
@@ -388,7 +388,7 @@ def test_a_fault_in_the_middle_of_a_stream_is_told(
     chat: Chat, policy: Policy, free_port: Callable[[], int], openai: ModuleType
 ) -> None:
     ids = chat.encode_action(CALL)
-    policy._answer = lambda _: Action.of(ids, [-0.5] * len(ids), chat.end_id)  # type: ignore[method-assign]
+    policy._answer = lambda _: Action.of(ids, [-0.5] * len(ids), chat.end_ids)  # type: ignore[method-assign]
     with Shared(LIMITS, Film(1)) as shared, serving(Agent(policy, chat, shared), free_port()) as url:  # type: ignore[arg-type]
         stream = ask(url, stream=True)
         assert next(stream).model_extra["agent_r1"]["observations"]

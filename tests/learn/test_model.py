@@ -11,6 +11,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     Ernie4_5_MoeConfig,
+    Gemma2Config,
     Gemma3TextConfig,
     OPTConfig,
     OPTForCausalLM,
@@ -26,7 +27,7 @@ from agent_r1.learn.model import (
     recompute_activations,
 )
 from agent_r1.learn.scoring import token_logprobs
-from agent_r1.pretrained import compute_dtype, load_model, waiting
+from agent_r1.pretrained import compute_dtype, end_tokens, load_model, waiting
 
 CPU = torch.device("cpu")
 SHAPE = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 12}
@@ -96,6 +97,51 @@ def test_a_folder_that_lacks_some_weights_is_refused(tmp_path: Path, tiny_model:
     model.save_pretrained(tmp_path, state_dict=state)
     with pytest.raises(ValueError, match=r"lacks the weights of 1 tensors of its Qwen2.*layers\.1\.mlp\.down_proj"):
         load_policy(tmp_path, device=CPU)
+
+
+def test_a_quantised_model_is_refused_before_its_weights_are_read(tmp_path: Path, tiny_model: Path) -> None:
+    config = json.loads((tiny_model / "config.json").read_text())
+    for method in ("gptq", "awq", "bitsandbytes", "compressed-tensors"):
+        quantised = config | {"quantization_config": {"quant_method": method, "bits": 4}}
+        (tmp_path / "config.json").write_text(json.dumps(quantised))
+        with pytest.raises(ValueError, match=rf"is quantised \({method}\); take the release in bfloat16"):
+            load_policy(tmp_path)
+
+
+def test_soft_caps_of_attention_are_kept_or_refused(tmp_path: Path) -> None:
+    """The fused kernel drops them: with a cap of .01 the learner would be far from the model."""
+    config = Gemma2Config(vocab_size=31, intermediate_size=40, attn_logit_softcapping=0.01, **SHAPE)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight)  # attention is far from even then
+    model.save_pretrained(tmp_path)
+    ids = torch.arange(12).reshape(1, 12)
+    expected = model(ids).logits
+    assert torch.equal(load_policy(tmp_path, device=CPU)(ids).logits, expected)
+    model.set_attn_implementation("sdpa")
+    assert not torch.allclose(model(ids).logits, expected, atol=0.01)
+    with pytest.raises(ValueError, match=r"has soft caps of 0\.01.*set model\.packing: false"):
+        load_policy(tmp_path, device=CPU, packed=True)
+
+
+def test_end_tokens_are_those_of_generation_config_else_of_config(tmp_path: Path, tiny_model: Path) -> None:
+    shutil.copy(tiny_model / "config.json", tmp_path)
+    own = json.loads((tmp_path / "config.json").read_text())["eos_token_id"]
+    assert end_tokens(tmp_path) == [own]
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, own]}))
+    assert end_tokens(tmp_path) == [1, own]
+    (tmp_path / "config.json").unlink()
+    assert end_tokens(tmp_path) == []
+
+
+def test_a_tokenizer_is_read_as_it_was_saved(tmp_path: Path, tiny_model: Path) -> None:
+    """Whatever class its configuration names: that of Llama would lose all blanks of this one."""
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    (folder / "config.json").unlink()
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"tokenizer_class": "LlamaTokenizer"}))
+    text = "Who is\n it?"
+    assert load_tokenizer(folder).encode(text) == load_tokenizer(tiny_model).encode(text)
 
 
 def test_a_folder_without_tokenizer_is_refused(tmp_path: Path, tiny_model: Path) -> None:

@@ -105,7 +105,7 @@ def opener(chat: Chat) -> Callable[..., Open]:
         engine = load(PARAMS).engine.model_dump() | {"kind": kind}
         engine[kind] |= changes
         settings = EngineParams.model_validate(engine)
-        actor = Actor(model="", end_id=chat.end_id, max_tokens=512, temperature=1.0, dtype="auto")
+        actor = Actor(model="", end_ids=chat.end_ids, max_tokens=512, temperature=1.0, dtype="auto")
         return lambda model, **changes: open_engine(settings, replace(actor, model=str(model), **changes))
 
     return build

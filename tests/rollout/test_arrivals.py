@@ -47,7 +47,7 @@ def test_a_sampler_that_knows_rounds_alone_is_refused_before_anything_is_sampled
 
 def drawn(request: Request, shift: float = 0.0) -> Action:
     """An action that depends on its request alone, or on a shift too."""
-    return Action.of([request.seed % 7 + 1, 2], [-1.0 - shift, -2.0], end_id=0)
+    return Action.of([request.seed % 7 + 1, 2], [-1.0 - shift, -2.0], end_ids=[0])
 
 
 class Alone:
@@ -74,10 +74,10 @@ class Crowded(Alone):
 
 
 def test_how_far_two_actions_are_apart() -> None:
-    one = Action.of([1, 2, 3, 0], [-1.0, -2.0, -3.0, -4.0], end_id=0)
+    one = Action.of([1, 2, 3, 0], [-1.0, -2.0, -3.0, -4.0], end_ids=[0])
     assert apart(one, one) == (0.0, 0)
-    assert apart(one, Action.of([1, 2, 0], [-1.0, -2.5, -9.0], end_id=0)) == (0.5, 2)
-    assert apart(one, Action.of([4, 2, 3, 0], [-9.0] * 4, end_id=0)) == (0.0, 4)
+    assert apart(one, Action.of([1, 2, 0], [-1.0, -2.5, -9.0], end_ids=[0])) == (0.5, 2)
+    assert apart(one, Action.of([4, 2, 3, 0], [-9.0] * 4, end_ids=[0])) == (0.0, 4)
 
 
 @pytest.mark.parametrize("order", ["arrival", "exact_arrival"])

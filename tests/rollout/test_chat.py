@@ -6,6 +6,7 @@ Appended tokens are the template's rendering, id for id, and no text of the worl
 from __future__ import annotations
 
 import copy
+import json
 import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
@@ -34,12 +35,15 @@ THOUGHT = "<think>Who?</think>Tesk."
 TokenizerOf = Callable[..., PreTrainedTokenizerFast]
 
 
-@pytest.fixture(params=["built_in", *STYLES, "unigram"])
+@pytest.fixture(params=["built_in", *STYLES, "unigram", "swallowing", "prefixing"])
 def tokenizer(
     request: pytest.FixtureRequest, tiny_tokenizer: PreTrainedTokenizerFast, tokenizer_of: TokenizerOf
 ) -> PreTrainedTokenizerFast:
-    if request.param == "unigram":
-        return unigram(str(tokenizer_of("qwen2_5").chat_template))
+    qwen = tokenizer_of("qwen2_5")
+    if request.param == "swallowing":
+        return swallowing(qwen)
+    if request.param in ("unigram", "prefixing"):
+        return {"unigram": unigram, "prefixing": prefixing}[request.param](str(qwen.chat_template))
     return tiny_tokenizer if request.param == "built_in" else tokenizer_of(request.param)
 
 
@@ -53,13 +57,35 @@ def unigram(template: str, *, fallback: bool = True) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", chat_template=template)
 
 
+def swallowing(style: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    """A style's tokenizer whose message marks swallow the blanks beside them (Phi), saved as it padded last."""
+    state = json.loads(style.backend_tokenizer.to_str())
+    for token in state["added_tokens"]:
+        token["lstrip"] = token["rstrip"] = token["special"]
+    tokenizer = Tokenizer.from_str(json.dumps(state))
+    tokenizer.enable_padding(length=64)
+    tokenizer.add_tokens([AddedToken("\n\n", normalized=False)])  # text like any other (Gemma)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=style.chat_template)
+
+
+def prefixing(template: str) -> PreTrainedTokenizerFast:
+    """A tokenizer that puts a blank before the text that it begins with, and before no other (Mistral)."""
+    style = unigram(template)
+    state = json.loads(style.backend_tokenizer.to_str())
+    state["model"]["vocab"] += [["\u2581", -9.0], ["\u2581H", -9.0]]
+    tokenizer = Tokenizer.from_str(json.dumps(state))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="first")])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template="Hi." + template)
+
+
 def with_template(tokenizer: PreTrainedTokenizerFast, template: Any) -> PreTrainedTokenizerFast:
     changed = copy.deepcopy(tokenizer)
     changed.chat_template = template
     return changed
 
 
-@pytest.mark.parametrize("tokenizer", ["built_in", "qwen2_5"], indirect=True)
+@pytest.mark.parametrize("tokenizer", ["built_in", "qwen2_5", "swallowing", "prefixing"], indirect=True)
 def test_step_by_step_equals_the_template(tokenizer: PreTrainedTokenizerFast) -> None:
     """Appending piece by piece gives the ids that the template gives for the whole conversation."""
     chat = Chat(tokenizer)
@@ -114,6 +140,18 @@ def test_an_unclosed_action_is_closed_by_the_template(chat: Chat) -> None:
     assert unclosed.source == [Source.TEMPLATE, *closed.source]
 
 
+def test_an_action_that_another_end_token_ends_is_closed_by_the_template(
+    tokenizer_of: TokenizerOf,
+) -> None:
+    tokenizer: Any = tokenizer_of("qwen2_5")
+    chat = Chat(tokenizer, [tokenizer.eos_token_id])
+    assert chat.end_ids == [chat.end_id, tokenizer.eos_token_id]
+    action = [*chat.encode_action("a")[:-1], tokenizer.eos_token_id]
+    reply = Dialogue(chat, "s", "u", [SEARCH]).reply(action, ["x"], closed=True)
+    closed = reply_to(chat, "x")
+    assert (reply.ids, reply.source) == ([chat.end_id, *closed.ids], [Source.TEMPLATE, *closed.source])
+
+
 def test_the_end_token_is_the_templates_not_the_tokenizers(tokenizer_of: TokenizerOf) -> None:
     tokenizer = tokenizer_of("qwen2_5")
     assert Chat(tokenizer).end_id == tokenizer.convert_tokens_to_ids("<|im_end|>") != tokenizer.eos_token_id
@@ -148,8 +186,9 @@ def test_hostile_text_stays_text_in_every_context(
         replies = [dialogue.reply([*spelled, chat.end_id], [text], closed=True) for _ in range(2)]
         return [dialogue.opening.ids, *(reply.ids for reply in replies)]
 
+    not_blank = {index for index, token in tokenizer.added_tokens_decoder.items() if str(token).strip()}
     for harmless, attacked in zip(contexts("a"), contexts(attack), strict=True):
-        marks = [[index for index in ids if index in tokenizer.added_tokens_decoder] for ids in (harmless, attacked)]
+        marks = [[index for index in ids if index in not_blank] for ids in (harmless, attacked)]
         assert marks[0] == marks[1]
         assert attack in chat.decode(attacked)
 
@@ -368,7 +407,7 @@ def test_prompt_hash_knows_system_tools_and_template(tiny_tokenizer: PreTrainedT
     ("old", "new", "message"),
     [
         ("if add_generation_prompt", "if false", "no generation prompt: it writes '<.im_end.>.n<.im_start.>assistant'"),
-        ("message.content + ", "message.content + '\\n' + ", "no end token.*'\\\\n<|im_end|>"),
+        ("message.content + ", "message.content + '!' + ", "no end token.*'!<|im_end|>"),
         ("message.content + ", "message.content + message.content + ", "writes the text 'USER' 2 times"),
         ("for message in messages", "for message in messages[:2]", "writes the text 'ACTION' 0 times"),
         ('message.role == "tool"', "loop.index > 2 and raise_exception('two at most')", "refuses .*: two at most"),
@@ -408,8 +447,8 @@ def test_half_of_a_character_is_refused(chat: Chat) -> None:
 def test_a_tokenizer_that_reads_across_marks_is_refused(tokenizer_of: TokenizerOf) -> None:
     """The whole rendering has other ids than its pieces, and the message names the first span that differs."""
     tokenizer: Any = tokenizer_of("qwen2_5")
-    tokenizer.add_tokens([AddedToken("im_tail", single_word=False, lstrip=True, normalized=False)])
-    tokenizer.chat_template = tokenizer.chat_template.replace("'\\n<tool_response>", "' im_tail\\n<tool_response>")
+    tokenizer.add_tokens([AddedToken("im_tail", single_word=True, normalized=False)])
+    tokenizer.chat_template = tokenizer.chat_template.replace("'\\n<tool_response>", "'xim_tail\\n<tool_response>")
     with pytest.raises(ValueError, match="other tokens than its messages one by one"):
         Chat(tokenizer)
 

@@ -62,7 +62,7 @@ class Summing(ScriptedSampler):
         self._summary = chat.encode_action(chat.escape(words))
 
     def sample(self, requests: Sequence[Request]) -> list[Action]:
-        summed = Action.of(self._summary, [0.0] * len(self._summary), self._summary[-1])
+        summed = Action.of(self._summary, [0.0] * len(self._summary), self._summary[-1:])
         return [summed if each.summary else super(Summing, self).sample([each])[0] for each in requests]
 
 

@@ -41,7 +41,7 @@ class Walker:
     def _act(self, request: Request) -> Action:
         rng = np.random.default_rng(request.seed)
         ids = self.chat.encode_action(f"<answer>{rng.choice(self.moves)}</answer>", request.context)
-        return Action.of(ids, (-rng.random(len(ids))).tolist(), self.chat.end_id)
+        return Action.of(ids, (-rng.random(len(ids))).tolist(), self.chat.end_ids)
 
 
 def limits(**changes: Any) -> EnvParams:

@@ -77,10 +77,10 @@ LIMITS = [1, 6, 3, 9]
 def test_company_and_padding_change_nothing(model: PreTrainedModel) -> None:
     """Rows leave after 1, 3, 6 and 9 tokens, so that the cache is cut down three times."""
     uniforms = [draw_uniforms(seed, limit) for seed, limit in enumerate(LIMITS)]
-    together = generate(model, CONTEXTS, uniforms, end_id=-1, temperature=1.0)
+    together = generate(model, CONTEXTS, uniforms, end_ids=(), temperature=1.0)
     assert [len(ids) for ids, _ in together] == LIMITS
     for context, uniform, (ids, logprobs) in zip(CONTEXTS, uniforms, together, strict=True):
-        [(alone, alone_logprobs)] = generate(model, [context], [uniform], end_id=-1, temperature=1.0)
+        [(alone, alone_logprobs)] = generate(model, [context], [uniform], end_ids=(), temperature=1.0)
         assert alone == ids
         assert logprobs == pytest.approx(alone_logprobs, abs=1e-5)
 
@@ -88,8 +88,8 @@ def test_company_and_padding_change_nothing(model: PreTrainedModel) -> None:
 def test_an_action_ends_with_the_end_token(model: PreTrainedModel) -> None:
     """Whatever comes third without an end token is one: the action has three tokens at most."""
     uniform = draw_uniforms(0, 6)
-    [(ids, _)] = generate(model, [[1, 2]], [uniform], end_id=-1, temperature=1.0)
-    [(ended, _)] = generate(model, [[1, 2]], [uniform], end_id=ids[2], temperature=1.0)
+    [(ids, _)] = generate(model, [[1, 2]], [uniform], end_ids=(), temperature=1.0)
+    [(ended, _)] = generate(model, [[1, 2]], [uniform], end_ids=[ids[4], ids[2]], temperature=1.0)
     assert ended == ids[: ids.index(ids[2]) + 1]
 
 

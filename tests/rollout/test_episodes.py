@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
@@ -252,6 +252,26 @@ def test_a_cut_action_is_closed_by_the_template(chat: Chat) -> None:
     assert trajectory.source[step.action_stop] == Source.TEMPLATE
     assert trajectory.token_ids[step.action_stop + 1] != chat.end_id
     assert env.seen[0] == chat.decode(chat.encode_action("Mara Quill of Tesk")[:4])
+
+
+class EndedOtherwise(ScriptedSampler):
+    """Ends every action with a token of the model's that is not the template's."""
+
+    def sample(self, requests: Sequence[Request]) -> list[Action]:
+        other = self._chat.end_ids[1]
+        return [replace(each, token_ids=[*each.token_ids[:-1], other]) for each in super().sample(requests)]
+
+
+def test_another_end_token_is_sampled_and_the_templates_follows(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    """The environment reads neither; the action's last token is the sampled end, with its logprob and its reward."""
+    other = tiny_tokenizer.pad_token_id
+    chat, env = Chat(tiny_tokenizer, [other]), Echo("o", steps=1)
+    [trajectory] = run(EndedOtherwise([["go", "stop"]], chat), chat, [env])
+    step = trajectory.steps[0]
+    assert (step.stop_reason, env.seen[0]) == (StopReason.END, "go")
+    around = slice(step.action_stop - 1, step.action_stop + 1)
+    assert trajectory.token_ids[around].tolist() == [other, chat.end_id]
+    assert trajectory.source[around].tolist() == [Source.ACTION, Source.TEMPLATE]
 
 
 @pytest.mark.parametrize("spare", [0, 1])

@@ -43,7 +43,7 @@ DESCRIPTION = {
     "max_tokens": 512,
     "dtype": "float32",
 }
-ACTOR = Actor(model="", end_id=9, max_tokens=512, temperature=1.0, dtype="auto")
+ACTOR = Actor(model="", end_ids=[9], max_tokens=512, temperature=1.0, dtype="auto")
 REQUESTS = [Request(episode=i, step=0, context=[100 + i, 7], seed=i, max_tokens=2) for i in range(20)]
 
 
@@ -89,7 +89,7 @@ def opened(opener: Callable[..., Open]) -> Open:
     """Opens an engine of a model on servers whose actions end with token 9."""
 
     def build(model: Path, urls: Sequence[str], **others: Any) -> Engine:
-        return opener("server", urls=list(urls), retries=0)(model, **{"end_id": 9} | others)
+        return opener("server", urls=list(urls), retries=0)(model, **{"end_ids": [9]} | others)
 
     return build
 
@@ -281,7 +281,7 @@ def test_a_server_of_another_model_is_refused(opened: Open, tiny_model: Path, tm
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"end_id": 100_000}, "ends an action with token 100000: its vocabulary is larger than the model"),
+        ({"end_ids": [100_000]}, "ends an action with token 100000: its vocabulary is larger than the model"),
         ({"dtype": "bfloat16"}, r"runs float32, and model\.dtype is bfloat16"),
     ],
 )

@@ -365,7 +365,7 @@ from agent_r1.params import load
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.sampling import Actor
 settings = load(Path("params.yaml")).engine
-actor = Actor(model=sys.argv[1], end_id=0, max_tokens=64, temperature=1.0, dtype="auto")
+actor = Actor(model=sys.argv[1], end_ids=[0], max_tokens=64, temperature=1.0, dtype="auto")
 with open_engine(settings, actor) as engine:
     print(*engine.pids, flush=True)
     sys.stdin.read()

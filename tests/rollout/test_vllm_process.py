@@ -15,7 +15,7 @@ from agent_r1.rollout import vllm_process
 from agent_r1.rollout.engine_wire import Draw, Sampled, Weights
 from agent_r1.rollout.vllm_process import BusyError, Worker, create_app
 
-ASKED = [Draw(context=[index], seed=index, max_tokens=2, temperature=1.0, end_id=0) for index in range(4)]
+ASKED = [Draw(context=[index], seed=index, max_tokens=2, temperature=1.0, end_ids=[0]) for index in range(4)]
 WEIGHTS = Weights(path="folder", label="new")
 PATIENCE_S = 20.0
 
