@@ -19,6 +19,10 @@ class WorldTimeout(WorldFault, TimeoutError):
     """The other side did not answer in time."""
 
 
+class Warned(ValueError):
+    """The fault that a check of a machine or a model found stops nothing yet."""
+
+
 class ContextFull(Exception):
     """A model has no room for another action: the episode that asks for one has met its limit."""
 

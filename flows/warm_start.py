@@ -22,6 +22,7 @@ from agent_r1.records import Passage, Question
 from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
 from agent_r1.tools.toolbox import require_own
+from agent_r1.training.fitness import require_fit
 from agent_r1.training.identity import Identity
 from agent_r1.training.supervised import Unfinished
 from agent_r1.training.warm_start import train_on_demonstrations, train_with_leader
@@ -122,6 +123,7 @@ def _facts(settings: params.Params, unfinished: Unfinished) -> Callable[[], dict
 
 def _check_memory(settings: params.Params, path: str) -> None:
     """Refuses a model that reads too little, or is too large for the runs or fine-tuning, before it is loaded."""
+    require_fit(path, settings)
     config = load_pretrained(AutoConfig, path)
     memory.check(config, settings, [RunId(run) for run in settings.repro_runs])
     if settings.warm_start.fine_tune:

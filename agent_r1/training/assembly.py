@@ -22,6 +22,7 @@ from agent_r1.records import Question
 from agent_r1.rollout.chat import Chat
 from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
+from agent_r1.training.fitness import require_fit
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.identity import Identity
 from agent_r1.training.loop import Training
@@ -52,6 +53,7 @@ class Assembly:
         Raises as `memory.check`, `open_index` and `RunFolder.opened`.
         """
         # before the folder is taken up: a run that cannot start replaces nothing
+        require_fit(self.model, self.settings)
         memory.check(load_pretrained(AutoConfig, self.model), self.settings, [self.run])
         adapter.warn_of_rounding(self.settings)
         index = open_index(self.settings.search, self._places.passages, self._places.index)

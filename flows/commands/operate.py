@@ -81,13 +81,20 @@ def export(
 
 @app.command(rich_help_panel=PANEL)
 def doctor(
-    checks: Annotated[list[str] | None, Argument(metavar="CHECK", help="versions, room, ...; all without one.")] = None,
+    checks: Annotated[
+        list[str] | None, Argument(metavar="CHECK", help="versions, room, ...; all without one. Or: model PATH.")
+    ] = None,
     engine: Annotated[bool, Option("--engine", help="The engine's check alone, with all that it says.")] = False,
 ) -> None:
-    """Checks whether this machine is fit, with remedies."""
+    """Checks whether this machine is fit, or with `model PATH` a model, with remedies."""
     from flows.operation.doctor import doctor as examined
+    from flows.operation.doctor import doctor_of_model
 
-    examined(checks or [], engine=engine)
+    match checks:
+        case ["model", *path] if len(path) < 2:
+            doctor_of_model(*path)
+        case _:
+            examined(checks or [], engine=engine)
 
 
 @app.command(rich_help_panel=PANEL)

@@ -13,6 +13,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, chdir, suppress
+from functools import partial
 from importlib.metadata import distributions, version
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
@@ -26,6 +27,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from agent_r1 import params
+from agent_r1.faults import Warned
 from agent_r1.files import is_own, load_pretrained
 from agent_r1.harmless import harmless_lines, without_password
 from agent_r1.http.client import BadAnswerError, Client
@@ -52,10 +54,6 @@ BUSY = "ask again once nothing else runs here"
 OK, WARNING, FAILED = "ok", "warning", "failed"
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 COLOURS = {OK: "green", WARNING: "yellow", FAILED: "red"}
-
-
-class Warned(ValueError):
-    """The fault that a check found stops nothing yet."""
 
 
 class Finding(NamedTuple):
@@ -220,11 +218,11 @@ def try_engine(settings: EngineParams) -> None:
     from agent_r1.rollout.sampling import Actor, EngineError, Request
 
     tokenizer = train_tokenizer(["Who is the mayor of the city where Nils Lowe was born?"], vocab_size=512)
-    end_id = int(tokenizer.eos_token_id)
+    end_ids = [int(tokenizer.eos_token_id)]
     with TemporaryDirectory() as folder:
         new_model(tokenizer, hidden_size=64, layers=2, heads=2, max_tokens=128, seed=0).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        actor = Actor(model=folder, end_id=end_id, max_tokens=128, temperature=1.0, dtype="auto")
+        actor = Actor(model=folder, end_ids=end_ids, max_tokens=128, temperature=1.0, dtype="auto")
         with open_engine(settings, actor) as tiny:
             context = tokenizer.encode("Who is the mayor?")
             [action] = tiny.sample([Request(episode=0, step=0, context=context, seed=0, max_tokens=8)])
@@ -361,6 +359,26 @@ def table(findings: Mapping[str, Finding]) -> Table:
     return shown
 
 
+def conclude(findings: Mapping[str, Finding]) -> None:
+    """Prints the table; exits with 1 if a check has failed."""
+    show(table(findings))
+    if any(found.status == FAILED for found in findings.values()):
+        sys.exit(1)
+
+
+def doctor_of_model(path: str = "") -> None:
+    """Prints a table of a model's checks with a verdict, by default of `model.path`; exits with 1 if it is unfit."""
+    from agent_r1.training import fitness
+
+    settings = params.load()
+    model = fitness.Candidate(path or settings.model.path or str(settings.places.warm_start), settings)
+    findings = {check.__name__: found_by(partial(check, model)) for check in fitness.CHECKS}
+    unfit = any(found.status == FAILED for found in findings.values())
+    verdict = f"{model.path} does not fit; mend what has failed" if unfit else f"{model.path} fits params.yaml"
+    findings["verdict"] = Finding(FAILED if unfit else OK, verdict)
+    conclude(findings)
+
+
 def doctor(checks: Sequence[str] = (), *, engine: bool = False) -> None:
     """Prints a table of all checks, or of some by name; exits with 1 if one has failed."""
     if engine:
@@ -374,6 +392,4 @@ def doctor(checks: Sequence[str] = (), *, engine: bool = False) -> None:
         for name in asked:
             count(name, len(findings))
             findings[name] = found_by(CHECKS[name])
-    show(table(findings))
-    if any(found.status == FAILED for found in findings.values()):
-        sys.exit(1)
+    conclude(findings)

@@ -13,9 +13,10 @@ import psutil
 import pytest
 import yaml
 
+from agent_r1.faults import Warned
 from flows.dvc_files import DVC, RUNNING
 from flows.graph import out_of_date
-from flows.operation.doctor import Warned, dvc
+from flows.operation.doctor import dvc
 
 ENDS = {
     "SIGINT": f"os.kill(os.getpid(), {signal.SIGINT})",

@@ -27,6 +27,7 @@ from flows.operation.doctor import (
     Warned,
     compare_room,
     compare_versions,
+    doctor_of_model,
     found_by,
     table,
 )
@@ -51,6 +52,22 @@ def project(tmp_path: Path, write_params: WriteParams, monkeypatch: pytest.Monke
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     return folder
+
+
+def test_a_model_has_one_table_and_one_verdict(
+    project: Path, tiny_model: Path, write_params: WriteParams, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The model reads 512 tokens, and states no licence."""
+    write_params(project, {"env": {"max_tokens": 512}})
+    doctor_of_model(str(tiny_model))
+    rows = capsys.readouterr().out.splitlines()
+    assert rows[-1].split()[:2] == ["ok", "verdict"]
+    assert [row.split()[1] for row in rows if row.split()[0] == "warning"] == ["licence"]
+    write_params(project, {"env": {"max_tokens": 513}})
+    with pytest.raises(SystemExit):
+        doctor_of_model(str(tiny_model))
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.split()[1] for row in rows if row.split()[0] == "failed"] == ["window", "verdict"]
 
 
 def found(check: str) -> Finding:

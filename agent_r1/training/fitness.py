@@ -1,0 +1,102 @@
+"""Whether a model can be trained and asked as params.yaml says: the same checks for its user and for every start."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+
+from huggingface_hub import ModelCard
+from yaml import YAMLError
+
+from agent_r1.faults import Warned
+from agent_r1.learn.memory import count_parameters
+from agent_r1.learn.model import load_tokenizer
+from agent_r1.params import Params
+from agent_r1.pretrained import (
+    dropped_by_sdpa,
+    end_tokens,
+    read_config,
+    require_full_precision,
+    require_packable,
+    require_window,
+)
+from agent_r1.rollout.chat import Chat
+
+
+class Candidate:
+    """A model and the settings that it is to run under. Its parts are read when a check needs them, and no weights."""
+
+    def __init__(self, path: str | Path, settings: Params) -> None:
+        """Raises ValueError or OSError if there is no model."""
+        self.path = path
+        self.settings = settings
+        self.config = read_config(path)
+
+    @cached_property
+    def chat(self) -> Chat:
+        return Chat(load_tokenizer(self.path), end_tokens(self.path))
+
+
+def window(model: Candidate) -> str:
+    """Compares the tokens that the model reads at once with `env.max_tokens`."""
+    wanted = model.settings.env.max_tokens
+    require_window(model.config, wanted)
+    most = getattr(model.config.get_text_config(), "max_position_embeddings", "any number of")
+    return f"reads {most} tokens at once, env.max_tokens is {wanted}"
+
+
+def weights(model: Candidate) -> str:
+    """Counts the weights, which must not be quantised, and those of `model.lora`."""
+    require_full_precision(model.config)
+    count = count_parameters(model.config, model.settings.model.adapter)
+    return f"{count.policy:,} weights, stored in {model.config.dtype}; {count.adapters or count.policy:,} train"
+
+
+def attention(model: Candidate) -> str:
+    """Names what the learner's fast attention would leave out: the model's own then runs instead."""
+    if model.settings.model.packing:
+        require_packable(model.config)
+    if dropped := dropped_by_sdpa(model.config):
+        raise Warned(f"it has {dropped}; the model's own is used, whose memory grows with the square of a context")
+    return "PyTorch's fused one"
+
+
+def tokens(model: Candidate) -> str:
+    """Reads the tokenizer, and the tokens that end an action."""
+    return "end tokens: " + ", ".join(f"{model.chat.decode([index])} ({index})" for index in model.chat.end_ids)
+
+
+def template(model: Candidate) -> str:
+    """Says what the chat template renders by itself."""
+    dialect = model.chat.template.dialect
+    form = "in a form of its own" if model.chat.calls else "in Hermes' form"
+    ways = [
+        f"calls {form}" if dialect.tools else "tools told in words",
+        "system messages" if dialect.system else "system text in the user's",
+        "tool messages" if dialect.observations else "observations as the user's",
+    ]
+    if model.chat.rewrites:
+        ways.append(f"history rewritten ({model.chat.rewrites}); each step that is begins a new context")
+        raise Warned(", ".join(ways))
+    return ", ".join(ways)
+
+
+def licence(model: Candidate) -> str:
+    """Reads the licence that the model's card states."""
+    folder = Path(model.path)
+    with suppress(OSError, ValueError, YAMLError):
+        if stated := ModelCard.load(folder / "README.md" if folder.is_dir() else model.path).data.get("license"):
+            return str(stated)
+    raise Warned("its card states none; look at the model's page before you pass on what you train")
+
+
+CHECKS = (window, weights, attention, tokens, template, licence)
+
+
+def require_fit(path: str | Path, settings: Params) -> None:
+    """Raises ValueError for a model that a check refuses, before its weights are loaded."""
+    candidate = Candidate(path, settings)
+    for check in CHECKS[:-1]:  # a licence is for people
+        with suppress(Warned):
+            check(candidate)
