@@ -76,7 +76,7 @@ def _give_up(run: RunId, folder: Path, refusal: AnotherRunError) -> None:
     if is_copy():
         logger.info("%s; this experiment trains it anew", refusal)
         return
-    logger.warning("%s; `agent-r1 restore %s` brings it back", refusal.loss, run.argument)
+    logger.warning("%s; %s", refusal.loss, f"`agent-r1 restore {run.argument}` brings it back")
     if refusal.core_hours > 1 and sys.stdin.isatty():
         logger.warning("%s is moved aside if you type y, and stays if you type anything else", folder)  # a whole line
         if sys.stdin.readline().strip() != "y":

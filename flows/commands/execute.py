@@ -171,7 +171,7 @@ def new(
     kind: Literal["tool", "reward", "world", "data", "examples"],
     name: Annotated[str, Argument(help="Of its module or folder and its test; or of a data set.")],
 ) -> None:
-    """Begins a tool, reward, world or data set of your own, or a data set's examples for `env.examples`."""
+    """Begins a tool, reward, world, data or examples of your own."""
     from flows.new import begin, write_examples
 
     show(write_examples(name) if kind == "examples" else begin(kind, name))

@@ -57,7 +57,7 @@ def test_help_has_a_line_for_every_command_in_the_order_of_the_story() -> None:
 
 
 def test_the_shell_completes_commands_options_runs_and_overlays() -> None:
-    assert completed("agent-r1 re") == ["register", "report", "results", "recipe", "replay"]
+    assert completed("agent-r1 re") == ["register", "report", "results", "recipe", "replay", "restore"]
     assert completed("agent-r1 train --fr") == ["--fresh"]
     assert completed("agent-r1 train --run ppo_no_") == [
         name for name in params.load(ROOT / "params.yaml").runs if name.startswith("ppo_no_")

@@ -419,7 +419,7 @@ def test_a_finished_run_is_refused_after_an_edit_of_the_stages_code_and_no_other
     monkeypatch.setattr(ranks, "CODE", finished / "code")
     with (finished / "code" / edited).open("a") as file:
         file.write("# edited\n")
-    refused = pytest.raises(ValueError, match=f"trained by other code: {edited}; .*`agent-r1 keep ppo`.* --fresh")
+    refused = pytest.raises(ValueError, match=f"trained by other code: {edited}; .* --fresh .*`agent-r1 keep ppo`")
     with refused if counts else nullcontext():
         train(RunId("ppo"))
     assert contents(finished / PPO) == before
