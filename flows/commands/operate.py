@@ -86,7 +86,7 @@ def doctor(
     ] = None,
     engine: Annotated[bool, Option("--engine", help="The engine's check alone, with all that it says.")] = False,
 ) -> None:
-    """Checks whether this machine is fit, or with `model PATH` a model."""
+    """Checks whether this machine, or `model PATH`, is fit."""
     from flows.operation.doctor import doctor as examined
     from flows.operation.doctor import doctor_of_model
 
