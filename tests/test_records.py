@@ -173,6 +173,7 @@ def test_stored_numbers_and_names_do_not_move() -> None:
         "ACTION": 1,
         "OBSERVATION": 2,
         "TEMPLATE": 3,
+        "DEMONSTRATION": 4,
     }
     assert " ".join(CallStatus) == "ok malformed unknown_tool bad_arguments failed timeout none"
     assert " ".join(Outcome) == "answered ended turn_limit token_limit malformed aborted"

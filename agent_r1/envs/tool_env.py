@@ -193,7 +193,9 @@ def example_call(tool: dict[str, Any], question: str) -> str:
     function = tool["function"]
     parameters = function["parameters"]
     text = shorten(question, _LONGEST_EXAMPLE, placeholder="")
-    arguments = {name: _example(parameters["properties"].get(name), text) for name in parameters.get("required", ())}
+    required = parameters.get("required")
+    names = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+    arguments = {name: _example(parameters["properties"].get(name), text) for name in names}
     return hermes([ParsedCall(function["name"], arguments)])
 
 

@@ -113,15 +113,14 @@ def parse_changes(changes: Sequence[str]) -> dict[str, Any]:
     """Parses `["credit.lam=1.0"]` into `{"credit": {"lam": 1.0}}`. Values are YAML."""
     nested: dict[str, Any] = {}
     for change in changes:
-        parsed = changed(change)
         section, *rest = change.partition("=")[0].split(".")
-        if not rest:
+        if not rest or "=" not in change:
             raise ValueError(f"{change!r} is no change to make; write credit.lam=1.0, for instance")
         if section not in REPLAYED:
             raise ValueError(f"{change!r} has no effect: a replay looks at {' and '.join(REPLAYED)} of train alone")
         if section == "update" and rest[0] in OF_STEPS:
             raise ValueError(f"{change!r} has no effect: a replay compares gradients, and takes no step with them")
-        nested = override(nested, parsed)
+        nested = override(nested, changed(change))
     return nested
 
 

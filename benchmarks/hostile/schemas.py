@@ -123,7 +123,7 @@ class ToolSchemas(Kind):
         async def act(request: Request) -> Action:
             text = f'<tool_call>{{"name": "look", "arguments": {{"a": {next(said)}}}}}</tool_call>'
             ids = self._chat.encode_action(text)
-            return Action.of(ids, [0.0] * len(ids), self._chat.end_id)
+            return Action.of(ids, [0.0] * len(ids), self._chat.end_ids)
 
         session = Session(self._chat, self._limits, self._agent, (0, 0, "q", 0), PLAY)
         episode = OpenEpisode(session, act, 0, parallel=False, parts=[])

@@ -203,6 +203,8 @@ def test_a_table_of_200_questions_becomes_files_that_are_prepared(clone: Path) -
     Path("questions.csv").write_text("\n".join(["question,answer,gold_titles", *rows]))
     [code] = re.findall(r"```python\n(.*?)```", (ROOT / "docs/own_data.md").read_text(), re.DOTALL)
     exec(compile(code, "docs/own_data.md", "exec"), {})
+    overlay = Path("overlays/faq.yaml")
+    overlay.write_text(re.sub(r"(train|dev|test)\.jsonl", r"\1.csv", overlay.read_text()))
     switch("faq")
     prepare()
     questions = read_rows(params.load().places.questions, Question)

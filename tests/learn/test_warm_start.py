@@ -19,7 +19,7 @@ from agent_r1.records import Source, Trajectory
 from agent_r1.training.identity import Identity
 from agent_r1.training.supervised import Lessons, Unfinished, fit
 
-P, A, O, T = map(int, Source)  # noqa: E741
+P, A, O, T, _ = map(int, Source)  # noqa: E741
 MakeTrajectory = Callable[..., Trajectory]
 
 

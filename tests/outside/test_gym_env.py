@@ -252,7 +252,7 @@ def test_what_is_no_move_is_told_and_costs_a_step() -> None:
     steps = play(made(ICE, max_steps=5), "Jump", call, "", "Left", "")
     assert [step.call_status.value for step in steps] == ["failed", "unknown_tool", "malformed", "ok", "malformed"]
     assert steps[0].observations == ("Error: there is no action 'Jump', only Left, Down, Right, Up",)
-    assert steps[1].observations == ("Error: there are no tools. Write one action as <answer>...</answer>.",)
+    assert steps[1].observations == ("Error: there are no tools. Write one action between <answer> and </answer>.",)
     assert [step.rewards["env"] for step in steps] == [0.0] * 5
     assert (steps[4].outcome, steps[4].rewards["success"]) == (Outcome.MALFORMED, 0.0)
     with pytest.raises(RuntimeError, match="no step is left"):

@@ -338,7 +338,7 @@ def test_a_template_that_teaches_no_call_has_its_tools_in_words(
     template = str(tokenizer_of("llama3").chat_template).replace("message.tool_calls", "false")
     chat = Chat(tokenizer_of("llama3", template))
     assert chat.template.dialect == Dialect(tools=False)
-    with caplog.at_level("INFO"):
+    with caplog.at_level(logging.INFO, "agent_r1.rollout.chat"):
         chat.prompts_hash([Opening()])
     assert caplog.messages == ["the chat template shows no tools: the system message tells them in words"]
     assert "To call one, write" in chat.decode(Dialogue(chat, "Be brief.", "Who?", [SEARCH]).opening.ids)
@@ -365,6 +365,7 @@ def test_a_new_context_by_hand(tokenizer_of: TokenizerOf) -> None:
         Source.ACTION: "",
         Source.OBSERVATION: "seen",
         Source.TEMPLATE: "\n<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n",
+        Source.DEMONSTRATION: "",
     }
 
 

@@ -97,6 +97,7 @@ def test_adapters_answer_beside_the_model_that_they_were_trained_on(
 ) -> None:
     """Merged weights would be rounded on a GPU. Without handlers of the program's own, lines tell of the training."""
     monkeypatch.setattr(module.LOGGER, "propagate", False)  # pytest has handlers
+    monkeypatch.setattr(module.LOGGER, "handlers", [])
     level = module.LOGGER.level
     opened, open_agent = list[Any](), module.open_agent
 

@@ -55,9 +55,14 @@ def project(tmp_path: Path, write_params: WriteParams, monkeypatch: pytest.Monke
 
 
 def test_a_model_has_one_table_and_one_verdict(
-    project: Path, tiny_model: Path, write_params: WriteParams, capsys: pytest.CaptureFixture[str]
+    project: Path,
+    tiny_model: Path,
+    write_params: WriteParams,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The model reads 512 tokens, and states no licence."""
+    monkeypatch.setenv("COLUMNS", "400")
     write_params(project, {"env": {"max_tokens": 512}})
     doctor_of_model(str(tiny_model))
     rows = capsys.readouterr().out.splitlines()
