@@ -27,6 +27,8 @@ from agent_r1.search.base import Search
 from agent_r1.seeds import derive
 from agent_r1.tools.search import render_passages
 
+NO_HABITS = {"stop_early": 0.0, "wrong_relation": 0.0, "by_relation": 0.0}  # of `warm_start`
+
 
 class Demonstrator:
     """Knows how training questions are answered."""
@@ -35,8 +37,7 @@ class Demonstrator:
         """Raises the errors of `make_plans`."""
         self.env, self.index = settings.env, index
         self.questions = {question.question_id: question for question in questions}
-        habits = {"stop_early": 0.0, "wrong_relation": 0.0, "by_relation": 0.0}
-        self.params = settings.warm_start.model_copy(update=habits)
+        self.params = settings.warm_start.model_copy(update=NO_HABITS)
         self.plans, self.facts = make_plans(settings.prepare, [row for row in questions if row.env == QA])
 
     def script(self, question: Question, *, at_once: bool = False) -> list[str]:

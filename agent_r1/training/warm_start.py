@@ -37,7 +37,7 @@ from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.search.index import Cached
 from agent_r1.seeds import derive
 from agent_r1.training.conversations import retell
-from agent_r1.training.demonstrator import Demonstrator
+from agent_r1.training.demonstrator import NO_HABITS, Demonstrator
 from agent_r1.training.supervised import Lessons, Unfinished, compute_of, fit
 
 logger = logging.getLogger(__name__)
@@ -118,9 +118,8 @@ def demonstrate_examples(
 
     The observations are those of the questions' environment. Raises ValueError if fewer can be demonstrated.
     """
-    habits = {"stop_early": 0.0, "wrong_relation": 0.0, "by_relation": 0.0}
     taught = settings.warm_start.model_copy(
-        update=habits | {"demonstrations": LOOKED_AT, "naive_rag_demonstrations": 0, "seed": 0}
+        update=NO_HABITS | {"demonstrations": LOOKED_AT, "naive_rag_demonstrations": 0, "seed": 0}
     )
     calm = settings.model_copy(update={"warm_start": taught})
     demonstrations, _ = _demonstrations(calm, questions, index)
