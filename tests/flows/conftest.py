@@ -84,7 +84,11 @@ SMALL = {
         "refilled": {
             "iterations": 1,
             "rollout": {"questions": 4, "samples": 2},
-            "credit": {"estimator": "grpo", "filter": {"kind": "top_fraction", "share": 0.5, "refill": 2}},
+            "credit": {
+                "estimator": "grpo",
+                "rewards": {"em": 1.0},  # most groups are all wrong
+                "filter": {"kind": "top_fraction", "share": 0.5, "refill": 2},
+            },
         },
         "grpo": {"iterations": 2, "rollout": {"questions": 4, "samples": 4}, "credit": {"estimator": "grpo"}},
     },
