@@ -26,7 +26,8 @@ COMPARED = ["model", "data", "prompt"]
 FACTS = ["seed", *COMPARED, "settings", "hardware"]
 SIGNS = {"rollout/action_tokens", "outcome/malformed", "rollout/surprisal"}  # of a collapse, beside a lost score
 ALARMS = "monitor/alarms"
-METRICS = [SAMPLED, "reward/total", "rollout/steps", *sorted(SIGNS), "policy/mismatch_kl", ALARMS]
+MISMATCH = "policy/mismatch_kl"  # of an update: an iteration that learns nothing has none
+METRICS = [SAMPLED, "reward/total", "rollout/steps", *sorted(SIGNS), MISMATCH, ALARMS]
 STREAK = 3  # iterations in a row on one side of the band, with which a run has left it
 LEFT = [["above"] * STREAK, ["below"] * STREAK]
 LARGEST = 1 << 20  # bytes of a file
@@ -44,8 +45,8 @@ def curve_of(folder: Path) -> pd.DataFrame:
     path, policy = start.parameters["model.path"], stored.policy_folder
     built_in = fingerprint(sha256(policy / "tokenizer.json"), (policy / "model.safetensors").stat().st_size)
     settings = {name: value for name, value in start.parameters.items() if name.startswith("train.")}
-    curve = pd.DataFrame(read_metrics(folder)[: stored.progress.iterations])[["iteration", *METRICS]]
-    return curve.assign(
+    rows = [{MISMATCH: 0.0} | row for row in read_metrics(folder)[: stored.progress.iterations]]
+    return pd.DataFrame(rows)[["iteration", *METRICS]].assign(
         seed=str(settings.pop("train.seed")),
         model=model_hash(path) if path else built_in,
         data=fingerprint(start.inputs["questions"], start.inputs["passages"]),

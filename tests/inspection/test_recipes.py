@@ -168,6 +168,14 @@ def test_the_command_makes_a_band_of_runs_and_holds_others_against_it(
     assert capsys.readouterr().out == line.replace("ppo-seed3", "sent")
 
 
+def test_the_curve_of_an_iteration_that_updates_nothing_has_no_mismatch(train: Callable[..., Path]) -> None:
+    folder = train(0, mismatch_kl=0.5)
+    first, *others = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    del first["policy/mismatch_kl"]
+    write_text(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in (first, *others)))
+    assert curve_of(folder)["policy/mismatch_kl"].tolist() == [0.0] + [0.5] * (ITERATIONS - 1)
+
+
 def test_a_training_without_a_finished_iteration_has_no_curve(train: Callable[..., Path]) -> None:
     folder = train(0)
     (folder / "start.json").unlink()
