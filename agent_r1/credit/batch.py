@@ -86,7 +86,7 @@ def select_tokens(source: NDArray[np.uint8], on: bool) -> Mask:
     The switches are `loss_mask` (tokens of the policy loss) and those of `advantage_mask`: `recursion` (time steps of
     the advantages), `whitening` (tokens of its statistics) and `critic` (tokens of the value loss).
 
-    Source: DESIGN §6; Agent-R1 (arXiv 2511.14460), §4.
+    Source: Agent-R1 (arXiv 2511.14460), §4.
     """
     return np.equal(source, Source.ACTION) if on else after_prompt(source)
 

@@ -34,7 +34,7 @@ from agent_r1.credit.batch import (
 from agent_r1.params.credit import CreditParams
 from agent_r1.records import Mask
 
-GROUP_EPSILON = 1e-6  # DESIGN §6
+GROUP_EPSILON = 1e-6  # added to the std of a group
 ROUNDING = 1e-9  # of a sum of rewards
 
 logger = logging.getLogger(__name__)

@@ -25,10 +25,8 @@ DASHES = ((5, 4), (1, 2), (5, 2, 1, 2), (9, 3), (3, 1), (12, 2, 1, 2, 1, 2))  # 
 SMOOTHED_OVER = 5  # iterations
 PANELS_PER_ROW = 5
 SWEEP, FEW = (13, 2.6), (9, 4.2)  # inches: the width of a sweep's picture and the height of a row of panels
-EXPLAINED = "value/explained_return"  # logged if there is a critic
 SAMPLED, VALIDATED = "rollout/success", "validation/success"
 STABILISED = "monitor/stabilised"  # logged if an alarm may change the training
-LEAST_EXPLAINED = -0.25  # the lower edge of the panel
 LEGEND_COLUMNS = 4
 PAPER: dict[str, Any] = {"dpi": 160, "layout": "constrained", "facecolor": "white"}
 VALIDATION: dict[str, Any] = {"linestyle": "none", "marker": "D", "markersize": 6, "markeredgecolor": "white"}
@@ -104,45 +102,35 @@ def axis_of(curve: Curve) -> str:
 
 
 def learning_curves(path: Path, curves: Curves, baselines: Mapping[str, float], word: str) -> None:
-    """Draws success, titled with its `word`, and reward per iteration: a line per run, baselines' test scores dashed.
-
-    If a run has a critic, a third panel shows the share of the observed return's variance that it explains.
-    """
-    logged = {metric for rows in curves.values() for row in rows for metric in row}
-    metrics = [SAMPLED, "reward/total", *([EXPLAINED] if EXPLAINED in logged else [])]
-    figure = Figure((6.5 * len(metrics), 6.2), **PAPER)
-    panels = figure.subplots(1, len(metrics))
-    left, right = panels[:2]
-    _titles(left, word.capitalize(), "training questions, sampled; dashed: baselines, test questions")
-    _titles(right, "Reward", "mean per episode of the training questions")
-    left.set_ylim(0, 1)
-    for critic in panels[2:]:
-        _titles(critic, "Explained return", "share of the observed return's variance, by the critic before the update")
-        critic.set_ylim(LEAST_EXPLAINED, 1)
+    """Draws success, titled with its `word`, per iteration: a line per run, baselines' test scores dashed."""
+    figure = Figure((9, 6.2), **PAPER)
+    axes = figure.subplots()
+    _titles(axes, word.capitalize(), "training questions, sampled; dashed: baselines, test questions")
+    axes.set_ylim(0, 1)
+    axes.margins(x=0.015)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=True))
     colour = colours(list(curves))
-    for axes, metric in zip(panels, metrics, strict=True):
-        axes.margins(x=0.015)
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=True))
-        for run, rows in curves.items():
-            axes.set_xlabel(axis_of(rows), color=MUTED, fontsize=12)
-            x, y = _points(rows, metric)
-            axes.plot(x, y, color=colour[run], linewidth=1, alpha=0.22)
-            axes.plot(x, smoothed(y), color=colour[run], linewidth=2.8)
-            _mark_change(axes, rows, colour[run])
+    keys = list[Artist]()
     for run, rows in curves.items():
-        left.plot(*_points(rows, VALIDATED), color=colour[run], **VALIDATION)
-    keys: list[Artist] = [_key(run, color=colour[run], linewidth=2.8) for run in curves]
+        axes.set_xlabel(axis_of(rows), color=MUTED, fontsize=12)
+        x, y = _points(rows, SAMPLED)
+        axes.plot(x, y, color=colour[run], linewidth=1, alpha=0.22)
+        axes.plot(x, smoothed(y), color=colour[run], linewidth=2.8)
+        axes.plot(*_points(rows, VALIDATED), color=colour[run], **VALIDATION)
+        _mark_change(axes, rows, colour[run])
+        keys.append(_key(run, color=colour[run], linewidth=2.8))
     for place, (name, score) in enumerate(baselines.items()):
         dashes = (0, DASHES[place % len(DASHES)])
         label = f"{name} {score:.2f}"
-        keys.append(left.axhline(score, color=MUTED, linestyle=dashes, linewidth=1.6, label=label, zorder=1))
+        keys.append(axes.axhline(score, color=MUTED, linestyle=dashes, linewidth=1.6, label=label, zorder=1))
+    validates = any(VALIDATED in row for rows in curves.values() for row in rows)
     keys += [
         _key(f"mean of the last {SMOOTHED_OVER} iterations", linewidth=2.8),
         _key("single iterations", linewidth=1, alpha=0.3),
-        *([_key("validation: dev questions, greedy", **VALIDATION)] if VALIDATED in logged else []),
+        *([_key("validation: dev questions, greedy", **VALIDATION)] if validates else []),
         *_change_key(curves.values()),
     ]
-    _save(figure, path, keys)
+    _save(figure, path, keys, columns=3)
 
 
 def seed_curves(

@@ -83,7 +83,7 @@ def render(
         f"## {word.capitalize()}, difference on the same questions",
         *_differences(evaluations, [*list(curves)[:1], *list(baselines)[:1]], params),
         "## Learning curves",
-        f"![{word.capitalize()}, reward, and what critics explain, per iteration]({CURVES_PNG})",
+        f"![{word.capitalize()} per iteration]({CURVES_PNG})",
         *examples({e.name: e.trajectories for e in evaluations}, list(curves), questions, decode),
     ]
     write_page(folder, parts)

@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 
 from agent_r1.evaluation import comparison, plots, runs_report, scores
 from agent_r1.evaluation.comparison import Evaluation
-from agent_r1.evaluation.plots import EXPLAINED, SAMPLED, VALIDATED, Curve, final_scores, seed_curves
+from agent_r1.evaluation.plots import SAMPLED, VALIDATED, Curve, final_scores, seed_curves
 from agent_r1.evaluation.scores import CEILING, FLOOR
 from agent_r1.evaluation.statistics import RECIPE_SEEDS, Interval, difference_over_seeds, interval_over_seeds
 from agent_r1.params.stages import Budget, EvaluateParams
 from agent_r1.records import Question, words_of
 
 AT_THE_END = 3  # iterations
+EXPLAINED = "value/explained_return"  # logged if there is a critic
 TOLERANCE = 0.05  # share of a budget by which runs may differ that have it alike
 
 Agents = Mapping[str, Sequence[Evaluation]]  # by run or baseline, an evaluation per seed

@@ -186,7 +186,7 @@ class CreditParams(Section):
 
     @property
     def observations_cannot_matter(self) -> bool:
-        """Whether action tokens get the same raw advantages when observation tokens are time steps too (DESIGN §6)."""
+        """Whether action tokens get the same raw advantages when observation tokens are time steps too."""
         if self.estimator == "gae":
             return self.gamma == self.lam == 1  # the deltas telescope
         return self.in_groups or self.gamma == 1

@@ -115,16 +115,6 @@ def test_a_run_alone_fills_the_picture(tmp_path: Path) -> None:
     assert drawn_in(tmp_path / "one.png", MUTED) < 2000, "numbers at the axes, and no dashes"
 
 
-def test_what_a_critic_explains_is_drawn_in_a_panel_of_its_own(tmp_path: Path) -> None:
-    plain = curve(0.5, **{"reward/total": 0.5})
-    learning_curves(tmp_path / "two.png", {"ppo": plain}, {}, "solved")
-    explained = [{**row, "value/explained_return": 0.3} for row in plain]
-    learning_curves(tmp_path / "three.png", {"ppo": explained}, {}, "solved")
-    two, three = (imread(tmp_path / name) for name in ("two.png", "three.png"))
-    assert three.shape[1] == pytest.approx(1.5 * two.shape[1], abs=2)
-    assert drawn_in(tmp_path / "three.png", PALETTE[0]) > 1.3 * drawn_in(tmp_path / "two.png", PALETTE[0])
-
-
 def test_final_scores_draw_runs_in_colour_and_seeds_beside_their_mean_in_the_same_bits(tmp_path: Path) -> None:
     scores = {"ppo": Interval(mean=0.7, low=0.6, high=0.8), "naive_rag": Interval(mean=0.3, low=0.2, high=0.4)}
     for name, seeds in (("mean", {}), ("again", {}), ("seeds", {"ppo": [0.6, 0.8]})):
