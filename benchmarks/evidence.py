@@ -70,10 +70,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Stages:
-    """Commands that are under way beside each other, until the time is over."""
+    """Commands that run until the time is over."""
 
     ends: float  # of time.monotonic
-    places: threading.Semaphore
     processes: set[int] = field(default_factory=set)
 
     def run(self, project: str, *words: str) -> bool:
@@ -83,9 +82,9 @@ class Stages:
         for folder in (log.parent, locks):
             folder.mkdir(parents=True, exist_ok=True)
         environment = os.environ | {"PYTHONPATH": str(ROOT), "AGENT_R1_LOCKS": str(locks.absolute())}
-        with self.places, log.open("a") as output:
-            if time.monotonic() > self.ends:
-                return False
+        if time.monotonic() > self.ends:
+            return False
+        with log.open("a") as output:
             began = time.monotonic()
             process = subprocess.Popen(
                 [sys.executable, "-m", "flows", *words],
@@ -149,7 +148,7 @@ def make_projects(model: str, small: bool) -> None:
 
 
 def plan(stages: Stages, levers: Sequence[str]) -> list[Callable[[], object]]:
-    """What is done, the most important first; what starts from the recipe's warm start waits for it."""
+    """What is done in this order; what starts from the recipe's warm start waits for it."""
     taught = threading.Event()
 
     def warm_start() -> None:
@@ -207,7 +206,7 @@ def scores() -> list[Row]:
                 "project": file.parents[3].name,
                 "agent": file.parent.name,
                 "sampled": f"{found['success']:.3f}",
-                "greedily": f"{found.get('greedy/success', float('nan')):.3f}",
+                "greedily": f"{found['greedily']:.3f}",
                 "seconds": f"{sum(value for name, value in seconds.items() if name.endswith('_s')):.0f}",
             }
         )
@@ -229,12 +228,12 @@ def main() -> None:
         if not (RAW / file.name.replace(".subset", "")).exists():
             (RAW / file.name.replace(".subset", "")).symlink_to(file)
     write_rows()
-    stages = Stages(time.monotonic() + 60 * chosen.minutes, threading.Semaphore(chosen.side_by_side))
+    stages = Stages(time.monotonic() + 60 * chosen.minutes)
     make_projects(str(chosen.model.absolute()), chosen.small)
     timer = threading.Timer(60 * chosen.minutes, stages.end)
     timer.start()
     tasks = plan(stages, chosen.levers)
-    with ThreadPoolExecutor(len(tasks)) as pool:
+    with ThreadPoolExecutor(chosen.side_by_side) as pool:
         for done in [pool.submit(task) for task in tasks]:
             done.result()
     timer.cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -34,16 +35,21 @@ SomeIterations = Annotated[
 ]
 RECIPES = CODE / "docs/measured/recipes"
 PATIENCE_S = 600.0  # with a served agent, for one answer
+NARROW = ("agent", "all", "greedily")  # columns
+INTERVAL = re.compile(r"(\d\.\d+) \[(\S+), (\S+)\]")
 NEXT = """\
-- the whole report: `{page}`
+- the whole report: `{page}`; by kinds of questions, with costs: `agent-r1 results --whole`
 - the runs side by side in MLflow: `make ui`
 - {agent}: `agent-r1 chat{words}`
 """
 
 
 @app.command(rich_help_panel=PANEL)
-def results(sweep: Sweep = None) -> None:
-    """Prints the head of the last report, and the costs of its runs."""
+def results(
+    sweep: Sweep = None,
+    whole: Annotated[bool, Option("--whole", help="Also by kinds of questions, and the costs of the runs.")] = False,
+) -> None:
+    """Prints the head of the last report."""
     from rich.markdown import Markdown
 
     from agent_r1.harmless import harmless_lines
@@ -54,13 +60,26 @@ def results(sweep: Sweep = None) -> None:
         command = f"make {sweep or 'repro'}"
         raise ValueError(f"{page} does not exist; the stage `report` writes it, at the end of `{command}`")
     _, about, *parts = harmless_lines(page.read_text()).split("\n\n")
-    shown = [about, *(part for part in parts if part.startswith("|"))][:2]  # to the first table
+    tables = [part for part in parts if part.startswith("|")][:1]
+    shown = [about, *(tables if whole else map(_narrow, tables))]
     costs = page.with_name("costs.md")
-    shown += harmless_lines(costs.read_text()).split("\n\n")[1:] if costs.exists() else []
+    shown += harmless_lines(costs.read_text()).split("\n\n")[1:] if whole and costs.exists() else []
     best = best_run(settings, sweep or "")
     agent = "the best run of the report" if best else "the untrained warm start"
     following = NEXT.format(page=page, agent=agent, words="".join(f" {word}" for word in best.words) if best else "")
     show(Markdown("\n\n".join([*shown, following])))
+
+
+def _narrow(table: str) -> str:
+    """The columns of a report's table that stand on a line of 80 characters, with half of each interval's width."""
+
+    def short(cell: re.Match[str]) -> str:
+        low, high = map(float, cell.group(2, 3))
+        return f"{cell[1]} ±{(high - low) / 2:.2f}".replace("0.", ".")
+
+    rows = [row.split("|") for row in INTERVAL.sub(short, table).splitlines()]
+    kept = [place for place, name in enumerate(rows[0]) if name.strip() in NARROW]
+    return "\n".join("|".join(["", *(row[place] for place in kept), ""]) for row in rows)
 
 
 def best_run(settings: params.Params, sweep: str) -> RunId | None:

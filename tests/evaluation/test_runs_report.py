@@ -65,13 +65,19 @@ def test_the_terminal_shows_the_first_table_and_where_to_look_next(
         look.results()
     (tmp_path / "outputs/report").mkdir(parents=True)
     (tmp_path / "outputs/report/report.md").write_text(page)
-    look.results()
+    look.results(whole=True)
     shown = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [line[:4] for line in shown if "agent" in line[:1] or "ppo" in line[:1]] == [
         ["agent", "all", "1", "hop"],
         ["ppo", "0.750", "[0.25,", "1.00]"],
     ]
-    assert ["•", "the", "whole", "report:", "outputs/report/report.md"] in shown
+    look.results()
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line for line in shown if "agent" in line[:1] or "ppo" in line[:1]] == [
+        ["agent", "all"],
+        ["ppo", ".750", "±.38"],
+    ]
+    assert ["•", "the", "whole", "report:", "outputs/report/report.md;"] in [line[:5] for line in shown]
     assert not [line for line in shown if "lookup" in line], "that is of the page's other tables"
 
 

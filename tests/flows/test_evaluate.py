@@ -393,7 +393,7 @@ def test_costs_are_on_a_page_of_their_own_whose_bits_may_differ(
     assert not [row for row in rows if "unknown" in row[1]]
     assert "[Costs](costs.md)" in (evaluated / PLACES.report() / "report.md").read_text()
     with inside(evaluated):
-        results()
+        results(whole=True)
     assert "tokens trained" in capsys.readouterr().out
 
 
