@@ -20,6 +20,7 @@ from agent_r1.params.sections import override, validated
 from agent_r1.training import loop
 from benchmarks.hostile.campaign import KINDS
 from benchmarks.stored import ORIGIN, keep, stored
+from docs import commands as commands_page
 from docs.results import BLOCK, PAGES, filled, table
 from flows import commands
 
@@ -45,6 +46,10 @@ def test_tables_hold_what_is_stored(page: Path) -> None:
     for block in BLOCK.finditer(text):
         other = re.sub(r"\d", "7", block[0].removeprefix(block["mark"]))
         assert filled(text.replace(block[0], block["mark"] + other), page.parent) == text
+
+
+def test_the_page_of_commands_has_all_of_them() -> None:
+    assert commands_page.PAGE.read_text() == commands_page.page(), "python -m docs.commands writes it"
 
 
 @by_page
