@@ -78,25 +78,25 @@ def reproduce_all(file: str, pool: str = "") -> None:
     needs, changed = stages(file), out_of_date("--with-deps", file)
     behind, order = waiting(needs), TopologicalSorter(needs)
     running: dict[Future[State[None]], str] = {}
-    made, sent, faults, ready = set[str](), set[str](), list[Any](), list[str]()
+    sent = {*filter(elsewhere.takes, needs)} if elsewhere else set[str]()
+    made = set[str]()
+    faults = list[Any]()
+    ready = list[str]()
     order.prepare()
     with SideBySide(len(needs)) as beside:
-        while order.is_active():
+        while order.is_active() and (running or not faults):
             ready = sorted([*ready, *order.get_ready()], key=lambda stage: -len(behind[stage]))
             for stage in [] if faults else [*ready]:
                 alone = not running and ready == [stage]  # nor does another get ready before it ends
-                work: Callable[[], None] = partial(_follow, stage, [*REPRO, stage], beside, alone=alone)
-                if elsewhere and elsewhere.takes(stage):
-                    work = partial(elsewhere.make, stage, needs[stage], beside)
-                    sent.add(stage)
-                elif len({*running.values()} - sent) >= operate.side_by_side:
+                if stage not in sent and len({*running.values()} - sent) >= operate.side_by_side:
                     continue
+                work: Callable[[], None] = partial(_follow, stage, [*REPRO, stage], beside, alone=alone)
+                if elsewhere and stage in sent:
+                    work = partial(elsewhere.make, stage, needs[stage], beside)
                 ready.remove(stage)
                 stale = stage in changed or made & needs[stage]
                 begun = _with_retries().submit(stage, work if stale else None, ask=stage not in changed)
                 running[cast("PrefectConcurrentFuture[State[None]]", begun).wrapped_future] = stage
-            if not running:
-                break
             for ended in wait(running, return_when=FIRST_COMPLETED).done:
                 stage, state = running.pop(ended), ended.result()
                 if state.is_completed():

@@ -283,7 +283,15 @@ def train(p: TrainParams) -> Refusals:
     yield from groups(p)
     yield from minibatches(p)
     yield from warmups(p)
-    collapse, patience = f"monitor.on_collapse: {p.monitor.on_collapse}", p.monitor.patience
+    yield from collapses(p)
+    if p.validation.keep_best and p.keep.learner:
+        why = "would leave the best policy beside the critic and the optimisers of the last one"
+        yield f"validation.keep_best: true with keep.learner: true {why}; choose one of them"
+
+
+def collapses(p: TrainParams) -> Refusals:
+    collapse = f"monitor.on_collapse: {p.monitor.on_collapse}"
+    patience = p.monitor.patience
     if p.monitor.on_collapse != "warn" and not any(p.monitor.thresholds.model_dump().values()):
         yield f"{collapse} has no effect while every threshold is 0; set one above 0, or warn"
     if p.monitor.on_collapse != "warn" and p.iterations <= patience:
@@ -295,9 +303,6 @@ def train(p: TrainParams) -> Refusals:
     if p.checkpoint.every > 1 and p.monitor.goes_back:
         why = "a run goes back to the checkpoint that an iteration began with, and most would have none"
         yield f"checkpoint.every {p.checkpoint.every} with {collapse}: {why}; set every: 1, or on_collapse: stop"
-    if p.validation.keep_best and p.keep.learner:
-        why = "would leave the best policy beside the critic and the optimisers of the last one"
-        yield f"validation.keep_best: true with keep.learner: true {why}; choose one of them"
     if p.monitor.on_collapse == "stabilise":
         later = p.stabilised
         if (later.credit, later.update) == (p.credit, p.update):
@@ -397,9 +402,7 @@ def lengths(p: Params) -> Refusals:
         yield f"{given}; raise it to {actions}, or set the shares of longer questions to 0"
 
 
-def whole(p: Params) -> Refusals:
-    yield from warm_start(p)
-    yield from lengths(p)
+def worlds(p: Params) -> Refusals:
     for name in p.prepare.datasets:
         match p.prepare.worlds.get(name):
             case OthersParams(env="agent", name=meant) if meant in p.env.agents:
@@ -408,6 +411,12 @@ def whole(p: Params) -> Refusals:
                 section = "agents" if kind == "agent" else kind
                 close = nearest(meant, known) if known else DECLARE
                 yield f"prepare.worlds.{name}.name is {meant!r}, which env.{section} does not define{close}"
+
+
+def whole(p: Params) -> Refusals:
+    yield from warm_start(p)
+    yield from lengths(p)
+    yield from worlds(p)
     if p.engine.kind == "transformers" and p.env.order != "rounds":
         why = "needs an engine that takes requests in while it samples, and engine.kind is transformers"
         yield f"env.order: {p.env.order} {why}; set env.order: rounds, or engine.kind: vllm"
