@@ -7,7 +7,7 @@ questions, S = seeds of one recipe, which are trainings that differ in nothing e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -120,23 +120,6 @@ def _noise(values: NDArray[np.float64]) -> float:
     rest = values - values.mean(axis=0) - values.mean(axis=1, keepdims=True) + values.mean()
     s, n = values.shape
     return float((rest**2).sum() / ((s - 1) * (n - 1)))
-
-
-def jackknife(statistic: Callable[[NDArray[np.float64]], NDArray[np.float64]], questions: int) -> list[Interval]:
-    """Each number [F] of a statistic of weights [N] of the questions, with its interval.
-
-    Its variance is found by leaving one question out at a time, and the interval is Student's. It serves statistics
-    that are no means, whose noise would be another if questions were drawn twice. A ValueError refuses one question.
-
-    Source: Efron and Tibshirani, chapter 11.
-    """
-    if questions < 2:
-        raise ValueError("the answers to one question have no interval over questions; take two or more")
-    without = np.stack([statistic(weights) for weights in 1 - np.eye(questions)])
-    with np.errstate(invalid="ignore"):  # a number that does not exist without one of the questions has no interval
-        variances = (questions - 1) * without.var(axis=0)
-    found = zip(statistic(np.ones(questions)), half_width(variances[:, None], [questions - 1]), strict=True)
-    return [Interval(mean=float(mean), low=float(mean - half), high=float(mean + half)) for mean, half in found]
 
 
 def half_width(parts: NDArray[np.float64], freedom: Sequence[int]) -> NDArray[np.float64]:

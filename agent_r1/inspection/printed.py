@@ -20,7 +20,6 @@ from agent_r1.evaluation.statistics import Interval
 from agent_r1.harmless import harmless
 from agent_r1.inspection.health import FailureKind
 from agent_r1.inspection.replay import Replayed, reads_untrained_values
-from agent_r1.inspection.truth import Truth
 from agent_r1.params import Params
 from agent_r1.params.places import Places, RunId
 from agent_r1.params.sections import nearest
@@ -70,14 +69,6 @@ ABOUT_SPREADS = (
     "thirds of the others. Cosine: with the gradient of all groups."
 )
 ABOUT_VALUES = "Values as the run's critic gave them, against the undiscounted return yet to come."
-TRUTH = ("correlation", "cosine of gradients", "ahead of the first line")
-ABOUT_TRUTH = (
-    "Advantages at action tokens, and their policy gradients, against the true ones, with 95 % intervals over "
-    "questions. The noise of the continuations is taken out; no estimator has seen them. Too few: without one of the "
-    "questions the number does not exist."
-)
-KNOWN = ("the state tells", "the critic tells", "critic's correlation with the truth")
-ABOUT_KNOWN = "The parts between and within questions add up. A critic that tells less than 0 is worse than a constant."
 ABOUT_HEALTH = (
     "Lost, per episode of the run: how much more the episodes without the kind earn, times the kind's share; it shows "
     "no cause. Named, in bold: kinds from a fifth of the episodes or a tenth of success lost on, and rewards that rise "
@@ -191,33 +182,6 @@ def replay_tables(replayed: Sequence[Replayed]) -> Iterator[Table | str]:
                 f"{each.name} reads values at tokens that the critic of {own.name} was never trained at; replay a run "
                 "whose critic was to see the effect of the masks alone."
             )
-
-
-def truth_tables(measured: Sequence[Truth]) -> Iterator[Table | str]:
-    """For each iteration a table of estimators and one of the critic, with notes."""
-    for one in measured:
-        questions, steps, times = one.counts
-        title = f"Iteration {one.iteration}: {steps} steps of {questions} questions, {times} continuations of each"
-        yield _intervals(title, TRUTH, one.agreements, ABOUT_TRUTH)
-        correlation, cosine, _ = map(_known, one.halves)
-        yield f"The halves of the truth: correlation {correlation}, cosine {cosine}."
-        yield _intervals("Of the variance of the return to go before a step", KNOWN, one.knowledge, ABOUT_KNOWN)
-        yield f"Policy of the continuations: {one.policy.note}."
-
-
-def _intervals(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[Interval]], about: str) -> Table:
-    table = Table("", title=title, title_justify="left", caption=about, caption_justify="left", box=box.SIMPLE)
-    for heading in columns:
-        table.add_column(heading, justify="right")
-    for name, cells in rows.items():
-        table.add_row(name, *map(_known, cells))
-    return table
-
-
-def _known(value: Interval) -> str:
-    if math.isfinite(value.high - value.low):
-        return _cell(value, 2)
-    return f"{value.mean:.2f} (too few)" if math.isfinite(value.mean) else "-"
 
 
 def _reward_parts(replayed: Sequence[Replayed]) -> Table:

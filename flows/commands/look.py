@@ -24,7 +24,6 @@ from flows.terminal import show
 PANEL = "Look at what came of it"
 
 logger = logging.getLogger(__name__)
-STEPS = 300  # stored steps of an iteration that are continued
 SomeIterations = Annotated[
     list[str] | None,
     Option(
@@ -301,36 +300,18 @@ def replay(
     iterations: SomeIterations = None,
     folder: Annotated[Path | None, Option(help="Of the run's files, if not outputs/train/RUN.")] = None,
     gradient: Annotated[bool, Option("--gradient/--no-gradient", help="Or compares credit alone.")] = True,
-    truth: Annotated[
-        int | None, Option(metavar="N", min=2, max=10_000, help="Continues stored steps N times, as the truth.")
-    ] = None,
-    steps: Annotated[int | None, Option(min=2, help=f"With --truth, of an iteration about; else {STEPS}.")] = None,
 ) -> None:
     """Credits stored trajectories again, under other settings too.
 
-    The settings are those of other runs, or changed values. Nothing is written, and nothing is sampled but with
-    --truth, which holds every estimator and the critic against continuations of the stored steps.
+    The settings are those of other runs, or changed values. Nothing is written, and nothing is sampled.
     """
-    if steps and not truth:
-        raise ValueError("--steps has no effect without --truth")
-    if truth and not gradient:
-        raise ValueError("--truth compares gradients; leave --no-gradient out")
     from agent_r1.inspection import replay as stored
-    from agent_r1.inspection.printed import replay_tables, truth_tables
-    from agent_r1.inspection.truth import estimators, measure
+    from agent_r1.inspection.printed import replay_tables
     from flows.policies import teacher_of
-    from flows.stage import accelerator
 
     logging.getLogger("agent_r1.credit").setLevel(logging.WARNING)  # it has a line per iteration and configuration
     settings, meant, chosen = params.load(), RunId.named(run, seed, sweep or ""), iterations or []
     compared = stored.configurations(settings, meant, others or [], changes or [], teacher_of(settings, meant))
-    if truth:
-        kept = stored.opened(settings, meant, folder)
-        compared = estimators(compared[0]) + compared[1:]
-        with accelerator(settings.operate.side_by_side, settings.engine.gpus):
-            found = measure(kept, settings.of(meant), compared, iterations=chosen, times=truth, steps=steps or STEPS)
-        show(*truth_tables(found))
-        return
     replayed = stored.replay(settings, meant, compared, folder=folder, iterations=chosen, with_gradient=gradient)
     show(*replay_tables(replayed))
 

@@ -30,7 +30,6 @@ from agent_r1.inspection.replay import (
     replay,
 )
 from agent_r1.inspection.stored import StoredRun
-from agent_r1.inspection.truth import choose, estimators, measure, true_advantages
 from agent_r1.learn import checkpoint
 from agent_r1.params.credit import WITH_CRITIC, CreditParams
 from agent_r1.params.places import Places, RunId
@@ -38,6 +37,7 @@ from agent_r1.records import Credit
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.training.loop import Training
 from agent_r1.training.watch import Verdict
+from benchmarks.truth import choose, estimators, main, measure, true_advantages
 from flows.commands import look
 from flows.train import train
 from tests.credit.letters import progress, trajectory
@@ -351,13 +351,6 @@ def test_the_command_prints_tables(small_project: Path, inside: Inside, capsys: 
     assert "reads values at tokens that the critic of ppo was never trained at" in " ".join(printed.split())
 
 
-def test_options_that_do_not_go_together_are_refused() -> None:
-    with pytest.raises(ValueError, match="--steps has no effect without --truth"):
-        look.replay("ppo", others=["grpo"], steps=10)
-    with pytest.raises(ValueError, match="--truth compares gradients"):
-        look.replay("ppo", truth=4, gradient=False)
-
-
 def test_estimators_that_stored_trajectories_allow() -> None:
     settings = params.load(ROOT / "params.yaml")
 
@@ -388,7 +381,9 @@ def test_whole_groups_are_chosen_until_there_are_enough_steps(ppo: Path) -> None
 
 
 @pytest.mark.usefixtures("grpo")
-def test_the_truth_of_a_small_run(small_project: Path, inside: Inside, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_truth_of_a_small_run(
+    small_project: Path, inside: Inside, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same twice, and nothing is written. What holds by construction holds: shares add up, halves are apart."""
     before = contents(small_project / "outputs/train")
     with inside(small_project):
@@ -396,7 +391,9 @@ def test_the_truth_of_a_small_run(small_project: Path, inside: Inside, capsys: p
         stored = opened(settings, RunId("grpo"))
         compared = estimators(Configuration("grpo", settings.run(RunId("grpo"))))[:2]
         once, again = (measure(stored, settings, compared, iterations=["0"], times=4, steps=20) for _ in range(2))
-        look.replay("ppo", truth=2, steps=8, iterations=["2"])
+        words = "truth ppo --continuations 2 --steps 8 --iteration 2"
+        monkeypatch.setattr("sys.argv", words.split())
+        main()
     assert repr(once) == repr(again)
     [found] = once
     assert (found.policy.sampled_it, found.counts[2]) == (True, 4)

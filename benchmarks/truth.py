@@ -1,5 +1,6 @@
-"""The truth about stored steps, by continuing them: the share of it that estimators and the critic know.
+"""How much of the truth about stored steps estimators and the critic know: `python -m benchmarks.truth RUN`.
 
+Holds every estimator that a run's trajectories allow, and its critic, against continuations of the stored steps.
 The value of a step is the mean return to go of N continuations from before it, by the same weights. The true advantage
 of an action is its reward plus the value after it less the value before: chance included, in a world that has it.
 Both are undiscounted. No estimator sees a continuation.
@@ -9,9 +10,12 @@ Legend for shapes: S = steps of the chosen trajectories, one after the other, N 
 
 from __future__ import annotations
 
+import argparse
+import logging
+import math
 import random
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -19,10 +23,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from rich import box
 from rich.progress import track
+from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import pad
 
+from agent_r1 import params
 from agent_r1.credit import own as own_rewards
 from agent_r1.credit.batch import Floats, groups_of, token_steps
 from agent_r1.credit.estimators import ESTIMATORS
@@ -30,15 +37,14 @@ from agent_r1.credit.rewards import step_rewards
 from agent_r1.envs.base import Prefix
 from agent_r1.envs.kinds import attempts_at, require_restored
 from agent_r1.envs.shared import Shared
-from agent_r1.evaluation.statistics import Interval, jackknife
-from agent_r1.inspection.agreement import Moments, agreements, knowledge
-from agent_r1.inspection.replay import Configuration, Replayer
+from agent_r1.evaluation.statistics import Interval
+from agent_r1.inspection.replay import Configuration, Replayer, configurations, opened
 from agent_r1.inspection.stored import PolicyOnDisk, StoredRun
 from agent_r1.learn.gradients import join_credit, policy_pass
 from agent_r1.learn.learner import Learner
 from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import Params
-from agent_r1.params.places import adapter_in
+from agent_r1.params.places import RunId, adapter_in
 from agent_r1.params.sections import override, validated
 from agent_r1.params.train import TrainParams
 from agent_r1.pretrained import end_tokens
@@ -52,9 +58,21 @@ from agent_r1.search.index import open_index
 from agent_r1.seeds import derive
 from agent_r1.tables import read_rows
 from agent_r1.training.watch import prove_sampled, reseeded
+from benchmarks.agreement import Moments, agreements, jackknife, knowledge
+from flows.policies import teacher_of
+from flows.stage import accelerator
+from flows.terminal import show
 
 SKETCHED = 1 << 16  # numbers that a gradient is projected to; a cosine is off by about 1 / sqrt of it, .004
 PROVED = 16  # continuations whose tokens prove the weights
+TRUTH = ("correlation", "cosine of gradients", "ahead of the first line")
+ABOUT_TRUTH = (
+    "Advantages at action tokens, and their policy gradients, against the true ones, with 95 % intervals over "
+    "questions. The noise of the continuations is taken out; no estimator has seen them. Too few: without one of the "
+    "questions the number does not exist."
+)
+KNOWN = ("the state tells", "the critic tells", "critic's correlation with the truth")
+ABOUT_KNOWN = "The parts between and within questions add up. A critic that tells less than 0 is worse than a constant."
 SCOPES = ("all steps", "between questions", "within questions")
 
 Triple = tuple[Interval, Interval, Interval]
@@ -277,3 +295,56 @@ def sketch(learner: Learner, pairs: Credited, advantages: Sequence[NDArray[Any]]
             signed = (each.cpu() * signs).flatten().double()
             total += pad(signed, (0, -len(signed) % SKETCHED)).view(-1, SKETCHED).sum(0)
     return total
+
+
+def truth_tables(measured: Sequence[Truth]) -> Iterator[Table | str]:
+    """For each iteration a table of estimators and one of the critic, with notes."""
+    for one in measured:
+        questions, steps, times = one.counts
+        title = f"Iteration {one.iteration}: {steps} steps of {questions} questions, {times} continuations of each"
+        yield _intervals(title, TRUTH, one.agreements, ABOUT_TRUTH)
+        correlation, cosine, _ = map(_known, one.halves)
+        yield f"The halves of the truth: correlation {correlation}, cosine {cosine}."
+        yield _intervals("Of the variance of the return to go before a step", KNOWN, one.knowledge, ABOUT_KNOWN)
+        yield f"Policy of the continuations: {one.policy.note}."
+
+
+def _intervals(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[Interval]], about: str) -> Table:
+    table = Table("", title=title, title_justify="left", caption=about, caption_justify="left", box=box.SIMPLE)
+    for heading in columns:
+        table.add_column(heading, justify="right")
+    for name, cells in rows.items():
+        table.add_row(name, *map(_known, cells))
+    return table
+
+
+def _known(value: Interval) -> str:
+    if math.isfinite(value.high - value.low):
+        return f"{value.mean:.2f} [{value.low:.2f}, {value.high:.2f}]"
+    return f"{value.mean:.2f} (too few)" if math.isfinite(value.mean) else "-"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Holds estimators and critic against continuations of stored steps.")
+    parser.add_argument("run", help="a name under runs: in params.yaml")
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--sweep", default="", choices=["", "ablations"])
+    parser.add_argument("--continuations", type=int, default=16, help="of each step, 2 or more")
+    parser.add_argument("--steps", type=int, default=300, help="of an iteration, about so many")
+    parser.add_argument("--iteration", action="append", default=[], help="a number, or all; may be given again")
+    chosen = parser.parse_args()
+    if min(chosen.continuations, chosen.steps) < 2:
+        parser.error("--continuations and --steps are 2 or more")
+    logging.getLogger("agent_r1.credit").setLevel(logging.WARNING)  # it has a line per iteration and configuration
+    settings = params.load()
+    run = RunId.named(chosen.run, chosen.seed, chosen.sweep)
+    [own] = configurations(settings, run, [], [], teacher_of(settings, run))
+    stored = opened(settings, run)
+    limits = {"iterations": chosen.iteration, "times": chosen.continuations, "steps": chosen.steps}
+    with accelerator(settings.operate.side_by_side, settings.engine.gpus):
+        measured = measure(stored, settings.of(run), estimators(own), **limits)
+    show(*truth_tables(measured))
+
+
+if __name__ == "__main__":
+    main()

@@ -9,12 +9,14 @@ Legend for shapes: Q = questions, n = points of one question, D = series, of whi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agent_r1.credit.batch import Floats
+from agent_r1.evaluation.statistics import Interval, half_width
 
 
 class Moments(NamedTuple):
@@ -67,3 +69,20 @@ def knowledge(covariances: Sequence[Floats]) -> Floats:
             correlation = shared / np.sqrt(critic * truth)
             found.append([truth / variance, (2 * shared - critic) / variance, correlation])
     return np.array(found)
+
+
+def jackknife(statistic: Callable[[NDArray[np.float64]], NDArray[np.float64]], questions: int) -> list[Interval]:
+    """Each number [F] of a statistic of weights [N] of the questions, with its interval.
+
+    Its variance is found by leaving one question out at a time, and the interval is Student's. It serves statistics
+    that are no means, whose noise would be another if questions were drawn twice. A ValueError refuses one question.
+
+    Source: Efron and Tibshirani, chapter 11.
+    """
+    if questions < 2:
+        raise ValueError("the answers to one question have no interval over questions; take two or more")
+    without = np.stack([statistic(weights) for weights in 1 - np.eye(questions)])
+    with np.errstate(invalid="ignore"):  # a number that does not exist without one of the questions has no interval
+        variances = (questions - 1) * without.var(axis=0)
+    found = zip(statistic(np.ones(questions)), half_width(variances[:, None], [questions - 1]), strict=True)
+    return [Interval(mean=float(mean), low=float(mean - half), high=float(mean + half)) for mean, half in found]

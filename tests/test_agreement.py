@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from agent_r1.credit.batch import Floats
-from agent_r1.evaluation.statistics import jackknife
-from agent_r1.inspection.agreement import Moments, agreements, knowledge
+from benchmarks.agreement import Moments, agreements, jackknife, knowledge
 
 
 def test_covariances_by_hand() -> None:
