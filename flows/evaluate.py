@@ -178,7 +178,8 @@ def _ask(settings: Params, subject: Subject, folder: Path, asked: EvaluationRequ
     tracked.final(found | spent)
     logger.info("%s", scores.in_words(found, words_of(questions).right))
     samples = [each for each in trajectories if each.sample != GREEDY and subject.protocol not in SCRIPTED]
-    for reason in findings(samples, {}, questions, chat):
+    tools = subject.protocol == "tool_call" and settings.env.agent is None
+    for reason in findings(samples, {}, questions, chat, tools=tools):
         logger.warning("a training of %s has little to learn from: %s", subject.policy.title, reason)
     for title, text in readable(trajectories, questions, plain_text(tokenizer)).items():
         tracked.text(text, f"examples/{title}.txt")

@@ -70,4 +70,4 @@ def play(
         shown = transcript(each, asked[each.question_id], plain_text(tokenizer), with_prompt=prompt)
         yield f"{shown}\n{'reward':<{LABEL}}{rewards.sum():.3g} = {terms}\n"
     yield f"{harmless(policy.title)}: {sum(each.success for each in played):g} of {len(played)} right"
-    yield from findings(played, returns, questions, chat)
+    yield from findings(played, returns, questions, chat, tools=limits.agent is None)

@@ -211,7 +211,9 @@ def one_action_task(
     """Questions that one action answers, and a model from plain random weights that was shown actions for each."""
     index = bm25_index([Passage(passage_id="p", title="Veld", text="Tesk is a city.")])
 
-    def build(answers: Mapping[str, str], action: Callable[[str], str], *, steps: int = 200) -> Task:
+    def build(
+        answers: Mapping[str, str], action: Callable[[str], str], *, steps: int = 200, env: EnvParams = ONE_ACTION
+    ) -> Task:
         questions = [
             Question(
                 question_id=text,
@@ -224,7 +226,7 @@ def one_action_task(
             )
             for text, answer in answers.items()
         ]
-        env, chat = ONE_ACTION, Chat(tiny_tokenizer)
+        chat = Chat(tiny_tokenizer)
         with Shared(env, index) as shared:
             shown = attempts_at(questions, shared, samples=64)
             sampler = ScriptedSampler([[action(answers[each.question_id])] for each in shown], chat)

@@ -6,6 +6,7 @@ A field that is missing or malformed raises a ValueError, whose message names fi
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
@@ -13,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from agent_r1.answers import exact_match
 from agent_r1.data.questions import Hop
 from agent_r1.data.sources import Row, read
 from agent_r1.records import Question
@@ -153,11 +155,13 @@ def generic_question(row: Row, dataset: str, split: str) -> Question:
 
     `question`, and `answers` (accepted ones, the canonical one first) or a single `answer`, must be there; `id`,
     `gold_titles`, `hops` and `kind` need not be, or may be null. Without an id the row's place is its id, without hops
-    every gold title is one. Other fields are passed over.
+    every gold title is one. An `answer` beside accepted ones has to be one of them. Other fields are passed over.
     """
     titles = row.texts("gold_titles")
     named = row.first("id", "_id")
     answers = _answers_of(row, "answers") if row.has("answers") else [row.text("answer", numbers=True)]
+    if row.fields.get("answer") and not exact_match(row.text("answer", numbers=True), answers):
+        raise row.fault("answer", f"must be one of the accepted answers, {reprlib.repr(answers)}, or left out")
     hops = row.text("hops", numbers=True) if row.has("hops") else str(max(1, len(titles)))
     if not re.fullmatch("[1-9][0-9]{0,5}", hops):
         raise row.fault("hops", "must be a number from 1 to 999999")

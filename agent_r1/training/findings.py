@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from statistics import fmean
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import fmean, variance
 from textwrap import shorten
 
 from agent_r1.answers import normalize
@@ -16,11 +16,13 @@ from agent_r1.rollout.chat import Chat
 
 TEACH = "env.examples, env.instructions, warm_start.fine_tune, warm_start.conversations, another model"
 LIMITS = f"env.max_action_tokens, env.max_tokens, env.max_steps; or {TEACH}"
+REWARDS = "a look at what earns it (agent-r1 try), the answers of the data, train.credit.rewards"
 UNANSWERED = {Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT, Outcome.MALFORMED}
 HABIT = 0.9  # of the answers: so many alike are a habit, if at most RIGHT of them are right
 RIGHT = 0.75
 FEWEST = 8  # answers that show one
 LONGEST = 80  # characters of an action that is quoted
+SPAN = 10  # iterations: after so many, and so many more, a history is looked at
 
 
 def findings(
@@ -29,14 +31,16 @@ def findings(
     questions: Iterable[Question],
     chat: Chat,
     lost: float = math.inf,
+    *,
+    tools: bool = False,
 ) -> Iterator[str]:
     """The reasons that trajectories show; `returns` are by trajectory_id, and success stands for one that is missing.
 
     At most one of these: half of the actions or more are neither a call nor an answer; every episode ends in a fault or
-    at a limit, where questions have answers; the share `lost` of the groups or more have equal returns, and most
-    episodes no success (single samples are one group; greedy answers say little of it). And nearly all answers, or
-    those to yes/no questions, are one word that is often wrong. Episodes that the world cut short, or without an
-    action, do not count.
+    at a limit, where questions have answers; most have no success, and none calls anything, where the policy has
+    `tools`, or the share `lost` of the groups or more have equal returns (single samples are one group; greedy answers
+    say little of it). And nearly all answers, or those to yes/no questions, are one word that is often wrong. Episodes
+    that the world cut short, or without an action, do not count.
     """
     episodes = [each for each in trajectories if each.counts]
     if not episodes:
@@ -52,14 +56,18 @@ def findings(
         spread = "all returns are equal" if equal else "not all returns are equal"
     ends = Counter(each.outcome for each in episodes)
     golds = {question.question_id: normalize("".join(question.answers[:1])) for question in questions}
+    owed, fails = all(golds[each.question_id] for each in episodes), fmean(each.success for each in episodes) < 0.5
+    calls = {call.status for each in episodes for step in each.steps for call in step.calls}
     if 2 * len(prose) >= actions:
         share = f"{len(prose)} of {actions} actions are neither a call nor an answer"
         quoted = repr(shorten(prose[0], LONGEST, placeholder=" ..."))
         yield f"{share}, the first {quoted}, and {spread}; what helps, in this order: {TEACH}"
-    elif ends.keys() <= UNANSWERED and all(golds[each.question_id] for each in episodes):
+    elif ends.keys() <= UNANSWERED and owed:
         limits = ", ".join(f"{end} {count}" for end, count in ends.items())
         yield f"no episode comes to an answer ({limits}), and {spread}; what helps: {LIMITS}"
-    elif equal >= lost * len(counts) and fmean(each.success for each in episodes) < 0.5:
+    elif tools and owed and fails and calls <= {CallStatus.MALFORMED}:
+        yield f"no episode calls a tool, so that no call is learned, and {spread}; what helps, in this order: {TEACH}"
+    elif fails and equal >= lost * len(counts):
         yield f"{spread}, and tell no action from another; what helps: {SPREAD}"
     answers = [(normalize(each.answer), golds[each.question_id]) for each in episodes if each.answer]
     closed = [pair for pair in answers if pair[1] in ("yes", "no")]
@@ -70,6 +78,25 @@ def findings(
             if several and count >= max(FEWEST, HABIT * len(pairs)) and right <= RIGHT * count:
                 share = f"{count} of {len(pairs)} answers{kind} are {word!r}, {right} of them right"
                 yield f"{share}; what helps: {BALANCE}"
+
+
+def strays(history: Sequence[Mapping[str, float]], success: str) -> Iterator[str]:
+    """The reason that a run's metrics show, every `SPAN` iterations; `success` is the environment's word for it.
+
+    The later half of the iterations earns more than the earlier one, by three standard errors, and succeeds no more
+    often, and in less than half of its episodes.
+    """
+    half = len(history) // 2
+    if not history or len(history) % SPAN:
+        return
+    returns = [each["reward/total"] for each in history]
+    rates = [each["rollout/success"] for each in history]
+    before, after = fmean(returns[:half]), fmean(returns[half:])
+    was, became = fmean(rates[:half]), fmean(rates[half:])
+    noise = math.sqrt((variance(returns[:half]) + variance(returns[half:])) / half)
+    if after - before > 3 * noise and became <= was and became < 0.5:
+        rose = f"the return rose from {before:.3f} to {after:.3f} in {len(history)} iterations"
+        yield f"{rose}, and {success} did not, from {was:.3f} to {became:.3f}; what helps: {REWARDS}"
 
 
 def _prose(trajectory: Trajectory, chat: Chat) -> Iterator[str]:

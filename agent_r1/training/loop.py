@@ -32,7 +32,7 @@ from agent_r1.tables import read_rows, write_rows
 from agent_r1.training import watch
 from agent_r1.training.collection import Collector, TrainedEngine, start_engine
 from agent_r1.training.demonstrator import Demonstrator
-from agent_r1.training.findings import findings
+from agent_r1.training.findings import findings, strays
 from agent_r1.training.folder import RunFolder, failed_before
 from agent_r1.training.questions import (
     VALIDATED,
@@ -175,7 +175,9 @@ class Training:
         )
         write_rows(self.folder.credit(iteration), credits_, Credit)
         returns = {credit.trajectory_id: credit.return_ for credit in credits_}
-        for reason in findings(trajectories, returns, self._questions, self.collector.sampler.chat, LOST):
+        chat, tools = self.collector.sampler.chat, self.env.agent is None
+        reasons = findings(trajectories, returns, self._questions, chat, LOST, tools=tools)
+        for reason in (*reasons, *strays(self.folder.history(), self.success)):
             logger.warning("iteration %d: %s", iteration, reason)
         every = self.config.monitor.thoughts_every
         return metrics | (self._thoughts(trajectories) if every and iteration % every == 0 else {})

@@ -234,6 +234,12 @@ def test_an_unanswerable_question_is_refused() -> None:
         ("generic", {"answer": "Ann", "kind": 2}, "'kind' must"),
         ("generic", {"answer": None}, "'answer' must"),
         (
+            "generic",
+            {"answer": "Ann", "answers": ["Bea"]},
+            r"'answer' must be one of the accepted answers, \['Bea'\]",
+        ),
+        ("flashrag", {"answer": "Ann", "golden_answers": ["Bea"]}, "'answer' must be one of the accepted answers"),
+        (
             "flashrag",
             {"answer": "Ann"},
             "'golden_answers' must hold at least one text that is not empty, found no such",
@@ -248,6 +254,16 @@ def test_a_malformed_row_is_named(form: str, changes: dict[str, Any], message: s
         asked(form, **changes)
 
 
+@pytest.mark.parametrize("prompt", ["Who?", [{"role": "user", "content": "Who?"}]])
+def test_a_prompt_is_no_question(prompt: Any) -> None:
+    """A file for a framework that trains on rendered prompts."""
+    row = Row({"prompt": prompt, "answer": "Ann"}, Path("own/train.jsonl"), 3)
+    with pytest.raises(
+        ValueError, match="row 3: field 'question' must be a text that is not empty, found no such field"
+    ):
+        GENERIC.question(row, "own", "train")
+
+
 def test_a_question_and_its_answers_are_enough() -> None:
     found = asked("generic", answers=["Ann", "A. Bell"])
     assert (found.question_id, found.dataset, found.split) == ("generic-test-train.jsonl.gz-3", "generic", "test")
@@ -259,6 +275,7 @@ def test_what_is_known_is_kept_and_the_rest_passed_over() -> None:
     found = asked("generic", id=9, answer="Ann", gold_titles=["A", "B"], kind="bridge", source="mine")
     assert (found.question_id, found.answers, found.strata) == ("9", ["Ann"], {"hops": "2", "kind": "bridge"})
     assert asked("generic", answer="Ann", gold_titles=["A"], hops=3).strata["hops"] == "3"
+    assert asked("generic", answer="the ann", answers=["Bea", "Ann"]).answers == ["Bea", "Ann"]
 
 
 def test_cells_of_a_table_make_a_question(tmp_path: Path) -> None:

@@ -24,19 +24,30 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
+from agent_r1.envs.kinds import attempts_at
 from agent_r1.envs.shared import Shared
 from agent_r1.learn import checkpoint
 from agent_r1.learn.adapter import trained_state
 from agent_r1.learn.learner import Learner, Options
 from agent_r1.learn.scoring import token_logprobs
 from agent_r1.params import load
+from agent_r1.params.env import Order
 from agent_r1.params.stages import LoraParams
-from agent_r1.records import StopReason
+from agent_r1.records import CallStatus, Source, StopReason
 from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.episodes import compare
-from agent_r1.rollout.sampling import Action, Engine, EngineError, EngineRestarted, EngineUnavailable, Request
+from agent_r1.rollout.episodes import collect, compare
+from agent_r1.rollout.sampling import (
+    Action,
+    Engine,
+    EngineError,
+    EngineRestarted,
+    EngineUnavailable,
+    Flowing,
+    Request,
+)
 from agent_r1.rollout.vllm_engine import VllmEngine, claim_scratch, places
 from agent_r1.seeds import derive
+from tests.fixtures import Task
 from tests.rollout.turns import CONTEXTS, LIMITS, InTurn, run, without_latency
 
 CLOSE = 1e-4  # nats, in float32
@@ -96,6 +107,30 @@ def learner_logprobs(folder: Path, ids: list[int]) -> NDArray[np.float32]:
 
 def bits(actions: list[Action]) -> list[tuple[list[int], bytes]]:
     return [(action.token_ids, action.logprobs.tobytes()) for action in actions]
+
+
+CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "Veld"}}\n</tool_call>'
+CALLS = LIMITS.model_copy(update={"max_tokens": 256, "max_action_tokens": 64, "max_steps": 2})
+ONE_CALL = CALLS.model_copy(update={"max_steps": 1})
+
+
+@pytest.fixture(scope="module")
+def calling(one_action_task: Callable[..., Task]) -> Task:
+    """A model of the tiny one's shape that was shown a search for every question."""
+    return one_action_task(dict.fromkeys(["A?", "B?", "C?", "D?"], "Tesk"), lambda _: CALL, steps=150, env=ONE_CALL)
+
+
+def test_tools_are_called_whatever_the_engine_and_the_order(engine: Engine, calling: Task, chat: Chat) -> None:
+    """And what they return is read."""
+    engine.load_weights(calling.model, version=0)
+    orders: list[Order] = ["rounds", "arrival"] if isinstance(engine, Flowing) else ["rounds"]
+    for order in orders:
+        with Shared(CALLS.model_copy(update={"order": order}), calling.index) as shared:
+            rows = collect(engine, chat, attempts_at(calling.questions, shared, samples=4), shared, seed=0)
+        called = [row for row in rows if row.steps[0].call_status is CallStatus.OK]
+        read = [chat.decode(row.ids(slice(None), Source.OBSERVATION)) for row in called]
+        assert len(called) > len(rows) / 2, order
+        assert all("Tesk is a city." in text for text in read), order
 
 
 @pytest.fixture(scope="module")

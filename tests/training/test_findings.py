@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent_r1.records import Call, CallStatus, Outcome, Question, Source, Trajectory
-from agent_r1.training.findings import TEACH, findings
+from agent_r1.training.findings import REWARDS, TEACH, findings, strays
 from tests.trajectories import from_parts, question_fields
 
 PROSE, BROKEN = "I do not know\x1b[2J", "<tool_call>{</tool_call>"
@@ -32,7 +32,9 @@ def episode(group: int, *actions: str, answer: str = "", right: float = 0.0, **f
     return from_parts(parts, steps, question_id=f"q{group}", group=group, answer=answer, **fields)
 
 
-def reasons(*episodes: Trajectory, returns: Any = (), golds: Any = (), lost: float = math.inf) -> list[str]:
+def reasons(
+    *episodes: Trajectory, returns: Any = (), golds: Any = (), lost: float = math.inf, tools: bool = False
+) -> list[str]:
     """Of episodes with returns of 0, or these, to questions whose answer is Tesk, or these."""
     named = [replace(each, trajectory_id=str(place)) for place, each in enumerate(episodes)]
     paid = {each.trajectory_id: 0.0 for each in named} | {str(place): paid for place, paid in enumerate(returns)}
@@ -42,7 +44,7 @@ def reasons(*episodes: Trajectory, returns: Any = (), golds: Any = (), lost: flo
         for group in {each.group for each in episodes}
     ]
     chat: Any = Letters()
-    return list(findings(named, paid, questions, chat, lost))
+    return list(findings(named, paid, questions, chat, lost, tools=tools))
 
 
 def test_a_policy_that_neither_calls_nor_answers_is_quoted_harmlessly_with_what_helps() -> None:
@@ -73,6 +75,40 @@ def test_groups_without_variance_are_told_from_a_share_on_and_not_where_most_suc
     assert reasons(*rows, returns=[1], lost=1.0) == []
     assert reasons(*[episode(0, answer="Tesk", right=1.0)] * 3, lost=0.75) == []
     assert reasons(*rows) == [], "greedy answers say little of it"
+
+
+def test_a_policy_that_calls_no_tool_is_told_where_it_has_tools_and_mostly_fails() -> None:
+    rows = [episode(0, answer="Veld"), episode(1, answer="Veld"), episode(2, BROKEN, answer="Tesk", right=1.0)]
+    [reason] = reasons(*rows, returns=[1], tools=True)
+    assert reason.startswith("no episode calls a tool, so that no call is learned, and not all returns are equal; what")
+    assert TEACH in reason
+    assert reasons(*rows) == [], "there is no tool"
+    assert reasons(*rows[:1], *rows[2:], tools=True) == [], "half of them succeed"
+    called = replace(rows[0].steps[0], calls=[Call(tool="search", arguments="{}", status=CallStatus.FAILED)])
+    assert reasons(replace(rows[0], steps=[called]), rows[1], tools=True) == []
+
+
+RISING = [*[-0.5] * 5, *[0.1] * 5]
+
+
+@pytest.mark.parametrize(
+    ("returns", "rates", "said"),
+    [
+        (RISING, [0.3] * 5 + [0.1] * 5, True),
+        (RISING, [0.0] * 10, True),
+        (RISING, [0.3] * 5 + [0.31] * 5, False),  # it succeeds more often
+        (RISING, [0.9] * 5 + [0.8] * 5, False),  # it succeeds
+        ([-value for value in RISING], [0.3] * 10, False),  # the return falls
+        ([-0.5, 0.5, -0.5, 0.5, -0.5, 0.4, -0.4, 0.4, -0.4, 0.5], [0.3] * 10, False),  # by chance
+        (RISING[:9], [0.0] * 9, False),  # once in ten iterations
+        ([], [], False),
+    ],
+)
+def test_a_return_that_rises_alone_is_told_with_both(returns: list[float], rates: list[float], said: bool) -> None:
+    rows = [{"reward/total": paid, "rollout/success": rate} for paid, rate in zip(returns, rates, strict=True)]
+    rose = "the return rose from -0.500 to 0.100 in 10 iterations, and exact match did not, from "
+    found = list(strays(rows, "exact match"))
+    assert [each.startswith(rose) and each.endswith(f"; what helps: {REWARDS}") for each in found] == [True] * said
 
 
 @pytest.mark.parametrize(
