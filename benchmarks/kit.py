@@ -23,7 +23,8 @@ import torch
 import transformers
 from torch.nn.attention import varlen
 
-from agent_r1.learn.memory import GIB, Demand, count_parameters
+from agent_r1.learn.adapter import count_parameters
+from agent_r1.learn.memory import GIB, Demand
 from agent_r1.records import Trajectory
 from benchmarks.stored import table
 from benchmarks.synthetic import seconds_of

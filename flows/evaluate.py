@@ -24,12 +24,10 @@ from agent_r1.evaluation.transcript import plain_text, readable
 from agent_r1.files import METRICS, sha256, write_text
 from agent_r1.gpus import visible_gpus
 from agent_r1.learn.checkpoint import PROGRESS
-from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import Params
 from agent_r1.params.places import RunId
 from agent_r1.params.sections import nearest
 from agent_r1.params.stages import PROTOCOLS, Protocol
-from agent_r1.pretrained import end_tokens
 from agent_r1.records import GREEDY, Prediction, Question, Trajectory, words_of
 from agent_r1.rollout.chat import Chat
 from agent_r1.tables import read_rows, write_rows
@@ -153,9 +151,8 @@ def _ask(settings: Params, subject: Subject, folder: Path, asked: EvaluationRequ
     questions = questions_under(subject.protocol, chosen)
     require_playable(questions, settings.env)
     logger.info("asking %d question%s", len(questions), "s" * (len(questions) > 1))
-    tokenizer = load_tokenizer(policy.path, reads=0 if policy.elsewhere else settings.env.max_tokens)
+    tokenizer, chat = policy.read(settings)
     kept = folder.with_name(f"{folder.name}.answers.jsonl")
-    chat = Chat(tokenizer, end_tokens(policy.path))
     trajectories, conditions, of_tools = _answers(settings, subject, questions, chat, kept, costs)
     hashes = {**conditions, "policy": subject.protocol if subject.protocol in SCRIPTED else policy.identity()}
     seed = settings.evaluate.seed if policy.seed is None else policy.seed

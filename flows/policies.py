@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
 
@@ -17,6 +18,11 @@ from agent_r1.params.sections import nearest
 from agent_r1.rollout.sampling import Beneath
 from agent_r1.tracking import registry
 from flows.dvc_files import kept, require_listing, restorable, run_dvc
+
+if TYPE_CHECKING:  # slow, and not needed to name a policy
+    from transformers import PreTrainedTokenizerFast
+
+    from agent_r1.rollout.chat import Chat
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +73,21 @@ class Policy:
         from agent_r1.pretrained import compute_dtype, default_device
 
         return compute_dtype(settings.model.dtype, default_device()) is torch.bfloat16
+
+    def read(self, settings: Params) -> tuple[PreTrainedTokenizerFast, Chat]:
+        """Its tokenizer and its renderer; a server's model has those of the warm start.
+
+        Raises ValueError for a model that `agent-r1 doctor model` refuses, unless it was trained here.
+        """
+        from agent_r1.learn.model import load_tokenizer  # loads torch, too
+        from agent_r1.pretrained import end_tokens
+        from agent_r1.rollout.chat import Chat
+        from agent_r1.training.fitness import require_fit
+
+        if not (self.elsewhere or self.run):
+            require_fit(self.path, settings)
+        tokenizer = load_tokenizer(self.path, reads=0 if self.elsewhere else settings.env.max_tokens)
+        return tokenizer, Chat(tokenizer, end_tokens(self.path))
 
     def beneath(self, settings: Params) -> Beneath | None:
         """The model beneath its adapters, None if its own weights run; ValueError for adapters that cannot run."""

@@ -14,11 +14,8 @@ from agent_r1.evaluation.protocols import open_exam
 from agent_r1.evaluation.transcript import LABEL, plain_text, transcript
 from agent_r1.harmless import harmless
 from agent_r1.learn.checkpoint import peek
-from agent_r1.learn.model import load_tokenizer
 from agent_r1.params.places import RunId
-from agent_r1.pretrained import end_tokens
 from agent_r1.records import Question
-from agent_r1.rollout.chat import Chat
 from agent_r1.tables import read_rows
 from agent_r1.tools.toolbox import require_own
 from agent_r1.training.findings import findings
@@ -51,9 +48,8 @@ def play(
     require_playable(questions, limits)
     word = model or (run if peek(settings.places.training(run) / "checkpoint") else "")
     policy = policy_at(settings, endpoint, model) if endpoint else policy_of(settings, word)
-    tokenizer = load_tokenizer(policy.path, reads=0 if endpoint else limits.max_tokens)
+    tokenizer, chat = policy.read(settings)
     asked = {question.question_id: question for question in questions}
-    chat = Chat(tokenizer, end_tokens(policy.path))
     logger.info("%s plays %d questions", policy.title, len(questions))
     with open_exam("tool_call", questions, chat, settings) as exam, counted("playing", len(questions)) as over:
         if policy.elsewhere:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -16,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from agent_r1.devices.sharing import gathered, is_sharded, parts, whole
 from agent_r1.files import load_pretrained, model_hash
@@ -80,6 +81,27 @@ def attach(model: nn.Module, params: LoraParams, *, seed: int) -> None:
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parameters:
+    """Numbers of weights. Tied ones count once."""
+
+    policy: int  # without adapters
+    backbone: int  # without the output layer; the critic's
+    adapters: int  # of one backbone
+
+
+def count_parameters(config: PretrainedConfig, adapter: LoraParams | None) -> Parameters:
+    """Counts the weights of a model on the meta device, which holds none."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        policy = sum(weight.numel() for weight in model.parameters())
+        backbone = sum(weight.numel() for weight in model.base_model.parameters())
+        if adapter:
+            attach(model, adapter, seed=0)
+    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    return Parameters(policy=policy, backbone=backbone, adapters=trained if adapter else 0)
 
 
 def merged_state(model: nn.Module) -> dict[str, Tensor]:

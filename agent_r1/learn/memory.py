@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import psutil
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig
 
 from agent_r1.devices.sharing import led
 from agent_r1.files import load_pretrained
-from agent_r1.learn.adapter import attach
+from agent_r1.learn.adapter import count_parameters
 from agent_r1.learn.optimizers import undone
 from agent_r1.learn.scoring import room
 from agent_r1.params import Params
@@ -191,27 +191,6 @@ def checkpoint_gib(demand: Demand) -> float:
         learners = 2 if demand.critic else 1
         return (count.policy * demand.dtype.itemsize + learners * count.adapters * (FLOAT32 + states)) / GIB
     return (count.policy + demand.critic * count.backbone) * (FLOAT32 + states) / GIB
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Parameters:
-    """Numbers of weights. Tied ones count once."""
-
-    policy: int  # without adapters
-    backbone: int  # without the output layer; the critic's
-    adapters: int  # of one backbone
-
-
-def count_parameters(config: PretrainedConfig, adapter: LoraParams | None) -> Parameters:
-    """Counts the weights of a model on the meta device, which holds none."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-        policy = sum(weight.numel() for weight in model.parameters())
-        backbone = sum(weight.numel() for weight in model.base_model.parameters())
-        if adapter:
-            attach(model, adapter, seed=0)
-    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-    return Parameters(policy=policy, backbone=backbone, adapters=trained if adapter else 0)
 
 
 def activation_bytes(demand: Demand) -> int:

@@ -25,6 +25,7 @@ from agent_r1.rollout.episode import PLAY, StepView
 from agent_r1.rollout.episodes import at_once, attend, follow
 from agent_r1.rollout.sampling import Action, Actor, Beneath, Request, Sampler
 from agent_r1.search.index import open_index
+from agent_r1.training.fitness import require_fit
 
 
 class Agent:
@@ -103,7 +104,12 @@ def open_agent(
 def open_policy(
     settings: Params, path: str, updates: int, *, beneath: Beneath | None, temperature: float
 ) -> Iterator[tuple[Sampler, Chat]]:
-    """Opens the policy of a folder or hub id after `updates` updates. With a model `beneath` it runs its adapters."""
+    """Opens the policy of a folder or hub id after `updates` updates. With a model `beneath` it runs its adapters.
+
+    Raises ValueError for a model that `require_fit` refuses.
+    """
+    if not beneath:
+        require_fit(path, settings)
     chat = Chat(load_tokenizer(path, settings.env.max_tokens), end_tokens(path))
     actor = Actor(
         model=path,

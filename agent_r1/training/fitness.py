@@ -10,7 +10,7 @@ from huggingface_hub import ModelCard
 from yaml import YAMLError
 
 from agent_r1.faults import Warned
-from agent_r1.learn.memory import count_parameters
+from agent_r1.learn.adapter import count_parameters
 from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import Params
 from agent_r1.pretrained import (

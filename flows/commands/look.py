@@ -183,10 +183,7 @@ def profile(
     """
     from agent_r1.envs.kinds import require_playable
     from agent_r1.inspection.profile import players_of, profile_tables, training_questions
-    from agent_r1.learn.model import load_tokenizer
-    from agent_r1.pretrained import end_tokens
     from agent_r1.records import Question
-    from agent_r1.rollout.chat import Chat
     from agent_r1.tables import read_rows
     from flows.policies import policy_of
     from flows.stage import accelerator
@@ -199,8 +196,8 @@ def profile(
     asked = training_questions(read_rows(settings.places.questions, Question), questions, sampled.seed)
     require_playable(asked, settings.env)
     policy = policy_of(settings, model or "")
-    tokenizer, beneath = load_tokenizer(policy.path, reads=settings.env.max_tokens), policy.beneath(settings)
-    chat = Chat(tokenizer, end_tokens(policy.path))
+    _, chat = policy.read(settings)
+    beneath = policy.beneath(settings)
     held = accelerator(settings.operate.side_by_side, settings.engine.gpus)
     with held, counted("playing", samples * len(asked)) as over:
         players = players_of(

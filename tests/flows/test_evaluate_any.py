@@ -8,7 +8,7 @@ import logging
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,10 @@ from agent_r1.params.places import RunId
 from agent_r1.params.stages import PROTOCOLS
 from agent_r1.records import Prediction, Question, Source, Trajectory
 from agent_r1.tables import read_rows, write_rows
+from agent_r1.training.agent import open_policy
+from agent_r1.training.fitness import require_fit
 from flows.evaluate import EvaluationRequest, evaluate
+from flows.tryout import play
 from tests.fixtures import PLACES, Inside, WriteParams
 
 ASKING = [each for each in PROTOCOLS if each not in SCRIPTED]  # questions that are answered
@@ -94,6 +97,39 @@ def test_an_evaluation_of_a_policy_that_never_acts_says_so(
     assert re.search(
         r": (\d+) of \1 actions are neither a call nor an answer, the first .* all returns are equal;", line
     )
+
+
+@pytest.fixture
+def quantised(
+    project: Path, tiny_model: Path, tmp_path: Path, inside: Inside, write_params: WriteParams
+) -> Iterator[str]:
+    """The folder of a model in four bits, which the project names in `model.path`."""
+    folder = shutil.copytree(tiny_model, tmp_path / "awq")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "awq"}}))
+    write_params(project, CHANGES | {"model": {"threads": 1, "path": str(folder)}})
+    with inside(project):
+        yield str(folder)
+    write_params(project, CHANGES)
+
+
+OPENING: dict[str, Callable[[str], object]] = {
+    "evaluate": lambda folder: evaluate(EvaluationRequest(folder)),
+    "baseline": lambda _: evaluate(EvaluationRequest("as_shipped")),
+    "try": lambda folder: list(play(RunId("ppo"), folder, None)),
+    "serve": lambda folder: open_policy(load(), folder, 0, beneath=None, temperature=0.0).__enter__(),
+}
+
+
+@pytest.mark.parametrize("opens", OPENING.values(), ids=OPENING)
+def test_an_unfit_model_is_refused_as_by_a_training_before_anything_is_loaded(
+    opens: Callable[[str], object], quantised: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent_r1.rollout.engines.load_model", lambda *_: pytest.fail("it was loaded"))
+    with pytest.raises(ValueError, match=r"is quantised \(awq\); take the release in bfloat16") as refused:
+        opens(quantised)
+    with pytest.raises(ValueError, match=re.escape(str(refused.value))):
+        require_fit(quantised, load())
 
 
 def test_every_protocol_asks_the_same_questions_and_is_told_apart(

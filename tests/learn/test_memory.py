@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from agent_r1.learn import checkpoint
-from agent_r1.learn.adapter import attach
+from agent_r1.learn.adapter import attach, count_parameters
 from agent_r1.learn.learner import Learner
 from agent_r1.learn.memory import (
     GIB,
@@ -32,7 +32,6 @@ from agent_r1.learn.memory import (
     available_gib,
     check,
     checkpoint_gib,
-    count_parameters,
     demand_of,
     estimate,
     measure,
