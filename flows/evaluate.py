@@ -30,6 +30,7 @@ from agent_r1.params.sections import nearest
 from agent_r1.params.stages import PROTOCOLS, Protocol
 from agent_r1.records import GREEDY, Prediction, Question, Trajectory, words_of
 from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.prompts import UNANSWERED, without_room
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.tracking.runs import KIND_TAG, VERSION_TAG
 from agent_r1.training.findings import findings
@@ -193,12 +194,13 @@ def _answers(
     """Has the subject attempt every question; only a policy of this machine needs the accelerator.
 
     A server's answers are `kept` in a file. Returns the trajectories, the conditions under which they came about, and
-    the use of tools.
+    the use of tools. Raises as `without_room`.
     """
     policy = subject.policy
     beneath = policy.beneath(settings)
     rounded = beneath is None and policy.would_round(settings)
     with open_exam(subject.protocol, questions, chat, settings, greedily=True) as exam:
+        without_room(exam.attempts, chat, exam.shared, which="test questions", then=UNANSWERED)
         measured = exam.conditions(rounded=rounded, engine=TEXT_LEVEL if policy.elsewhere else "")
         with counted(subject.label, len(exam.attempts)) as over:
             if subject.protocol in SCRIPTED:

@@ -301,6 +301,7 @@ REFUSED = {
         tools.read: {part_characters: 4000} | part_characters 4000 would be cut at max_result_characters 4000
         games.moves: 4 | games.moves_per_step 5 has no effect above an episode's moves, 4; lower it, or raise moves
         max_tokens: 64 | env: max_action_tokens 64 leaves no room for a prompt in max_tokens 64; raise max_tokens
+        too_long_share: 1.5 | env.too_long_share: Input should be less than or equal to 1; got 1.5
         agents.x: {timeout_s: 1} | env.agents.x: an agent is a function, a command that is started or the url of a
         agents.x: {timeout_s: 1, function: "a:f", command: [a]} | agents.x: an agent is a function, ... one of the three
         agents.x: {timeout_s: 1, function: a.f} | agents.x.function: String should match pattern

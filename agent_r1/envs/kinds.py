@@ -41,6 +41,7 @@ class Kind(NamedTuple):
     scripts: Mapping[str, Script] = {}
     # Whether question, seed and actions restore an episode, whose chance can be drawn anew from there (`Env.redraw`).
     restored: Callable[[EnvParams], bool] = lambda limits: False
+    foretold: bool = True  # whether its prompt is known before it is opened
 
 
 def _game(question: Question, shared: Shared, seed: int) -> GameEnv:
@@ -61,6 +62,7 @@ def _outside(module: str, env: str, require: str, scripts: Mapping[str, Script] 
         lambda question, shared, seed: vars(import_module(module))[env](question, shared, seed),
         lambda questions, limits: vars(import_module(module))[require](questions, limits),
         scripts,
+        foretold=False,
     )
 
 
@@ -154,6 +156,11 @@ def attempts_at(
         for group, question in enumerate(questions, start=first_group)
         for sample in range(samples)
     ]
+
+
+def foretold(attempt: Attempt) -> bool:
+    """Whether an attempt's prompt is known before a world's reset, or an agent outside, says it."""
+    return not attempt.agent and (attempt.question is None or KINDS[attempt.question.env].foretold)
 
 
 def openings(attempts: Sequence[Attempt], questions: Sequence[Question], shared: Shared) -> list[Env]:

@@ -246,4 +246,4 @@ def _limits(env: EnvParams, played: Set[str]) -> dict[str, Any]:
     others = {name for name in env.declared if name not in played} | (set() if played & GAMES.keys() else {"games"})
     others |= set() if any(agent_of(each, env) for each in played) else {"agent", "agents"}
     others |= {"answers"} if env.answers == "tagged" else set()
-    return env.model_dump(exclude={"instructions", "examples", "aborted_share", *others})
+    return env.model_dump(exclude={"instructions", "examples", "aborted_share", "too_long_share", *others})

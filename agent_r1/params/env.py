@@ -206,6 +206,7 @@ class EnvParams(Section):
     context: ContextParams
     parallel_calls: Count
     aborted_share: Share
+    too_long_share: Share
     order: Order
     games: GamesParams
 

@@ -66,7 +66,8 @@ KINDS = {
         train.checkpoint.every train.keep.learner train.keep.every train.monitor.thoughts_every
         train.update.proved_trajectories train.update.canary_tolerance.float32
         train.update.canary_tolerance.bfloat16 warm_start.checkpoint_every learner.silence_s
-        env.max_tokens env.max_action_tokens env.aborted_share env.agents.*.timeout_s env.agents.*.concurrency
+        env.max_tokens env.max_action_tokens env.aborted_share env.too_long_share env.agents.*.timeout_s
+        env.agents.*.concurrency
         env.openenv.*.timeout_s env.toolbox.*.timeout_s env.tools.functions.*.timeout_s env.tools.mcp.*.timeout_s
         env.tools.python.timeout_s env.tools.python.memory_mib env.tools.python.workers
     """,

@@ -98,6 +98,7 @@ NEUTRAL: dict[str, Any] = {
     "env.agents.*.examples": False,
     "env.answers": "tagged",
     "env.examples": "",
+    "env.too_long_share": 0.0,
     "evaluate.examples": "",
     "env.gymnasium.*.observation": "",
     "env.gymnasium.*.success": None,

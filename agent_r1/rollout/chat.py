@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import zip_longest
 from typing import Literal, Self, TypeVar
 
@@ -272,8 +273,8 @@ class Dialogue:
         self._before: list[Message] = [("system", chat.escape(system)), *chat.example_messages(examples, tools)]
         self._messages: list[Message] = [*self._before, ("user", chat.escape(user))]
         self._native_call = ("", "")
-        self.text = chat.template.render(self._messages, self._tools)  # of the current context, escaped
-        self.opening = chat.encode([Piece(self.text, Source.PROMPT)], None)
+        self.prompt = chat.template.render(self._messages, self._tools)  # the first context, escaped
+        self.text = self.prompt  # of the current context
 
     @classmethod
     def of(cls, chat: Chat, env: Env) -> Self:
@@ -281,6 +282,11 @@ class Dialogue:
         dialogue = cls(chat, env.system, env.user, env.tools, env.examples)
         dialogue._native_call = (env.example_call, chat.calls.native(env.example_call) if chat.calls else "")
         return dialogue
+
+    @cached_property
+    def opening(self) -> Encoded:
+        """The tokens of the first context."""
+        return self._chat.encode([Piece(self.prompt, Source.PROMPT)], None)
 
     def reply(
         self, action: Sequence[int], observations: Sequence[str], *, closed: bool, restart: Restart | None = None

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from itertools import groupby, product, takewhile
+from itertools import groupby, islice, product, takewhile
 from typing import Any
 
 from jinja2 import TemplateError
@@ -28,6 +28,7 @@ FENCE = chr(0x10FEFF)  # stands before a text that no context begins with: some 
 FIRST_ESCAPE = 0x10FF00  # in the last private-use plane: a text that holds these characters loses nothing but them
 # Placeholders for the texts of a conversation: no template writes them, changes them or strips them.
 SYSTEM, USER, ACTION, OBSERVATION = "\u2063SYSTEM\u2063", "\u2063USER\u2063", "\u2063ACTION\u2063", "\u2063TOOL\u2063"
+_READ_TOGETHER = 1024  # texts
 TODAY = datetime(2024, 7, 26)  # for templates that write the date: with the true one no run could be repeated
 OPENING: list[Message] = [("system", SYSTEM), ("user", USER)]
 SAMPLE: list[Message] = [*OPENING, ("assistant", ACTION), ("tool", OBSERVATION)]
@@ -146,6 +147,18 @@ class Codec:
         tokens = list(self._tokens(pieces, behind))
         return Encoded([index for index, _ in tokens], [source for _, source in tokens])
 
+    def lengths(self, texts: Iterable[str]) -> Iterator[int]:
+        """The number of tokens of each text, which begins a context; equal stretches of several texts are read once.
+
+        All cores read. A mark that a text spells out may count as one token, where the vocabulary has it too.
+        """
+        rest = iter(texts)
+        while rows := [list(self._stretches(text)) for text in islice(rest, _READ_TOGETHER)]:
+            distinct = list({stretch for row in rows for stretch in row})
+            read = self._plain.encode_batch_fast(distinct, add_special_tokens=False)
+            counts = dict(zip(distinct, map(len, read), strict=True))
+            yield from (sum(counts[stretch] for stretch in row) for row in rows)
+
     def encode_sampled(self, text: str) -> list[int]:
         """The token ids that a policy would sample to write `text`, marks as added tokens."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
@@ -179,14 +192,23 @@ class Codec:
         """The tokens between the mark that they stand behind and the next one."""
         text = self.unescape("".join(piece.text for piece in pieces))
         source = [piece.source for piece in pieces for _ in piece.text]  # per character
-        if behind in self._swallow_right:
-            text = text.lstrip()
-            source = source[len(source) - len(text) :]
-        if mark in self._swallow_left:
-            text = text.rstrip()
-        for index, start, stop in self._read(text, begins=behind is None):
+        read = self._beside(text, behind, mark)
+        source = source[text.find(read) :]
+        for index, start, stop in self._read(read, begins=behind is None):
             touched = source[start:stop] or source[:1]
             yield index, Source.OBSERVATION if Source.OBSERVATION in touched else touched[0]
+
+    def _beside(self, text: str, behind: str | None, mark: str) -> str:
+        """A text without the blanks that the marks beside it swallow."""
+        if behind in self._swallow_right:
+            text = text.lstrip()
+        return text.rstrip() if mark in self._swallow_left else text
+
+    def _stretches(self, text: str) -> Iterator[str]:
+        """The texts between marks, with FENCE in place of the mark that each but the first stands behind."""
+        parts = ["", *self._mark.split(text), ""]
+        for behind, said, mark in zip(parts[::2], parts[1::2], parts[2::2], strict=False):
+            yield FENCE * bool(behind) + self._beside(self.unescape(said), behind, mark)
 
     def _read(self, text: str, *, begins: bool = False) -> Iterator[tuple[int, int, int]]:
         """The tokens of a text, none of them added, and their spans; marks of the vocabulary are read by letter."""

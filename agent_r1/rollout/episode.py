@@ -196,18 +196,19 @@ class Episode:
         self.fault = self.full = ""  # the world's fault, and the words with which the model's context was full
 
     async def open(self) -> None:
-        """Opens the environment and begins the first context."""
+        """Opens the environment and begins the first context; raises PromptTooLong if an action has no room there."""
         try:
             await self._env.open()
         except WorldFault as fault:
             self.abort(fault)
             return
         self._dialogue = Dialogue.of(self._chat, self._env)
-        self._append(self._dialogue.opening)
-        if self._room() < 1:
+        opening = self._dialogue.opening
+        if (tokens := len(opening.ids)) >= self._limits.max_tokens:
             bare = Dialogue(self._chat, self._env.system, self._env.user, self._env.tools)
-            examples = len(self._ids) - len(bare.opening.ids)
-            raise PromptTooLong(self._attempt.question_id, len(self._ids), self._limits.max_tokens, examples)
+            examples = tokens - len(bare.opening.ids)
+            raise PromptTooLong(self._attempt.question_id, tokens, self._limits.max_tokens, examples)
+        self._append(opening)
 
     async def close(self) -> None:
         await self._env.close()

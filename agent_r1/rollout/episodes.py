@@ -16,7 +16,7 @@ from agent_r1.faults import ContextFull, WorldFault, require_few
 from agent_r1.params.env import EnvParams, Order
 from agent_r1.records import Outcome, Trajectory
 from agent_r1.rollout.chat import Chat, Dialogue
-from agent_r1.rollout.episode import PLAY, Episode, Play, StepView
+from agent_r1.rollout.episode import PLAY, Episode, Play, PromptTooLong, StepView
 from agent_r1.rollout.sampling import Action, Flowing, Request, Sampler
 from agent_r1.seeds import derive
 from agent_r1.surroundings import room
@@ -102,8 +102,8 @@ def collect(
     round waits for the slowest and not for their sum. By arrival no episode under way waits for another, and one begins
     as soon as there is `surroundings.room` for its connections.
 
-    An episode whose next observation would leave no room for another action ends as TOKEN_LIMIT; the observation is
-    not appended, and earns nothing. A new context begins where the environment or `shared.limits.context` rewrites the
+    An episode whose prompt or next observation would leave no room for another action ends as TOKEN_LIMIT; that is not
+    appended, and earns nothing. A new context begins where the environment or `shared.limits.context` rewrites the
     context, or the chat template renders the history in another way than before; see `Dialogue`.
 
     Episodes that the world cuts short are made again once, with the same seeds; the ones cut short again are ABORTED.
@@ -111,8 +111,8 @@ def collect(
     Every action's seed is derived from (seed, iteration, question, sample, step). `shared.limits.max_tokens` bounds a
     context and `max_action_tokens` one action.
 
-    Raises TooManyAborted if more than the share `env.aborted_share` is cut short, PromptTooLong if a prompt leaves no
-    room for an action, and ValueError if the sampler knows rounds alone.
+    Raises TooManyAborted if more than the share `env.aborted_share` is cut short, and ValueError if the sampler knows
+    rounds alone.
     """
     limits = shared.limits
     chat.frames(limits.parallel_calls)  # refuses before anything is sampled
@@ -162,8 +162,11 @@ async def _to_its_end(
     episode: Episode, index: int, act: Act, overs: Sequence[Callable[[], None]], places: asyncio.Semaphore
 ) -> None:
     async with places:
-        async for _ in _steps(episode, index, act):
-            pass
+        try:
+            async for _ in _steps(episode, index, act):
+                pass
+        except PromptTooLong as fault:
+            episode.outcome, episode.full = Outcome.TOKEN_LIMIT, str(fault)
     for over in overs:
         over()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 from transformers import AutoConfig
@@ -20,13 +20,14 @@ from agent_r1.params.places import RunId
 from agent_r1.pretrained import compute_dtype, default_device
 from agent_r1.records import Question
 from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.prompts import LEFT_OUT, UNANSWERED, without_room
 from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
 from agent_r1.training.fitness import require_fit
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.identity import Identity
 from agent_r1.training.loop import Training
-from agent_r1.training.questions import require_gold_titles
+from agent_r1.training.questions import draw_unseen, require_gold_titles
 
 
 class Assembly:
@@ -50,7 +51,7 @@ class Assembly:
     ) -> Iterator[tuple[RunFolder, Callable[..., Training]]]:
         """Takes the run's folder up; gives it, and a function that loads the model, for the `ranks` of a stage.
 
-        Raises as `memory.check`, `open_index` and `RunFolder.opened`.
+        Raises as `memory.check`, `open_index`, `without_room` and `RunFolder.opened`.
         """
         # before the folder is taken up: a run that cannot start replaces nothing
         require_fit(self.model, self.settings)
@@ -59,11 +60,12 @@ class Assembly:
         index = open_index(self.settings.search, self._places.passages, self._places.index)
         with Shared(self.settings.env, index) as shared:
             warn_of_alike(self._questions, shared)
+            left_out = self._without_room(shared)
             identity = Identity.of(self.settings, self.config, self.inputs(shared), code)
             config = self.config.model_copy(update={"reference": self.teacher or self.config.reference})
+            opening = partial(Training, self.settings, questions=self._questions, left_out=left_out)
             with RunFolder(folder, identity, config).opened(aside, fresh=fresh) as run:
-                opening = partial(Training, self.settings, questions=self._questions, shared=shared, model=self.model)
-                yield run, partial(opening, folder=run)
+                yield run, partial(opening, shared=shared, model=self.model, folder=run)
 
     def inputs(self, shared: Shared) -> dict[str, str]:
         """Hashes of all inputs of the run."""
@@ -74,11 +76,23 @@ class Assembly:
             "passages": sha256(self._places.passages),
             "index": shared.index.index_hash,
             "warm_start": model_hash(str(self.model)),
-            "prompt": Chat(load_tokenizer(self.model)).prompts_hash(opened),
+            "prompt": self._chat.prompts_hash(opened),
             **({"reference": model_hash(reference)} if reference and not self.config.reference_at else {}),
             **own_rewards.sources(self.config.credit.rewards),
             **shared.sources(),
         }
+
+    @cached_property
+    def _chat(self) -> Chat:
+        return Chat(load_tokenizer(self.model))
+
+    def _without_room(self, shared: Shared) -> set[str]:
+        """The training questions that are left out."""
+        if self.config.validation.every:
+            validated = attempts_at(draw_unseen(self._questions, self.config), shared)
+            without_room(validated, self._chat, shared, which="dev questions", then=UNANSWERED)
+        learned = attempts_at([question for question in self._questions if question.split == "train"], shared)
+        return without_room(learned, self._chat, shared, which="training questions", then=LEFT_OUT)
 
     def finish(self, folder: RunFolder) -> None:
         """Leaves the folder of a complete run with its policy, adapters merged, and no file that nothing reads."""

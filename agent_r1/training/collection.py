@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import copy_context
@@ -86,10 +86,11 @@ class TrainedEngine:
         shared: Shared,
         learner: Learner,
         folder: RunFolder,
+        left_out: Collection[str] = (),
         demonstrator: Demonstrator | None = None,
     ) -> None:
         """Starts the engine, by `start` with the tokens that end an action; the rest are arguments of `Training`."""
-        self.demonstrator = demonstrator
+        self.demonstrator, self.left_out = demonstrator, left_out
         self.env, self.config, self.shared, self.learner, self.folder = shared.limits, config, shared, learner, folder
         self.questions = [question for question in questions if question.split == "train"]
         self.own_rewards = own_rewards.load(config.credit.rewards)
@@ -204,8 +205,9 @@ class TrainedEngine:
         for refill in range(rounds):
             missing = groups_to_refill(trajectories, wanted, batch.credit, self.env.max_tokens)
             asked = {trajectory.question_id for trajectory in trajectories}
+            besides = asked.union(self.left_out)
             further = draw_further(
-                self.questions, missing, besides=asked, iteration=batch.iteration, refill=refill, seed=batch.seed
+                self.questions, missing, besides=besides, iteration=batch.iteration, refill=refill, seed=batch.seed
             )
             if further:
                 trajectories += self.answer(further, batch, first_group=len(asked))
@@ -318,7 +320,8 @@ class Collector:
         self.folder.forget(iteration)
         self.shared.verify()
         self.sampler.load_weights()
-        questions = draw(self.sampler.questions, self.config.rollout.questions, iteration=iteration, seed=seed)
+        count, left_out = self.config.rollout.questions, self.sampler.left_out
+        questions = draw(self.sampler.questions, count, iteration=iteration, seed=seed, left_out=left_out)
         return self.sampler.batch(questions, iteration, seed=seed, credit=credit)
 
     def _lag(self, versions: int) -> Metrics:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial, wraps
 from pathlib import Path
@@ -110,13 +110,15 @@ class Training:
         shared: Shared,
         model: str | Path,
         folder: RunFolder,
+        left_out: Collection[str] = (),
         ranks: Ranks = ALONE,
     ) -> None:
         """Loads the model that the run starts from, a Hugging Face folder or hub id, as an earlier process left it.
 
-        The folder is open. Iterations draw from the questions of the train split, validations from the dev split. The
-        `ranks` share the learner. Raises ValueError for questions that are missing or lack a weighted reward's facts,
-        and for a model that cannot be loaded or needs more memory than there is.
+        The folder is open. Iterations draw from the questions of the train split, but for those whose ids are
+        `left_out`, validations from the dev split. The `ranks` share the learner. Raises ValueError for questions that
+        are missing or lack a weighted reward's facts, and for a model that cannot be loaded or needs more memory than
+        there is.
         """
         self.env, self.folder, self.config = settings.env, folder, folder.config
         config = self.config
@@ -146,6 +148,7 @@ class Training:
             shared=shared,
             learner=self.learner,
             folder=folder,
+            left_out=left_out,
             demonstrator=demonstrator,
         )
         self.collector = Collector(sampler)

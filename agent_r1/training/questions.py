@@ -12,6 +12,7 @@ from agent_r1.params.train import TrainParams
 from agent_r1.records import Question, Trajectory
 from agent_r1.seeds import derive
 
+_STAND_IN = -1  # in place of the number of a refill
 VALIDATED = "validation/success"
 History = Sequence[Mapping[str, float]]  # the metrics of the finished iterations
 
@@ -28,20 +29,28 @@ def require_gold_titles(questions: Iterable[Question], credit: CreditParams) -> 
         )
 
 
-def draw(questions: Sequence[Question], count: int, *, iteration: int, seed: int) -> list[Question]:
+def draw(
+    questions: Sequence[Question], count: int, *, iteration: int, seed: int, left_out: Collection[str] = ()
+) -> list[Question]:
     """The `count` questions of an iteration, no question twice.
 
     Successive iterations pass through all questions in a random order, then in another one. A pass leaves out its last
-    questions if they do not fill an iteration. Raises ValueError if there are fewer questions than an iteration needs.
+    questions if they do not fill an iteration. Others stand in for those whose ids are `left_out`, and the rest keep
+    their places, so that a run can go on when there is room for more. Raises ValueError if there are fewer questions
+    than an iteration needs.
     """
-    if count > len(questions):
+    if count > (most := len(questions) - len(left_out)):
         raise ValueError(
-            f"train.rollout.questions is {count} and there are {len(questions)} training questions; "
-            "lower it or prepare more"
+            f"train.rollout.questions is {count} and there are {most} training questions"
+            f"{' with room for an action' * bool(left_out)}; lower it or prepare more"
         )
     passed, position = divmod(iteration, len(questions) // count)
     order = np.random.default_rng(derive(seed, "questions", passed)).permutation(len(questions))
-    return [questions[index] for index in order[position * count : (position + 1) * count]]
+    passing = [questions[index] for index in order[position * count : (position + 1) * count]]
+    drawn = [question for question in passing if question.question_id not in left_out]
+    besides = {*left_out, *(question.question_id for question in drawn)}
+    missing = count - len(drawn)
+    return drawn + draw_further(questions, missing, besides=besides, iteration=iteration, refill=_STAND_IN, seed=seed)
 
 
 def draw_unseen(questions: Sequence[Question], config: TrainParams) -> list[Question]:

@@ -34,6 +34,7 @@ from agent_r1.pretrained import compute_dtype
 from agent_r1.records import QA, Outcome, Passage, Question, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect
+from agent_r1.rollout.prompts import LEFT_OUT, without_room
 from agent_r1.search.index import Cached
 from agent_r1.seeds import derive
 from agent_r1.training.conversations import retell
@@ -71,11 +72,22 @@ def train_on_demonstrations(
     if asked or (settings.prepare.asks and not played):
         searching, answering = _demonstrations(settings, asked, index)
     if settings.model.path:
-        tokenizer, model = load_tokenizer(settings.model.path), _to_fine_tune(settings, ranks)
+        tokenizer = load_tokenizer(settings.model.path)
     else:
         shown = _games_as_text(played, settings)
         texts = chain(_texts(passages, [*searching, *answering]), shown, (each.text for each in conversations))
         tokenizer = builtin.train_tokenizer(texts, taught.vocab_size)
+    chat = Chat(tokenizer)
+    acting = [each.question for each in searching] + played * bool(taught.demonstrations)
+    with Shared(settings.env, index) as shared:
+        attempts = attempts_at(acting, shared, outside=False)
+        without_room(attempts, chat, shared, which="demonstrated questions", then=LEFT_OUT)
+        if answering:
+            attempts = naive_rag_attempts([each.question for each in answering], shared)
+            without_room(attempts, chat, shared, which="questions demonstrated from passages", then=LEFT_OUT)
+    if settings.model.path:
+        model = _to_fine_tune(settings, ranks)
+    else:
         model = builtin.new_model(
             tokenizer,
             hidden_size=taught.hidden_size,
@@ -84,7 +96,6 @@ def train_on_demonstrations(
             max_tokens=settings.env.max_tokens,
             seed=taught.seed,
         )
-    chat = Chat(tokenizer)
     demonstrations = [*act_out(searching, answering, chat, index, settings), *_play_out(played, chat, settings)]
     retold = retell(conversations, questions, chat, index, settings) if conversations else []
     lessons = Lessons.of(demonstrations, retold, taught.observation_weight)
@@ -216,7 +227,8 @@ def act_out(
                 trajectories += collect(sampler, chat, attempts, tools, seed=settings.warm_start.seed)
     questions = [demonstration.question for demonstration in (*searching, *answering)]
     real = {question.question_id for question in questions if question.dataset != BUILT_IN}
-    whole = [row for row in trajectories if row.outcome is Outcome.ANSWERED or row.question_id not in real]
+    acted = [row for row in trajectories if row.steps]
+    whole = [row for row in acted if row.outcome is Outcome.ANSWERED or row.question_id not in real]
     cut = len(trajectories) - len(whole)
     if cut:
         logger.warning("%d of %d demonstrations do not fit in env.max_tokens, and are left out", cut, len(trajectories))
@@ -232,7 +244,7 @@ def _play_out(questions: Sequence[Question], chat: Chat, settings: Params) -> li
             if attempts[part]:
                 sampler = ScriptedSampler(scripts[part], chat)
                 trajectories += collect(sampler, chat, attempts[part], shared, seed=settings.warm_start.seed)
-    return trajectories
+    return [row for row in trajectories if row.steps]
 
 
 def _readings(settings: Params) -> Iterator[tuple[EnvParams, slice]]:

@@ -20,7 +20,7 @@ from agent_r1.params.env import ContextParams, EnvParams
 from agent_r1.records import Passage, Question, Source, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episode import PromptTooLong
-from agent_r1.rollout.episodes import ScriptedSampler, collect
+from agent_r1.rollout.episodes import ScriptedSampler, collect, follow
 from agent_r1.search.base import Search
 
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "Tesk"}}\n</tool_call>'
@@ -96,8 +96,11 @@ def test_the_hash_of_a_prompt_covers_its_examples(write: Write, chat: Chat, inde
 
 def test_examples_that_leave_no_room_are_refused_with_the_numbers(write: Write, chat: Chat, index: Search) -> None:
     limits = write({"messages": EXAMPLE}, max_tokens=100)
-    with pytest.raises(PromptTooLong, match=r"has \d+ tokens, \d+ of them for env\.examples, and max_tokens is 100"):
-        play(lambda shared: attempts_at([FILM], shared)[0], limits, chat, index)
+    refused = pytest.raises(
+        PromptTooLong, match=r"has \d+ tokens, \d+ of them for env\.examples, and max_tokens is 100"
+    )
+    with Shared(limits, index) as shared, refused:
+        [*follow(ScriptedSampler([[]], chat), chat, attempts_at([FILM], shared)[0], shared, seed=0)]
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,8 @@ from agent_r1.http.endpoint import ENDPOINT_KEY
 from agent_r1.inspection.printed import compared
 from agent_r1.params import load
 from agent_r1.params.places import RunId
-from agent_r1.records import Outcome, Question, Trajectory
-from agent_r1.tables import read_rows
+from agent_r1.records import Outcome, Prediction, Question, Trajectory
+from agent_r1.tables import read_rows, write_rows
 from flows.commands import execute
 from flows.commands.look import chat
 from flows.commands.operate import serve_agent
@@ -145,6 +147,38 @@ def test_an_evaluation_that_is_cut_short_asks_for_the_rest_alone(project: Path, 
     assert not answered & {*heard}
     assert not (project / kept).exists()
     assert (scores["questions"], scores["outcome/token_limit"]) == (12, round(1 / 12, 4))
+
+
+def test_a_question_without_room_counts_as_no_answer_and_more_of_them_are_refused(
+    project: Path, inside: Inside, write_params: WriteParams, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One of twelve, of which two samples and a greedy answer are asked for; the score keeps its twelve questions."""
+    (project / "data").unlink()
+    shutil.copytree(small := (project / PLACES.warm_start).resolve().parents[1] / "data", project / "data")
+    rows, heard = read_rows(small.parent / PLACES.questions, Question), list[str]()
+    long = asked_questions(rows, 12, seed=0)[3].question_id
+    grown = [replace(row, text=f"{row.text} " * 200) if row.question_id == long else row for row in rows]
+    write_rows(project / PLACES.questions, grown, Question)
+
+    def play(asked: Heard) -> Said:
+        heard.append(asked.body["messages"][1]["content"])
+        return said("<answer>x</answer>")
+
+    shares = {"env": {"too_long_share": 0.1}, "evaluate": {"samples": 2, "temperature": 1.0}}
+    with inside(project), answering(play) as url:
+        with pytest.raises(
+            ValueError, match=rf"1 of 12 test questions .* '{long}'; .*, or raise env.too_long_share 0.01"
+        ):
+            evaluate(EvaluationRequest("m", endpoint=url))
+        assert heard == []
+        write_params(project, shares)
+        evaluate(EvaluationRequest("m", endpoint=url))
+        scores = json.loads((PLACES.evaluation("m") / "scores.json").read_text())
+        found = read_rows(PLACES.evaluation("m") / "predictions.parquet", Prediction)
+    assert "each counts as an answer of nothing (token_limit); raise env.max_tokens to ask them" in caplog.text
+    assert len(heard) == 3 * 11
+    assert (scores["questions"], scores["outcome/token_limit"], scores["aborted"]) == (12, round(1 / 12, 4), 0)
+    assert [(row.answer, row.success, row.steps) for row in found if row.question_id == long] == [("", 0.0, 0)] * 3
 
 
 @pytest.mark.parametrize(

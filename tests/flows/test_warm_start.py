@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from transformers import AutoModelForCausalLM
 from agent_r1.devices.sharing import Ranks
 from agent_r1.learn import memory
 from agent_r1.learn.model import load_tokenizer
+from agent_r1.records import Question
+from agent_r1.tables import read_rows, write_rows
 from agent_r1.training.supervised import Unfinished
 from flows.commands.execute import index, prepare
 from flows.warm_start import warm_start
@@ -144,3 +147,30 @@ def test_what_cannot_fit_is_refused_before_it_is_loaded(
     with inside(tmp_path), pytest.raises(ValueError, match=r"needs about .* GiB and the device has (0\.5|20\.0):"):
         warm_start()
     assert not (tmp_path / PLACES.warm_start).exists()
+
+
+def test_a_demonstrated_question_without_room_is_left_out_or_refused_before_the_model_is_loaded(
+    stored: Path, tmp_path: Path, inside: Inside, write_params: WriteParams, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, weights = {"path": str(stored)}, stored / "model.safetensors"
+    start = {"fine_tune": True, "steps": 1, "demonstrations": 8, "naive_rag_demonstrations": 2}
+    write_params(tmp_path, {"model": model, "warm_start": start, "env": {"max_tokens": 500}})
+    with inside(tmp_path):
+        prepare()
+        index()
+        rows = read_rows(PLACES.questions, Question)
+        long = next(row for row in rows if row.split == "train")
+        grown = [replace(row, text=f"{row.text} " * 20) if row == long else row for row in rows]
+        write_rows(PLACES.questions, grown, Question)
+        weights.rename(stored / "elsewhere")
+        with pytest.raises(
+            ValueError, match=rf"1 of 8 demonstrated questions .* '{long.question_id}'; .*too_long_share 0\.01, up"
+        ):
+            warm_start()
+        (stored / "elsewhere").rename(weights)
+        write_params(tmp_path, {"model": model, "warm_start": start, "env": {"max_tokens": 500, "too_long_share": 0.5}})
+        warm_start()
+    assert (tmp_path / PLACES.warm_start).is_dir()
+    for counted in ("1 of 8 demonstrated questions", "1 of 2 questions demonstrated from passages"):
+        assert f"{counted} leave no room for an action in env.max_tokens 500" in caplog.text
+    assert "2 of 10 demonstrations do not fit in env.max_tokens, and are left out" in caplog.text

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,11 @@ import pytest
 
 from agent_r1.faults import WorldFault
 from agent_r1.outside.toolbox_env import ToolboxEnv, require_toolbox
-from agent_r1.records import CallStatus, Outcome
+from agent_r1.records import CallStatus, Outcome, Passage, Trajectory
+from agent_r1.tables import read_rows
 from agent_r1.tools.toolbox import own_sources
+from agent_r1.training.loop import Training, iterate
+from tests.fixtures import Task
 from tests.outside.worlds import asked, limits, play, shared
 
 SOURCE = '''
@@ -60,6 +65,13 @@ class Slow(Quiet):
 class Stuck(Slow):
     async def get_reward(self):
         await asyncio.sleep(3600)
+
+class Hinting(Quiet):
+    def reset(self, hint):
+        return hint
+
+    def get_reward(self):
+        return 1.0
 
 class Stating(Quiet):
     def state_key(self):
@@ -278,3 +290,25 @@ def test_a_run_may_have_one_of_its_own() -> None:
     """The settings survive the way through `Params.of`, whose values are named as in params.yaml."""
     params = limits(toolbox=declared("Wordle"))
     assert limits(**params.model_dump()).toolbox == params.toolbox
+
+
+def test_a_reset_that_leaves_no_room_is_no_answer_and_the_training_goes_on(
+    tiny_model: Path, bm25_index: Callable[..., Any], open_training: Callable[..., AbstractContextManager[Training]]
+) -> None:
+    """Known at its reset alone: one of three rows shows more than a context holds, and nothing is learned from it."""
+    rows = [
+        asked("toolbox", {"name": "w", "row": {"hint": "w" * size}}, question_id=f"q{size}") for size in (5, 900, 9)
+    ]
+    env = limits(toolbox=declared("Hinting"), max_steps=1, max_tokens=512, max_action_tokens=4)
+    small = {"rollout": {"samples": 2}, "update": {"minibatches": 1}, "iterations": 1}
+    credit = {"estimator": "grpo", "rewards": {"agent_r1": 0.0, "env": 1.0}}
+    index = bm25_index([Passage(passage_id="p", title="Veld", text="Tesk is a city.")])
+    task = Task(questions=rows, index=index, model=tiny_model)
+    with open_training(task, {**small, "credit": credit}, env) as training:
+        iterate(training)
+        [metrics] = training.folder.history()
+        found = read_rows(training.folder.trajectories(0), Trajectory)
+    long = [row for row in found if row.question_id == "q900"]
+    assert [(row.outcome, row.steps, len(row.token_ids)) for row in long] == [(Outcome.TOKEN_LIMIT, [], 0)] * 2
+    assert {row.outcome for row in found if row.question_id != "q900"} == {Outcome.MALFORMED}
+    assert (metrics["outcome/malformed"], metrics["outcome/aborted"]) == (1.0, 0.0)

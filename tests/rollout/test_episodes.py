@@ -24,7 +24,7 @@ from agent_r1.params import SHIPPED, load
 from agent_r1.records import CallStatus, Outcome, Question, Source, StopReason, Trajectory
 from agent_r1.rollout import episodes
 from agent_r1.rollout.chat import Chat, Dialogue
-from agent_r1.rollout.episode import Play, StepView
+from agent_r1.rollout.episode import Play, PromptTooLong, StepView
 from agent_r1.rollout.episodes import ScriptedSampler, collect, follow
 from agent_r1.rollout.sampling import Action, Engine, EngineError, Request, Sampler
 from agent_r1.search.base import Search
@@ -293,10 +293,27 @@ def test_an_observation_without_room_is_not_appended(chat: Chat, spare: int) -> 
     assert trajectory.steps[0].rewards == {"think": 1.0} | read
 
 
-def test_a_prompt_without_room_is_refused(chat: Chat) -> None:
+@pytest.mark.parametrize("order", ["rounds", "arrival"])
+def test_a_prompt_without_room_ends_its_episode_and_no_other(
+    order: str, chat: Chat, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is sampled for it, it holds nothing, and succeeds in nothing."""
+    sampler = ScriptedSampler([["a"], [], ["a"]], chat)
+    length = len(Dialogue(chat, "Be brief.", "Who was it?").opening.ids)
+    asked = [Echo("o", 0), Echo("o", 0, user="Who was it?"), Echo("o", 0)]
+    first, long, last = run(sampler, chat, asked, max_tokens=length, order=order)
+    assert (long.outcome, long.steps, len(long.token_ids), long.answer) == (Outcome.TOKEN_LIMIT, [], 0, "")
+    assert (long.success, long.counts) == (0.0, False)
+    assert {first.outcome, last.outcome} == {Outcome.ANSWERED}
+    assert (
+        f"1 of 3 episodes end where the model has no room left: the prompt of question 'q0' has {length}" in caplog.text
+    )
+
+
+def test_a_person_whose_question_leaves_no_room_is_told_so(chat: Chat) -> None:
     length = len(Dialogue(chat, "Be brief.", "Who?").opening.ids)
-    with pytest.raises(ValueError, match=rf"'q0' has {length} tokens and max_tokens is {length}.*raise env.max_tokens"):
-        run(ScriptedSampler([["a"]], chat), chat, [Echo("o", 0)], max_tokens=length)
+    with pytest.raises(PromptTooLong, match=rf"'q0' has {length} tokens and max_tokens is {length}.*raise env.max_tok"):
+        watch(ScriptedSampler([["a"]], chat), chat, Echo("o", 0), max_tokens=length)
 
 
 def test_a_script_must_last(chat: Chat) -> None:

@@ -179,7 +179,7 @@ def test_an_earlier_versions_parameters_are_taken_as_it_took_them(caplog: pytest
     content = yaml.safe_load(text)
     del content["train"]["rollout"]["top_p"], content["train"]["rollout"]["temperature"]
     content["model"]["packing"] = False
-    content["env"] |= {"examples": "", "answers": "tagged"}
+    content["env"] |= {"examples": "", "answers": "tagged", "too_long_share": 0.0}
     content["warm_start"] |= {"checkpoint_every": 0, "by_relation": 0.0, "contexts": [], "quotes": False}
     content["train"]["rollout"]["demonstrate"] = 0.0
     content["train"]["credit"]["gigpo"] |= {"history": 0, "state": "context"}
@@ -198,7 +198,8 @@ def test_each_change_of_earlier_parameters_is_said(tmp_path: Path, caplog: pytes
         "the parameters are an earlier version's; bring them up to date: "
         "train.rollout.temperature is no knob, and 1.0 in every run; train.rollout.top_p is no knob, and 1.0 in every "
         'run; env.agent is missing, and taken as null; env.answers is missing, and taken as "tagged"; '
-        'env.examples is missing, and taken as ""; evaluate.examples is missing, and taken as ""; '
+        'env.examples is missing, and taken as ""; env.too_long_share is missing, and taken as 0.0; '
+        'evaluate.examples is missing, and taken as ""; '
         "model.packing is missing, and taken as false; "
         "train.credit.gigpo.history is missing, and taken as 0; "
         'train.credit.gigpo.state is missing, and taken as "context"; '

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -38,8 +38,9 @@ def pool(size: int, dataset: str = "atlas", split: str = "train") -> list[Questi
     return [Question(question_id=name, dataset=dataset, split=split, **PLAIN) for name in names]
 
 
-def drawn(size: int, count: int, iteration: int, seed: int = 0) -> list[str]:
-    return [question.question_id for question in draw(pool(size), count, iteration=iteration, seed=seed)]
+def drawn(size: int, count: int, iteration: int, seed: int = 0, left_out: Collection[str] = ()) -> list[str]:
+    found = draw(pool(size), count, iteration=iteration, seed=seed, left_out=left_out)
+    return [question.question_id for question in found]
 
 
 def ids(questions: Sequence[Question]) -> list[str]:
@@ -74,6 +75,26 @@ def test_more_than_there_are_is_refused() -> None:
     assert len(drawn(5, 5, 0)) == 5
     with pytest.raises(ValueError, match="questions is 6 and there are 5 training questions; lower it"):
         drawn(5, 6, 0)
+
+
+def test_another_stands_in_for_a_question_without_room_and_the_others_keep_their_places() -> None:
+    """So whoever raises the limit amidst a run neither skips a question nor meets one again."""
+    whole = [drawn(12, 4, iteration) for iteration in range(6)]
+    left_out = whole[1][2]
+    found = [drawn(12, 4, iteration, left_out={left_out}) for iteration in range(6)]
+    changed = [iteration for iteration in range(6) if left_out in whole[iteration]]
+    assert [iteration for iteration in range(6) if found[iteration] != whole[iteration]] == changed
+    assert (len(changed), changed[0]) == (2, 1)
+    *kept, stand_in = found[1]
+    assert kept == [name for name in whole[1] if name != left_out]
+    assert stand_in not in whole[1]
+    assert found[1] == drawn(12, 4, 1, left_out={left_out})
+
+
+def test_more_than_have_room_is_refused() -> None:
+    assert len(drawn(5, 4, 0, left_out=["atlas train 0"])) == 4
+    with pytest.raises(ValueError, match=r"is 5 and there are 4 training questions with room for an action; lower it"):
+        drawn(5, 5, 0, left_out=["atlas train 0"])
 
 
 def further(count: int, besides: set[str], refill: int = 0, iteration: int = 0) -> list[str]:

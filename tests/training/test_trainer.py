@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,22 @@ import pytest
 
 from agent_r1.credit.own import Episode
 from agent_r1.files import model_hash
+from agent_r1.records import Question, Trajectory
 from agent_r1.rollout.sampling import Beneath
+from agent_r1.tables import read_rows
 from agent_r1.training import trainer as module
+from agent_r1.training.questions import draw
 from agent_r1.training.trainer import Trainer
 
 QUESTIONS = [{"question": f"Which number follows {number}?", "answers": [str(number + 1)]} for number in range(4)]
-SMALL = {
+SMALL: dict[str, Any] = {
     "model": {"threads": 1},
     "engine": {"kind": "transformers"},
     "env": {"max_steps": 1, "max_tokens": 256, "max_action_tokens": 4},
     "train": {"iterations": 2, "rollout": {"questions": 2, "samples": 2}},
 }
+REFILLED = {"kind": "top_p", "share": 0.9, "refill": 3}
+ROOMY = {**SMALL, "env": {**SMALL["env"], "max_tokens": 512}}
 HELD = {"train": {"reference": "models:/agent_r1/1", "update": {"kl_loss": 0.1}}}
 
 
@@ -90,6 +96,92 @@ def test_a_stopped_cell_goes_on_with_the_same_bits(
         made(tmp_path / "whole", tiny_model).train()
     assert len(made(tmp_path / "whole", tiny_model).train(fresh=True)) == 2
     assert [each.name[:5] for each in (tmp_path / "aside").iterdir()] == ["whole"]
+
+
+def asked_in(folder: Path, iteration: int) -> list[str]:
+    rows = read_rows(folder / "trajectories" / f"{iteration:03d}.parquet", Trajectory)
+    return list(dict.fromkeys(row.question_id for row in rows))
+
+
+def test_a_question_without_room_is_left_out_and_asked_once_the_limit_is_raised(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One of 240 would be asked in iteration 1; an uninterrupted training, and one that is stopped before that."""
+    pool = [
+        Question(question_id=f"q{at}", dataset="own", split="train", text="?", answers=["x"], strata={})
+        for at in range(240)
+    ]
+    first, second = ([each.question_id for each in draw(pool, 2, iteration=at, seed=0)] for at in range(2))
+    rows = [{"id": each.question_id, "question": f"Who is {each.question_id}?", "answers": ["x"]} for each in pool]
+    rows[int(second[0][1:])]["question"] = "Who? " * 60
+    whole = made(tmp_path / "whole", tiny_model, questions=rows)
+    assert len(whole.train()) == 2
+    assert f"1 of 240 training questions leave no room for an action in env.max_tokens 256, such as '{second[0]}'" in (
+        caplog.text
+    )
+    assert asked_in(tmp_path / "whole", 0) == first
+    assert asked_in(tmp_path / "whole", 1)[0] == second[1]
+    assert second[0] not in asked_in(tmp_path / "whole", 1)
+
+    def halting(verb: Any) -> Any:
+        def call(iteration: int, *others: Any) -> Any:
+            if iteration:
+                raise KeyboardInterrupt
+            return verb(iteration, *others)
+
+        return call
+
+    iterate, stopped = module.iterate, made(tmp_path / "raised", tiny_model, questions=rows)
+    with monkeypatch.context() as stopping:
+        stopping.setattr(module, "iterate", lambda training: iterate(training, as_task=halting))
+        with pytest.raises(KeyboardInterrupt):
+            stopped.train()
+    assert len(made(tmp_path / "raised", tiny_model, questions=rows, changes=ROOMY).train()) == 2
+    assert "settings change after 1 finished iterations: env.max_tokens 256 -> 512" in caplog.text
+    assert [asked_in(tmp_path / "raised", at) for at in range(2)] == [first, second]
+
+
+def test_too_many_questions_without_room_are_refused_before_anything_is_begun(tiny_model: Path, tmp_path: Path) -> None:
+    """One of 24, which is more than .01; either way out trains."""
+    rows = [{"question": f"Who is {at}?", "answers": ["x"]} for at in range(23)]
+    rows.append({"question": "Who? " * 60, "answers": ["x"]})
+    trainer = made(tmp_path / "run", tiny_model, questions=rows)
+    with pytest.raises(ValueError, match=r"1 of 24 .*raise env\.max_tokens, or raise env\.too_long_share 0\.01, up to"):
+        trainer.train()
+    assert not (tmp_path / "run").exists()
+    more = {**SMALL, "env": {**SMALL["env"], "too_long_share": 0.05}}
+    for way, changes in {"room": ROOMY, "share": more}.items():
+        assert len(made(tmp_path / way, tiny_model, questions=rows, changes=changes).train()) == 2
+
+
+def test_a_refill_asks_no_question_without_room(tiny_model: Path, tmp_path: Path) -> None:
+    """Two of four have none, returns are all equal, and three rounds want another question."""
+    rows = [{"id": f"q{at}", "question": "Who? " * (60 if at % 2 else 1), "answers": ["x"]} for at in range(4)]
+    once = {"iterations": 1, "rollout": {"questions": 1, "samples": 2}, "credit": {"filter": REFILLED}}
+    changes = {**SMALL, "env": {**SMALL["env"], "too_long_share": 0.5}, "train": once}
+    made(tmp_path / "run", tiny_model, questions=rows, changes=changes).train()
+    assert sorted(asked_in(tmp_path / "run", 0)) == ["q0", "q2"]
+
+
+def test_a_dev_question_without_room_is_validated_as_a_wrong_answer(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    dev = [{"question": "Who? " * times, "answers": ["x"]} for times in (1, 60)]
+    (tmp_path / "dev.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in dev))
+    validated = {"iterations": 1, "validation": {"every": 1, "questions": 0}}
+    changes = {
+        **SMALL,
+        "prepare": {"files": {"own": {"dev": {"file": str(tmp_path / "dev.jsonl")}}}},
+        "train": {**SMALL["train"], **validated},
+    }
+    with pytest.raises(
+        ValueError, match=r"1 of 2 dev questions leave no room .*too_long_share 0\.01, up to which each"
+    ):
+        made(tmp_path / "run", tiny_model, changes=changes).train()
+    changes["env"] = {**SMALL["env"], "too_long_share": 0.5}
+    history = made(tmp_path / "run", tiny_model, changes=changes).train()
+    assert [*history["validation/aborted"]] == [0.0]
+    assert "1 of 2 episodes end where the model has no room left" in caplog.text
 
 
 def test_adapters_answer_beside_the_model_that_they_were_trained_on(
