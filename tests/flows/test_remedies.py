@@ -7,11 +7,14 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +22,7 @@ from agent_r1.evaluation.plan import SHIPPED, plan
 from agent_r1.learn import checkpoint
 from agent_r1.params import fingerprint, load
 from agent_r1.params.places import RunId
+from agent_r1.params.sections import flatten
 from agent_r1.records import Question
 from agent_r1.search.base import read_batches
 from agent_r1.search.index import open_index
@@ -98,13 +102,25 @@ def project(made: Path, tmp_path: Path, inside: Inside) -> Path:
 
 
 def typed(command: str) -> None:
-    """Runs a command as a shell does in which the project is installed. DVC asks nobody."""
-    scripts = Path(sys.executable).parent
-    environment = {**os.environ, "PATH": f"{scripts}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        command, shell=True, env=environment, stdin=subprocess.DEVNULL, text=True, capture_output=True
+    """Runs a command to its end. DVC asks nobody."""
+    process = begun(command)
+    said = process.communicate()[0]
+    assert process.returncode == 0, said
+
+
+def begun(command: str) -> subprocess.Popen[str]:
+    """Starts a command as a shell does in which the project is installed."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return subprocess.Popen(
+        command,
+        shell=True,
+        env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def damage(path: Path) -> None:
@@ -205,12 +221,16 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-OTHER_SETTINGS = {
+OTHER_SETTINGS: dict[str, Any] = {
     "model": {"packing": True, "gradient_checkpointing": True, "float32_output": True},
     "engine": {"transformers": {"batch_size": 8}},
     "learner": {"processes": 2},
     "env": {"aborted_share": 0.5},
-    "train": {"update": {"max_tokens_per_microbatch": 512}, "validation": {"every": 2}, "checkpoint": {"every": 2}},
+    "train": {
+        "update": {"max_tokens_per_microbatch": 512},
+        "validation": {"every": 2, "questions": 6},
+        "checkpoint": {"every": 2},
+    },
 }
 
 
@@ -223,6 +243,27 @@ def test_dvc_leaves_a_finished_run_as_it_is_under_settings_that_round_or_give_ro
     assert contents(TRAINING) == before
     assert not PLACES.aside.exists()
     assert not out_of_date("evaluate@ppo", "train@ppo")
+
+
+def test_dvc_goes_on_with_an_unfinished_run_under_settings_that_round_or_give_room(
+    project: Path, write_params: WriteParams
+) -> None:
+    anew: dict[str, Any] = {"seed": 1}
+    remove(TRAINING)
+    write_params(project, {"train": anew})
+    repro = begun("dvc repro train@ppo")
+    while not (TRAINING / "trajectories/001.parquet").exists():
+        assert repro.poll() is None, repro.communicate()[0]
+        time.sleep(0.01)
+    os.killpg(repro.pid, signal.SIGKILL)
+    repro.communicate()
+    write_params(project, {**OTHER_SETTINGS, "train": OTHER_SETTINGS["train"] | anew})
+    typed("dvc repro train@ppo")
+    record = json.loads((TRAINING / "checkpoint/progress.json").read_text())
+    names = [change.removeprefix("from iteration 1 on ").split()[0] for change in record["changes"]]
+    assert {*names} == {name.replace(".transformers", "") for name in flatten(OTHER_SETTINGS)}
+    assert record["iterations"] == 3
+    assert not PLACES.aside.exists()
 
 
 def test_a_training_that_made_room_is_restored_with_its_lock_and_scores(
