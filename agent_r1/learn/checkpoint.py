@@ -51,6 +51,10 @@ class Progress:
         alone = config.update.critic.warmup.longest if config.credit.needs_critic and not self.policy_version else 0
         return config.iterations + (alone if self.policy_from is None else self.policy_from)
 
+    def is_complete(self, config: TrainParams) -> bool:
+        """Whether no iteration is left to train."""
+        return self.stopped or self.iterations >= self.planned(config)
+
     @property
     def code_in_words(self) -> str:
         """Which code trained which iterations, and was accepted since: `0-11 3fa91c2b, 12-19 77b0e4aa`."""

@@ -60,11 +60,12 @@ class Assembly:
         index = open_index(self.settings.search, self._places.passages, self._places.index)
         with Shared(self.settings.env, index) as shared:
             warn_of_alike(self._questions, shared)
-            left_out = self._without_room(shared)
             identity = Identity.of(self.settings, self.config, self.inputs(shared), code)
             config = self.config.model_copy(update={"reference": self.teacher or self.config.reference})
+            found = RunFolder(folder, identity, config)
+            left_out = self._without_room(shared) if fresh or not found.was_completed() else set[str]()
             opening = partial(Training, self.settings, questions=self._questions, left_out=left_out)
-            with RunFolder(folder, identity, config).opened(aside, fresh=fresh) as run:
+            with found.opened(aside, fresh=fresh) as run:
                 yield run, partial(opening, shared=shared, model=self.model, folder=run)
 
     def inputs(self, shared: Shared) -> dict[str, str]:

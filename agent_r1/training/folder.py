@@ -290,7 +290,12 @@ class RunFolder(Checkpoints):
     @property
     def is_complete(self) -> bool:
         """Whether no iteration is left to train."""
-        return self.progress.stopped or self.finished >= self.planned
+        return self.progress.is_complete(self.config)
+
+    def was_completed(self) -> bool:
+        """Whether an earlier process left nothing to train, as far as a folder says that is not open yet."""
+        found = checkpoint.progress(self.checkpoint)
+        return found is not None and found.is_complete(self.config)
 
     @property
     def planned(self) -> int:

@@ -31,7 +31,7 @@ def keep(run: RunId) -> None:
     settings = params.load().of(run)
     path, config = settings.places.training(run), settings.run(run)
     started, record = read_start(path), checkpoint.peek(path / "checkpoint")
-    if not started or not record or not (record.stopped or record.iterations >= record.planned(config)):
+    if not started or not record or not record.is_complete(config):
         raise ValueError(f"{path} is not complete; `agent-r1 train {' '.join(run.words)}` trains it, or goes on")
     identity = Identity.of(settings, config, started.inputs, code_of("train"))
     if reason := identity.refusal(path, complete=False):
