@@ -91,6 +91,11 @@ def test_another_stands_in_for_a_question_without_room_and_the_others_keep_their
     assert found[1] == drawn(12, 4, 1, left_out={left_out})
 
 
+def test_who_stands_in_has_room_itself() -> None:
+    whole = ids(pool(12))
+    assert [sorted(drawn(12, 4, iteration, left_out=whole[:8])) for iteration in range(3)] == [whole[8:]] * 3
+
+
 def test_more_than_have_room_is_refused() -> None:
     assert len(drawn(5, 4, 0, left_out=["atlas train 0"])) == 4
     with pytest.raises(ValueError, match=r"is 5 and there are 4 training questions with room for an action; lower it"):

@@ -152,6 +152,10 @@ def test_too_many_questions_without_room_are_refused_before_anything_is_begun(ti
     more = {**SMALL, "env": {**SMALL["env"], "too_long_share": 0.05}}
     for way, changes in {"room": ROOMY, "share": more}.items():
         assert len(made(tmp_path / way, tiny_model, questions=rows, changes=changes).train()) == 2
+    assert len(made(tmp_path / "share", tiny_model, questions=rows).train()) == 2  # it is finished
+    with pytest.raises(ValueError, match="1 of 24"):
+        made(tmp_path / "share", tiny_model, questions=rows).train(fresh=True)
+    assert not (tmp_path / "aside").exists()
 
 
 def test_a_refill_asks_no_question_without_room(tiny_model: Path, tmp_path: Path) -> None:
