@@ -200,7 +200,7 @@ def _answers(
     beneath = policy.beneath(settings)
     rounded = beneath is None and policy.would_round(settings)
     with open_exam(subject.protocol, questions, chat, settings, greedily=True) as exam:
-        without_room(exam.attempts, chat, exam.shared, which="test questions", then=UNANSWERED)
+        without_room(exam.attempts, chat, exam.shared, "test questions", UNANSWERED)
         measured = exam.conditions(rounded=rounded, engine=TEXT_LEVEL if policy.elsewhere else "")
         with counted(subject.label, len(exam.attempts)) as over:
             if subject.protocol in SCRIPTED:

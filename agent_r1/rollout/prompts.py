@@ -11,23 +11,25 @@ from agent_r1.envs.kinds import foretold
 from agent_r1.envs.shared import Shared
 from agent_r1.rollout.chat import Chat, Dialogue
 
-LEFT_OUT = "they are left out"
 UNANSWERED = "each counts as an answer of nothing (token_limit)"
 _NAMED = 3
 
 logger = logging.getLogger(__name__)
 
 
-def without_room(attempts: Sequence[Attempt], chat: Chat, shared: Shared, *, which: str, then: str) -> set[str]:
-    """The ids of questions whose prompts leave no room for an action, said in one line with what is `then` done.
+def without_room(
+    attempts: Sequence[Attempt], chat: Chat, shared: Shared, which: str, then: str = "they are left out"
+) -> set[str]:
+    """The ids of questions whose prompts leave no room for an action, said in one line.
 
-    `which` names all questions of the attempts. Prompts that are not `foretold` are not among them: their episodes end
-    as TOKEN_LIMIT. Raises ValueError for more of them than the share `env.too_long_share`.
+    `which` names all questions of the attempts, `then` says what becomes of these. Those whose prompts are not
+    `foretold` are not among them: their episodes end as TOKEN_LIMIT. Raises ValueError for more of them than the share
+    `env.too_long_share`.
     """
     limits = shared.limits
     asked = {attempt.question_id: attempt for attempt in attempts}
     prompts = ((name, Dialogue.of(chat, each.env(0)).prompt) for name, each in asked.items() if foretold(each))
-    # a token is a byte at least: the others have room
+    # a token takes a byte or more: the others have room
     doubtful = {name: prompt for name, prompt in prompts if len(prompt.encode()) >= limits.max_tokens}
     lengths = zip(doubtful, chat.lengths(doubtful.values()), strict=True)
     long = {name: tokens for name, tokens in lengths if tokens >= limits.max_tokens}

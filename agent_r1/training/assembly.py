@@ -20,7 +20,7 @@ from agent_r1.params.places import RunId
 from agent_r1.pretrained import compute_dtype, default_device
 from agent_r1.records import Question
 from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.prompts import LEFT_OUT, UNANSWERED, without_room
+from agent_r1.rollout.prompts import UNANSWERED, without_room
 from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
 from agent_r1.training.fitness import require_fit
@@ -91,9 +91,9 @@ class Assembly:
         """The training questions that are left out."""
         if self.config.validation.every:
             validated = attempts_at(draw_unseen(self._questions, self.config), shared)
-            without_room(validated, self._chat, shared, which="dev questions", then=UNANSWERED)
+            without_room(validated, self._chat, shared, "dev questions", UNANSWERED)
         learned = attempts_at([question for question in self._questions if question.split == "train"], shared)
-        return without_room(learned, self._chat, shared, which="training questions", then=LEFT_OUT)
+        return without_room(learned, self._chat, shared, "training questions")
 
     def finish(self, folder: RunFolder) -> None:
         """Leaves the folder of a complete run with its policy, adapters merged, and no file that nothing reads."""

@@ -12,7 +12,6 @@ from agent_r1.params.train import TrainParams
 from agent_r1.records import Question, Trajectory
 from agent_r1.seeds import derive
 
-_STAND_IN = -1  # in place of the number of a refill
 VALIDATED = "validation/success"
 History = Sequence[Mapping[str, float]]  # the metrics of the finished iterations
 
@@ -50,7 +49,7 @@ def draw(
     drawn = [question for question in passing if question.question_id not in left_out]
     besides = {*left_out, *(question.question_id for question in drawn)}
     missing = count - len(drawn)
-    return drawn + draw_further(questions, missing, besides=besides, iteration=iteration, refill=_STAND_IN, seed=seed)
+    return drawn + draw_further(questions, missing, besides=besides, iteration=iteration, refill=-1, seed=seed)
 
 
 def draw_unseen(questions: Sequence[Question], config: TrainParams) -> list[Question]:
@@ -77,7 +76,7 @@ def draw_unseen(questions: Sequence[Question], config: TrainParams) -> list[Ques
 def draw_further(
     questions: Sequence[Question], count: int, *, besides: Collection[str], iteration: int, refill: int, seed: int
 ) -> list[Question]:
-    """At most `count` questions with other ids than `besides`, for the `refill`-th refill of an iteration.
+    """At most `count` questions with other ids than `besides`, for the `refill`-th refill of an iteration; -1 for none.
 
     They come in a random order of their own. The passes of `draw` do not depend on refills, and meet them again.
     """

@@ -34,7 +34,7 @@ from agent_r1.pretrained import compute_dtype
 from agent_r1.records import QA, Outcome, Passage, Question, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect
-from agent_r1.rollout.prompts import LEFT_OUT, without_room
+from agent_r1.rollout.prompts import without_room
 from agent_r1.search.index import Cached
 from agent_r1.seeds import derive
 from agent_r1.training.conversations import retell
@@ -81,10 +81,10 @@ def train_on_demonstrations(
     acting = [each.question for each in searching] + played * bool(taught.demonstrations)
     with Shared(settings.env, index) as shared:
         attempts = attempts_at(acting, shared, outside=False)
-        without_room(attempts, chat, shared, which="demonstrated questions", then=LEFT_OUT)
+        without_room(attempts, chat, shared, "demonstrated questions")
         if answering:
             attempts = naive_rag_attempts([each.question for each in answering], shared)
-            without_room(attempts, chat, shared, which="questions demonstrated from passages", then=LEFT_OUT)
+            without_room(attempts, chat, shared, "questions demonstrated from passages")
     if settings.model.path:
         model = _to_fine_tune(settings, ranks)
     else:

@@ -175,9 +175,11 @@ def test_a_question_without_room_counts_as_no_answer_and_more_of_them_are_refuse
         evaluate(EvaluationRequest("m", endpoint=url))
         scores = json.loads((PLACES.evaluation("m") / "scores.json").read_text())
         found = read_rows(PLACES.evaluation("m") / "predictions.parquet", Prediction)
+        limits = json.loads((PLACES.evaluation("m") / "hashes.json").read_text())["limits"]
     assert "each counts as an answer of nothing (token_limit); raise env.max_tokens to ask them" in caplog.text
     assert len(heard) == 3 * 11
     assert (scores["questions"], scores["outcome/token_limit"], scores["aborted"]) == (12, round(1 / 12, 4), 0)
+    assert "share" not in limits  # no answer depends on it
     assert [(row.answer, row.success, row.steps) for row in found if row.question_id == long] == [("", 0.0, 0)] * 3
 
 

@@ -440,6 +440,12 @@ def test_a_tokenizer_that_gives_a_mark_for_what_it_does_not_know_is_refused(toke
         Chat(unigram(str(tokenizer_of("qwen2_5").chat_template), fallback=False))
 
 
+def test_a_first_context_is_as_long_as_it_is_measured_before_episodes(tokenizer: PreTrainedTokenizerFast) -> None:
+    chat = Chat(tokenizer)
+    opened = [Dialogue(chat, "Be brief. ", text) for text in ("Who?", "", " \n Who? \n", "é \n\n ☃ H")]
+    assert [*chat.lengths(each.prompt for each in opened)] == [len(each.opening.ids) for each in opened]
+
+
 def test_half_of_a_character_is_refused(chat: Chat) -> None:
     with pytest.raises(ValueError, match=r"half of a character, which UTF-8 cannot write: '.*\\ud800"):
         Dialogue(chat, "s", "\ud800").opening  # noqa: B018

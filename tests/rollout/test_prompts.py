@@ -18,7 +18,7 @@ from agent_r1.envs.shared import Shared
 from agent_r1.params import SHIPPED, load
 from agent_r1.records import Question
 from agent_r1.rollout.chat import Chat, Dialogue
-from agent_r1.rollout.prompts import LEFT_OUT, UNANSWERED, without_room
+from agent_r1.rollout.prompts import UNANSWERED, without_room
 
 LIMITS = load(SHIPPED).env.model_copy(update={"max_tokens": 512})
 STYLES = ("qwen2_5", "qwen3", "llama3", "mistral")
@@ -44,9 +44,9 @@ def asked(texts: Sequence[str]) -> list[Attempt]:
     ]
 
 
-def found(texts: Sequence[str], chat: Chat, then: str = LEFT_OUT, **changes: Any) -> set[str]:
+def found(texts: Sequence[str], chat: Chat, *then: str, **changes: Any) -> set[str]:
     with Shared(LIMITS.model_copy(update=changes)) as shared:
-        return without_room(asked(texts), chat, shared, which="training questions", then=then)
+        return without_room(asked(texts), chat, shared, "training questions", *then)
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -109,10 +109,10 @@ def test_prompts_that_a_world_or_an_agent_outside_says_are_not_asked_for(chat: C
     played = Attempt(question_id="p", group=0, sample=0, env=partial(Asks, "x" * 9000), agent="mine")
     with Shared(LIMITS) as shared:
         attempts = [*attempts_at([row], shared), played]
-        assert without_room(attempts, chat, shared, which="training questions", then=LEFT_OUT) == set()
+        assert without_room(attempts, chat, shared, "training questions") == set()
         [told] = asked(["x" * 9000])[:1]
         with pytest.raises(ValueError, match="1 of 3 training questions"):
-            without_room([*attempts, replace(told, sample=3)], chat, shared, which="training questions", then=LEFT_OUT)
+            without_room([*attempts, replace(told, sample=3)], chat, shared, "training questions")
 
 
 def test_examples_that_fill_the_context_are_named_as_a_remedy(chat: Chat) -> None:
