@@ -27,6 +27,7 @@ GROUND = {
     "agent_r1.files": {"agent_r1.harmless"},
     "agent_r1.surroundings": {"agent_r1.files"},
     "agent_r1.facts": {"agent_r1.files"},
+    "agent_r1.weight_sums": set[str](),
     "agent_r1.pretrained": {"agent_r1.files", "agent_r1.gpus", "agent_r1.params"},
     "agent_r1.harmless": set[str](),
     "agent_r1.own_code": {"agent_r1.files", "agent_r1.params"},
@@ -80,6 +81,7 @@ PROCESSES = {
     "agent_r1.agents.functions": {"agent_r1.agents.programs"},
     "agent_r1.data.trial": {"agent_r1.data.sources"},
     "agent_r1.rollout.vllm_process": {"agent_r1.rollout.vllm_engine"},
+    "agent_r1.rollout.vllm_worker": {"agent_r1.rollout.engine_wire"},
     "flows.apps": {"flows.operation.serving", "flows.processes"},
 }
 # Wings that are entered by one door, and which modules are doors.
@@ -93,7 +95,7 @@ DOORS = {
 }
 # Where heavy libraries may be imported: modules, or packages with all below them.
 PLACES = {
-    "vllm": ("agent_r1.rollout.vllm_process",),
+    "vllm": ("agent_r1.rollout.vllm_process", "agent_r1.rollout.vllm_worker"),
     "mlflow": ("agent_r1.tracking", "flows.apps"),
     "prefect": ("flows",),
     "dvc": (),

@@ -22,11 +22,12 @@ from agent_r1.learn.gradients import CreditedTrajectory
 from agent_r1.learn.model import Critic, compute_output_in_float32, load_policy, load_tokenizer, recompute_activations
 from agent_r1.learn.scoring import Compute, score_logprobs
 from agent_r1.params import Params
-from agent_r1.params.stages import ModelParams
+from agent_r1.params.stages import DtypeName, ModelParams
 from agent_r1.params.train import TrainParams, UpdateParams
-from agent_r1.pretrained import end_tokens, waiting
+from agent_r1.pretrained import compute_dtype, end_tokens, waiting
 from agent_r1.records import Credit, Floats32, Mask, Trajectory
 from agent_r1.seeds import derive
+from agent_r1.weight_sums import adapter_sums, sums_of
 
 logger = logging.getLogger(__name__)
 
@@ -121,6 +122,16 @@ class Models:
             adapter.save_adapter(self.policy, self.adapter, folder, self.beneath, writes=writes)
         if writes:
             self.tokenizer.save_pretrained(folder)
+
+    @led
+    def weight_sums(self, dtype: DtypeName, *, adapters: bool) -> dict[str, int]:
+        """The sums of the policy's weights as a sampler in `dtype` holds them: of the adapters alone, or merged."""
+        rounded = compute_dtype(dtype, self.compute.device)
+        if adapters:
+            trained = adapter.trained_state(self.policy).items()
+            return adapter_sums(self.policy, ((name, whole(weight)) for name, weight in trained), rounded)
+        merged = adapter.merged_state(self.policy).items()
+        return sums_of(((name, whole(weight)) for name, weight in merged), rounded)
 
     def take_policy(self, folder: Path) -> None:
         """Loads a policy that a learner of the same shape saved. A ValueError refuses others."""

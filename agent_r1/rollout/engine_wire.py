@@ -7,10 +7,12 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from agent_r1.params.stages import DtypeName, VllmParams
+from agent_r1.weight_sums import Slice
 
 SERVER_KEY = "AGENT_R1_ENGINE_KEY"  # the key of the engine servers, which their clients send
 FRESH = ""  # the label of the weights that a server was started with by hand
 TOKEN_BYTES = 64  # of a sampled token and its logprob in JSON, at most
+EXTENSION = "agent_r1.rollout.vllm_worker.WorkerExtension"  # of vLLM's workers
 
 _Id = Annotated[int, Field(ge=0)]
 
@@ -66,6 +68,12 @@ class Weights(BaseModel):
     label: str
 
 
+class RankSums(BaseModel):
+    """The sums of the weights that each rank of a process holds."""
+
+    results: list[list[Slice]]
+
+
 class Description(BaseModel):
     """The model of a server: see `read_shape`."""
 
@@ -74,7 +82,7 @@ class Description(BaseModel):
     hidden_size: int | None
     num_hidden_layers: int | None
     max_tokens: _Id
-    dtype: str
+    dtype: DtypeName
 
 
 class Done(BaseModel):

@@ -16,9 +16,10 @@ from transformers import DynamicCache, PreTrainedModel
 from agent_r1.params.places import adapter_in
 from agent_r1.params.stages import EngineParams, TransformersParams
 from agent_r1.pretrained import compute_dtype, default_device, load_model
-from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, Request
+from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, HeldWeights, Request
 from agent_r1.rollout.server_engine import ServerEngine
 from agent_r1.rollout.vllm_engine import VllmEngine
+from agent_r1.weight_sums import adapter_sums, sums_of
 
 _ADAPTER = "engine"  # the adapters' name in the layers
 
@@ -129,6 +130,13 @@ class TransformersEngine(Engine):
             del self._model  # before there is another: one may be all that fits
             self._model = self._load(folder)
         self.version = version
+
+    def held(self) -> list[HeldWeights]:
+        state = self._model.state_dict().items()
+        adapters = bool(self._actor.adapter_rank)  # they stay in float32
+        sums = adapter_sums(self._model, state, torch.float32) if adapters else sums_of(state, self._dtype)
+        dtype = "bfloat16" if self.halved and not adapters else "float32"
+        return [HeldWeights(sampler="the engine", dtype=dtype, sums=sums, adapters=adapters)]
 
     def close(self) -> None:
         """Does nothing: memory is all that the engine holds, and it is freed with the engine."""

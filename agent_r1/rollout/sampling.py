@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol, Self, runtime_checkable
@@ -91,6 +91,16 @@ class Actor:
         return replace(self, model=beneath.model, adapters=self.model, adapter_rank=beneath.rank)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldWeights:
+    """The weights that a sampler computes with."""
+
+    sampler: str  # its name in a message
+    dtype: DtypeName  # float32 or bfloat16
+    sums: Mapping[str, int]  # by a tensor's name in a Hugging Face folder, or in peft's of adapters; see `weight_sums`
+    adapters: bool  # whether they are those of the adapters alone, the second matrices scaled
+
+
 class Engine(Sampler, Protocol):
     """A sampler with a model of its own, whose weights can be replaced; a context manager that closes itself."""
 
@@ -110,6 +120,10 @@ class Engine(Sampler, Protocol):
         An engine with adapters loads the folder's `adapter` and leaves its own model as it is, so that rounding costs
         the adapters nothing; servers load the merged weights.
         """
+        ...
+
+    def held(self) -> list[HeldWeights]:
+        """The weights that each sampler holds since `load_weights`, as it computes with them."""
         ...
 
     def close(self) -> None:

@@ -19,10 +19,20 @@ from transformers import AutoConfig
 from agent_r1.files import load_pretrained
 from agent_r1.harmless import harmless
 from agent_r1.http.client import BUSY, MAX_ANSWER_BYTES, BadAnswerError, Client, RefusalError, Retries, Shape, read_key
-from agent_r1.params.stages import ServerParams
+from agent_r1.params.stages import DtypeName, ServerParams
 from agent_r1.rollout import engine_wire as wire
-from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, EngineRestarted, EngineUnavailable, Request
+from agent_r1.rollout.sampling import (
+    Action,
+    Actor,
+    Engine,
+    EngineError,
+    EngineRestarted,
+    EngineUnavailable,
+    HeldWeights,
+    Request,
+)
 from agent_r1.surroundings import room
+from agent_r1.weight_sums import joined
 
 _SHOWN = 100  # characters of a server's label in a message
 START = (
@@ -50,7 +60,8 @@ class VllmServer:
     def __init__(self, name: str, client: Client, retries: int = 0, remedy: str = "") -> None:
         """`name` stands in messages, and the remedy in those of a server that does not answer."""
         self.name, self._client, self._retries, self._remedy = name, client, Retries(name, retries), remedy
-        self._vocab_size, self.dtype = 0, ""  # until it describes itself
+        self._vocab_size = 0  # until it describes itself
+        self.dtype: DtypeName = "auto"
 
     async def describe(self) -> wire.Description:
         """The shape, limit and type of the server's model."""
@@ -84,6 +95,11 @@ class VllmServer:
     async def load_weights(self, path: str, label: str) -> None:
         """Loads the weights of a folder, labels them, and drops the caches of the old ones."""
         await self._post(wire.Done, "/weights", wire.Weights(path=path, label=label))
+
+    async def held(self, *, adapters: bool) -> HeldWeights:
+        """The weights that the process holds, or its adapters alone."""
+        ranks = await self._post(wire.RankSums, "/sums")
+        return HeldWeights(sampler=self.name, dtype=self.dtype, sums=joined(ranks.results), adapters=adapters)
 
     async def rest(self) -> None:
         """Frees the GPU's memory until the next call."""
@@ -166,6 +182,14 @@ class ServedEngine(Engine):
         self._wait(self._load(home, str(folder.resolve() if folder.is_dir() else folder)) for home in range(self.homes))
         self.version = version
 
+    def held(self) -> list[HeldWeights]:
+        return self._wait(map(self._held, self._proved))
+
+    @property
+    def _proved(self) -> Iterable[int]:
+        """The servers that have the latest weights."""
+        return range(self.homes)
+
     def _are_halved(self) -> bool:
         """Whether every server has said that it computes in bfloat16."""
         return all(server.dtype == "bfloat16" for server in self._servers)
@@ -189,6 +213,10 @@ class ServedEngine(Engine):
     @abstractmethod
     async def _load(self, home: int, path: str) -> None:
         """Gives a server the weights of a folder or hub id, under the new label."""
+
+    @abstractmethod
+    async def _held(self, home: int) -> HeldWeights:
+        """The weights that a server holds."""
 
     @abstractmethod
     async def _sample(self, home: int, requests: Sequence[Request]) -> list[Action]:
@@ -261,6 +289,13 @@ class ServerEngine(ServedEngine):
             self._faults.pop(home, None)
         except EngineError as fault:
             self._leave_out(home, fault)
+
+    @property
+    def _proved(self) -> Iterable[int]:
+        return [home for home in range(self.homes) if home not in self._faults]
+
+    async def _held(self, home: int) -> HeldWeights:
+        return await self._servers[home].held(adapters=False)
 
     async def _require_fit(self, server: VllmServer) -> None:
         if problem := _misfit(await server.describe(), self._actor, self._shape):

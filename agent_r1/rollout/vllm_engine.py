@@ -24,7 +24,15 @@ from agent_r1.gpus import visible_gpus
 from agent_r1.params import Params
 from agent_r1.params.stages import VllmParams
 from agent_r1.rollout.engine_wire import SERVER_KEY, Launch
-from agent_r1.rollout.sampling import Action, Actor, EngineError, EngineRestarted, EngineUnavailable, Request
+from agent_r1.rollout.sampling import (
+    Action,
+    Actor,
+    EngineError,
+    EngineRestarted,
+    EngineUnavailable,
+    HeldWeights,
+    Request,
+)
 from agent_r1.rollout.server_engine import ServedEngine, VllmServer, connect
 
 logger = logging.getLogger(__name__)
@@ -124,6 +132,10 @@ class VllmEngine(ServedEngine):
 
     async def _load(self, home: int, path: str) -> None:
         await self._told(home, self._servers[home].load_weights(path, self._label))
+
+    async def _held(self, home: int) -> HeldWeights:
+        adapters = bool(self._actor.adapter_rank)
+        return await self._told(home, self._servers[home].held(adapters=adapters))
 
     async def _sample(self, home: int, requests: Sequence[Request]) -> list[Action]:
         return await self._told(home, self._servers[home].sample(requests, self._actor, self._label))

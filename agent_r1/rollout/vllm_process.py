@@ -73,24 +73,10 @@ def engine_options(launch: wire.Launch, device: torch.device) -> dict[str, Any]:
         "max_num_seqs": settings.max_num_seqs,
         "max_num_batched_tokens": max(_BATCHED_TOKENS, launch.max_tokens),
         "async_scheduling": False,
-        "worker_extension_cls": "agent_r1.rollout.vllm_process.WorkerExtension",
+        "worker_extension_cls": wire.EXTENSION,
         "use_tqdm_on_load": False,
         "disable_log_stats": True,
     }
-
-
-class WorkerExtension:
-    """An extension of vLLM's worker, called by name through `collective_rpc`."""
-
-    model_runner: Any
-
-    def refresh_embeddings(self) -> None:
-        """Derives the output layers anew: on a CPU a tied one would go on using the old embeddings."""
-        from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
-
-        for module in self.model_runner.get_model().modules():
-            if isinstance(module, VocabParallelEmbedding):
-                module.quant_method.process_weights_after_loading(module)
 
 
 def open_engine(launch: wire.Launch) -> tuple[Any, dict[str, str]]:
@@ -174,12 +160,15 @@ class Worker:
         if self._adapters:
             self._load_adapter(adapter_in(Path(weights.path).resolve()))
         else:
-            self._engine.collective_rpc("reload_weights", kwargs={"weights_path": weights.path})
-            self._engine.collective_rpc("refresh_embeddings")
+            self._engine.collective_rpc("take_weights", kwargs={"path": weights.path})
         self._wake("kv_cache")
         if not self._engine.reset_prefix_cache():
             raise BusyError("vLLM keeps its prefix cache of the old weights: a request is still running")
         self._label = weights.label
+
+    async def weight_sums(self) -> wire.RankSums:
+        """The sums of the weights, which are awake since they were loaded."""
+        return wire.RankSums(results=self._engine.collective_rpc("weight_sums"))
 
     async def rest(self) -> None:
         """Frees the GPU's memory. Weights beneath adapters move to the machine's; others are given up for new ones."""
@@ -273,6 +262,7 @@ def create_app(worker: Worker) -> Guard:
         "/describe": lambda _: worker.describe(),
         "/rest": lambda _: worker.rest(),
         "/sample": sample,
+        "/sums": lambda _: worker.weight_sums(),
         "/weights": load_weights,
     }
     routes = [Route(path, _endpoint(worker, answer), methods=["POST"]) for path, answer in posts.items()]

@@ -35,7 +35,7 @@ from agent_r1.tables import read_rows, write_rows
 from agent_r1.training.demonstrator import Demonstrator
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.questions import draw, draw_further
-from agent_r1.training.watch import StaleWeightsError, prove_sampled, require_own, with_action
+from agent_r1.training.watch import StaleWeightsError, prove_held, prove_sampled, require_own, with_action
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +94,7 @@ class TrainedEngine:
         self.env, self.config, self.shared, self.learner, self.folder = shared.limits, config, shared, learner, folder
         self.questions = [question for question in questions if question.split == "train"]
         self.own_rewards = own_rewards.load(config.credit.rewards)
+        self._unproved = set[str]()  # names of tensors, which a warning has named
         self.chat = Chat(learner.tokenizer, learner.end_ids)
         self.engine = start(self.chat.end_ids)  # last: nothing after it fails and leaves it running
         self.engine.rest()
@@ -114,6 +115,20 @@ class TrainedEngine:
             halved = self.engine.halved and self.learner.adapter is None  # adapters stay as they are
             self.engine.load_weights(self.folder.policy(self.learner, halved=halved), self.learner.policy_version)
             self.folder.costs.charge("writing")
+            self._prove_held()
+            self.folder.costs.charge("proof")
+
+    def _prove_held(self) -> None:
+        """Raises StaleWeightsError for a sampler that does not hold the learner's weights."""
+        unproved = set[str]()
+        for held in self.engine.held():
+            unproved |= prove_held(held, self.learner.weight_sums(held.dtype, adapters=held.adapters))
+        if unproved - self._unproved:
+            name, *_ = sorted(unproved)
+            logger.warning(
+                "%d tensors have no sums on both sides, %s for one: the canary alone proves them", len(unproved), name
+            )
+        self._unproved |= unproved
 
     def batch(self, questions: Sequence[Question], iteration: int, *, seed: int, credit: CreditParams) -> QuestionBatch:
         """Questions as they are answered with the learner's present weights."""

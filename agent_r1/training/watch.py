@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from agent_r1.credit.collapse import Alarm, alarms, is_clean
 from agent_r1.params.train import CanaryTolerance, TrainParams
 from agent_r1.records import Source, Step, Trajectory
-from agent_r1.rollout.sampling import Action
+from agent_r1.rollout.sampling import Action, EngineError, HeldWeights
 from agent_r1.seeds import derive
+from agent_r1.weight_sums import differing
 
 CROSSED = 16  # thoughts that are read under each other's inputs
 RECENT = 5  # iterations, which tell how long the next ones take
@@ -27,8 +28,25 @@ RECENT = 5  # iterations, which tell how long the next ones take
 logger = logging.getLogger(__name__)
 
 
-class StaleWeightsError(RuntimeError):
+class StaleWeightsError(EngineError):
     """The sampler does not run the weights it was given."""
+
+
+def prove_held(held: HeldWeights, sums: Mapping[str, int]) -> set[str]:
+    """Compares the sums of a sampler's weights with those of the learner's, as it should hold them.
+
+    Gives the names of tensors that one side alone knows, which are not proved. Raises StaleWeightsError where the sums
+    of a tensor differ.
+    """
+    expected = {**dict.fromkeys(held.sums, 0), **sums} if held.adapters else sums  # a layer without adapters has zeros
+    if wrong := differing(held.sums, expected):
+        raise StaleWeightsError(
+            f"after a weight transfer {held.sampler} holds other weights than the learner's: the sums of {len(wrong)} "
+            f"of {len(expected)} tensors differ, {wrong[0]} for one; start again, which goes on from the checkpoint "
+            "and loads them anew; if they differ then too, set another engine.kind; weights that are no numbers need "
+            "a lower train.update.learning_rate"
+        )
+    return held.sums.keys() ^ expected.keys()
 
 
 def accepted_gap(dtype: torch.dtype, tolerance: CanaryTolerance) -> tuple[str, float]:

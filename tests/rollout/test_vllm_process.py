@@ -170,7 +170,7 @@ def test_new_weights_wait_for_requests_whose_callers_have_left() -> None:
         play(engine, lambda worker: worker.load_weights(WEIGHTS))
 
 
-RELOADED = ["reload_weights", "refresh_embeddings"]
+RELOADED = ["take_weights"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,126 @@
+"""What runs inside of vLLM's workers, in processes of our own and in stock servers: `--worker-extension-cls`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
+from vllm.model_executor.layers.linear import (
+    ColumnParallelLinear,
+    QKVParallelLinear,
+    RowParallelLinear,
+)
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+
+from agent_r1.weight_sums import Slice, tensor_sum, wrapped
+
+_PROBED = 1 << 22  # elements of a layer's weight that are read back at a time
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A part of a layer's weight that is a slice of one tensor in a Hugging Face folder."""
+
+    name: str  # of the layer there
+    rows: slice  # of the layer's weight here
+    row: int = 0  # where the slice begins there
+    column: int = 0
+
+
+class WorkerExtension:
+    """An extension of vLLM's worker, called by name through `collective_rpc`."""
+
+    model_runner: Any
+
+    def take_weights(self, path: str) -> None:
+        """Loads the weights of a Hugging Face folder, and derives the output layers anew.
+
+        On a CPU a tied one would go on using the old embeddings.
+        """
+        self.model_runner.reload_weights(weights_path=path)
+        for module in self.model_runner.get_model().modules():
+            if isinstance(module, VocabParallelEmbedding):
+                module.quant_method.process_weights_after_loading(module)
+
+    def weight_sums(self) -> list[Slice]:
+        """The sums of the tensors that this worker computes with; of a model with adapters, theirs alone.
+
+        On a CPU a layer computes with a copy in the order of its kernel, and keeps no other. There its matrix product
+        with the unit vectors gives the weight, bit for bit.
+        """
+        model = self.model_runner.get_model()
+        layers = dict(model.named_modules())
+        fused = getattr(model, "packed_modules_mapping", {})  # some models fuse nothing
+        adapted = [each for each in layers.items() if isinstance(each[1], BaseLinearLayerWithLoRA)]
+        if adapted:
+            return [entry for name, layer in adapted for entry in _adapter_sums(name, layer, fused)]
+        if not any(isinstance(layer, ParallelLMHead) for layer in layers.values()):
+            # then the embedding is the output layer too
+            layers["lm_head"] = next(layer for layer in layers.values() if isinstance(layer, VocabParallelEmbedding))
+        return [entry for name, layer in layers.items() for entry in _layer_sums(name, layer, fused)]
+
+
+def _layer_sums(name: str, layer: nn.Module, fused: dict[str, list[str]]) -> Iterator[Slice]:
+    """The sums of a layer's own parameters."""
+    pieces = _pieces(name, layer, fused)
+    for leaf, held in layer.named_parameters(recurse=False):
+        packed = held.device.type == "cpu" and leaf == "weight" and (not held.numel() or name == "lm_head")
+        for piece in pieces:
+            column = piece.column if leaf == "weight" else 0
+            if packed:
+                total = _read_back_sum(layer, held.dtype, piece)
+            else:
+                total = tensor_sum(held[piece.rows], piece.row, column)
+            yield f"{piece.name}.{leaf}", piece.row, column, total
+
+
+def _read_back_sum(layer: Any, dtype: torch.dtype, piece: _Piece) -> int:
+    """The sum of a piece of the weight with which a layer computes, whatever it has made of it."""
+    if isinstance(layer, VocabParallelEmbedding):
+        width, height = layer.embedding_dim, layer.num_embeddings_per_partition
+    else:
+        width = layer.input_size_per_partition if isinstance(layer, RowParallelLinear) else layer.input_size
+        height = sum(layer.output_partition_sizes)
+    total, step = 0, max(1, _PROBED // height)
+    for start in range(0, width, step):
+        units = torch.eye(min(step, width - start), width, dtype=dtype).roll(start, 1)
+        columns: Tensor = layer.quant_method.apply(layer, units, None).t()
+        total += tensor_sum(columns[piece.rows].contiguous(), piece.row, piece.column + start)
+    return wrapped(total)
+
+
+def _adapter_sums(name: str, layer: Any, fused: dict[str, list[str]]) -> Iterator[Slice]:
+    """The sums of a layer's only adapters, by peft's names; the second matrix is scaled. Without any they are 0."""
+    pieces = _pieces(name, layer.base_layer, fused)[: layer.n_slices]
+    for piece, first, second in zip(pieces, layer.lora_a_stacked, layer.lora_b_stacked, strict=True):
+        own = f"base_model.model.{piece.name}"
+        yield f"{own}.lora_A.weight", 0, piece.column, tensor_sum(first[0, 0], 0, piece.column)
+        yield f"{own}.lora_B.weight", piece.row, 0, tensor_sum(second[0, 0], piece.row)
+
+
+def _pieces(name: str, layer: nn.Module, fused: dict[str, list[str]]) -> list[_Piece]:
+    """The slices of a folder's tensors that make up a layer's weight, in their order there."""
+    if isinstance(layer, VocabParallelEmbedding):
+        shard = layer.shard_indices
+        return [_Piece(name, slice(shard.num_org_elements), shard.org_vocab_start_index)]  # the rest is padding
+    if isinstance(layer, RowParallelLinear):
+        return [_Piece(name, slice(None), column=layer.tp_rank * layer.input_size_per_partition)]
+    if not isinstance(layer, ColumnParallelLinear):
+        return [_Piece(name, slice(None))]
+    prefix, _, leaf = name.rpartition(".")
+    sizes = layer.output_partition_sizes
+    names = fused.get(leaf, [leaf])
+    pieces = list[_Piece]()
+    start = before = 0
+    for index, size in enumerate(sizes):
+        replicas = layer.num_kv_head_replicas if isinstance(layer, QKVParallelLinear) and index else 1
+        own, first = (names[index], 0) if len(names) == len(sizes) else (leaf, before)
+        row = first + layer.tp_rank // replicas * size
+        pieces.append(_Piece(f"{prefix}.{own}", slice(start, start + size), row))
+        start += size
+        before += size * (layer.tp_size // replicas)
+    return pieces
