@@ -47,6 +47,7 @@ from agent_r1.rollout.sampling import (
 )
 from agent_r1.rollout.vllm_engine import VllmEngine, claim_scratch, places
 from agent_r1.seeds import derive
+from agent_r1.weight_sums import sums_of
 from tests.fixtures import Task
 from tests.rollout.turns import CONTEXTS, LIMITS, InTurn, run, without_latency
 
@@ -176,6 +177,8 @@ def test_sampled_logprobs_are_the_learners_whatever_was_loaded_last(
             apart.append(np.abs(learner_logprobs(other, ids)[drawn] - learner).max())
         assert max(gaps) < CLOSE
         assert max(apart) > 1
+        state = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
+        assert [held.sums for held in engine.held()] == [sums_of(state.items(), torch.float32)] * engine.homes
 
 
 def test_new_weights_are_sampled_with(engine: Engine, tiny_model: Path, changed_model: Path) -> None:
@@ -356,6 +359,7 @@ def test_a_replica_in_two_parts_says_what_one_does(
             assert 0 < max(gaps) < CLOSE
             for each in (engine, alone):
                 each.load_weights(changed_model, version)
+            assert [held.sums for held in engine.held()] == [held.sums for held in alone.held()]
         shutil.copytree(tiny_model, tmp_path, dirs_exist_ok=True)
         (tmp_path / "model.safetensors").write_bytes(b"cut off")
         with pytest.raises(EngineError, match=r"vLLM's log: .*SafetensorError: .*header"):  # that of a part
