@@ -9,7 +9,7 @@ import numpy as np
 import psutil
 import pytest
 
-from agent_r1.costs import Costs, costs_in
+from agent_r1.costs import Costs, Purpose, costs_in
 from agent_r1.training.loop import iterate
 
 RUN = {
@@ -39,9 +39,9 @@ def test_each_purpose_is_charged_with_what_has_passed_since_the_last(monkeypatch
     monkeypatch.setattr(Costs, "_look", lambda _: np.array(next(looks)))
     costs = Costs()
     costs.devices, costs.engine = 2, {1}
-    for purpose, waited_s in {"other": 0.0, "sampling": 4.0, "learning": 0.0}.items():
+    for purpose, waited_s in {Purpose.OTHER: 0.0, Purpose.SAMPLING: 4.0, Purpose.LEARNING: 0.0}.items():
         costs.charge(purpose, waited_s)
-    costs.charge("other")
+    costs.charge(Purpose.OTHER)
     assert dict(costs.spent) == {
         "cost/other_device_s": 24.0,
         "cost/other_core_s": 9.5,  # 3 + 5, then 0.5 + 1
