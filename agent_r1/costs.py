@@ -10,21 +10,35 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from enum import StrEnum
 
 import numpy as np
 import psutil
 from numpy.typing import NDArray
 
 
+class Purpose(StrEnum):
+    """What a process's time is spent on."""
+
+    SAMPLING = "sampling"
+    TOOLS = "tools"
+    LEARNING = "learning"
+    PROOF = "proof"
+    WRITING = "writing"
+    OTHER = "other"
+    EVALUATION = "evaluation"
+    WAITING = "waiting"
+
+
 class Costs:
-    """Charges a process's time to one purpose after the other: sampling, tools, learning, proof, writing or other."""
+    """Charges a process's time to one purpose after the other."""
 
     def __init__(self) -> None:
         self.spent = defaultdict[str, float](float)  # metrics, of earlier processes too
         self.devices, self.engine = 1, set[int]()  # GPUs, and the ids of the engine's processes, which always sample
         self._charged = self._look()
 
-    def charge(self, purpose: str, waited_s: float = 0.0) -> None:
+    def charge(self, purpose: Purpose, waited_s: float = 0.0) -> None:
         """Charges all since the last charge; in `waited_s` of it a tool's call was under way.
 
         While the process samples, all that it started beside the engine is tools. The engine may sample at any time.
@@ -32,8 +46,8 @@ class Costs:
         before, self._charged = self._charged, self._look()
         seconds, own, engine, others = self._charged - before
         others += min(engine, 0.0)  # an engine that has ended is among them
-        beside = "tools" if purpose == "sampling" else purpose
-        engines = "other" if purpose == "other" else "sampling"  # the former are its start and end
+        beside = Purpose.TOOLS if purpose is Purpose.SAMPLING else purpose
+        engines = Purpose.OTHER if purpose is Purpose.OTHER else Purpose.SAMPLING  # the former are its start and end
         self.spent[f"cost/{purpose}_device_s"] += self.devices * (seconds - waited_s)
         self.spent[f"cost/{beside}_device_s"] += self.devices * waited_s
         self.spent[f"cost/{purpose}_core_s"] += own

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1 import params, tracking
-from agent_r1.costs import Costs
+from agent_r1.costs import Costs, Purpose
 from agent_r1.envs.kinds import require_playable
 from agent_r1.evaluation import scores
 from agent_r1.evaluation.protocols import SCRIPTED, open_exam, questions_under, with_endpoint
@@ -167,7 +167,7 @@ def _ask(settings: Params, subject: Subject, folder: Path, asked: EvaluationRequ
     write_text(folder / "scores.json", json.dumps(means, indent=2) + "\n")
     write_text(folder / "hashes.json", json.dumps(hashes, indent=2) + "\n")
     kept.unlink(missing_ok=True)
-    costs.charge("evaluation")
+    costs.charge(Purpose.EVALUATION)
     spent = {name: value for name, value in costs.spent.items() if "evaluation" in name}  # the engine's memory is gone
     write_text(folder / METRICS, json.dumps(spent) + "\n")
     tracked = tracking.run_of(subject.training) if subject.training else None
@@ -210,9 +210,9 @@ def _answers(
                 made = exam.by_endpoint(*policy.elsewhere, over, kept)
                 measured["limits"] += "".join(f", without {name}" for name in sorted(policy.elsewhere[0].untold))
             else:
-                costs.charge("evaluation")
+                costs.charge(Purpose.EVALUATION)
                 with accelerator(settings.operate.side_by_side, settings.engine.gpus):
-                    costs.charge("waiting")
+                    costs.charge(Purpose.WAITING)
                     costs.devices = len(visible_gpus()) or 1
                     made = exam.by_policy(policy.path, policy.updates, beneath, over)
         return made, measured, exam.shared.use_of_tools([each for each in made if each.sample != GREEDY])

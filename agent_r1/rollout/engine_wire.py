@@ -12,7 +12,8 @@ from agent_r1.weight_sums import Slice
 SERVER_KEY = "AGENT_R1_ENGINE_KEY"  # the key of the engine servers, which their clients send
 FRESH = ""  # the label of the weights that a server was started with by hand
 TOKEN_BYTES = 64  # of a sampled token and its logprob in JSON, at most
-EXTENSION = "agent_r1.rollout.vllm_worker.WorkerExtension"  # of vLLM's workers
+_WORKER = "agent_r1.rollout.vllm_worker"
+EXTENSION = f"{_WORKER}.WorkerExtension"  # of vLLM's workers
 
 _Id = Annotated[int, Field(ge=0)]
 

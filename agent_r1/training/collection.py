@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from agent_r1.costs import Purpose
 from agent_r1.credit import own as own_rewards
 from agent_r1.credit.assign import groups_to_refill
 from agent_r1.envs.base import Attempt
@@ -107,16 +108,16 @@ class TrainedEngine:
         waited = self.shared.waited_s
         yield
         self.engine.rest()
-        self.folder.costs.charge("sampling", self.shared.waited_s - waited)
+        self.folder.costs.charge(Purpose.SAMPLING, self.shared.waited_s - waited)
 
     def load_weights(self) -> None:
         """Has the engine run the learner's weights."""
         if self.engine.version != self.learner.policy_version:
             halved = self.engine.halved and self.learner.adapter is None  # adapters stay as they are
             self.engine.load_weights(self.folder.policy(self.learner, halved=halved), self.learner.policy_version)
-            self.folder.costs.charge("writing")
+            self.folder.costs.charge(Purpose.WRITING)
             self._prove_held()
-            self.folder.costs.charge("proof")
+            self.folder.costs.charge(Purpose.PROOF)
 
     def _prove_held(self) -> None:
         """Raises StaleWeightsError for a sampler that does not hold the learner's weights."""
@@ -292,7 +293,7 @@ class Collector:
         probed = self.sampler.probe(self.sampler.proved([each for each in before if each.steps]), seed)
         dtype, tolerance = self.learner.compute.dtype, self.config.update.canary_tolerance
         gap = prove_sampled(probed, self.learner.logprobs(probed), dtype, tolerance)
-        self.folder.costs.charge("proof")
+        self.folder.costs.charge(Purpose.PROOF)
         context = copy_context()  # logs as this thread does
         self._ahead = Ahead(batch, gap, self._threads.submit(context.run, self.sampler.sample, batch))
 
@@ -302,7 +303,7 @@ class Collector:
             return {}
         started, ahead = time.perf_counter(), self._ahead
         trajectories, metrics = ahead.sampled.result()
-        self.folder.costs.charge("sampling")
+        self.folder.costs.charge(Purpose.SAMPLING)
         waited = {"ahead/waited_s": time.perf_counter() - started}
         self._ahead, self._received = None, ahead.batch.iteration
         self._keep(self._received, trajectories, metrics | {"rollout/canary_gap": ahead.gap})
@@ -320,7 +321,7 @@ class Collector:
         told = zip(trajectories, learners, strict=True)
         proofs = [Proof(trajectory_id=each.trajectory_id, learner_logprobs=logprobs) for each, logprobs in told]
         write_rows(self.folder.proof(iteration), proofs, Proof)
-        self.folder.costs.charge("proof")
+        self.folder.costs.charge(Purpose.PROOF)
         return prove_sampled(trajectories, learners, self.learner.compute.dtype, self.config.update.canary_tolerance)
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from typing import Self
 
 import numpy as np
 
-from agent_r1.costs import Costs
+from agent_r1.costs import Costs, Purpose
 from agent_r1.credit.assign import assign, demonstration_credit
 from agent_r1.credit.metrics import step_metrics, thought_metrics, value_metrics
 from agent_r1.credit.rewards import step_rewards
@@ -62,8 +62,11 @@ def iterate(
     Metrics and alarms go to the run's folder and to the record; `as_task` wraps each verb, to show it elsewhere.
     """
     config, folder, record = training.config, training.folder, record or watch.Unrecorded()
-    verbs = (training.rollout, training.credit, training.update, training.conclude, training.validate)
-    rollout, credit, update, conclude, validate = (as_task(timed(verb, folder.costs)) for verb in verbs)
+    rollout = as_task(timed(training.rollout, folder.costs, Purpose.WRITING))  # its sampling is charged already
+    credit = as_task(timed(training.credit, folder.costs, Purpose.LEARNING))
+    update = as_task(timed(training.update, folder.costs, Purpose.LEARNING))
+    conclude = as_task(timed(training.conclude, folder.costs, Purpose.WRITING))
+    validate = as_task(timed(training.validate, folder.costs, Purpose.WRITING))
     account = watch.Account(config, training.success, folder.history())
     while leaves_work(folder):
         iteration = folder.finished
@@ -153,7 +156,7 @@ class Training:
         )
         self.collector = Collector(sampler)
         folder.costs.engine |= {*self.collector.sampler.engine.pids}
-        folder.costs.charge("other")
+        folder.costs.charge(Purpose.OTHER)
 
     def rollout(self, iteration: int) -> Metrics:
         """Collects trajectories with the current policy, and proves that the sampler ran it.
@@ -249,7 +252,7 @@ class Training:
             self.folder.save(self.learner, finished=finished, stopped=stopped)
         else:
             self.folder.finish(self.learner, finished=finished)
-        self.folder.costs.charge("writing")
+        self.folder.costs.charge(Purpose.WRITING)
         return waited | self.folder.costs.spent
 
     def validate(self, iteration: int) -> Metrics:
@@ -282,7 +285,7 @@ class Training:
     def __exit__(self, kind: object, fault: BaseException | None, trace: object) -> None:
         """Raises OSError in place of a fault of a device or an engine, and ValueError for the next in an iteration."""
         self.collector.close()
-        self.folder.costs.charge("other")
+        self.folder.costs.charge(Purpose.OTHER)
         with suppress(OSError):  # a full disk has ended the training with a fault of its own
             self.folder.record(max(0, self.folder.finished - 1), self.folder.costs.spent)
         if isinstance(fault, (*DEVICE_FAULTS, EngineError)) and not isinstance(fault, EngineUnavailable):
@@ -292,14 +295,14 @@ class Training:
             raise (ValueError if again else OSError)(said + remedy) from fault
 
 
-def timed(verb: Verb, costs: Costs) -> Verb:
-    """Adds the seconds that a verb takes to its metrics, and charges all that is left to be charged."""
+def timed(verb: Verb, costs: Costs, purpose: Purpose) -> Verb:
+    """Adds the seconds that a verb takes to its metrics, and charges the purpose with all that is left."""
 
     @wraps(verb)
     def timed_verb(*arguments: object) -> Metrics:
         started = time.perf_counter()
         metrics = verb(*arguments)
-        costs.charge("learning" if verb.__name__ in ("credit", "update") else "writing")
+        costs.charge(purpose)
         return {**metrics, f"time/{verb.__name__}_s": time.perf_counter() - started}
 
     return timed_verb

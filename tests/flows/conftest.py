@@ -86,7 +86,7 @@ SMALL = {
             "rollout": {"questions": 4, "samples": 2},
             "credit": {
                 "estimator": "grpo",
-                "rewards": {"em": 1.0},  # most groups are all wrong
+                "rewards": {"agent_r1": 0.0, "em": 1.0},  # most groups are all wrong
                 "filter": {"kind": "top_fraction", "share": 0.5, "refill": 2},
             },
         },

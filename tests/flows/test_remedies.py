@@ -334,6 +334,7 @@ COMMANDS = {
     "agent-r1 promote {} --first": HERE,
     "agent-r1 recipe": "inspection/test_recipes.py",
     "agent-r1 register {}": HERE,
+    "agent-r1 results --whole": "evaluation/test_runs_report.py",
     "agent-r1 serve_agent": "flows/test_endpoint.py",
     "agent-r1 serve_policy": "flows/test_endpoint.py",
     "agent-r1 serve_engine": "fixtures.py",

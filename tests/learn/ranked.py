@@ -100,6 +100,7 @@ class Found:
     scores: list[Any] = field(default_factory=list)
     weights: dict[str, Tensor] = field(default_factory=dict)
     start: dict[str, Tensor] = field(default_factory=dict)  # with buffers and the reference, before any update
+    sums: dict[str, int] = field(default_factory=dict)  # of the weights in bfloat16, before any update
     fault: str = ""
     tokens: list[int] = field(default_factory=list)  # of each micro-batch of the measurement's last step
     bytes: int = 0  # that lived at once
@@ -125,6 +126,7 @@ def learned(case: Case, ranks: Ranks = ALONE) -> Found:
     """Scores, updates and what is left of them, the reference's first."""
     learner = learner_of(case, ranks)
     start = {} if case.updates else start_of(learner)
+    sums = {} if case.updates else learner.weight_sums("bfloat16", adapters=learner.adapter is not None)
     scores = [learner.reference_logprobs(case.trajectories), learner.logprobs(case.trajectories)]
     if case.largest:
         measure(learner, case.largest)
@@ -136,7 +138,7 @@ def learned(case: Case, ranks: Ranks = ALONE) -> Found:
     if case.end:
         checkpoint.save(case.end, learner, Progress(iterations=iteration + case.updates, policy_version=0))
         checkpoint.hand_over(case.end.with_name(f"{case.end.name} handed"), learner, halved=True)
-    found = Found(learner.gradients, metrics, scores, weights_of(learner), start, tokens=tokens)
+    found = Found(learner.gradients, metrics, scores, weights_of(learner), start, sums, tokens=tokens)
     if case.counted:
         with Living(learner) as living:
             learner.update(case.trajectories, case.credits, iteration + case.updates)

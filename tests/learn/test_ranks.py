@@ -192,7 +192,9 @@ def test_two_ranks_learn_as_one_does(name: str, cases: dict[str, Case], shared: 
 def test_ranks_start_with_the_bits_of_one(starts: dict[str, Case], shared: dict[str, Found]) -> None:
     """Weights, adapters and buffers of policy, critic and reference, in the same types."""
     for name, case in starts.items():
-        alone, together = learned(case).start, shared[name].start
+        found = learned(case)
+        alone, together = found.start, shared[name].start
+        assert found.sums == shared[name].sums != {}
         assert alone.keys() == together.keys()
         for each, tensor in alone.items():
             assert together[each].dtype is tensor.dtype, (name, each)

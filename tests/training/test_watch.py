@@ -18,6 +18,7 @@ from agent_r1 import params
 from agent_r1.credit.collapse import Alarm
 from agent_r1.params.places import RunId
 from agent_r1.params.train import CanaryTolerance, TrainParams
+from agent_r1.rollout.sampling import HeldWeights
 from agent_r1.training.watch import (
     Account,
     RunDecision,
@@ -29,6 +30,7 @@ from agent_r1.training.watch import (
     crossed,
     duration,
     judge,
+    prove_held,
     prove_sampled,
     reseeded,
 )
@@ -230,6 +232,25 @@ def test_each_thought_is_put_behind_each_opening() -> None:
     thoughts, openings = [[1, 2, 7], [3, 7]], [[0, 1], [10, 1]]
     assert [each.token_ids.tolist() for each in found] == [[*asked, *said] for said in thoughts for asked in openings]
     assert [int(each.action_mask.sum()) for each in found] == [3, 3, 2, 2]
+
+
+def holding(sums: dict[str, int], *, adapters: bool = False) -> HeldWeights:
+    return HeldWeights(sampler="the engine", dtype="bfloat16", sums=sums, adapters=adapters)
+
+
+def test_a_tensor_of_another_sum_is_named_and_one_without_a_sum_proves_nothing() -> None:
+    learners = {"head": 1, "norm": 2, "gate": 3}
+    assert prove_held(holding({"head": 1, "norm": 2, "router": 5}), learners) == {"gate", "router"}
+    with pytest.raises(
+        StaleWeightsError, match=r"the engine holds other .* 1 of 3 tensors differ, norm for one; .*again"
+    ):
+        prove_held(holding({"head": 1, "norm": 7, "gate": 3}), learners)
+
+
+def test_adapters_of_a_layer_that_has_none_are_zeros() -> None:
+    assert prove_held(holding({"a": 1, "b": 0}, adapters=True), {"a": 1}) == set()
+    with pytest.raises(StaleWeightsError, match="b for one"):
+        prove_held(holding({"a": 1, "b": 9}, adapters=True), {"a": 1})
 
 
 def logprobs(*rows: list[float]) -> list[NDArray[np.float32]]:
