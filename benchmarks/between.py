@@ -65,7 +65,7 @@ class Sent:
             ]
             wire.Draws.model_validate_json(wire.Draws(requests=asked).model_dump_json())
             said = [wire.Sampled(ids=each, logprobs=[-1.0] * len(each)) for each in ids]
-            answered = wire.Answered(weights="", actions=said).model_dump_json()
+            answered = wire.Answered(actions=said).model_dump_json()
             read = wire.Answered.model_validate_json(answered).actions
             return [Action.of(each.ids, each.logprobs, self._end_ids) for each in read]
 

@@ -19,7 +19,6 @@ from typing import Any
 import httpx
 import pytest
 import torch
-import yaml
 from mlflow import MlflowClient
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, Qwen2ForCausalLM
@@ -33,6 +32,7 @@ from agent_r1.params.sections import override, validated
 from agent_r1.params.train import TrainParams
 from agent_r1.records import Passage, Question
 from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.engine_wire import EXTENSION
 from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.search.index import Cached, build, open_index
 from agent_r1.tables import write_rows
@@ -50,6 +50,12 @@ TEXTS = [
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 WORDS = "query passage : . a born city country in is mara norn quill tesk twin veld was where"
 
+# A stock server of vLLM on a CPU, as docs/data_and_models.md has it.
+STOCK = (
+    "-m vllm.entrypoints.openai.api_server --tokens-only --host 127.0.0.1 --generation-config vllm --dtype float32 "
+    "--enforce-eager --no-enable-chunked-prefill --kv-cache-memory-bytes 536870912 "
+    f"--worker-extension-cls {EXTENSION}"
+).split()
 PLACES = load(PARAMS).places
 
 MakeIndex = Callable[[Sequence[Passage]], Cached]
@@ -169,14 +175,12 @@ def wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) ->
 @contextlib.contextmanager
 def _engine_server(folder: Path, tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[str, int]]:
     new_model(tokenizer, hidden_size=64, layers=2, heads=2, max_tokens=1024, seed=1).save_pretrained(folder)
-    params = yaml.safe_load(PARAMS.read_text())
-    (folder / "params.yaml").write_text(yaml.safe_dump({**params, "env": {**params["env"], "max_tokens": 1024}}))
     port, log = _free_port(), folder / "engine_server.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "flows", "serve_engine", ".", "--port", str(port)],
+            [sys.executable, *STOCK, "--model", ".", "--port", str(port), "--max-model-len", "1024"],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(PARAMS.parent)},
+            env={**os.environ, "PYTHONPATH": str(PARAMS.parent), "VLLM_SERVER_DEV_MODE": "1"},
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,

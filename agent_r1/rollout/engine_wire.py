@@ -1,33 +1,29 @@
-"""The messages between the process of vLLM and its clients: JSON over HTTP, in the shapes of these classes."""
+"""The messages between processes of vLLM and their clients: JSON over HTTP, in the shapes of these classes."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from agent_r1.params.stages import DtypeName, VllmParams
-from agent_r1.weight_sums import Slice
 
-SERVER_KEY = "AGENT_R1_ENGINE_KEY"  # the key of the engine servers, which their clients send
-FRESH = ""  # the label of the weights that a server was started with by hand
-TOKEN_BYTES = 64  # of a sampled token and its logprob in JSON, at most
 _WORKER = "agent_r1.rollout.vllm_worker"
 EXTENSION = f"{_WORKER}.WorkerExtension"  # of vLLM's workers
+TOKEN_BYTES = 64  # of a sampled token and its logprob in JSON, at most
 
 _Id = Annotated[int, Field(ge=0)]
+T = TypeVar("T")
 
 
 class Launch(BaseModel):
-    """How a process is started."""
+    """How a process of our own is started."""
 
     vllm: VllmParams
     model: str
     max_tokens: int
     dtype: DtypeName
     adapter_rank: int = 0
-    weights: str = FRESH  # the label of the model's weights
-    further: list[str] = []  # options of vLLM's own server
 
 
 class Draw(BaseModel):
@@ -56,23 +52,28 @@ class Sampled(BaseModel):
 
 
 class Answered(BaseModel):
-    """The actions of one call, in the order of its requests, and the label of the weights that sampled them."""
+    """The actions of one call, in the order of its requests."""
 
-    weights: str
     actions: Annotated[list[Sampled], FailFast()]
 
 
 class Weights(BaseModel):
-    """New weights: a Hugging Face folder or, for adapters, a policy's, and the label they get."""
+    """New weights: a Hugging Face folder or, for adapters, a policy's."""
 
     path: str
-    label: str
 
 
-class RankSums(BaseModel):
-    """The sums of the weights that each rank of a process holds."""
+class Call(BaseModel):
+    """A call of a method of vLLM's workers, in a stock server's words."""
 
-    results: list[list[Slice]]
+    method: str
+    kwargs: dict[str, str] = {}
+
+
+class Results(BaseModel, Generic[T]):
+    """What each worker returned."""
+
+    results: Annotated[list[T], Field(min_length=1)]
 
 
 class Description(BaseModel):

@@ -1,4 +1,4 @@
-"""The client's side of vLLM: one server as calls, and an engine on servers that others run."""
+"""The client's side of vLLM: what all its processes have in common, and an engine on stock servers that others run."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import asyncio
 import logging
 import uuid
 from abc import abstractmethod
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from pydantic import BaseModel
+from pydantic import BaseModel, FailFast, Field
 from transformers import AutoConfig
 
 from agent_r1.files import load_pretrained
 from agent_r1.harmless import harmless
 from agent_r1.http.client import BUSY, MAX_ANSWER_BYTES, BadAnswerError, Client, RefusalError, Retries, Shape, read_key
-from agent_r1.params.stages import DtypeName, ServerParams
+from agent_r1.params.stages import ServerParams
 from agent_r1.rollout import engine_wire as wire
 from agent_r1.rollout.sampling import (
     Action,
@@ -32,14 +32,21 @@ from agent_r1.rollout.sampling import (
     Request,
 )
 from agent_r1.surroundings import room
-from agent_r1.weight_sums import joined
+from agent_r1.weight_sums import Slice, joined
 
-_SHOWN = 100  # characters of a server's label in a message
+SERVER_KEY = "AGENT_R1_ENGINE_KEY"  # the key of stock servers, or of a proxy before them
 START = (
-    "; start it with `agent-r1 serve_engine MODEL --port PORT`, correct engine.server.urls, or raise "
-    "engine.server.timeout_s"
+    "start it with `VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server --model MODEL --tokens-only "
+    f"--worker-extension-cls {wire.EXTENSION}`"
 )
+_RPC, _GENERATE = "/collective_rpc", "/inference/v1/generate"
+_MISSING = {_RPC: "VLLM_SERVER_DEV_MODE=1", _GENERATE: "--tokens-only"}  # from the start of a server without the route
+_TOKEN_BYTES = 512  # of a sampled token in a stock server's JSON, at most
+_FRESH = "default"  # the version of the weights that a stock server is started with
+_SHOWN = 100  # characters of a server's version in a message
 _SURE = 1e-3  # nats; rounding lifts the logprob of a sure token above 0
+_NO_NUMBER = -9999.0  # what a stock server writes for a logprob that is none
+_RELEASE_S = 5.0  # that new weights wait for requests whose callers have left
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -49,72 +56,47 @@ class BadRequestError(EngineError):
     """A request that no server can answer."""
 
 
-def connect(url: str, timeout_s: float, socket: str | None = None) -> Client:
-    """A client that sends the key of the engine servers, if there is one."""
-    return Client(url, timeout_s, read_key(wire.SERVER_KEY), socket)
+class Server:
+    """A process of vLLM, asked over HTTP: how its answers are read, and what is wrong with them."""
 
+    remedy = ""  # for a server that does not answer
+    refusals: Mapping[int, str] = {}  # what a status says, and its remedy
 
-class VllmServer:
-    """One process of vLLM, own or started by `agent-r1 serve_engine`."""
-
-    def __init__(self, name: str, client: Client, retries: int = 0, remedy: str = "") -> None:
-        """`name` stands in messages, and the remedy in those of a server that does not answer."""
-        self.name, self._client, self._retries, self._remedy = name, client, Retries(name, retries), remedy
-        self._vocab_size = 0  # until it describes itself
-        self.dtype: DtypeName = "auto"
+    def __init__(self, name: str, client: Client, retries: int = 0) -> None:
+        """`name` stands in messages."""
+        self.name, self._client, self._retries = name, client, Retries(name, retries)
+        self.model: wire.Description  # once it has described itself
 
     async def describe(self) -> wire.Description:
         """The shape, limit and type of the server's model."""
-        found = await self._post(wire.Description, "/describe")
-        self._vocab_size, self.dtype = found.vocab_size, found.dtype
-        return found
-
-    async def sample(self, requests: Sequence[Request], actor: Actor, weights: str) -> list[Action]:
-        """One action per request, sampled from the weights that `load_weights` labelled.
-
-        Raises EngineUnavailable if there is no answer, EngineRestarted if it comes from the weights that the server was
-        started with, and EngineError if it comes from others, is a refusal, or is out of shape.
-        """
-        most_bytes = MAX_ANSWER_BYTES + wire.TOKEN_BYTES * sum(request.max_tokens for request in requests)
-        asking = wire.Draws(requests=[_asked(request, actor) for request in requests])
-        found = await self._post(wire.Answered, "/sample", asking, most_bytes)
-        if found.weights == wire.FRESH != weights:
-            raise EngineRestarted(f"{self.name} was restarted: it has lost the weights {weights}")
-        if found.weights != weights:
-            raise EngineError(
-                f"{self.name} has other weights than it was given ({harmless(found.weights)[:_SHOWN]}, not {weights}): "
-                "another training uses it too; give every training its own servers"
-            )
-        if len(found.actions) != len(requests):
-            raise self._nonsense("/sample", f"{len(found.actions)} actions for {len(requests)} requests")
-        for request, sampled in zip(requests, found.actions, strict=True):
-            if problem := self._problem(sampled, request.max_tokens, actor.end_ids):
-                raise self._nonsense("/sample", problem)
-        return [Action.of(sampled.ids, sampled.logprobs, actor.end_ids) for sampled in found.actions]
-
-    async def load_weights(self, path: str, label: str) -> None:
-        """Loads the weights of a folder, labels them, and drops the caches of the old ones."""
-        await self._post(wire.Done, "/weights", wire.Weights(path=path, label=label))
+        [self.model, *_] = await self._call(wire.Results[wire.Description], "describe")
+        return self.model
 
     async def held(self, *, adapters: bool) -> HeldWeights:
-        """The weights that the process holds, or its adapters alone."""
-        ranks = await self._post(wire.RankSums, "/sums")
-        return HeldWeights(sampler=self.name, dtype=self.dtype, sums=joined(ranks.results), adapters=adapters)
+        """The weights that the server computes with, or its adapters alone."""
+        ranks = await self._call(wire.Results[list[Slice]], "weight_sums")
+        return HeldWeights(sampler=self.name, dtype=self.model.dtype, sums=joined(ranks), adapters=adapters)
 
-    async def rest(self) -> None:
-        """Frees the GPU's memory until the next call."""
-        await self._post(wire.Done, "/rest")
+    async def _call(self, kind: type[wire.Results[T]], method: str, **kwargs: str) -> list[T]:
+        """What each of the server's workers returns for a call of a method of `WorkerExtension`."""
+        return (await self._post(kind, _RPC, wire.Call(method=method, kwargs=kwargs))).results
+
+    def _action(self, path: str, sampled: wire.Sampled, most: int, end_ids: Sequence[int]) -> Action:
+        """The action, if it is one of at most so many tokens."""
+        if problem := self._problem(sampled, most, end_ids):
+            raise self._nonsense(path, problem)
+        return Action.of(sampled.ids, sampled.logprobs, end_ids)
 
     def _problem(self, sampled: wire.Sampled, most: int, end_ids: Sequence[int]) -> str:
         """A fault of an action, in words; "" for none."""
         ids, logprobs = sampled.ids, np.array(sampled.logprobs)
         if not 1 <= len(ids) == len(logprobs) <= most:
             return f"{len(ids)} tokens and {len(logprobs)} logprobs, of 1 to {most} of each"
-        if max(ids) >= self._vocab_size:
-            return f"token {max(ids)}, of a vocabulary of {self._vocab_size}"
+        if max(ids) >= self.model.vocab_size:
+            return f"token {max(ids)}, of a vocabulary of {self.model.vocab_size}"
         if early := [index for index in ids[:-1] if index in end_ids]:
             return f"tokens after {early[0]}, which ends an action"
-        if not np.isfinite(logprobs).all():
+        if not np.isfinite(logprobs).all() or logprobs.min() <= _NO_NUMBER:
             return "logprobs that are not all finite; start again with a lower train.update.learning_rate"
         if logprobs.max() > _SURE:
             return f"a logprob of {logprobs.max():g}"
@@ -128,7 +110,7 @@ class VllmServer:
             return await self._retries.run(lambda: self._attempt(kind, path, content, most_bytes))
         except (TimeoutError, ConnectionError) as fault:
             raise EngineUnavailable(
-                f"{self.name} did not answer {path} in {attempts} attempts ({fault}){self._remedy}"
+                f"{self.name} did not answer {path} in {attempts} attempts ({fault}){self.remedy}"
             ) from None
 
     async def _attempt(self, kind: type[Shape], path: str, content: str, most_bytes: int) -> Shape:
@@ -137,65 +119,163 @@ class VllmServer:
         except BadAnswerError as fault:
             raise self._nonsense(path, str(fault)) from None
         except RefusalError as fault:
-            raise self._refused(path, fault) from None
+            status, reason = fault.answer.status, fault.answer.reason
+            kind_of = BadRequestError if status == 400 else EngineError
+            raise kind_of(f"{self.name} refused {path}: {self._said(path, status, reason)}") from None
 
-    def _refused(self, path: str, fault: RefusalError) -> EngineError:
-        """The error for a refusal, with its remedy."""
-        match fault.answer.status:
-            case 404:
-                return EngineError(f"{self.name} has no {path}: it was not started with `agent-r1 serve_engine`")
-            case 401:
-                return EngineError(f"{self.name} has another key; set {wire.SERVER_KEY} to the same here")
-            case 409:
-                return EngineError(f"{self.name} is answering others; give every training its own servers")
-        kind = BadRequestError if fault.answer.status == 400 else EngineError
-        return kind(f"{self.name} refused {path}: {fault.answer.reason}")
+    def _said(self, path: str, status: int, reason: str) -> str:
+        """A refusal in words, with its remedy."""
+        return reason
 
     def _nonsense(self, path: str, problem: str) -> EngineError:
         return EngineError(f"{self.name} answered {path} with something else than vLLM does: {problem}")
 
 
-def _asked(request: Request, actor: Actor) -> wire.Draw:
-    return wire.Draw(
-        context=request.context,
-        seed=request.seed,
-        max_tokens=request.max_tokens,
-        temperature=0.0 if request.greedy else actor.temperature,
-        end_ids=list(actor.end_ids),
-    )
+class _Params(BaseModel):
+    """How a stock server samples."""
+
+    seed: int
+    max_tokens: int
+    temperature: float
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool = True
+    logprobs: int = 0  # of the sampled token alone
+    detokenize: bool = False
+
+
+class _Generate(BaseModel):
+    """An action to sample, in a stock server's words."""
+
+    token_ids: Sequence[int]
+    sampling_params: _Params
+
+
+class _At(BaseModel):
+    """A sampled token."""
+
+    token_id: int
+    logprob: float
+
+
+class _Logprobs(BaseModel):
+    content: Annotated[list[_At], FailFast()]
+
+
+class _Span(BaseModel):
+    """The version of the weights that sampled some of the tokens."""
+
+    version: str
+
+
+class _Choice(BaseModel):
+    token_ids: Annotated[list[Annotated[int, Field(ge=0)]], FailFast()]
+    logprobs: _Logprobs
+    weight_versions: Annotated[list[_Span], Field(min_length=1), FailFast()]
+
+
+class _Generated(BaseModel):
+    """A stock server's answer."""
+
+    choices: Annotated[list[_Choice], Field(min_length=1, max_length=1)]
+
+
+class _Version(BaseModel):
+    new_version: str
+
+
+class _Success(BaseModel):
+    success: bool
+
+
+class StockServer(Server):
+    """A server of vLLM's own, in developer mode and with this project's `WorkerExtension`."""
+
+    remedy = f"; {START}, correct engine.server.urls, or raise engine.server.timeout_s"
+
+    def __init__(self, url: str, settings: ServerParams) -> None:
+        """Sends the key of the engine servers, if there is one."""
+        super().__init__(f"the engine server {url}", connect(url, settings.timeout_s), settings.retries)
+        self.version = _FRESH  # of the weights that it is given
+
+    async def sample(self, request: Request, actor: Actor) -> Action:
+        """The action of a request, from the weights that `load_weights` gave.
+
+        Raises EngineUnavailable if there is no answer, EngineRestarted if it comes from the weights that the server was
+        started with, and EngineError if it comes from others, is a refusal, or is out of shape.
+        """
+        params = _Params(
+            seed=request.seed,
+            max_tokens=request.max_tokens,
+            temperature=0.0 if request.greedy else actor.temperature,
+            stop_token_ids=actor.end_ids,
+        )
+        asking = _Generate(token_ids=request.context, sampling_params=params)
+        most_bytes = MAX_ANSWER_BYTES + _TOKEN_BYTES * request.max_tokens
+        [choice] = (await self._post(_Generated, _GENERATE, asking, most_bytes)).choices
+        self._require_own(choice.weight_versions)
+        content = choice.logprobs.content
+        if [at.token_id for at in content] != choice.token_ids:
+            raise self._nonsense(_GENERATE, "logprobs of other tokens than it sampled")
+        sampled = wire.Sampled(ids=choice.token_ids, logprobs=[at.logprob for at in content])
+        return self._action(_GENERATE, sampled, request.max_tokens, actor.end_ids)
+
+    async def load_weights(self, path: str, version: str) -> None:
+        """Loads the weights of a folder, names their version, and drops the caches of the old ones.
+
+        Raises EngineError while requests of others keep a cache.
+        """
+        await self._call(wire.Results[None], "take_weights", path=path)
+        tries = 20
+        while not (await self._post(_Success, "/reset_prefix_cache")).success:
+            tries -= 1
+            if not tries:
+                raise EngineError(f"{self.name} is answering others; give every training its own servers")
+            await asyncio.sleep(_RELEASE_S / 20)
+        await self._post(_Success, "/update_weight_version", _Version(new_version=version))
+        self.version = version
+
+    def _require_own(self, spans: Sequence[_Span]) -> None:
+        """Raises as `sample` for tokens of other weights than the server's was given."""
+        for version in {span.version for span in spans} - {self.version}:
+            if version == _FRESH:
+                raise EngineRestarted(f"{self.name} was restarted: it has lost the weights {self.version}")
+            raise EngineError(
+                f"{self.name} has other weights than it was given ({harmless(version)[:_SHOWN]}, not {self.version}): "
+                "another training uses it too; give every training its own servers"
+            )
+
+    def _said(self, path: str, status: int, reason: str) -> str:
+        match status:
+            case 404:
+                return f"it has no such route without {_MISSING.get(path, 'it')}; {START}"
+            case 401 | 403:
+                return f"it has another key; set {SERVER_KEY} to that of the server, or of the proxy before it"
+            case 500 if path == _RPC:
+                return f"{reason}; if it lacks the method, {START}"
+        return reason
+
+
+def connect(url: str, timeout_s: float) -> Client:
+    """A client that sends the key of the engine servers, if there is one."""
+    return Client(url, timeout_s, read_key(SERVER_KEY))
 
 
 class ServedEngine(Engine):
-    """Samples on servers, which share the episodes: one stays with its home, which caches its prefix."""
+    """Samples on processes of vLLM, which share the episodes: one stays with its home, which caches its prefix."""
 
     def __init__(self, homes: int, actor: Actor) -> None:
         self.homes, self._actor = homes, actor
         self.version: int | None = actor.version
-        self._servers: list[VllmServer] = []  # `homes` of them
-        self._session = uuid.uuid4().hex[:8]  # in the labels of this engine's weights, and of no other's
-        self._label = f"{self._session}-{actor.version}"
         self._thread = ThreadPoolExecutor(1, "engine")  # `sample` may be called where a loop is running
         self._pools = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]()  # of connections, in each loop
 
     def load_weights(self, folder: Path, version: int) -> None:
-        self._label = f"{self._session}-{version}"
-        self._wait(self._load(home, str(folder.resolve() if folder.is_dir() else folder)) for home in range(self.homes))
+        path = str(folder.resolve() if folder.is_dir() else folder)
+        self._wait(self._load(home, path, version) for home in range(self.homes))
         self.version = version
 
-    def held(self) -> list[HeldWeights]:
-        return self._wait(map(self._held, self._proved))
-
-    @property
-    def _proved(self) -> Iterable[int]:
-        """The servers that have the latest weights."""
-        return range(self.homes)
-
-    def _are_halved(self) -> bool:
-        """Whether every server has said that it computes in bfloat16."""
-        return all(server.dtype == "bfloat16" for server in self._servers)
-
     def sample(self, requests: Sequence[Request]) -> list[Action]:
-        """One action per request; the requests of one home are admitted at the same time, in their order."""
+        """One action per request; those of one home are asked for at the same time."""
         own: dict[int, list[int]] = {}  # home -> its requests
         for index, request in enumerate(requests):
             own.setdefault(request.home(self.homes), []).append(index)
@@ -206,17 +286,17 @@ class ServedEngine(Engine):
 
     async def act(self, request: Request) -> Action:
         """The action of a request that vLLM takes in at its next token, and out again if the caller is cancelled."""
-        async with self._pools.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(room())):
-            [action] = await self._sample(request.home(self.homes), [request])
+        [action] = await self._sample(request.home(self.homes), [request])
         return action
 
-    @abstractmethod
-    async def _load(self, home: int, path: str) -> None:
-        """Gives a server the weights of a folder or hub id, under the new label."""
+    @property
+    def _pool(self) -> asyncio.Semaphore:
+        """The room for connections in the running loop."""
+        return self._pools.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(room()))
 
     @abstractmethod
-    async def _held(self, home: int) -> HeldWeights:
-        """The weights that a server holds."""
+    async def _load(self, home: int, path: str, version: int) -> None:
+        """Gives a server the weights of a folder or hub id."""
 
     @abstractmethod
     async def _sample(self, home: int, requests: Sequence[Request]) -> list[Action]:
@@ -232,10 +312,10 @@ class ServedEngine(Engine):
 
 
 class ServerEngine(ServedEngine):
-    """Samples actions on one or more servers that `agent-r1 serve_engine` started.
+    """Samples actions on one or more stock servers of vLLM.
 
-    A server that fails is left out until the next weights, with a warning, and its requests go to the next one; a call
-    fails when none is left. As with `VllmEngine`, the same requests give the same bits while no server fails.
+    A server that fails is left out until the next weights, with a warning, and its requests go to the next one, which
+    has the same weights; a call fails when none is left.
     """
 
     def __init__(self, settings: ServerParams, actor: Actor) -> None:
@@ -250,17 +330,17 @@ class ServerEngine(ServedEngine):
         except (OSError, ValueError) as error:
             raise EngineError(f"no model can be read from {actor.model!r}: {error}") from error
         super().__init__(len(settings.urls), actor)
-        for url in settings.urls:
-            client = connect(url, settings.timeout_s)
-            self._servers.append(VllmServer(f"the engine server {url}", client, settings.retries, START))
+        self._session = uuid.uuid4().hex[:8]  # in the versions of this engine's weights, and of no other's
+        self._servers = [StockServer(url, settings) for url in settings.urls]
         self._faults: dict[int, EngineError] = {}  # the servers that are left out, and why
         try:
             self._wait(map(self._begin, range(self.homes)))
-            self.halved = self._are_halved()
             self.load_weights(Path(actor.model), actor.version)
         except BaseException:
             self.close()
             raise
+        taken = [server.model.dtype for home, server in enumerate(self._servers) if home not in self._faults]
+        self.halved = set(taken) == {"bfloat16"}
 
     def load_weights(self, folder: Path, version: int) -> None:
         """Loads the weights on every server, also on one that was left out if it answers and still fits the model."""
@@ -268,6 +348,13 @@ class ServerEngine(ServedEngine):
         if len(self._faults) == self.homes:
             raise self._none_left()
         logger.info("%d of %d engine servers run %s", self.homes - len(self._faults), self.homes, folder)
+
+    def held(self) -> list[HeldWeights]:
+        """The weights of the servers that are not left out; one that fails now is."""
+        held = self._wait(map(self._held, [home for home in range(self.homes) if home not in self._faults]))
+        if len(self._faults) == self.homes:
+            raise self._none_left()
+        return [each for each in held if each]
 
     def close(self) -> None:
         """Sends no more requests; the servers run on."""
@@ -280,24 +367,24 @@ class ServerEngine(ServedEngine):
         except EngineUnavailable as fault:
             self._leave_out(home, fault)
 
-    async def _load(self, home: int, path: str) -> None:
+    async def _load(self, home: int, path: str, version: int) -> None:
         server = self._servers[home]
         try:
             if home in self._faults:  # the server may have come back, and with another model
                 await self._require_fit(server)
-            await server.load_weights(path, self._label)
+            await server.load_weights(path, f"{self._session}-{version}")
             self._faults.pop(home, None)
         except EngineError as fault:
             self._leave_out(home, fault)
 
-    @property
-    def _proved(self) -> Iterable[int]:
-        return [home for home in range(self.homes) if home not in self._faults]
+    async def _held(self, home: int) -> HeldWeights | None:
+        try:
+            return await self._servers[home].held(adapters=False)
+        except EngineError as fault:
+            self._leave_out(home, fault)
+            return None
 
-    async def _held(self, home: int) -> HeldWeights:
-        return await self._servers[home].held(adapters=False)
-
-    async def _require_fit(self, server: VllmServer) -> None:
+    async def _require_fit(self, server: StockServer) -> None:
         if problem := _misfit(await server.describe(), self._actor, self._shape):
             raise EngineError(f"{server.name} {problem}")
 
@@ -306,12 +393,16 @@ class ServerEngine(ServedEngine):
         in_turn = [(home + further) % self.homes for further in range(self.homes)]
         for at in sorted(in_turn, key=self._faults.__contains__):  # a faulty one may answer after all
             try:
-                return await self._servers[at].sample(requests, self._actor, self._label)
+                return await asyncio.gather(*(self._act(self._servers[at], request) for request in requests))
             except BadRequestError:
                 raise
             except EngineError as fault:
                 self._leave_out(at, fault)
         raise self._none_left()
+
+    async def _act(self, server: StockServer, request: Request) -> Action:
+        async with self._pool:
+            return await server.sample(request, self._actor)
 
     def _leave_out(self, home: int, fault: EngineError) -> None:
         """Warns once."""
@@ -334,10 +425,7 @@ def _misfit(found: wire.Description, actor: Actor, expected: dict[str, Any]) -> 
         f"{name} {described[name]!r}, not {value!r}" for name, value in expected.items() if described[name] != value
     ]
     if wrong:
-        return (
-            f"runs another model than {actor.model}: {', '.join(wrong)}; start it with "
-            f"`agent-r1 serve_engine {actor.model}`"
-        )
+        return f"runs another model than {actor.model}: {', '.join(wrong)}; start it with `--model {actor.model}`"
     if found.vocab_size <= (last := max(actor.end_ids)):
         return (
             f"runs a model of {found.vocab_size} tokens, and the tokenizer ends an action with token {last}: its "
@@ -345,9 +433,9 @@ def _misfit(found: wire.Description, actor: Actor, expected: dict[str, Any]) -> 
         )
     if found.max_tokens < actor.max_tokens:
         return (
-            f"reads {found.max_tokens} tokens at most, and env.max_tokens is {actor.max_tokens}; start it again, or "
-            "lower env.max_tokens"
+            f"reads {found.max_tokens} tokens at most, and env.max_tokens is {actor.max_tokens}; start it again with "
+            f"`--max-model-len {actor.max_tokens}`, or lower env.max_tokens"
         )
     if actor.dtype not in ("auto", found.dtype):
-        return f"runs {harmless(found.dtype)}, and model.dtype is {actor.dtype}"
+        return f"runs {found.dtype}, and model.dtype is {actor.dtype}; start it with `--dtype {actor.dtype}`"
     return ""

@@ -1,4 +1,4 @@
-"""vLLM as an engine of our own, in processes that end with this one; and as a server for trainings elsewhere."""
+"""vLLM as an engine of our own, in processes that end with this one."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from agent_r1.files import first_error, is_own, lockable
 from agent_r1.gpus import visible_gpus
-from agent_r1.params import Params
+from agent_r1.http.client import MAX_ANSWER_BYTES, Client
 from agent_r1.params.stages import VllmParams
-from agent_r1.rollout.engine_wire import SERVER_KEY, Launch
+from agent_r1.rollout import engine_wire as wire
 from agent_r1.rollout.sampling import (
     Action,
     Actor,
@@ -33,7 +34,7 @@ from agent_r1.rollout.sampling import (
     HeldWeights,
     Request,
 )
-from agent_r1.rollout.server_engine import ServedEngine, VllmServer, connect
+from agent_r1.rollout.server_engine import ServedEngine, Server
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,6 @@ _QUIET = {  # defaults for the environment of an engine's own process
 _SCRATCH = "agent_r1_engine_"  # short: vLLM may put sockets into it, whose paths have 108 bytes at most
 # Of the learner. vLLM's memory has a pool of its own while it sleeps, and is shared by parts of a model.
 _LEARNERS = ("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-_RISK = "sample from it, and replace its weights by any that this account can read"
 
 T = TypeVar("T")
 
@@ -97,21 +97,19 @@ class VllmEngine(ServedEngine):
         logger.info("starting %s for %s, which takes %s", processes, actor.model, lasts)
         self.rests = settings.sleep and bool(gpus)
         self._processes: list[VllmProcess] = []
-        launch = Launch(
+        launch = wire.Launch(
             vllm=settings,
             model=actor.model,
             max_tokens=actor.max_tokens,
             dtype=actor.dtype,
             adapter_rank=actor.adapter_rank,
-            weights=self._label,
         )
         try:
             for place in replicas:
                 self._processes.append(VllmProcess(launch, place))
-            self._servers += [process.server for process in self._processes]
             self.pids = [process.pid for process in self._processes]
-            self._wait(self._told(home, server.describe()) for home, server in enumerate(self._servers))
-            self.halved = self._are_halved()
+            models = self._told_by_all(Process.describe)
+            self.halved = models[0].dtype == "bfloat16"
             if actor.adapters:
                 self.load_weights(Path(actor.adapters), actor.version)
         except BaseException:
@@ -121,7 +119,7 @@ class VllmEngine(ServedEngine):
 
     def rest(self) -> None:
         if self.rests:
-            self._wait(self._told(home, server.rest()) for home, server in enumerate(self._servers))
+            self._told_by_all(Process.rest)
             self.version = self.version if self._actor.adapter_rank else None
 
     def close(self) -> None:
@@ -130,15 +128,18 @@ class VllmEngine(ServedEngine):
             process.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _load(self, home: int, path: str) -> None:
-        await self._told(home, self._servers[home].load_weights(path, self._label))
+    def held(self) -> list[HeldWeights]:
+        return self._told_by_all(partial(Process.held, adapters=bool(self._actor.adapter_rank)))
 
-    async def _held(self, home: int) -> HeldWeights:
-        adapters = bool(self._actor.adapter_rank)
-        return await self._told(home, self._servers[home].held(adapters=adapters))
+    async def _load(self, home: int, path: str, version: int) -> None:
+        await self._told(home, self._processes[home].server.load_weights(path))
 
     async def _sample(self, home: int, requests: Sequence[Request]) -> list[Action]:
-        return await self._told(home, self._servers[home].sample(requests, self._actor, self._label))
+        async with self._pool:
+            return await self._told(home, self._processes[home].server.sample(requests, self._actor))
+
+    def _told_by_all(self, call: Callable[[Process], Awaitable[T]]) -> list[T]:
+        return self._wait(self._told(home, call(each.server)) for home, each in enumerate(self._processes))
 
     async def _told(self, home: int, call: Awaitable[T]) -> T:
         """The result of a call; a process that ended raises EngineRestarted after a signal, else EngineError."""
@@ -160,10 +161,45 @@ class VllmEngine(ServedEngine):
         raise kind(f"{said}; vLLM's log: {logged}" if logged else said)
 
 
+class Process(Server):
+    """The client of a process of our own."""
+
+    async def sample(self, requests: Sequence[Request], actor: Actor) -> list[Action]:
+        """One action per request, which are admitted at the same time, in their order.
+
+        Raises EngineUnavailable if there is no answer, and EngineError if it is a refusal, or out of shape.
+        """
+        most_bytes = MAX_ANSWER_BYTES + wire.TOKEN_BYTES * sum(request.max_tokens for request in requests)
+        asking = wire.Draws(requests=[_asked(request, actor) for request in requests])
+        found = await self._post(wire.Answered, "/sample", asking, most_bytes)
+        if len(found.actions) != len(requests):
+            raise self._nonsense("/sample", f"{len(found.actions)} actions for {len(requests)} requests")
+        pairs = zip(requests, found.actions, strict=True)
+        return [self._action("/sample", sampled, request.max_tokens, actor.end_ids) for request, sampled in pairs]
+
+    async def load_weights(self, path: str) -> None:
+        """Loads the weights or adapters of a folder, and drops the caches of the old ones."""
+        await self._post(wire.Done, "/weights", wire.Weights(path=path))
+
+    async def rest(self) -> None:
+        """Frees the GPU's memory until the next call."""
+        await self._post(wire.Done, "/rest")
+
+
+def _asked(request: Request, actor: Actor) -> wire.Draw:
+    return wire.Draw(
+        context=request.context,
+        seed=request.seed,
+        max_tokens=request.max_tokens,
+        temperature=0.0 if request.greedy else actor.temperature,
+        end_ids=list(actor.end_ids),
+    )
+
+
 class VllmProcess:
     """A process of vLLM behind a Unix socket in a folder that is its own and its user's."""
 
-    def __init__(self, launch: Launch, place: Mapping[str, str]) -> None:
+    def __init__(self, launch: wire.Launch, place: Mapping[str, str]) -> None:
         """Starts the process with the variables of one of `places`. It answers once it has loaded the model."""
         self._scratch, claim = claim_scratch()
         self.errors = self._scratch / "errors.log"
@@ -180,7 +216,7 @@ class VllmProcess:
             )
         os.close(claim)
         self.pid = self._process.pid
-        self.server = VllmServer("the engine's process", connect("http://localhost", math.inf, path))
+        self.server = Process("the engine's process", Client("http://localhost", math.inf, "", path))
 
     def _logging(self) -> dict[str, str]:
         """The variable by which all processes of vLLM write errors to a file; none where the user asks for logs."""
@@ -240,34 +276,6 @@ def engine_environment(threads: int, scratch: Path, place: Mapping[str, str]) ->
     return {**own, **fixed, **place}
 
 
-def command(launch: Launch, listening: int) -> list[str]:
+def command(launch: wire.Launch, listening: int) -> list[str]:
     """The command line of a process of vLLM that answers on an inherited socket."""
     return [sys.executable, "-m", "agent_r1.rollout.vllm_process", launch.model_dump_json(), str(listening)]
-
-
-def serve(settings: Params, model: str, host: str, port: int, further: Sequence[str] = ()) -> None:
-    """Replaces this process by a server for `engine.kind: server`: `agent-r1 serve_engine MODEL --port 8001`.
-
-    It has the limits of `env`, the memory and the GPUs of `engine.vllm`, and a temporary folder that the next engine or
-    server removes. `further` are options of vLLM's engine, `--ssl-certfile` and `--ssl-keyfile`. Raises ValueError if
-    other machines could reach it without a key.
-    """
-    from agent_r1.http import guard  # brings a web server, which a training does without
-
-    if warning := guard.open_to_all(SERVER_KEY, host, _RISK):
-        logger.warning(warning)
-    launch = Launch(
-        vllm=settings.engine.vllm,
-        model=model,
-        max_tokens=settings.env.max_tokens,
-        dtype=settings.model.dtype,
-        further=list(further),
-    )
-    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listening.bind((host, port))
-    scratch, claim = claim_scratch()
-    for descriptor in (listening.fileno(), claim):
-        os.set_inheritable(descriptor, True)
-    line = command(launch, listening.fileno())
-    os.execve(line[0], line, engine_environment(launch.vllm.threads, scratch, {}))

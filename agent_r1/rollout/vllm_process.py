@@ -7,7 +7,6 @@ batches do not depend on timing; requests of further calls are admitted at the n
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import logging
@@ -30,7 +29,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from agent_r1.http.guard import Bounded, Guard, Unsignalled, configured, refusal
+from agent_r1.http.guard import Bounded, Unsignalled, configured, refusal
 from agent_r1.params.places import adapter_in
 from agent_r1.rollout import engine_wire as wire
 
@@ -41,7 +40,6 @@ _BATCHED_TOKENS = 8192  # in one forward pass: bounds the memory of its activati
 _ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vLLM makes room for these; a smaller rank fits as well
 _LOOKS = 4  # turns of the loop between two tokens: a request takes as many from its connection to vLLM
 _IDLE_S = 5.0  # that new weights wait for requests whose callers have left
-_OWN = ("certfile", "keyfile")  # options of the server itself, behind --ssl-
 
 
 class BusyError(RuntimeError):
@@ -79,12 +77,11 @@ def engine_options(launch: wire.Launch, device: torch.device) -> dict[str, Any]:
     }
 
 
-def open_engine(launch: wire.Launch) -> tuple[Any, dict[str, str]]:
-    """vLLM's engine, and the options of the server itself among the further ones."""
+def open_engine(launch: wire.Launch) -> Any:
+    """vLLM's engine."""
     import torch
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.engine.llm_engine import LLMEngine
 
     from agent_r1.pretrained import default_device
@@ -94,28 +91,16 @@ def open_engine(launch: wire.Launch) -> tuple[Any, dict[str, str]]:
     device = default_device()
     if device.type == "cpu":
         torch._dynamo.config.disable = True
-    options, own = engine_options(launch, device), dict[str, str]()
-    if launch.further:
-        parser: Any = FlexibleArgumentParser(prog="agent-r1 serve_engine")  # type: ignore[no-untyped-call]
-        EngineArgs.add_cli_args(parser)
-        for name in _OWN:
-            parser.add_argument(f"--ssl-{name}", default="")
-        given = parser.parse_args(launch.further, argparse.Namespace(**options))
-        if given.data_parallel_size > 1:
-            parser.error("--data-parallel-size: start a server for each part and name all in engine.server.urls")
-        own = {name: value for name in _OWN if (value := getattr(given, f"ssl_{name}"))}
-        engine_args = EngineArgs.from_cli_args(given)
-    else:
-        engine_args = EngineArgs(**options)
-    return LLMEngine.from_engine_args(engine_args, usage_context=UsageContext.LLM_CLASS), own
+    engine_args = EngineArgs(**engine_options(launch, device))
+    return LLMEngine.from_engine_args(engine_args, usage_context=UsageContext.LLM_CLASS)
 
 
 class Worker:
     """vLLM's engine with its calls. All runs in one thread, and requests are admitted between two tokens."""
 
-    def __init__(self, engine: Any, weights: str, *, adapters: bool, failure: Exception | None = None) -> None:
-        """`weights` is the label of the engine's; one that could not be opened has a `failure`."""
-        self._engine, self._label, self._adapters, self.failure = engine, weights, adapters, failure
+    def __init__(self, engine: Any, *, adapters: bool, failure: Exception | None = None) -> None:
+        """An engine that could not be opened has a `failure`."""
+        self._engine, self._adapters, self.failure = engine, adapters, failure
         self._adapter: Any = None  # a vLLM LoRARequest, once there is one
         self._rests = False
         self._waiting: dict[str, asyncio.Future[wire.Sampled]] = {}  # id of a request -> its action
@@ -137,14 +122,14 @@ class Worker:
         if self._rests and not self._adapters:
             raise ValueError("the weights were given up for sleep: load some first")
         self._wake("weights", "kv_cache")
-        label, found = self._label, dict[str, asyncio.Future[wire.Sampled]]()
+        found = dict[str, asyncio.Future[wire.Sampled]]()
         try:
             for asked in requests:
                 ticket = str(next(self._tickets))
                 self._engine.add_request(ticket, *_in_vllm(asked), lora_request=self._adapter)
                 found[ticket] = self._waiting[ticket] = asyncio.get_running_loop().create_future()
             self._asked.set()
-            return wire.Answered(weights=label, actions=await asyncio.gather(*found.values()))
+            return wire.Answered(actions=await asyncio.gather(*found.values()))
         finally:
             if left := [ticket for ticket in found if self._waiting.pop(ticket, None)]:
                 self._engine.abort_request(left)
@@ -164,11 +149,10 @@ class Worker:
         self._wake("kv_cache")
         if not self._engine.reset_prefix_cache():
             raise BusyError("vLLM keeps its prefix cache of the old weights: a request is still running")
-        self._label = weights.label
 
-    async def weight_sums(self) -> wire.RankSums:
-        """The sums of the weights, which are awake since they were loaded."""
-        return wire.RankSums(results=self._engine.collective_rpc("weight_sums"))
+    async def call(self, asked: wire.Call) -> wire.Results[Any]:
+        """What each of vLLM's workers returns for a call of a method of `WorkerExtension`."""
+        return wire.Results[Any](results=self._engine.collective_rpc(asked.method, kwargs=asked.kwargs))
 
     async def rest(self) -> None:
         """Frees the GPU's memory. Weights beneath adapters move to the machine's; others are given up for new ones."""
@@ -181,12 +165,6 @@ class Worker:
         if self._rests:
             self._engine.wake_up(list(parts))
             self._rests = "kv_cache" not in parts
-
-    async def describe(self) -> wire.Description:
-        """The model's shape and limits."""
-        config = self._engine.model_config
-        dtype = str(config.dtype).removeprefix("torch.")
-        return wire.Description(**wire.read_shape(config.hf_text_config), max_tokens=config.max_model_len, dtype=dtype)
 
     def _advance(self) -> None:
         """Samples a token. A failure goes to every waiting call."""
@@ -238,11 +216,8 @@ def _sampled(output: Any) -> wire.Sampled:
     return wire.Sampled(ids=ids, logprobs=logprobs)
 
 
-def create_app(worker: Worker) -> Guard:
-    """The routes of a worker. Clients need the key, or this machine; see `Guard`."""
-
-    async def health(_: HttpRequest) -> Response:
-        return Response()
+def create_app(worker: Worker) -> Starlette:
+    """The routes of a worker."""
 
     async def sample(http: HttpRequest) -> wire.Answered:
         """Ends with the caller's connection."""
@@ -255,18 +230,21 @@ def create_app(worker: Worker) -> Guard:
             raise ClientDisconnect
         return sampling.result()
 
+    async def call(http: HttpRequest) -> wire.Results[Any]:
+        return await worker.call(wire.Call.model_validate_json(await http.body()))
+
     async def load_weights(http: HttpRequest) -> None:
         await worker.load_weights(wire.Weights.model_validate_json(await http.body()))
 
     posts = {
-        "/describe": lambda _: worker.describe(),
+        "/collective_rpc": call,
         "/rest": lambda _: worker.rest(),
         "/sample": sample,
-        "/sums": lambda _: worker.weight_sums(),
         "/weights": load_weights,
     }
-    routes = [Route(path, _endpoint(worker, answer), methods=["POST"]) for path, answer in posts.items()]
-    return Guard(Starlette(routes=[Route("/health", health), *routes]), wire.SERVER_KEY)
+    return Starlette(
+        routes=[Route(path, _endpoint(worker, answer), methods=["POST"]) for path, answer in posts.items()]
+    )
 
 
 def _endpoint(worker: Worker, answer: Callable[[HttpRequest], Awaitable[BaseModel | None]]) -> Callable[..., Any]:
@@ -295,23 +273,18 @@ class EngineConnection(Bounded):
 
 
 def main(launch: wire.Launch, listening: socket.socket) -> None:
-    """Opens the engine and answers until the process is ended; one behind a Unix socket ends with its parent."""
-    engine, tls, failure = None, dict[str, str](), None
-    owned = listening.family == socket.AF_UNIX
-    if owned:
-        logging.basicConfig(handlers=[logging.NullHandler()])  # hides vLLM's words before it sets up its own handlers
-        Thread(target=_end_with_parent, daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN if owned else signal.SIG_DFL)  # Ctrl-C reaches the whole group
+    """Opens the engine and answers at a Unix socket until the process is ended, or its parent is."""
+    engine, failure = None, None
+    logging.basicConfig(handlers=[logging.NullHandler()])  # hides vLLM's words before it sets up its own handlers
+    Thread(target=_end_with_parent, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group
     try:
-        engine, tls = open_engine(launch)
+        engine = open_engine(launch)
     except Exception as error:
-        if not owned:
-            raise
         failure = error  # the parent hears it as the answer to its first call
-    worker = Worker(engine, launch.weights, adapters=bool(launch.adapter_rank), failure=failure)
+    worker = Worker(engine, adapters=bool(launch.adapter_rank), failure=failure)
     config = configured(create_app(worker), "", 0, EngineConnection)
     config.backlog = EngineConnection.most  # a Unix socket refuses callers at once that find no place to wait
-    config.ssl_certfile, config.ssl_keyfile = tls.get("certfile"), tls.get("keyfile")
 
     async def serve() -> None:
         await asyncio.gather(Unsignalled(config).serve([listening]), worker.run())

@@ -16,6 +16,7 @@ from vllm.model_executor.layers.linear import (
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
+from agent_r1.rollout.engine_wire import read_shape
 from agent_r1.weight_sums import Slice, tensor_sum, wrapped
 
 _PROBED = 1 << 22  # elements of a layer's weight that are read back at a time
@@ -45,6 +46,12 @@ class WorkerExtension:
         for module in self.model_runner.get_model().modules():
             if isinstance(module, VocabParallelEmbedding):
                 module.quant_method.process_weights_after_loading(module)
+
+    def describe(self) -> dict[str, Any]:
+        """The fields of a `Description`."""
+        config = self.model_runner.model_config
+        dtype = str(config.dtype).removeprefix("torch.")
+        return {**read_shape(config.hf_text_config), "max_tokens": config.max_model_len, "dtype": dtype}
 
     def weight_sums(self) -> list[Slice]:
         """The sums of the tensors that this worker computes with; of a model with adapters, theirs alone.

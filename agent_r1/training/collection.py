@@ -95,6 +95,7 @@ class TrainedEngine:
         self.env, self.config, self.shared, self.learner, self.folder = shared.limits, config, shared, learner, folder
         self.questions = [question for question in questions if question.split == "train"]
         self.own_rewards = own_rewards.load(config.credit.rewards)
+        self._proved = learner.adapter is not None  # those that it starts with change nothing, and are not loaded
         self._unproved = set[str]()  # names of tensors, which a warning has named
         self.chat = Chat(learner.tokenizer, learner.end_ids)
         self.engine = start(self.chat.end_ids)  # last: nothing after it fails and leaves it running
@@ -112,10 +113,12 @@ class TrainedEngine:
 
     def load_weights(self) -> None:
         """Has the engine run the learner's weights."""
-        if self.engine.version != self.learner.policy_version:
+        transferred = self.engine.version != self.learner.policy_version
+        if transferred:
             halved = self.engine.halved and self.learner.adapter is None  # adapters stay as they are
             self.engine.load_weights(self.folder.policy(self.learner, halved=halved), self.learner.policy_version)
             self.folder.costs.charge(Purpose.WRITING)
+        if transferred or not self._proved:
             self._prove_held()
             self.folder.costs.charge(Purpose.PROOF)
 
@@ -130,6 +133,7 @@ class TrainedEngine:
                 "%d tensors have no sums on both sides, %s for one: the canary alone proves them", len(unproved), name
             )
         self._unproved |= unproved
+        self._proved = True
 
     def batch(self, questions: Sequence[Question], iteration: int, *, seed: int, credit: CreditParams) -> QuestionBatch:
         """Questions as they are answered with the learner's present weights."""

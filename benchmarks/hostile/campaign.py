@@ -23,7 +23,7 @@ from benchmarks.hostile.mutations import PASSWORD
 KINDS: tuple[type[Kind], ...] = (
     parameters.Values, parameters.Texts, data_files.Texts, data_files.Parquet, stored.Tables, stored.Checkpoints,
     texts.Actions, texts.Chats, servers.SearchAnswers, servers.EngineAnswers, servers.Loopback,
-    servers.SearchRequests, servers.CutOff, servers.EngineRequests, endpoints.EndpointAnswers,
+    servers.SearchRequests, servers.CutOff, servers.GuardedRequests, endpoints.EndpointAnswers,
     endpoints.AgentRequests, names.Tags, names.Listings, names.Names, names.Addresses, leftovers.Leftovers,
     schemas.ToolSchemas,
 )  # fmt: skip

@@ -21,13 +21,13 @@ from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
 from agent_r1.http.client import MAX_ANSWER_BYTES, Answer, Client
-from agent_r1.http.endpoint import Endpoint
+from agent_r1.http.endpoint import ENDPOINT_KEY, Endpoint
 from agent_r1.http.guard import Guard
 from agent_r1.params.sections import LOOPBACK
-from agent_r1.params.stages import RemoteParams
-from agent_r1.rollout.engine_wire import SERVER_KEY
+from agent_r1.params.stages import RemoteParams, ServerParams
+from agent_r1.rollout.engine_wire import Description
 from agent_r1.rollout.sampling import Actor, EngineError, Request
-from agent_r1.rollout.server_engine import VllmServer
+from agent_r1.rollout.server_engine import StockServer
 from agent_r1.search.remote import Health, RemoteIndex, SearchRequest
 from agent_r1.search.server import create_app
 from benchmarks.hostile.kind import Defect, Kind, Refused, require
@@ -99,25 +99,37 @@ class EngineAnswers(Kind):
 
     def make(self, rng: Random) -> tuple[str, Answer]:
         shape = {"model_type": "qwen2", "vocab_size": _VOCABULARY, "hidden_size": 8, "num_hidden_layers": 2}
+        content = [{"token_id": 3, "logprob": -0.5}, {"token_id": _END, "logprob": 0.0}]
+        spans = [{"version": "w", "start": 0, "end": 2}]
+        choice = {"token_ids": [3, _END], "logprobs": {"content": content}, "weight_versions": spans}
         honest: dict[str, Any] = {
-            "sample": {"weights": "w", "actions": [{"ids": [3, _END], "logprobs": [-0.5, 0.0]}]},
-            "describe": {**shape, "max_tokens": 512, "dtype": "float32"},
-            "weights": {},
+            "sample": {"choices": [choice]},
+            "describe": {"results": [{**shape, "max_tokens": 512, "dtype": "float32"}]},
+            "held": {"results": [[["head", 0, 0, 7], ["norm", 0, 0, 8]]]},
         }
-        asked = rng.choice(("sample", "sample", "describe", "weights"))
+        asked = rng.choice(("sample", "sample", "describe", "held"))
         return asked, answered(honest[asked], rng)
 
     def judge(self, made: tuple[str, Answer]) -> None:
         asked, answer = made
-        server = VllmServer(_URL, Scripted(answer))
-        server._vocab_size = _VOCABULARY
-        if asked == "weights":
-            asyncio.run(server.load_weights("/model", "w"))
+        server = StockServer(_URL, ServerParams(urls=[_URL], concurrency=1, timeout_s=1.0, retries=0))
+        server._client, server.version = Scripted(answer), "w"
+        server.model = Description(
+            model_type="qwen2",
+            vocab_size=_VOCABULARY,
+            hidden_size=8,
+            num_hidden_layers=2,
+            max_tokens=512,
+            dtype="float32",
+        )
+        if asked == "held":
+            held = asyncio.run(server.held(adapters=False))
+            require(all(-(2**63) <= each < 2**63 for each in held.sums.values()), f"no sums: {held}")
         elif asked == "describe":
             found = asyncio.run(server.describe())
             require(found.vocab_size >= 0 and type(found.max_tokens) is int, f"no description: {found}")
         else:
-            [action] = asyncio.run(server.sample([self._request], self._actor, "w"))
+            action = asyncio.run(server.sample(self._request, self._actor))
             ids, logprobs = action.token_ids, action.logprobs.tolist()
             require(1 <= len(ids) == len(logprobs) <= _MOST, "more or fewer tokens than asked for")
             require(all(type(index) is int and 0 <= index < _VOCABULARY for index in ids), f"no tokens: {ids}")
@@ -258,10 +270,10 @@ class CutOff(Kind):
         raise Refused("cut off")
 
 
-class EngineRequests(Kind):
-    """What callers may ask of an engine server, with a key and without."""
+class GuardedRequests(Kind):
+    """What callers may ask of a served policy, with a key and without."""
 
-    name, tried = "engine requests", 1500
+    name, tried = "guarded requests", 1500
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -312,13 +324,13 @@ def _serve(listening: socket.socket, script: Script) -> None:
 
 def _guarded(key: str) -> TestClient:
     """A client of a server behind a guard with this key."""
-    before = os.environ.get(SERVER_KEY)
-    os.environ[SERVER_KEY] = key
+    before = os.environ.get(ENDPOINT_KEY)
+    os.environ[ENDPOINT_KEY] = key
     try:
-        return TestClient(Guard(PlainTextResponse("inside"), SERVER_KEY), raise_server_exceptions=False)
+        return TestClient(Guard(PlainTextResponse("inside"), ENDPOINT_KEY), raise_server_exceptions=False)
     finally:
-        del os.environ[SERVER_KEY]
-        os.environ.update({SERVER_KEY: before} if before is not None else {})
+        del os.environ[ENDPOINT_KEY]
+        os.environ.update({ENDPOINT_KEY: before} if before is not None else {})
 
 
 def _host(rng: Random) -> str:

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import Annotated, Literal
 
-from typer import Argument, Context, Option
+from typer import Argument, Option
 
 from agent_r1 import params
 from agent_r1.params.places import RunId
@@ -226,21 +226,3 @@ def serve_search(
     from agent_r1.search.server import serve
 
     serve(index, host, port, name or [])
-
-
-@app.command(
-    "serve_engine", rich_help_panel=SERVERS, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
-)
-def serve_engine(
-    context: Context,
-    model: Annotated[str, Argument(help="A Hugging Face folder or hub id; trainings replace its weights.")],
-    host: Annotated[str, Option(help="Another than this machine's own needs AGENT_R1_ENGINE_KEY.")] = HOST,
-    port: int = 8001,
-) -> None:
-    """Serves a vLLM engine to trainings.
-
-    Further options are those of vLLM's engine, `--ssl-certfile` and `--ssl-keyfile`.
-    """
-    from agent_r1.rollout.vllm_engine import serve
-
-    serve(params.load(), model, host, port, context.args)

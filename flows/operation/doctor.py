@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import math
@@ -32,7 +33,7 @@ from agent_r1.files import is_own, load_pretrained
 from agent_r1.harmless import harmless_lines, without_password
 from agent_r1.http.client import BadAnswerError, Client
 from agent_r1.params.places import SWEEP, RunId, project_root, tracking_folder
-from agent_r1.params.stages import EngineParams
+from agent_r1.params.stages import EngineParams, ServerParams
 from agent_r1.tracking import registry
 from agent_r1.tracking.store import require_store, store_file
 from flows.dvc_files import ask_dvc, complaint
@@ -183,7 +184,7 @@ def engine() -> str:
 
     settings = params.load().engine
     if settings.kind == "server":
-        return engine_servers(settings.server.urls)
+        return engine_servers(settings.server)
     limit = COMPILING_S if visible_gpus() else ENGINE_TIMEOUT_S
     command = [sys.executable, "-m", "flows", "doctor", "--engine"]
     with process_group(command, os.environ) as process, ended_after(process, limit, Event()) as late:
@@ -198,17 +199,16 @@ def engine() -> str:
     raise ValueError(f"{settings.kind}: its process ended with {code}: {last}; {remedy}")
 
 
-def engine_servers(urls: Sequence[str]) -> str:
-    from agent_r1.rollout.engine_wire import SERVER_KEY
-    from agent_r1.rollout.server_engine import connect
+def engine_servers(settings: ServerParams) -> str:
+    from agent_r1.rollout.sampling import EngineError
+    from agent_r1.rollout.server_engine import StockServer
 
-    remedy = f"start it: agent-r1 serve_engine MODEL --port PORT; 401: its key is {SERVER_KEY}"
-    for url in urls:
-        try:
-            connect(url, ANSWER_S).require_health()
-        except (OSError, ValueError) as fault:
-            raise ValueError(f"the engine server {url} does not answer: {fault}; {remedy}") from fault
-    return f"{len(urls)} servers answer"
+    hasty = settings.model_copy(update={"timeout_s": ANSWER_S, "retries": 0})
+    try:
+        models = [asyncio.run(StockServer(url, hasty).describe()) for url in settings.urls]
+    except EngineError as fault:
+        raise ValueError(str(fault)) from fault
+    return f"{len(models)} servers answer"
 
 
 def try_engine(settings: EngineParams) -> None:

@@ -17,6 +17,7 @@ from queue import Queue
 from threading import Thread
 from typing import Any
 
+import httpx
 import numpy as np
 import psutil
 import pytest
@@ -47,7 +48,7 @@ from agent_r1.rollout.sampling import (
 )
 from agent_r1.rollout.vllm_engine import VllmEngine, claim_scratch, places
 from agent_r1.seeds import derive
-from agent_r1.weight_sums import sums_of
+from agent_r1.weight_sums import differing, sums_of
 from tests.fixtures import Task
 from tests.rollout.turns import CONTEXTS, LIMITS, InTurn, run, without_latency
 
@@ -456,8 +457,32 @@ def test_what_others_leave_under_an_engines_name_holds_none_up(tmp_path: Path, m
 @pytest.mark.parametrize("open_kind", ["server"], indirect=True)
 def test_a_server_says_what_it_refuses(open_kind: Open, tiny_model: Path) -> None:
     too_long = Request(episode=0, step=0, context=[1] * 1024, seed=0, max_tokens=1)
-    with open_kind(tiny_model) as engine, pytest.raises(EngineError, match=r"refused /sample.*1024"):
+    with open_kind(tiny_model) as engine, pytest.raises(EngineError, match=r"refused /inference/v1/generate.*1024"):
         engine.sample([too_long])
+
+
+@pytest.mark.parametrize("open_kind", ["server"], indirect=True)
+def test_a_server_gives_the_bits_of_a_process_whoever_comes_first(
+    engine: Engine, alone: VllmEngine, tiny_model: Path, changed_model: Path
+) -> None:
+    for version, folder in enumerate([changed_model, tiny_model]):
+        alone.load_weights(folder, version)
+        engine.load_weights(folder, version)
+        expected = bits(alone.sample(requests(96)))
+        assert [bits(engine.sample(requests(96))) for _ in range(3)] == [expected] * 3
+
+
+@pytest.mark.parametrize("open_kind", ["server"], indirect=True)
+def test_a_plain_reload_leaves_a_servers_tied_output_layer_stale_and_its_sum_says_so(
+    open_kind: Open, engine_server: str, tiny_model: Path, changed_model: Path
+) -> None:
+    """vLLM's own, on a CPU, without the remedy of the worker's extension."""
+    reload = {"method": "reload_weights", "kwargs": {"weights_path": str(changed_model)}}
+    state = AutoModelForCausalLM.from_pretrained(changed_model, dtype=torch.float32).state_dict()
+    with open_kind(tiny_model) as engine:
+        httpx.post(f"{engine_server}/collective_rpc", json=reload, timeout=60).raise_for_status()
+        [held] = engine.held()
+        assert differing(held.sums, sums_of(state.items(), torch.float32)) == ["lm_head.weight"]
 
 
 @pytest.mark.parametrize("open_kind", ["server"], indirect=True)

@@ -16,7 +16,7 @@ from agent_r1.rollout.engine_wire import Draw, Sampled, Weights
 from agent_r1.rollout.vllm_process import BusyError, Worker, create_app
 
 ASKED = [Draw(context=[index], seed=index, max_tokens=2, temperature=1.0, end_ids=[0]) for index in range(4)]
-WEIGHTS = Weights(path="folder", label="new")
+WEIGHTS = Weights(path="folder")
 PATIENCE_S = 20.0
 
 
@@ -73,7 +73,7 @@ def play(engine: ByHand, script: Callable[[Worker], Coroutine[Any, Any, Any]], *
     """Runs a script beside the worker's loop."""
 
     async def both() -> Any:
-        worker = Worker(engine, "old", adapters=adapters)
+        worker = Worker(engine, adapters=adapters)
         loop = asyncio.create_task(worker.run())
         try:
             return await asyncio.wait_for(script(worker), PATIENCE_S)
@@ -103,7 +103,6 @@ def test_the_requests_of_a_call_are_admitted_together_and_answered_in_their_orde
     engine = ByHand()
     found = play(engine, script)
     assert [[action.ids for action in each.actions] for each in found] == [[[0], [1]], [[2]]]
-    assert {each.weights for each in found} == {"old"}
 
 
 def test_a_failure_of_vllm_reaches_all_who_wait_and_all_who_come() -> None:
@@ -116,7 +115,7 @@ def test_a_failure_of_vllm_reaches_all_who_wait_and_all_who_come() -> None:
     engine = ByHand()
     errors, failure = play(engine, script)
     assert [str(error) for error in errors] == ["out of memory"] * 3
-    with TestClient(create_app(Worker(None, "", adapters=False, failure=failure)), "http://localhost") as client:
+    with TestClient(create_app(Worker(None, adapters=False, failure=failure)), "http://localhost") as client:
         answer = client.post("/sample", content=json.dumps({"requests": []}))
     assert (answer.status_code, answer.json()["error"]["message"]) == (500, "MemoryError: out of memory")
 
@@ -144,7 +143,7 @@ def test_a_call_with_a_request_that_vllm_refuses_leaves_nothing_behind() -> None
 
 @pytest.mark.parametrize(("body", "status"), [({"requests": 1}, 400), ("no object", 400)])
 def test_a_body_out_of_shape_is_refused(body: object, status: int) -> None:
-    with TestClient(create_app(Worker(ByHand(), "", adapters=False)), "http://localhost") as client:
+    with TestClient(create_app(Worker(ByHand(), adapters=False)), "http://localhost") as client:
         assert client.post("/sample", content=json.dumps(body)).status_code == status
 
 
@@ -164,7 +163,7 @@ def test_new_weights_wait_for_requests_whose_callers_have_left() -> None:
         return await worker.sample(ASKED[1:2])
 
     engine = ByHand()
-    assert play(engine, script).weights == "new"
+    assert [action.ids for action in play(engine, script).actions] == [[1]]
     engine.cache_dropped = False
     with pytest.raises(BusyError, match="keeps its prefix cache"):
         play(engine, lambda worker: worker.load_weights(WEIGHTS))
@@ -221,4 +220,4 @@ def test_weights_that_were_given_up_sample_nothing() -> None:
         return await worker.sample(ASKED[:1])
 
     engine = ByHand()
-    assert play(engine, script).weights == "new"
+    assert [action.ids for action in play(engine, script).actions] == [[0]]

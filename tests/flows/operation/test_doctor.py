@@ -254,8 +254,8 @@ def test_servers_that_are_down(
 ) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     write_params(project, {"engine": {"kind": "server", "server": {"urls": [url]}}})
-    assert found("engine").message.startswith(f"the engine server {url} does not answer")
-    assert found("engine").remedy.startswith("start it: agent-r1 serve_engine MODEL")
+    assert found("engine").message.startswith(f"the engine server {url} did not answer")
+    assert found("engine").remedy.startswith("start it with `VLLM_SERVER_DEV_MODE=1 python -m vllm.")
     monkeypatch.setenv("PREFECT_API_URL", f"{url}/api")
     assert found("prefect").message.startswith(f"no Prefect server answers at PREFECT_API_URL {url}/api")
     assert found("prefect").remedy.startswith("start it there")
