@@ -26,7 +26,8 @@ from agent_r1.records import Call, Credit, Outcome, Step, Trajectory
 from agent_r1.rollout import engine_wire as wire
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import collect
-from agent_r1.rollout.sampling import Action, Request
+from agent_r1.rollout.sampling import Action, Actor, Request
+from agent_r1.rollout.server_engine import draw
 from benchmarks.stored import options, show
 from benchmarks.synthetic import credit_of
 
@@ -53,21 +54,19 @@ class Sent:
     """A sampler of random letters, whose requests and answers go through JSON as those of vLLM do."""
 
     def __init__(self, end_ids: Sequence[int], letters: Sequence[int], spent: dict[str, float]) -> None:
-        self._end_ids, self._letters, self._spent, self._draws = end_ids, letters, spent, np.random.default_rng(0)
+        self._actor = Actor(model="", end_ids=end_ids, max_tokens=0, temperature=1.0, dtype="auto")
+        self._letters, self._spent, self._draws = letters, spent, np.random.default_rng(0)
 
     def sample(self, requests: Sequence[Request]) -> list[Action]:
         """An action of the most tokens for each request."""
         ids = [self._draws.choice(self._letters, each.max_tokens).tolist() for each in requests]
         with counted(self._spent, "requests"):
-            asked = [
-                wire.Draw(context=each.context, seed=0, max_tokens=each.max_tokens, temperature=1.0, end_ids=[0])
-                for each in requests
-            ]
+            asked = [draw(each, self._actor) for each in requests]
             wire.Draws.model_validate_json(wire.Draws(requests=asked).model_dump_json())
             said = [wire.Sampled(ids=each, logprobs=[-1.0] * len(each)) for each in ids]
             answered = wire.Answered(actions=said).model_dump_json()
             read = wire.Answered.model_validate_json(answered).actions
-            return [Action.of(each.ids, each.logprobs, self._end_ids) for each in read]
+            return [Action.of(each.ids, each.logprobs, self._actor.end_ids) for each in read]
 
 
 @contextmanager

@@ -128,7 +128,7 @@ class Transfers:
 
     def _prove_held(self) -> None:
         for held in self._engine.held():
-            unproved = prove_held(held, self._learner.weight_sums(held.dtype, adapters=held.adapters))
+            unproved = prove_held(held, self._learner.weight_sums(held.dtype))
             if unproved:
                 raise ValueError(f"nothing proves {', '.join(sorted(unproved))}")
 

@@ -124,10 +124,10 @@ class Models:
             self.tokenizer.save_pretrained(folder)
 
     @led
-    def weight_sums(self, dtype: DtypeName, *, adapters: bool) -> dict[str, int]:
-        """The sums of the policy's weights as a sampler in `dtype` holds them: of the adapters alone, or merged."""
+    def weight_sums(self, dtype: DtypeName) -> dict[str, int]:
+        """The sums of the policy's weights as a sampler in `dtype` holds them; of adapters alone unless it `merges`."""
         rounded = compute_dtype(dtype, self.compute.device)
-        if adapters:
+        if self.adapter and not self.merges:
             trained = adapter.trained_state(self.policy).items()
             return adapter_sums(self.policy, ((name, whole(weight)) for name, weight in trained), rounded)
         merged = adapter.merged_state(self.policy).items()

@@ -26,14 +26,23 @@ class Launch(BaseModel):
     adapter_rank: int = 0
 
 
-class Draw(BaseModel):
-    """An action to sample."""
+class Sampling(BaseModel):
+    """How an action is sampled, by vLLM's parameters."""
 
-    context: list[_Id]
     seed: int
     max_tokens: int
     temperature: float
-    end_ids: list[int]
+    stop_token_ids: list[int]
+    ignore_eos: bool = True
+    logprobs: int = 0  # of the sampled token alone
+    detokenize: bool = False
+
+
+class Draw(BaseModel):
+    """An action to sample, in a stock server's words."""
+
+    token_ids: list[_Id]
+    sampling_params: Sampling
 
 
 class Draws(BaseModel):

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from agent_r1.params.places import adapter_in
-from agent_r1.params.stages import EngineParams, TransformersParams
+from agent_r1.params.stages import DtypeName, EngineParams, TransformersParams
 from agent_r1.pretrained import compute_dtype, default_device, load_model
 from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, HeldWeights, Request
 from agent_r1.rollout.server_engine import ServerEngine
@@ -133,10 +133,11 @@ class TransformersEngine(Engine):
 
     def held(self) -> list[HeldWeights]:
         state = self._model.state_dict().items()
-        adapters = bool(self._actor.adapter_rank)  # they stay in float32
-        sums = adapter_sums(self._model, state, torch.float32) if adapters else sums_of(state, self._dtype)
-        dtype = "bfloat16" if self.halved and not adapters else "float32"
-        return [HeldWeights(sampler="the engine", dtype=dtype, sums=sums, adapters=adapters)]
+        if self._actor.adapter_rank:  # adapters stay in float32
+            sums = adapter_sums(self._model, state, torch.float32)
+            return [HeldWeights(sampler="the engine", dtype="float32", sums=sums)]
+        dtype: DtypeName = "bfloat16" if self.halved else "float32"
+        return [HeldWeights(sampler="the engine", dtype=dtype, sums=sums_of(state, self._dtype))]
 
     def close(self) -> None:
         """Does nothing: memory is all that the engine holds, and it is freed with the engine."""

@@ -97,8 +97,7 @@ class HeldWeights:
 
     sampler: str  # its name in a message
     dtype: DtypeName  # float32 or bfloat16
-    sums: Mapping[str, int]  # by a tensor's name in a Hugging Face folder, or in peft's of adapters; see `weight_sums`
-    adapters: bool  # whether they are those of the adapters alone, the second matrices scaled
+    sums: Mapping[str, int]  # by a tensor's name in its folder; of a model with adapters, theirs alone: `weight_sums`
 
 
 class Engine(Sampler, Protocol):

@@ -56,6 +56,17 @@ class BadRequestError(EngineError):
     """A request that no server can answer."""
 
 
+def draw(request: Request, actor: Actor) -> wire.Draw:
+    """A request in vLLM's words."""
+    params = wire.Sampling(
+        seed=request.seed,
+        max_tokens=request.max_tokens,
+        temperature=0.0 if request.greedy else actor.temperature,
+        stop_token_ids=list(actor.end_ids),
+    )
+    return wire.Draw(token_ids=request.context, sampling_params=params)
+
+
 class Server:
     """A process of vLLM, asked over HTTP: how its answers are read, and what is wrong with them."""
 
@@ -72,10 +83,10 @@ class Server:
         [self.model, *_] = await self._call(wire.Results[wire.Description], "describe")
         return self.model
 
-    async def held(self, *, adapters: bool) -> HeldWeights:
-        """The weights that the server computes with, or its adapters alone."""
+    async def held(self) -> HeldWeights:
+        """The weights that the server computes with; of a model with adapters, theirs alone."""
         ranks = await self._call(wire.Results[list[Slice]], "weight_sums")
-        return HeldWeights(sampler=self.name, dtype=self.model.dtype, sums=joined(ranks), adapters=adapters)
+        return HeldWeights(sampler=self.name, dtype=self.model.dtype, sums=joined(ranks))
 
     async def _call(self, kind: type[wire.Results[T]], method: str, **kwargs: str) -> list[T]:
         """What each of the server's workers returns for a call of a method of `WorkerExtension`."""
@@ -131,25 +142,6 @@ class Server:
         return EngineError(f"{self.name} answered {path} with something else than vLLM does: {problem}")
 
 
-class _Params(BaseModel):
-    """How a stock server samples."""
-
-    seed: int
-    max_tokens: int
-    temperature: float
-    stop_token_ids: Sequence[int]
-    ignore_eos: bool = True
-    logprobs: int = 0  # of the sampled token alone
-    detokenize: bool = False
-
-
-class _Generate(BaseModel):
-    """An action to sample, in a stock server's words."""
-
-    token_ids: Sequence[int]
-    sampling_params: _Params
-
-
 class _At(BaseModel):
     """A sampled token."""
 
@@ -203,13 +195,7 @@ class StockServer(Server):
         Raises EngineUnavailable if there is no answer, EngineRestarted if it comes from the weights that the server was
         started with, and EngineError if it comes from others, is a refusal, or is out of shape.
         """
-        params = _Params(
-            seed=request.seed,
-            max_tokens=request.max_tokens,
-            temperature=0.0 if request.greedy else actor.temperature,
-            stop_token_ids=actor.end_ids,
-        )
-        asking = _Generate(token_ids=request.context, sampling_params=params)
+        asking = draw(request, actor)
         most_bytes = MAX_ANSWER_BYTES + _TOKEN_BYTES * request.max_tokens
         [choice] = (await self._post(_Generated, _GENERATE, asking, most_bytes)).choices
         self._require_own(choice.weight_versions)
@@ -319,11 +305,10 @@ class ServerEngine(ServedEngine):
     """
 
     def __init__(self, settings: ServerParams, actor: Actor) -> None:
-        """Checks that every server fits the model, and loads its weights there.
+        """Loads the model on every server.
 
         The servers must see the model's folder under the same path, and serve this engine alone while it is open.
-        Raises EngineError for a server that was started otherwise or runs a model of another shape, and
-        EngineUnavailable if none answers.
+        Raises EngineError if none takes it: started otherwise, or of another shape; EngineUnavailable if none answers.
         """
         try:
             self._shape = wire.read_shape(load_pretrained(AutoConfig, actor.model).get_text_config())
@@ -332,90 +317,63 @@ class ServerEngine(ServedEngine):
         super().__init__(len(settings.urls), actor)
         self._session = uuid.uuid4().hex[:8]  # in the versions of this engine's weights, and of no other's
         self._servers = [StockServer(url, settings) for url in settings.urls]
-        self._faults: dict[int, EngineError] = {}  # the servers that are left out, and why
+        self._left: list[StockServer] = []  # those that have the latest weights
         try:
-            self._wait(map(self._begin, range(self.homes)))
             self.load_weights(Path(actor.model), actor.version)
         except BaseException:
             self.close()
             raise
-        taken = [server.model.dtype for home, server in enumerate(self._servers) if home not in self._faults]
-        self.halved = set(taken) == {"bfloat16"}
+        self.halved = all(server.model.dtype == "bfloat16" for server in self._left)
 
     def load_weights(self, folder: Path, version: int) -> None:
-        """Loads the weights on every server, also on one that was left out if it answers and still fits the model."""
+        """Loads the weights on every server, also on one that was left out if it answers and fits the model."""
+        self._left = [*self._servers]
         super().load_weights(folder, version)
-        if len(self._faults) == self.homes:
-            raise self._none_left()
-        logger.info("%d of %d engine servers run %s", self.homes - len(self._faults), self.homes, folder)
+        logger.info("%d of %d engine servers run %s", len(self._left), self.homes, folder)
 
     def held(self) -> list[HeldWeights]:
         """The weights of the servers that are not left out; one that fails now is."""
-        held = self._wait(map(self._held, [home for home in range(self.homes) if home not in self._faults]))
-        if len(self._faults) == self.homes:
-            raise self._none_left()
+        held = self._wait(self._tried(server, server.held()) for server in [*self._left])
         return [each for each in held if each]
 
     def close(self) -> None:
         """Sends no more requests; the servers run on."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _begin(self, home: int) -> None:
-        """Leaves a server out that does not answer; one that does not fit is an error."""
-        try:
-            await self._require_fit(self._servers[home])
-        except EngineUnavailable as fault:
-            self._leave_out(home, fault)
-
     async def _load(self, home: int, path: str, version: int) -> None:
-        server = self._servers[home]
-        try:
-            if home in self._faults:  # the server may have come back, and with another model
-                await self._require_fit(server)
-            await server.load_weights(path, f"{self._session}-{version}")
-            self._faults.pop(home, None)
-        except EngineError as fault:
-            self._leave_out(home, fault)
+        await self._tried(self._servers[home], self._give(self._servers[home], path, version))
 
-    async def _held(self, home: int) -> HeldWeights | None:
-        try:
-            return await self._servers[home].held(adapters=False)
-        except EngineError as fault:
-            self._leave_out(home, fault)
-            return None
-
-    async def _require_fit(self, server: StockServer) -> None:
+    async def _give(self, server: StockServer, path: str, version: int) -> None:
+        """Gives a server the weights, if it fits them: it may have come back with another model."""
         if problem := _misfit(await server.describe(), self._actor, self._shape):
             raise EngineError(f"{server.name} {problem}")
+        await server.load_weights(path, f"{self._session}-{version}")
 
     async def _sample(self, home: int, requests: Sequence[Request]) -> list[Action]:
         """The actions that the home server samples, or the next server that can."""
-        in_turn = [(home + further) % self.homes for further in range(self.homes)]
-        for at in sorted(in_turn, key=self._faults.__contains__):  # a faulty one may answer after all
-            try:
-                return await asyncio.gather(*(self._act(self._servers[at], request) for request in requests))
-            except BadRequestError:
-                raise
-            except EngineError as fault:
-                self._leave_out(at, fault)
-        raise self._none_left()
+        return await asyncio.gather(*(self._act(home, request) for request in requests))
 
-    async def _act(self, server: StockServer, request: Request) -> Action:
-        async with self._pool:
-            return await server.sample(request, self._actor)
+    async def _act(self, home: int, request: Request) -> Action:
+        while True:
+            server = self._left[home % len(self._left)]
+            async with self._pool:
+                action = await self._tried(server, server.sample(request, self._actor))
+            if action:
+                return action
 
-    def _leave_out(self, home: int, fault: EngineError) -> None:
-        """Warns once."""
-        if home not in self._faults:
-            logger.warning("%s is left out until the next weights: %s", self._servers[home].name, fault)
-        self._faults[home] = fault
-
-    def _none_left(self) -> EngineError:
-        """The error when every server is left out: of the most hopeful kind among their faults."""
-        faults = self._faults.values()
-        kinds = (EngineUnavailable, EngineRestarted, EngineError)
-        kind = next(kind for kind in kinds if any(isinstance(fault, kind) for fault in faults))
-        return kind("; ".join(str(self._faults[home]) for home in sorted(self._faults)))
+    async def _tried(self, server: StockServer, call: Awaitable[T]) -> T | None:
+        """The result of a call; None if it fails, which leaves the server out. The fault of the last one is raised."""
+        try:
+            return await call
+        except BadRequestError:
+            raise
+        except EngineError as fault:
+            if server in self._left:
+                if self._left == [server]:
+                    raise
+                self._left.remove(server)
+                logger.warning("%s is left out until the next weights: %s", server.name, fault)
+            return None
 
 
 def _misfit(found: wire.Description, actor: Actor, expected: dict[str, Any]) -> str:

@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,7 +33,7 @@ from agent_r1.rollout.sampling import (
     HeldWeights,
     Request,
 )
-from agent_r1.rollout.server_engine import ServedEngine, Server
+from agent_r1.rollout.server_engine import ServedEngine, Server, draw
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +128,7 @@ class VllmEngine(ServedEngine):
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def held(self) -> list[HeldWeights]:
-        return self._told_by_all(partial(Process.held, adapters=bool(self._actor.adapter_rank)))
+        return self._told_by_all(Process.held)
 
     async def _load(self, home: int, path: str, version: int) -> None:
         await self._told(home, self._processes[home].server.load_weights(path))
@@ -170,7 +169,7 @@ class Process(Server):
         Raises EngineUnavailable if there is no answer, and EngineError if it is a refusal, or out of shape.
         """
         most_bytes = MAX_ANSWER_BYTES + wire.TOKEN_BYTES * sum(request.max_tokens for request in requests)
-        asking = wire.Draws(requests=[_asked(request, actor) for request in requests])
+        asking = wire.Draws(requests=[draw(request, actor) for request in requests])
         found = await self._post(wire.Answered, "/sample", asking, most_bytes)
         if len(found.actions) != len(requests):
             raise self._nonsense("/sample", f"{len(found.actions)} actions for {len(requests)} requests")
@@ -184,16 +183,6 @@ class Process(Server):
     async def rest(self) -> None:
         """Frees the GPU's memory until the next call."""
         await self._post(wire.Done, "/rest")
-
-
-def _asked(request: Request, actor: Actor) -> wire.Draw:
-    return wire.Draw(
-        context=request.context,
-        seed=request.seed,
-        max_tokens=request.max_tokens,
-        temperature=0.0 if request.greedy else actor.temperature,
-        end_ids=list(actor.end_ids),
-    )
 
 
 class VllmProcess:

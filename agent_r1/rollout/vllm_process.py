@@ -22,6 +22,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
+import uvicorn
 from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect
@@ -29,7 +30,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from agent_r1.http.guard import Bounded, Unsignalled, configured, refusal
+from agent_r1.http.guard import Unsignalled, refusal
 from agent_r1.params.places import adapter_in
 from agent_r1.rollout import engine_wire as wire
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 _BATCHED_TOKENS = 8192  # in one forward pass: bounds the memory of its activations
 _ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vLLM makes room for these; a smaller rank fits as well
 _LOOKS = 4  # turns of the loop between two tokens: a request takes as many from its connection to vLLM
+_CALLERS = 100_000  # that may wait for their turn
 _IDLE_S = 5.0  # that new weights wait for requests whose callers have left
 
 
@@ -195,17 +197,8 @@ def _in_vllm(asked: wire.Draw) -> tuple[Any, Any]:
     from vllm import SamplingParams, TokensPrompt
     from vllm.sampling_params import RequestOutputKind
 
-    params = SamplingParams(
-        seed=asked.seed,
-        max_tokens=asked.max_tokens,
-        temperature=asked.temperature,
-        stop_token_ids=asked.end_ids,
-        ignore_eos=True,
-        logprobs=0,
-        detokenize=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
-    )
-    return TokensPrompt(prompt_token_ids=asked.context), params
+    params = SamplingParams(**asked.sampling_params.model_dump(), output_kind=RequestOutputKind.FINAL_ONLY)
+    return TokensPrompt(prompt_token_ids=asked.token_ids), params
 
 
 def _sampled(output: Any) -> wire.Sampled:
@@ -266,12 +259,6 @@ def _endpoint(worker: Worker, answer: Callable[[HttpRequest], Awaitable[BaseMode
     return endpoint
 
 
-class EngineConnection(Bounded):
-    """A connection of a trusted client, which may wait long for its answer."""
-
-    seconds, most = 7 * 86_400.0, 100_000
-
-
 def main(launch: wire.Launch, listening: socket.socket) -> None:
     """Opens the engine and answers at a Unix socket until the process is ended, or its parent is."""
     engine, failure = None, None
@@ -283,8 +270,8 @@ def main(launch: wire.Launch, listening: socket.socket) -> None:
     except Exception as error:
         failure = error  # the parent hears it as the answer to its first call
     worker = Worker(engine, adapters=bool(launch.adapter_rank), failure=failure)
-    config = configured(create_app(worker), "", 0, EngineConnection)
-    config.backlog = EngineConnection.most  # a Unix socket refuses callers at once that find no place to wait
+    # A Unix socket refuses callers at once that find no place to wait.
+    config = uvicorn.Config(create_app(worker), http="h11", lifespan="off", log_level="warning", backlog=_CALLERS)
 
     async def serve() -> None:
         await asyncio.gather(Unsignalled(config).serve([listening]), worker.run())

@@ -126,7 +126,7 @@ class TrainedEngine:
         """Raises StaleWeightsError for a sampler that does not hold the learner's weights."""
         unproved = set[str]()
         for held in self.engine.held():
-            unproved |= prove_held(held, self.learner.weight_sums(held.dtype, adapters=held.adapters))
+            unproved |= prove_held(held, self.learner.weight_sums(held.dtype))
         if unproved - self._unproved:
             name, *_ = sorted(unproved)
             logger.warning(

@@ -38,15 +38,14 @@ def prove_held(held: HeldWeights, sums: Mapping[str, int]) -> set[str]:
     Gives the names of tensors that one side alone knows, which are not proved. Raises StaleWeightsError where the sums
     of a tensor differ.
     """
-    expected = {**dict.fromkeys(held.sums, 0), **sums} if held.adapters else sums  # a layer without adapters has zeros
-    if wrong := differing(held.sums, expected):
+    if wrong := differing(held.sums, sums):
         raise StaleWeightsError(
             f"after a weight transfer {held.sampler} holds other weights than the learner's: the sums of {len(wrong)} "
-            f"of {len(expected)} tensors differ, {wrong[0]} for one; start again, which goes on from the checkpoint "
+            f"of {len(sums)} tensors differ, {wrong[0]} for one; start again, which goes on from the checkpoint "
             "and loads them anew; if they differ then too, set another engine.kind; weights that are no numbers need "
             "a lower train.update.learning_rate"
         )
-    return held.sums.keys() ^ expected.keys()
+    return {name for name in held.sums.keys() ^ sums.keys() if held.sums.get(name) != 0}  # a layer without adapters
 
 
 def accepted_gap(dtype: torch.dtype, tolerance: CanaryTolerance) -> tuple[str, float]:

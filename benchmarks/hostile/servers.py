@@ -123,7 +123,7 @@ class EngineAnswers(Kind):
             dtype="float32",
         )
         if asked == "held":
-            held = asyncio.run(server.held(adapters=False))
+            held = asyncio.run(server.held())
             require(all(-(2**63) <= each < 2**63 for each in held.sums.values()), f"no sums: {held}")
         elif asked == "describe":
             found = asyncio.run(server.describe())

@@ -126,7 +126,7 @@ def learned(case: Case, ranks: Ranks = ALONE) -> Found:
     """Scores, updates and what is left of them, the reference's first."""
     learner = learner_of(case, ranks)
     start = {} if case.updates else start_of(learner)
-    sums = {} if case.updates else learner.weight_sums("bfloat16", adapters=learner.adapter is not None)
+    sums = {} if case.updates else learner.weight_sums("bfloat16")
     scores = [learner.reference_logprobs(case.trajectories), learner.logprobs(case.trajectories)]
     if case.largest:
         measure(learner, case.largest)

@@ -12,10 +12,11 @@ import pytest
 from starlette.testclient import TestClient
 
 from agent_r1.rollout import vllm_process
-from agent_r1.rollout.engine_wire import Draw, Sampled, Weights
+from agent_r1.rollout.engine_wire import Draw, Sampled, Sampling, Weights
 from agent_r1.rollout.vllm_process import BusyError, Worker, create_app
 
-ASKED = [Draw(context=[index], seed=index, max_tokens=2, temperature=1.0, end_ids=[0]) for index in range(4)]
+SAMPLING = Sampling(seed=0, max_tokens=2, temperature=1.0, stop_token_ids=[0])
+ASKED = [Draw(token_ids=[index], sampling_params=SAMPLING) for index in range(4)]
 WEIGHTS = Weights(path="folder")
 PATIENCE_S = 20.0
 
@@ -31,10 +32,10 @@ class ByHand:
         self.cache_dropped = True
 
     def add_request(self, ticket: str, asked: Draw, _: None, *, lora_request: None) -> None:
-        if asked.context == [3]:
+        if asked.token_ids == [3]:
             raise ValueError("a context of 3 is too long")
         self.told.append("add")
-        self.running[ticket] = asked.context[0]
+        self.running[ticket] = asked.token_ids[0]
 
     def abort_request(self, tickets: list[str]) -> None:
         self.told += [f"abort {self.running.pop(ticket)}" for ticket in tickets]
