@@ -226,26 +226,22 @@ def test_a_server_that_fails_is_left_out_until_the_next_weights(
 
 
 @pytest.mark.parametrize(
-    ("harms", "kind"),
-    [
-        ([vanish, fail], EngineUnavailable),
-        ([fail, restart], EngineRestarted),
-        ([take_over, fail], EngineError),
-    ],
+    ("harm", "kind"),
+    [(vanish, EngineUnavailable), (restart, EngineRestarted), (take_over, EngineError), (fail, EngineError)],
 )
 def test_a_call_fails_when_no_server_is_left(
-    opened: Open, tiny_model: Path, harms: list[Harm], kind: type[EngineError]
+    opened: Open, tiny_model: Path, harm: Harm, kind: type[EngineError]
 ) -> None:
-    """The error says that it may work later, or in a stage that begins again, if a server gives hope of that."""
+    """The error says whether it may work later, or in a stage that begins again."""
     echoes = [Echo(tiny_model), Echo(tiny_model)]
     with (
         serving(echoes[0]) as here,
         serving(echoes[1]) as there,
         opened(tiny_model, [here, there]) as engine,
     ):
-        for echo, harm in zip(echoes, harms, strict=True):
+        for echo in echoes:
             harm(echo)
-        with pytest.raises(EngineError, match=f"{here} .*; .*{there} ") as caught:
+        with pytest.raises(EngineError, match=f"the engine server ({here}|{there}) ") as caught:
             engine.sample(REQUESTS[:2])
     assert type(caught.value) is kind
     assert isinstance(caught.value, ConnectionError) == (kind is not EngineError)
@@ -316,7 +312,7 @@ def test_the_sums_of_every_server_with_the_latest_weights_are_asked_for(opened: 
         vanish(second)
         assert len(engine.held()) == 1
         vanish(first)
-        with pytest.raises(EngineUnavailable, match=f"{here} .*; .*{there} "):
+        with pytest.raises(EngineUnavailable, match=f"the engine server {here} did not answer"):
             engine.held()
 
 
