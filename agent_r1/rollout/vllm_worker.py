@@ -75,29 +75,27 @@ def _layer_sums(name: str, layer: nn.Module, fused: dict[str, list[str]]) -> Ite
     """The sums of a layer's own parameters."""
     pieces = _pieces(name, layer, fused)
     for leaf, held in layer.named_parameters(recurse=False):
-        packed = held.device.type == "cpu" and leaf == "weight" and (not held.numel() or name == "lm_head")
-        for piece in pieces:
-            column = piece.column if leaf == "weight" else 0
-            if packed:
-                total = _read_back_sum(layer, held.dtype, piece)
-            else:
-                total = tensor_sum(held[piece.rows], piece.row, column)
-            yield f"{piece.name}.{leaf}", piece.row, column, total
+        packed = held.device.type == "cpu" and leaf == "weight" and (not held.numel() or name.endswith("lm_head"))
+        totals = [0] * len(pieces)
+        for start, block in _read_back(layer, held.dtype) if packed else [(0, held)]:
+            for index, piece in enumerate(pieces):
+                column = piece.column + start if block.dim() > 1 else 0
+                totals[index] += tensor_sum(block[piece.rows], piece.row, column)
+        for piece, total in zip(pieces, totals, strict=True):
+            yield f"{piece.name}.{leaf}", piece.row, piece.column, wrapped(total)
 
 
-def _read_back_sum(layer: Any, dtype: torch.dtype, piece: _Piece) -> int:
-    """The sum of a piece of the weight with which a layer computes, whatever it has made of it."""
+def _read_back(layer: Any, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
+    """The weight with which a layer computes, whatever it has made of it: some columns at a time, with their first."""
     if isinstance(layer, VocabParallelEmbedding):
         width, height = layer.embedding_dim, layer.num_embeddings_per_partition
     else:
         width = layer.input_size_per_partition if isinstance(layer, RowParallelLinear) else layer.input_size
         height = sum(layer.output_partition_sizes)
-    total, step = 0, max(1, _PROBED // height)
+    step = max(1, _PROBED // height)
     for start in range(0, width, step):
         units = torch.eye(min(step, width - start), width, dtype=dtype).roll(start, 1)
-        columns: Tensor = layer.quant_method.apply(layer, units, None).t()
-        total += tensor_sum(columns[piece.rows].contiguous(), piece.row, piece.column + start)
-    return wrapped(total)
+        yield start, layer.quant_method.apply(layer, units, None).t().contiguous()
 
 
 def _adapter_sums(name: str, layer: Any, fused: dict[str, list[str]]) -> Iterator[Slice]:
