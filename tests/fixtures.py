@@ -29,6 +29,7 @@ from agent_r1.learn.builtin import new_model, train_tokenizer
 from agent_r1.params import load
 from agent_r1.params.env import EnvParams
 from agent_r1.params.sections import override, validated
+from agent_r1.params.stages import EngineParams
 from agent_r1.params.train import TrainParams
 from agent_r1.records import Passage, Question
 from agent_r1.rollout.chat import Chat
@@ -57,6 +58,7 @@ STOCK = (
     f"--worker-extension-cls {EXTENSION}"
 ).split()
 PLACES = load(PARAMS).places
+TRANSFORMERS = {"kind": "transformers"}
 
 MakeIndex = Callable[[Sequence[Passage]], Cached]
 Inside = Callable[[Path], AbstractContextManager[None]]
@@ -254,10 +256,12 @@ def open_training(tmp_path: Path) -> Callable[..., AbstractContextManager[Traini
     """A training of a task of one action, or of another world, with changes of `train`."""
 
     @contextlib.contextmanager
-    def open_(task: Task, changes: dict[str, Any], env: EnvParams = ONE_ACTION) -> Iterator[Training]:
+    def open_(
+        task: Task, changes: dict[str, Any], env: EnvParams = ONE_ACTION, engine: dict[str, Any] = TRANSFORMERS
+    ) -> Iterator[Training]:
         plain = load(PARAMS)
-        engine = plain.engine.model_copy(update={"kind": "transformers"})
-        settings = plain.model_copy(update={"env": env, "engine": engine})
+        sampler = validated(EngineParams, override(plain.engine.model_dump(), engine), "engine")
+        settings = plain.model_copy(update={"env": env, "engine": sampler})
         rollout = {"questions": sum(each.split == "train" for each in task.questions), "samples": 8}
         small = {"rollout": rollout, "update": {"learning_rate_decay": "none", "minibatches": 4}}
         config = validated(TrainParams, override(override(plain.train.model_dump(), small), changes), "train")

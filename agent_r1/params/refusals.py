@@ -35,7 +35,7 @@ RUN_NAME = re.compile(r"\w+", re.ASCII)
 FILTERS = ("top_p", "top_fraction")
 CRITIC, WHITENING = tuple(sorted(WITH_CRITIC)), tuple(sorted(WITH_WHITENING))
 DECLARE = "; declare it there"
-SERVE = "start a stock server of vLLM (docs/data_and_models.md#vllm-servers) and name it there"
+SERVE = "start one with the line of docs/data_and_models.md#vllm-servers and name it there, as http://127.0.0.1:8001"
 REWRITES = "set it to the exchanges of a window, or to the steps between two summaries"
 DIVIDES = "set it to the tokens that a trajectory's sum is divided by"
 
