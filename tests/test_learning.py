@@ -128,7 +128,7 @@ def test_weights_that_were_not_transferred_are_noticed(
         training.conclude(0, judge([metrics], training.config, rollbacks=0))
         with monkeypatch.context() as patch:
             patch.setattr(training.collector.sampler.engine, "load_weights", lambda *_: None)
-            with pytest.raises(StaleWeightsError):
+            with pytest.raises(StaleWeightsError, match="the sums of"):
                 training.rollout(1)
         training.rollout(1)
 

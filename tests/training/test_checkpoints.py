@@ -458,7 +458,7 @@ def test_stale_weights_are_noticed_before_anything_is_collected_ahead(
 ) -> None:
     with open_training(task, dict(AHEAD)) as training:
         monkeypatch.setattr(training.collector.sampler.engine, "load_weights", lambda *_: None)
-        with pytest.raises(StaleWeightsError):
+        with pytest.raises(StaleWeightsError, match="the sums of"):
             iterate(training)
     assert collected(training.folder) == [0, 1, 2, 3]
 
