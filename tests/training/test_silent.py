@@ -1,6 +1,6 @@
 """What peers' users reported as silent failures, played here: each has a line that says it.
 
-docs/troubleshooting.md lists the lines. Tools that one kind of engine alone would call are in
+docs/troubleshooting.md has the table. Tools that one kind of engine alone would call are in
 tests/rollout/test_vllm_engine.py, rows with other fields in tests/data/test_formats.py.
 """
 
