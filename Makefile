@@ -112,10 +112,11 @@ hostile: $(INSTALLED)  ## give 34,580 hostile inputs to whatever reads what othe
 relock: $(INSTALLED)  ## have dvc.lock take over code that changes no output of a small graph; names what does, or was not run
 	python -m benchmarks.relock
 
-lint: $(INSTALLED)  ## check style, format and types
+lint: $(INSTALLED)  ## check style, format, types and import contracts
 	ruff check
 	ruff format --check
 	mypy
+	lint-imports --no-cache
 
 ui: $(INSTALLED)  ## show the runs in MLflow, at http://127.0.0.1:5000 or MLFLOW_PORT
 	agent-r1 serving --only-mlflow --mlflow-port $(MLFLOW_PORT) --auth $(AUTH)

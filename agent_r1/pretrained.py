@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,12 +16,12 @@ from transformers import (
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
-    core_model_loading,
 )
 
 from agent_r1.files import load_pretrained
 from agent_r1.gpus import visible_gpus
 from agent_r1.params.stages import DtypeName
+from agent_r1.replaced import mapped_weights
 
 # The weights that wait in a mapped file, as they are stored, by the parameter that has their shape and type.
 _WAITING: MutableMapping[Tensor, Tensor] = WeakTensorKeyDictionary()
@@ -109,7 +108,7 @@ def load_model(
         require_full_precision(config)
         attention = "eager" if dropped_by_sdpa(config) else "sdpa"
         options = {"dtype": dtype, "attn_implementation": attention, "output_loading_info": True}
-        with _mapped(waits) as types:
+        with mapped_weights(waits) as types:
             model, about = load_pretrained(kind, path, **options)
     except OSError as error:
         raise ValueError(f"no model can be loaded from {str(path)!r}; correct model.path: {error}") from error
@@ -135,20 +134,3 @@ def waiting(module: torch.nn.Module) -> dict[str, Tensor]:
     """The weights of a module that wait, as its file has them, by name."""
     own = module.named_parameters(remove_duplicate=False)
     return {name: _WAITING[parameter] for name, parameter in own if parameter in _WAITING}
-
-
-@contextmanager
-def _mapped(wanted: bool) -> Iterator[dict[int, torch.dtype]]:
-    """Has transformers map weights as their file has them. Gives the types that it would cast them to, by address."""
-    types, read = dict[int, torch.dtype](), core_model_loading._materialize_copy
-
-    def leave(tensor: Any, device: Any = None, dtype: torch.dtype | None = None) -> Tensor:
-        mapped: Tensor = tensor[...]
-        types[mapped.data_ptr()] = dtype or mapped.dtype
-        return mapped
-
-    core_model_loading._materialize_copy = leave if wanted else read
-    try:
-        yield types
-    finally:
-        core_model_loading._materialize_copy = read

@@ -1,8 +1,8 @@
 """Puts stored results into the documents: `python -m docs.results`, with `NAME REPORT` first a report into docs/NAME.
 
 A block of README.md or of a page of docs/ begins with the source of its table: a page and one of its headings, and how
-many rows if not all, or a file of docs/measured, below whose table stands when and on which machine it was measured. A
-test holds the blocks to them.
+many rows if not all; or a file of docs/measured, and the `column = value` of its rows if not all. Below such a table
+stands when and on which machine it was measured. A test holds the blocks to them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ def filled(text: str, folder: Path) -> str:
 
     def block(found: re.Match[str]) -> str:
         file = ROOT / found["page"]
-        made = table(file.read_text(), found["heading"]) if found["heading"] else measured(file, folder)
+        if file.suffix == ".csv":
+            made = measured(file, folder, found["heading"])
+        else:
+            made = table(file.read_text(), found["heading"])
         made = "".join(made.splitlines(keepends=True)[: 2 + int(found["rows"])]) if found["rows"] else made
         return f"{found['mark']}\n{made}\n"
 
@@ -43,11 +46,22 @@ def table(page: str, heading: str) -> str:
     return found["table"]
 
 
-def measured(file: Path, folder: Path) -> str:
-    """The rows of a file of docs/measured as a table for a page of a folder, and below it where they are from."""
+def measured(file: Path, folder: Path, choice: str | None = None) -> str:
+    """The rows of a file of docs/measured as a table for a page of a folder, and below it where they are from.
+
+    A choice, `column = value`, leaves out the other rows, and this column. Raises ValueError if no row has the value.
+    """
     rows = stored(file)
+    link = f"From [{file.name}]({file.relative_to(folder)})"
+    if choice:
+        column, _, value = choice.partition(" = ")
+        chosen = [{name: row[name] for name in row if name != column} for row in rows if row.get(column) == value]
+        if not chosen:
+            raise ValueError(f"{file} has no row whose {column!r} is {value!r}; choose another one")
+        link = f"{link}, {len(chosen)} of its {len(rows)} rows"
+        rows = chosen
     origins = dict.fromkeys(", ".join(filter(None, (row["machine"], row["date"]))) for row in rows)
-    return f"{as_table(rows)}\n\nFrom [{file.name}]({file.relative_to(folder)}): {'; '.join(origins)}.\n"
+    return f"{as_table(rows)}\n\n{link}: {'; '.join(origins)}.\n"
 
 
 def main() -> None:

@@ -5,18 +5,13 @@ Each ends with the process that started it, however that ended.
 
 from __future__ import annotations
 
-import asyncio
 import binascii
 import gc
 import json
 import os
 import re
 from base64 import b64decode
-from collections.abc import Callable, Coroutine
-from pathlib import Path
 from secrets import compare_digest
-from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -24,6 +19,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agent_r1.params.sections import LOOPBACK
+from agent_r1.replaced import begin_mlflows_page, keep_artifacts_home, schedule_automations
 from flows.processes import IMPORTING, end_with_parent
 
 PASSWORD = "MLFLOW_TRACKING_PASSWORD"  # the variable in which MLflow's clients find it, and this server its own
@@ -61,9 +57,6 @@ ROUTES = re.compile(
 )
 
 
-_scheduled = set[asyncio.Task[None]]()  # the event loop itself keeps no task alive
-
-
 def prefect() -> ASGIApp:
     """Wraps Prefect's app in a check of the Host header: a page whose name was made to lead here is answered 400.
 
@@ -73,18 +66,9 @@ def prefect() -> ASGIApp:
     os.umask(0o077)  # its database holds logs and parameters
     gc.set_threshold(*IMPORTING)  # for good: the first start makes as many objects again for its tables
     from prefect.server.api.server import create_app
-    from prefect.server.events.models import automations
 
-    # Prefect 3.7 stops its event loop here until a lock is free that the same loop may hold, and answers nobody any
-    # more: issue 23055. 3.8.6 does not, but needs a fastapi that vLLM refuses.
-    automations.run_coro_as_sync = _schedule  # type: ignore[attr-defined, assignment]
+    schedule_automations()
     return TrustedHostMiddleware(create_app(), allowed_hosts=LOOPBACK)
-
-
-def _schedule(update: Coroutine[Any, Any, None]) -> None:
-    task = asyncio.get_running_loop().create_task(update)
-    _scheduled.add(task)
-    task.add_done_callback(_scheduled.discard)
 
 
 def mlflow() -> ASGIApp:
@@ -97,8 +81,8 @@ def mlflow() -> ASGIApp:
     password = os.environ.pop(PASSWORD, "")
     from mlflow.server.fastapi_app import app
 
-    keep_home(os.environ[HOME])
-    greet(os.environ[FIRST])
+    keep_artifacts_home(os.environ[HOME])
+    begin_mlflows_page(OPENING % (json.dumps(os.environ[FIRST]), json.dumps(SEEN)))
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         await (_refusal(scope["path"], Headers(scope=scope), password) or app)(scope, receive, send)
@@ -126,40 +110,6 @@ def _sent(authorization: str) -> bytes:
         return b64decode(sent).rpartition(b":")[2] if kind.lower() == "basic" else sent.encode()
     except binascii.Error:
         return b""
-
-
-def greet(first: str) -> None:
-    """Has MLflow's page open this view where its address names none, as for a visitor who came before."""
-    from mlflow.server import app as pages
-
-    page = Path(str(pages.static_folder), "index.html").read_text()
-    opening = OPENING % (json.dumps(first), json.dumps(SEEN))
-    pages.view_functions["serve"] = lambda: page.replace("<head>", f"<head>{opening}", 1)
-
-
-def keep_home(home: str) -> None:
-    """Has MLflow refuse, with 403, to read, write or note artifacts outside of this folder, or address."""
-    from mlflow.exceptions import MlflowException
-    from mlflow.protos.databricks_pb2 import PERMISSION_DENIED
-    from mlflow.server import handlers
-    from mlflow.store.artifact.artifact_repository_registry import _artifact_repository_registry as registry
-    from mlflow.utils.file_utils import local_file_uri_to_path
-
-    checked, chosen = handlers._validate_artifact_uri_scheme, registry.get_artifact_repository
-    path_of: Callable[[str], str] = local_file_uri_to_path
-    folder = Path(path_of(home)).resolve()
-
-    def own(uri: str) -> str:
-        local = Path(path_of(uri)).resolve() if urlsplit(uri).scheme in ("", "file") else None
-        if not (local.is_relative_to(folder) if local else f"{uri}/".startswith(f"{home}/")):
-            raise MlflowException(f"artifacts of this server are in {home}, and {uri} is not", PERMISSION_DENIED)
-        return uri
-
-    # MLflow itself holds a source that is no address against its run or model.
-    handlers._validate_artifact_uri_scheme = lambda uri, field_name: checked(
-        uri if field_name == "source" and "://" not in uri else own(uri), field_name
-    )
-    registry.get_artifact_repository = lambda uri, *given: chosen(own(uri), *given)  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -12,75 +12,20 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from textwrap import indent
 from typing import Any
 
 import yaml
 
 from agent_r1.files import closed_folder, write_text
 from agent_r1.harmless import without_password
-from flows.processes import IMPORTING, own_folder
+from flows.processes import own_folder
 
-# DVC writes dvc.lock, .dvc files and its list of running stages in place, and an end or a full disk leaves them empty.
-# Here the new file takes the old one's place once it is on disk.
-_WHOLE = """
-import os
-from contextlib import contextmanager
-from dvc.fs import LocalFileSystem
-from dvc.stage.cache import StageCache
-from dvc.utils.serialize import _common
-
-@contextmanager
-def replacing(path, mode, encoding):
-    path = os.path.realpath(path)
-    with open(path + ".tmp", mode, encoding=encoding) as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(path + ".tmp", path)
-
-def open_whole(path, mode="r", encoding=None, **_):
-    return (replacing if mode in ("w", "w+") else open)(path, mode, encoding=encoding)
-
-LocalFileSystem.open, _common.open = staticmethod(open_whole), open_whole
-load = StageCache._load_cache  # a kill leaves a folder of the run cache without an entry
-StageCache._load_cache = lambda cache, key, entry: entry and load(cache, key, entry)
-"""
-# DVC's command line without two costs that exceed many a command: a search for garbage among its own imports, and the
-# release of all of them at its end. A SIGTERM that its group gets ends its stage, and DVC then or after its writing.
-_COMMAND = f"""
-import gc, os, signal, sys
-gc.set_threshold(*{IMPORTING})
-from dvc.cli import main
-{_WHOLE}
-signal.signal(signal.SIGTERM, lambda *_: None)
-code = main(sys.argv[1:])
-sys.stdout.flush()
-sys.stderr.flush()
-os._exit(code or 0)
-"""
-DVC = (sys.executable, "-c", _COMMAND, "--wait-for-lock")
+_PROCESS = (sys.executable, "-m", "flows.dvc_process")
+DVC = (*_PROCESS, "command", "--wait-for-lock")
 KEPT = Path(".dvc/tmp/kept")  # dvc.lock and those of sweeps, as the latest stage found them
 RUNNING = Path(".dvc/tmp/rwlock")  # the stages that run now, each with its process
 LISTING_BYTES = 2**26  # of a folder's listing at most, at 80 and more a file
 _MD5 = re.compile("[0-9a-f]{32}")
-# Runs statements with DVC's `repo`, locked as by a command, and ends with the fault of DVC's as its complaint.
-_IN_DVC = """
-import json, sys
-from dvc.repo import Repo, lock_repo
-try:
-    repo = Repo(_wait_for_lock=True)
-    with lock_repo(repo):
-        {}
-except Exception as fault:
-    sys.exit(" ".join(str(fault).split()) or repr(fault))
-"""
-# Gets one object of the default remote alone: `dvc fetch` and `dvc get-url` would follow the listing in it.
-_READ_OBJECT = """
-remote = repo.cloud.get_remote_odb()
-with remote.fs.open(remote.oid_to_path(sys.argv[1]), "rb") as stored:
-    sys.stdout.buffer.write(stored.read(int(sys.argv[2])))
-"""
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +45,7 @@ def ask_dvc(*arguments: str, timeout_s: float | None = None, **environment: str)
     done = subprocess.run([*DVC, *arguments], env=given, capture_output=True, text=True, timeout=timeout_s)
     if not done.returncode or not (cut_off := _cut_off()):
         return done
-    if failed := complaint(in_dvc("from flows.dvc_files import put_back; put_back()")):
+    if failed := complaint(in_dvc("put_back")):
         raise ValueError(failed)
     logger.warning("%s was cut off while DVC wrote it, and is as before", ", ".join(map(str, cut_off)))
     return ask_dvc(*arguments, timeout_s=timeout_s, **environment)
@@ -161,12 +106,15 @@ def restorable(output: Path) -> bool:
     return any(_object(_cache(), out["md5"]).exists() for out in outs)
 
 
-def in_dvc(statements: str, *arguments: str, said: str = "") -> subprocess.CompletedProcess[str]:
-    """Runs statements in a process of DVC's, where `repo` is this clone's; `said` is its standard input."""
-    script = _WHOLE + _IN_DVC.format(indent(statements, " " * 8).strip())
-    command = [sys.executable, "-c", script, *arguments]
+def in_dvc(verb: str, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
+    """Runs a verb of `flows.dvc_process` on this clone; `given` is its standard input."""
     return subprocess.run(
-        command, env=dvc_environment(), input=said, capture_output=True, encoding="utf-8", errors="replace"
+        [*_PROCESS, verb, *arguments],
+        env=dvc_environment(),
+        input=given,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
     )
 
 
@@ -210,7 +158,7 @@ def require_listing(md5: str) -> str:
     if cached.exists():
         _require_inside(cached.read_bytes(), md5, f"DVC's cache; remove {cached}")
         return ""
-    found = in_dvc(_READ_OBJECT, md5, str(LISTING_BYTES))
+    found = in_dvc("read_object", md5, str(LISTING_BYTES))
     if found.returncode:
         return complaint(found)
     remedy = f"DVC's remote; delete files/md5/{md5[:2]}/{md5[2:]} there, and `dvc push` it from a clone that has it"

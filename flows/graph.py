@@ -33,35 +33,6 @@ UNAVAILABLE = "Unavailable"  # the state of an errand that may work later
 POLL_S = 3.0
 TELL_S = 60.0
 _MD5 = re.compile(r"[0-9a-f]{32}(\.dir)?")
-# The command, parameters and dependencies of stages from the files that are there; the outputs from dvc.lock.
-_DESCRIBE = """
-from flatten_dict import flatten
-said = {}
-for address in sys.argv[1:]:
-    [stage] = repo.stage.collect(address)
-    stage.deps = [dep for dep in stage.deps if dep.exists]
-    stage.save_deps()
-    made_of = {"its command": stage.cmd, **{dep.def_path: dep.hash_info.value for dep in stage.deps}}
-    flat = flatten(made_of, reducer="dot", keep_empty_types=(dict,))
-    outs = {out.def_path: out.hash_info.value or "" for out in stage.outs}
-    said[address] = [{name: json.dumps(value) for name, value in flat.items()}, outs]
-json.dump(said, sys.stdout)
-"""
-# Outputs in their place are left alone: DVC refuses to touch them while another stage reads them.
-_BRING = """
-from dvc_data.hashfile.hash_info import HashInfo
-hashes, remote = json.load(sys.stdin), repo.cloud.get_remote_odb()
-remote.verify = True
-for address in sys.argv[1:]:
-    [stage] = repo.stage.collect(address)
-    for out in stage.outs:
-        out.hash_info = HashInfo("md5", hashes[out.def_path])
-    if any(out.workspace_status() for out in stage.outs):
-        repo.cloud.pull({one for found in stage.get_used_objs().values() for one in found}, odb=remote)
-        stage.checkout()
-    if lacking := [str(out) for out in stage.outs if out.workspace_status()]:
-        raise ValueError(f"it has other bytes than its hash says, or lacks a file: {', '.join(lacking)}")
-"""
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +94,7 @@ class Described(NamedTuple):
 
 def described(*stages: str) -> dict[str, Described]:
     """This clone's state of stages. Raises ValueError if its graph cannot be read, or lacks one of them."""
-    done = in_dvc(_DESCRIBE, *stages)
+    done = in_dvc("describe", *stages)
     if failed := complaint(done):
         raise ValueError(f"DVC cannot tell of {', '.join(stages)}: {failed}")
     return {stage: Described(*each) for stage, each in json.loads(done.stdout).items()}
@@ -159,7 +130,7 @@ def bring(known: Mapping[str, Described], hashes: Mapping[str, object]) -> None:
             raise ValueError(f"{path} comes with no hash of DVC's but {said}; {remedy}")
     listings = [md5 for md5 in map(str, wanted.values()) if md5.endswith(".dir")]
     failed = next(filter(None, map(require_listing, listings)), "")
-    if failed := failed or complaint(in_dvc(_BRING, *known, said=json.dumps(wanted))):
+    if failed := failed or complaint(in_dvc("bring", *known, given=json.dumps(wanted))):
         raise OSError(f"{', '.join(wanted)} could not be brought here from DVC's remote ({failed})")
 
 

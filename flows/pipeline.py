@@ -33,10 +33,11 @@ from prefect.runtime import deployment
 from prefect.states import Completed
 
 from agent_r1 import params
+from agent_r1.replaced import keep_results_own
 from flows import processes
 from flows.dvc_files import DVC, collect_graph, dvc_environment
 from flows.graph import Pool, StageFailed, StageUnavailable, out_of_date, stages, waiting
-from flows.stage import ALONE, EXIT_CODE_FILE, PARENT_TASK_RUN, TERMINATED, UNAVAILABLE, keep_results_own
+from flows.stage import ALONE, EXIT_CODE_FILE, PARENT_TASK_RUN, TERMINATED, UNAVAILABLE
 from flows.terminal import SideBySide, speak
 
 REPRO = (*DVC, "repro", "--single-item")
@@ -48,7 +49,7 @@ _COUNTED = re.compile(r"(?P<name>[^:]+): iteration .*; (?P<done>\d+) of (?:at mo
 NEWS_S = 5.0  # between two writings of a stage's progress
 
 logger = logging.getLogger(__name__)
-keep_results_own()
+keep_results_own()  # Prefect hears of states once it has imported this module, before it calls the flow
 
 
 def run_command(stage: str, *arguments: str) -> None:

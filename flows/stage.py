@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 
 import psutil
@@ -24,6 +24,7 @@ import psutil
 from agent_r1 import params
 from agent_r1.files import closed_folder, is_own, locked_some
 from agent_r1.params.places import NAMED_BY_DVC, RunId, project_root, tracking_folder
+from agent_r1.replaced import keep_results_own
 from flows import processes
 from flows.dvc_files import keep_records
 from flows.made_of import Edited, require_unedited
@@ -320,25 +321,6 @@ def _run_tracked(stage: Callable[..., None], parameters: dict[str, Any]) -> None
         if parent:
             _end_as_the_parent(run.id, parent)
         sys.exit(TERMINATED)
-
-
-def keep_results_own() -> None:
-    """Has Prefect refuse every result that this process has not made itself.
-
-    A state of the server's names how a result is read: from where, by which module, and whether it is unpickled.
-    """
-    from prefect import results
-    from prefect._internal.schemas import validators
-
-    found = validators.from_qualified_name  # type: ignore[attr-defined]
-
-    def refuse(*_: object, **__: object) -> NoReturn:
-        raise ValueError("the Prefect server names a result that this process has not made; is the server your own?")
-
-    results.ResultStore._read = results.ResultStore._aread = refuse  # type: ignore[method-assign]
-    results.resolve_result_storage = results.aresolve_result_storage = refuse
-    # Prefect looks for the library of a state as soon as it hears of it; its own states name the one that it has.
-    validators.from_qualified_name = lambda name: found(name) if name == "cloudpickle" else refuse()  # type: ignore[attr-defined]
 
 
 def _end_as_the_parent(run: UUID, parent: UUID) -> None:

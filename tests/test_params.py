@@ -29,7 +29,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "GROUP": {"train.rollout.samples": 4},
     "UNTAUGHT": {"warm_start.demonstrations": 0, "warm_start.naive_rag_demonstrations": 0},
     "BACK": {"train.monitor.on_collapse": "rollback", "train.monitor.max_rollbacks": 1},
-    "CALM": {"train.rollout.samples": 4, "train.monitor.on_collapse": "stabilise"},
     "ICE": {"prepare.worlds.ice": {"env": "gymnasium", "name": "lake", "test": [0, 2]}},
     "CODER": {"prepare.worlds.ice": {"env": "agent", "name": "coder", "test": [0, 2]}},
     "ROOM": {"prepare.worlds.ice": {"env": "sokoban", "size": 6, "walls": 0.1, "most_moves": 5, "test": [0, 9]}},
@@ -52,10 +51,6 @@ DEFAULTS = {
     "train.monitor.thresholds.valid_call_fall": 0.7,
     "train.monitor.thresholds.answer_repetition": 0.5,
     "train.monitor.thresholds.thought_repetition": 0.5,
-    "train.monitor.stabilise.filter.kind": "top_fraction",
-    "train.monitor.stabilise.filter.share": 0.25,
-    "train.monitor.stabilise.filter.refill": 0,
-    "train.monitor.stabilise.clip_high": 0.28,
     "operate.retry_delay_s": 30.0,
 }
 
@@ -374,9 +369,6 @@ REFUSED = {
         validation.keep_best: true | validation.every: 0 validates nothing for keep_best and patience; set every
         validation.patience: 1 | validation.every: 0 validates nothing
         validation.every: 1, validation.keep_best: true, keep.learner: true | keep.learner: true would leave the best
-        +CALM, monitor.stabilise.rollback: true, checkpoint.every: 3 | checkpoint.every 3 with ... stabilise: a run goes
-        +CALM, monitor.stabilise.filter: {kind: none, share: 1.0, refill: 0} | stabilise changes nothing: the run
-        +CALM, rollout.samples: 1 | once monitor.stabilise holds: credit.filter top_fraction looks at ... 2 or more
         iterations: 20, update.learning_rate_warmup: 20 | learning_rate_warmup 20 ... lasts all 20 iterations; lower
         update.critic.warmup: {iterations: 1, explained_variance: 0.2, limit: 1} | 0.2 has no effect with limit 1
         update.critic.warmup: {iterations: 1, explained_variance: 0, limit: 3} | limit 3 has no effect without explained
@@ -416,14 +408,12 @@ REFUSED = {
         new: {credit: {estimator: grpo}} | runs.new: estimator grpo ... rollout.samples is 1
         new: {credit: {loss_mask: false}} | runs.new: credit: loss_mask: false has no effect
         new: {credit: {rewards: {em: -1}}} | runs.new: credit.rewards.em
-        new: {monitor: {stabilise: {clip_high: 0.3}}} | runs.new: monitor.stabilise would change nothing with ... : warn
         new: {env: {tols: {}}} | runs.new: env: unknown key 'tols'; did you mean 'tools'?
         new: {env: {tools: {serch: {}}}} | new: env: unknown key 'tools.serch'; did you mean 'search'
         new: {env: {tools: {search: null}}} | runs.new: env: tools: a question cannot be answered without any
         new: {env: {max_tokens: 64}} | runs.new: env: max_action_tokens 64 leaves no room
         new: {env: null} | runs.new: env: Input should be a valid dictionary
         dapo.env: {max_tokens: 102} | runs.dapo: credit.overlong_buffer 102 leaves nothing of env.max_tokens 102
-        starpo_s.monitor: {on_collapse: stabilise} | runs.starpo_s: monitor.on_collapse: stabilise changes nothing
         starpo_s_refill.rollout.ahead: 1 | runs.starpo_s_refill: rollout.ahead: 1 with credit.filter.refill ... one of
         gigpo.rollout.ahead: 1, /engine.kind: transformers | runs.gigpo: rollout.ahead: 1 needs ... or ahead: 0
         gigpo.rollout.ahead: 1, /engine.vllm.sleep: true | runs.gigpo: rollout.ahead: 1 samples while the learner learns

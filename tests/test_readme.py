@@ -137,6 +137,20 @@ def test_a_block_may_hold_the_first_rows_alone() -> None:
     assert filled(mark, ROOT).splitlines()[2:] == whole[:6]
 
 
+def test_a_block_may_hold_the_rows_of_one_value() -> None:
+    text = filled("<!-- docs/measured/replay.csv: iteration = 19 -->\n", ROOT)
+    assert filled(text, ROOT) == text
+    assert text.splitlines()[2].startswith("| configuration | loss |")
+    assert "\n| `ppo_no_masks` | -1.4e-04 |" in text
+    assert "From [replay.csv](docs/measured/replay.csv), 3 of its 6 rows: 2 cores of AMD EPYC, 2026-11-21." in text
+
+
+@pytest.mark.parametrize("choice", ["iteration = 20", "lap = 19"])
+def test_a_block_of_a_value_that_no_row_has_is_refused(choice: str) -> None:
+    with pytest.raises(ValueError, match=r"replay\.csv has no row whose"):
+        filled(f"<!-- docs/measured/replay.csv: {choice} -->\n", ROOT)
+
+
 def test_readme_quotes_the_loop() -> None:
     [quoted] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     whole = textwrap.dedent(inspect.getsource(loop.iterate).partition("    while ")[2].join(("    while ", "")))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,12 @@ SMOOTHED_OVER = 5  # iterations
 PANELS_PER_ROW = 5
 SWEEP, FEW = (13, 2.6), (9, 4.2)  # inches: the width of a sweep's picture and the height of a row of panels
 SAMPLED, VALIDATED = "rollout/success", "validation/success"
-STABILISED = "monitor/stabilised"  # logged if an alarm may change the training
 LEGEND_COLUMNS = 4
 PAPER: dict[str, Any] = {"dpi": 160, "layout": "constrained", "facecolor": "white"}
 VALIDATION: dict[str, Any] = {"linestyle": "none", "marker": "D", "markersize": 6, "markeredgecolor": "white"}
 # Styles of the marks of the final scores.
 INTERVAL: dict[str, Any] = {"linewidth": 3, "solid_capstyle": "round", "alpha": 0.45}
 MEAN: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 10}
-CHANGE: dict[str, Any] = {"linewidth": 1.6, "linestyle": (0, (1, 1))}
 SEED: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 5, "fillstyle": "none"}
 
 BUDGETS: dict[Budget, tuple[str, str]] = {  # to its words, and to the metrics that it adds up
@@ -117,7 +115,6 @@ def learning_curves(path: Path, curves: Curves, baselines: Mapping[str, float], 
         axes.plot(x, y, color=colour[run], linewidth=1, alpha=0.22)
         axes.plot(x, smoothed(y), color=colour[run], linewidth=2.8)
         axes.plot(*_points(rows, VALIDATED), color=colour[run], **VALIDATION)
-        _mark_change(axes, rows, colour[run])
         keys.append(_key(run, color=colour[run], linewidth=2.8))
     for place, (name, score) in enumerate(baselines.items()):
         dashes = (0, DASHES[place % len(DASHES)])
@@ -128,7 +125,6 @@ def learning_curves(path: Path, curves: Curves, baselines: Mapping[str, float], 
         _key(f"mean of the last {SMOOTHED_OVER} iterations", linewidth=2.8),
         _key("single iterations", linewidth=1, alpha=0.3),
         *([_key("validation: dev questions, greedy", **VALIDATION)] if validates else []),
-        *_change_key(curves.values()),
     ]
     _save(figure, path, keys, columns=3)
 
@@ -162,8 +158,6 @@ def seed_curves(
         x, mean, low, high = _band(seeds, metric)
         panel.fill_between(x, low, high, color=colour[run], alpha=0.22, linewidth=0)
         panel.plot(x, mean, color=colour[run], linewidth=2.6)
-        for rows in seeds:
-            _mark_change(panel, rows, colour[run])
         for style, score in zip(bounds, limits.values(), strict=True):
             panel.axhline(score, **style)
         _clear(panel)
@@ -178,7 +172,6 @@ def seed_curves(
         Patch(color=INK, alpha=0.22, linewidth=0, label="lowest to highest seed"),
         *([_key(f"mean of {reference}", **dashed)] if len(curves) > 1 else []),
         *(_key(f"{name} {score:.2f}, test questions", **style) for style, (name, score) in shown),
-        *_change_key(rows for seeds in curves.values() for rows in seeds),
     ]
     _save(figure, path, keys, LEGEND_COLUMNS if columns > 2 else 2)
 
@@ -230,25 +223,9 @@ def recipe_band(path: Path, title: str, panels: Mapping[str, NDArray[np.float64]
     _save(figure, path, axes.get_legend_handles_labels()[0])
 
 
-def change(rows: Curve) -> float | None:
-    """The point between two iterations at which a run began to train under `monitor.stabilise`, or None."""
-    return next((row[axis_of(rows)] - 0.5 for row in rows if row.get(STABILISED)), None)
-
-
-def _mark_change(axes: Axes, rows: Curve, colour: str) -> None:
-    if (at := change(rows)) is not None:
-        axes.axvline(at, color=colour, zorder=1, **CHANGE)
-
-
 def _key(label: str, **style: Any) -> Line2D:
     """A line's entry in the legend."""
     return Line2D([], [], label=label, **{"color": INK, **style})
-
-
-def _change_key(curves: Iterable[Curve]) -> list[Artist]:
-    """The legend's entry for changes; none without a change."""
-    changed = any(change(rows) is not None for rows in curves)
-    return [_key("from here on as monitor.stabilise says", **CHANGE)] if changed else []
 
 
 def _points(rows: Curve, metric: str) -> NDArray[np.float64]:

@@ -179,8 +179,7 @@ class Replayer:
         logger.info("iteration %d: credit under %s", number, ", ".join(each.name for each in self.compared))
         trajectories, stored = self.stored.trajectories(number), self.stored.credits(number)
         policy = self.stored.policy(trajectories[0].policy_version)
-        under = self._under(number)
-        assigned = [self._assign(trajectories, stored, each) for each in under]
+        assigned = [self._assign(trajectories, stored, each) for each in self.compared]
         again = zip(assigned[0][0], stored, strict=True)
         gap = max(np.abs(new.advantages - old.advantages).max() for new, old in again)
         if gap > OTHER_NUMERICS:
@@ -190,22 +189,22 @@ class Replayer:
                 *(number, self.stored.run, gap),
             )
         replays, first = [], None
-        for each, (credits_, metrics) in zip(under, assigned, strict=True):
+        for each, (credits_, metrics) in zip(self.compared, assigned, strict=True):
             gradient = self._gradient(number, policy, trajectories, credits_, each.train)
             first = first or gradient
             compared = advantage_comparison(trajectories, credits_, assigned[0][0])
             angles = gradient.compared_with(first) if gradient and first else {}
             replays.append(Replay(each, metrics | compared | angles))
-        credit = under[0].train.credit
+        credit = self.compared[0].train.credit
         values = value_errors(trajectories, stored, credit, self.max_tokens) if credit.needs_critic else {}
-        own = partial(self._gradient, number, policy, config=under[0].train)
+        own = partial(self._gradient, number, policy, config=self.compared[0].train)
         parts = spreads(trajectories, assigned[0][0], own, first) if first else []
         return Replayed(number, policy, replays, values, parts)
 
     def credited(self, number: int) -> list[list[Credit]]:
         """The credits of an iteration under every configuration."""
         trajectories, stored = self.stored.trajectories(number), self.stored.credits(number)
-        return [self._assign(trajectories, stored, each)[0] for each in self._under(number)]
+        return [self._assign(trajectories, stored, each)[0] for each in self.compared]
 
     def learner_at(self, policy: PolicyOnDisk) -> Learner:
         """The learner with the weights of a policy that is on disk."""
@@ -213,11 +212,6 @@ class Replayer:
             self.learner.take_policy(policy.path)
             self.taken = policy.path
         return self.learner
-
-    def _under(self, number: int) -> list[Configuration]:
-        """The configurations, the run's own as it trained in an iteration."""
-        own, *others = self.compared
-        return [own._replace(train=own.train.stabilised) if self.stored.was_stabilised(number) else own, *others]
 
     def _assign(
         self, trajectories: list[Trajectory], stored: list[Credit], configuration: Configuration

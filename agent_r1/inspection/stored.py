@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 
 from agent_r1.credit.rewards import step_rewards
 from agent_r1.evaluation.comparison import POLICY, differences_of_setting, read_evaluation
-from agent_r1.files import read_metrics, sha256
+from agent_r1.files import sha256
 from agent_r1.learn import checkpoint
 from agent_r1.learn.model import load_tokenizer
 from agent_r1.params.credit import CreditParams
@@ -78,10 +78,6 @@ class StoredRun:
         """The learner's logprobs of the trajectories that proved the weights; none without such a file."""
         path = self._rows("proof", iteration)
         return read_rows(path, Proof) if path.exists() else []
-
-    def was_stabilised(self, iteration: int) -> bool:
-        """Whether an iteration trained under `train.monitor.stabilise`."""
-        return bool(read_metrics(self.folder)[iteration].get("monitor/stabilised"))
 
     def choose(self, wanted: Sequence[str]) -> list[int]:
         """The wanted iterations, by number or `all`; by default the last that the warm start sampled, and the last."""

@@ -303,13 +303,6 @@ def collapses(p: TrainParams) -> Refusals:
     if p.checkpoint.every > 1 and p.monitor.goes_back:
         why = "a run goes back to the checkpoint that an iteration began with, and most would have none"
         yield f"checkpoint.every {p.checkpoint.every} with {collapse}: {why}; set every: 1, or on_collapse: stop"
-    if p.monitor.on_collapse == "stabilise":
-        later = p.stabilised
-        if (later.credit, later.update) == (p.credit, p.update):
-            why = "the run has the filter and clip_high of monitor.stabilise from its start, and no KL"
-            yield f"monitor.on_collapse: stabilise changes nothing: {why}; set on_collapse: warn, or others there"
-        for part in (later, later.credit, later.update):
-            yield from (f"once monitor.stabilise holds: {refusal}" for refusal in part.refusals())
 
 
 def groups(p: TrainParams) -> Refusals:

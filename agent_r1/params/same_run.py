@@ -26,9 +26,7 @@ KINDS = {
         train.update.constant_length train.update.critic.learning_rate train.update.critic.epochs
         train.update.critic.minibatches train.update.critic.value_clip train.update.critic.warmup.iterations
         train.update.critic.warmup.explained_variance train.update.critic.warmup.limit train.update.max_grad_norm
-        train.monitor.on_collapse train.monitor.max_rollbacks train.monitor.stabilise.rollback
-        train.monitor.stabilise.filter.kind train.monitor.stabilise.filter.share
-        train.monitor.stabilise.filter.refill train.monitor.stabilise.clip_high train.monitor.patience
+        train.monitor.on_collapse train.monitor.max_rollbacks train.monitor.patience
         train.monitor.first_iterations train.monitor.thresholds.reward_std_fall
         train.monitor.thresholds.entropy_fall train.monitor.thresholds.entropy_rise
         train.monitor.thresholds.surprisal_jump train.monitor.thresholds.long_step

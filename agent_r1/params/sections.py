@@ -86,6 +86,11 @@ CHECKS: defaultdict[type, list[Callable[[Any], Iterator[str]]]] = defaultdict(li
 
 # Keys of earlier versions -> the value that they have in every run. Stored runs have them among their parameters.
 CONSTANTS: dict[str, Any] = {
+    "train.monitor.stabilise.clip_high": 0.28,
+    "train.monitor.stabilise.filter.kind": "top_fraction",
+    "train.monitor.stabilise.filter.refill": 0,
+    "train.monitor.stabilise.filter.share": 0.25,
+    "train.monitor.stabilise.rollback": False,
     "train.rollout.temperature": 1.0,
     "train.rollout.top_p": 1.0,
     "warm_start.go_on": 0.0,
@@ -176,9 +181,10 @@ def bring_up(content: Any) -> Iterator[str]:
     """Changes the content of an earlier version's parameter file to mean the same today; names each change."""
     for name, value in {**CONSTANTS, **NEUTRAL}.items():
         *parents, key = name.split(".")
-        section = content
+        sections = [content]
         for parent in parents:
-            section = section.get(parent) if isinstance(section, dict) else None
+            sections.append(sections[-1].get(parent) if isinstance(sections[-1], dict) else None)
+        section = sections[-1]
         if not isinstance(section, dict):
             continue
         if name in NEUTRAL and key not in section:
@@ -186,6 +192,9 @@ def bring_up(content: Any) -> Iterator[str]:
             yield f"{name} is missing, and taken as {json.dumps(value)}"
         elif name in CONSTANTS and section.get(key) == value:
             del section[key]
+            for outer, parent in reversed([*zip(sections, parents, strict=False)]):
+                if not outer[parent]:
+                    del outer[parent]
             yield f"{name} is no knob, and {json.dumps(value)} in every run"
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from agent_r1.params.credit import READS, CreditParams, FilterParams
+from agent_r1.params.credit import READS, CreditParams
 from agent_r1.params.places import SCHEME
 from agent_r1.params.sections import Count, Multiple, Natural, Positive, Section, Share, Weight, address
 
@@ -94,18 +94,9 @@ class MonitorThresholds(Section):
     thought_repetition: Share = 0.5
 
 
-class StabiliseParams(Section):
-    """How a run trains from its first alarm on, with `on_collapse: stabilise`; see `TrainParams.stabilised`."""
-
-    rollback: bool  # whether it goes back to the last good checkpoint as well
-    filter: FilterParams = FilterParams(kind="top_fraction", share=0.25, refill=0)
-    clip_high: Positive = 0.28
-
-
 class MonitorParams(Section):
-    on_collapse: Literal["warn", "stop", "rollback", "stabilise"]
+    on_collapse: Literal["warn", "stop", "rollback"]
     max_rollbacks: Natural
-    stabilise: StabiliseParams
     patience: Count
     first_iterations: Count = 3
     thoughts_every: Natural
@@ -114,7 +105,7 @@ class MonitorParams(Section):
     @property
     def goes_back(self) -> bool:
         """Whether an alarm may take the run back to a checkpoint."""
-        return self.on_collapse == "rollback" or (self.on_collapse == "stabilise" and self.stabilise.rollback)
+        return self.on_collapse == "rollback"
 
 
 class RolloutParams(Section):
@@ -189,36 +180,15 @@ class TrainParams(Section):
         """Whether the policy is held near another model, or near the one that it started from."""
         return self.credit.kl_reward > 0 or self.update.kl_loss > 0
 
-    @property
-    def stabilised(self) -> TrainParams:
-        """The settings once `monitor.stabilise` holds: those of StarPO-S. Later alarms are warnings.
-
-        Source: RAGEN (arXiv 2504.20073), §4.2: groups whose returns differ most, no KL, clip-higher.
-        """
-        stabilise = self.monitor.stabilise
-        changes = {
-            "credit": {"filter": stabilise.filter, "kl_reward": 0.0},
-            "update": {"clip_high": stabilise.clip_high, "kl_loss": 0.0},
-            "monitor": {"on_collapse": "warn"},
-        }
-        return self.model_copy(
-            update={name: getattr(self, name).model_copy(update=change) for name, change in changes.items()}
-        )
-
     def require_read(self, overrides: dict[str, Any], where: str) -> None:
         """Refuses overrides that change nothing; what they are laid over serves other estimators too.
 
-        A ValueError names, after `where`, those that the estimator or the monitor does not read.
+        A ValueError names, after `where`, those that the estimator does not read.
         """
         never = {
             "credit": frozenset[str]().union(*READS.values()) - self.credit.read,
             "update": frozenset[str]() if self.credit.needs_critic else frozenset({"critic"}),
         }
-        if self.monitor.on_collapse != "stabilise" and "stabilise" in overrides.get("monitor", {}):
-            raise ValueError(
-                f"{where}: monitor.stabilise would change nothing with on_collapse: {self.monitor.on_collapse}; leave "
-                "that out, or set on_collapse: stabilise"
-            )
         unread = [f"{part}.{key}" for part, keys in never.items() for key in overrides.get(part, {}) if key in keys]
         if unread:
             raise ValueError(

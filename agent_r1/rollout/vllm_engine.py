@@ -38,10 +38,12 @@ from agent_r1.rollout.server_engine import ServedEngine, Server, draw
 logger = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S = 10.0
-_QUIET = {  # defaults for the environment of an engine's own process
+_DEFAULTS = {  # for the environment of an engine's own process
     "VLLM_LOGGING_LEVEL": "CRITICAL",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "PYTHONWARNINGS": "ignore",
+    # oneDNN keeps code for every shape that it has computed, a mebibyte each; 1024 of them by itself.
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
 }
 _SCRATCH = "agent_r1_engine_"  # short: vLLM may put sockets into it, whose paths have 108 bytes at most
 # Of the learner. vLLM's memory has a pool of its own while it sleeps, and is shared by parts of a model.
@@ -201,7 +203,7 @@ class VllmProcess:
                 command(launch, listening.fileno()),
                 stdin=subprocess.PIPE,  # the process ends when this end closes
                 pass_fds=[listening.fileno(), claim],
-                env=_QUIET | self._logging() | engine_environment(launch.vllm.threads, self._scratch, place),
+                env=_DEFAULTS | self._logging() | engine_environment(launch.vllm.threads, self._scratch, place),
             )
         os.close(claim)
         self.pid = self._process.pid

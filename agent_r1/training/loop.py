@@ -25,7 +25,6 @@ from agent_r1.learn.learner import learner_of
 from agent_r1.learn.losses import Metrics
 from agent_r1.learn.memory import DEVICE_FAULTS, REMEDIES, measure
 from agent_r1.params import Params
-from agent_r1.params.train import TrainParams
 from agent_r1.records import Credit, Floats32, Proof, Question, Trajectory, words_of
 from agent_r1.rollout.sampling import EngineError, EngineUnavailable
 from agent_r1.tables import read_rows, write_rows
@@ -142,7 +141,7 @@ class Training:
         self.teacher = ServedTeacher(served, limits, self.learner.tokenizer) if served else None
         if folder.resumed:
             checkpoint.load(folder.checkpoint, self.learner)
-        elif self.current.monitor.goes_back:
+        elif self.config.monitor.goes_back:
             folder.save(self.learner, finished=0)
         sampler = TrainedEngine(
             partial(start_engine, settings, config, model),
@@ -165,19 +164,19 @@ class Training:
         to collect the next iteration, while this one is credited and updated.
         """
         found = self.collector.found(iteration, seed=self.seed, ahead=self.config.rollout.ahead)
-        metrics = found or self.collector.collect(iteration, seed=self.seed, credit=self.current.credit)
+        metrics = found or self.collector.collect(iteration, seed=self.seed, credit=self.config.credit)
         if self.config.rollout.ahead and iteration + 1 < self.folder.planned:
-            self.collector.begin(iteration + 1, seed=self.seed, credit=self.current.credit)
+            self.collector.begin(iteration + 1, seed=self.seed, credit=self.config.credit)
         return metrics
 
     def credit(self, iteration: int) -> Metrics:
         """Turns the rewards of the trajectories into returns, advantages and value targets."""
         trajectories = read_rows(self.folder.trajectories(iteration), Trajectory)
         values = self.learner.values(trajectories) if self.learner.critic else None
-        reference = self._reference(trajectories) if self.current.needs_reference else None
+        reference = self._reference(trajectories) if self.config.needs_reference else None
         asked, limit = self.config.rollout.questions, self.env.max_tokens
         credits_, metrics = assign(
-            trajectories, values, self.current.credit, reference=reference, questions=asked, max_tokens=limit
+            trajectories, values, self.config.credit, reference=reference, questions=asked, max_tokens=limit
         )
         write_rows(self.folder.credit(iteration), credits_, Credit)
         returns = {credit.trajectory_id: credit.return_ for credit in credits_}
@@ -207,10 +206,10 @@ class Training:
         credits_ = read_rows(self.folder.credit(iteration), Credit)
 
         def explained() -> float:
-            totals = [step_rewards(each, self.current.credit, self.env.max_tokens)[0] for each in trajectories]
+            totals = [step_rewards(each, self.config.credit, self.env.max_tokens)[0] for each in trajectories]
             return value_metrics(trajectories, credits_, totals).get("value/explained_return", 0.0)
 
-        first, self.learner.params = self.folder.policy_from(iteration, self.learner, explained), self.current.update
+        first, self.learner.params = self.folder.policy_from(iteration, self.learner, explained), self.config.update
         share = partial(self.config.rate, iteration, decays_over=self.folder.progress.decays_over)
         rate = 0.0 if first is None else share(first, begun=first)
         critic_rate = share(iteration if first is None else first, begun=0)
@@ -245,7 +244,7 @@ class Training:
             self.folder.go_back(self.learner)
             self.learner.seed = self.seed
             return {}
-        if self.current.monitor.goes_back and verdict.clean:
+        if self.config.monitor.goes_back and verdict.clean:
             self.folder.set_aside()
         finished, stopped = iteration + 1, verdict.decision is watch.RunDecision.STOP
         if stopped or finished == self.folder.planned or finished % self.config.checkpoint.every == 0:
@@ -261,11 +260,6 @@ class Training:
         if self.config.validation.keep_best and is_best(self.folder.history(), scores[VALIDATED]):
             self.folder.set_best_aside(self.learner)
         return scores
-
-    @property
-    def current(self) -> TrainParams:
-        """The run's configuration as it trains now."""
-        return watch.as_it_trains(self.config, self.folder.history(), self.folder.rollbacks)
 
     @property
     def seed(self) -> int:

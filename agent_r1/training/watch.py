@@ -165,29 +165,24 @@ class Verdict:
     clean: bool  # no sign has even begun to show: the weights that the iteration began with are good
     decision: RunDecision
     rollbacks: int  # before this verdict
-    stabilised: bool | None = None  # whether it was trained as `monitor.stabilise` says; None where a run never is
     begun: Sequence[Alarm] = ()  # signs that it shows, and not yet often enough in a row
 
     @property
     def metrics(self) -> dict[str, float]:
-        stabilised = {} if self.stabilised is None else {"monitor/stabilised": float(self.stabilised)}
-        return {"monitor/alarms": len(self.alarms), "monitor/rollbacks": self.rollbacks, **stabilised}
+        return {"monitor/alarms": len(self.alarms), "monitor/rollbacks": self.rollbacks}
 
 
 def judge(history: Sequence[Mapping[str, float]], config: TrainParams, rollbacks: int) -> Verdict:
     """Judges a run by the metrics of its iterations so far.
 
-    With `on_collapse: rollback` an alarm after the last of `max_rollbacks` rollbacks stops the run. With `stabilise`
-    the first alarm changes how the run trains, see `as_it_trains`, and rolls it back if `monitor.stabilise` says so.
+    With `on_collapse: rollback` an alarm after the last of `max_rollbacks` rollbacks stops the run.
     """
     samples, monitor = config.rollout.samples, config.monitor
     seen = alarms(history, monitor, samples=samples)
     lasting = {each.sign for each in seen}
-    trained = as_it_trains(config, history[:-1], rollbacks)
     decision = RunDecision.GO_ON
-    if seen and trained.monitor.goes_back:
-        last = monitor.on_collapse == "rollback" and rollbacks >= monitor.max_rollbacks
-        decision = RunDecision.STOP if last else RunDecision.ROLL_BACK
+    if seen and monitor.goes_back:
+        decision = RunDecision.STOP if rollbacks >= monitor.max_rollbacks else RunDecision.ROLL_BACK
     elif seen and monitor.on_collapse == "stop":
         decision = RunDecision.STOP
     return Verdict(
@@ -195,20 +190,8 @@ def judge(history: Sequence[Mapping[str, float]], config: TrainParams, rollbacks
         clean=is_clean(history, monitor, samples=samples),
         decision=decision,
         rollbacks=rollbacks,
-        stabilised=trained is not config if monitor.on_collapse == "stabilise" else None,
         begun=[each for each in alarms(history, monitor, samples=samples, streak=1) if each.sign not in lasting],
     )
-
-
-def as_it_trains(config: TrainParams, history: Sequence[Mapping[str, float]], rollbacks: int) -> TrainParams:
-    """The configuration of the iteration that follows a history and so many rollbacks.
-
-    It is `config.stabilised` once `on_collapse: stabilise` has met an alarm, else `config` itself. The history has the
-    alarm unless the run went back from it.
-    """
-    if config.monitor.on_collapse != "stabilise":
-        return config
-    return config.stabilised if rollbacks or any(each["monitor/alarms"] for each in history) else config
 
 
 def announce(verdict: Verdict, record: Record, iteration: int) -> None:
@@ -219,10 +202,9 @@ def announce(verdict: Verdict, record: Record, iteration: int) -> None:
     if not verdict.alarms:
         return
     seen = "; ".join(map(str, verdict.alarms))
-    done = f"{verdict.decision} as monitor.stabilise says" if verdict.stabilised is False else verdict.decision
-    logger.warning("iteration %d shows signs of collapse, the run %s: %s", iteration, done, seen)
+    logger.warning("iteration %d shows signs of collapse, the run %s: %s", iteration, verdict.decision, seen)
     record.tag("monitor/signs", ", ".join(alarm.sign for alarm in verdict.alarms))
-    record.tag("monitor/last_alarm", f"iteration {iteration}, {done}: {seen}")
+    record.tag("monitor/last_alarm", f"iteration {iteration}, {verdict.decision}: {seen}")
     if verdict.decision is RunDecision.ROLL_BACK:
         record.tag("monitor/rollbacks", str(verdict.rollbacks + 1))
         record.rewind()

@@ -51,7 +51,6 @@ def monitor(patience: int = 1, first_iterations: int = 3, **thresholds: float) -
         {
             "on_collapse": "warn",
             "max_rollbacks": 0,
-            "stabilise": MONITOR.stabilise.model_dump(),
             "patience": patience,
             "first_iterations": first_iterations,
             "thoughts_every": 0,

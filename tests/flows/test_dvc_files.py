@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from multiprocessing import get_context
@@ -11,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.dvc_files import ask_dvc, in_dvc
+from flows.dvc_files import ask_dvc, dvc_environment
 from tests.neighbour import become_neighbour
 
 
@@ -45,7 +47,9 @@ def put_another_in_its_place(folder: Path) -> None:
 def test_no_other_user_comes_near_what_dvc_unpickles(reachable: Path) -> None:
     """Without root the modes are compared alone: no process of another user is there to try."""
     assert ask_dvc("repro").returncode == 0
-    used = Path(in_dvc("print(repo.site_cache_dir)").stdout.strip())
+    command = [sys.executable, "-c", "from dvc.repo import Repo; print(Repo().site_cache_dir)"]
+    done = subprocess.run(command, env=dvc_environment(), capture_output=True, text=True, check=True)
+    used = Path(done.stdout.strip())
     assert (used / "cache.db").exists() or [*used.rglob("cache.db")]
     if os.getuid() == 0:
         neighbour = get_context("fork").Process(target=put_another_in_its_place, args=(used,))

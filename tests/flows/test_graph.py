@@ -25,8 +25,8 @@ ROOT = Path(__file__).parents[2]
 # What a stage executes and does not depend on: it changes how a stage runs, never what it writes.
 RUNTIME = {
     *("flows/__main__.py", "flows/commands", "flows/stage.py", "flows/made_of.py", "flows/processes.py"),
-    "flows/terminal.py",
-    *("agent_r1/tracking", "agent_r1/params"),
+    *("flows/terminal.py", "flows/dvc_process.py"),
+    *("agent_r1/tracking", "agent_r1/params", "agent_r1/replaced.py"),
 }
 
 

@@ -178,6 +178,7 @@ def test_an_earlier_versions_parameters_are_taken_as_it_took_them(caplog: pytest
     assert (found.model.packing, found.warm_start.checkpoint_every) == (False, 0)
     content = yaml.safe_load(text)
     del content["train"]["rollout"]["top_p"], content["train"]["rollout"]["temperature"]
+    del content["train"]["monitor"]["stabilise"]
     content["model"]["packing"] = False
     content["env"] |= {"examples": "", "answers": "tagged", "too_long_share": 0.0}
     content["warm_start"] |= {"checkpoint_every": 0, "by_relation": 0.0, "contexts": [], "quotes": False}
@@ -196,6 +197,11 @@ def test_each_change_of_earlier_parameters_is_said(tmp_path: Path, caplog: pytes
     load(path)
     assert caplog.messages == [
         "the parameters are an earlier version's; bring them up to date: "
+        "train.monitor.stabilise.clip_high is no knob, and 0.28 in every run; "
+        'train.monitor.stabilise.filter.kind is no knob, and "top_fraction" in every run; '
+        "train.monitor.stabilise.filter.refill is no knob, and 0 in every run; "
+        "train.monitor.stabilise.filter.share is no knob, and 0.25 in every run; "
+        "train.monitor.stabilise.rollback is no knob, and false in every run; "
         "train.rollout.temperature is no knob, and 1.0 in every run; train.rollout.top_p is no knob, and 1.0 in every "
         'run; env.agent is missing, and taken as null; env.answers is missing, and taken as "tagged"; '
         'env.examples is missing, and taken as ""; env.too_long_share is missing, and taken as 0.0; '

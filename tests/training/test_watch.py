@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from agent_r1 import params
 from agent_r1.credit.collapse import Alarm
-from agent_r1.params.places import RunId
 from agent_r1.params.train import CanaryTolerance, TrainParams
 from agent_r1.rollout.sampling import HeldWeights
 from agent_r1.training.watch import (
@@ -26,7 +25,6 @@ from agent_r1.training.watch import (
     Unrecorded,
     Verdict,
     announce,
-    as_it_trains,
     crossed,
     duration,
     judge,
@@ -111,44 +109,11 @@ def test_an_alarm_does_what_the_run_says(on_collapse: str, rollbacks: int, decis
     assert verdict.metrics == {"monitor/alarms": 1, "monitor/rollbacks": rollbacks}
 
 
-@pytest.mark.parametrize("rollback", [False, True])
-def test_the_first_alarm_changes_how_a_run_trains_and_later_ones_warn(rollback: bool) -> None:
-    plain = config("stabilise")
-    monitor = plain.monitor.model_copy(
-        update={"stabilise": plain.monitor.stabilise.model_copy(update={"rollback": rollback})}
-    )
-    run = plain.model_copy(update={"monitor": monitor})
-    calm, gone = ({**row, "monitor/alarms": float(row is GONE)} for row in (CALM, GONE))
-    first, later = judge([calm, GONE], run, 0), judge([calm, gone, GONE], run, 0)
-    assert first.decision is (RunDecision.ROLL_BACK if rollback else RunDecision.GO_ON)
-    assert (later.decision, judge([calm, GONE], run, 1).decision) == (RunDecision.GO_ON, RunDecision.GO_ON)
-    stated = [each.metrics["monitor/stabilised"] for each in (first, later, judge([calm, GONE], run, 1))]
-    assert stated == [0.0, 1.0, 1.0]
-    assert as_it_trains(run, [calm], 0) is run
-    assert as_it_trains(run, [calm, gone], 0) == as_it_trains(run, [calm], 1) == run.stabilised
-    assert as_it_trains(config("rollback", 1), [gone], 1).monitor.on_collapse == "rollback"
-
-
-def test_a_stabilised_run_trains_as_starpo_s() -> None:
-    """StarPO changes into StarPO-S but for the monitor; of a run with a KL nothing of that is left."""
-    settings = params.load(Path(__file__).parents[2] / "params.yaml")
-    starpo, target = settings.run(RunId("starpo")), settings.run(RunId("starpo_s"))
-    assert starpo.stabilised == target
-    priced = starpo.model_copy(
-        update={
-            "credit": starpo.credit.model_copy(update={"kl_reward": 0.1}),
-            "update": starpo.update.model_copy(update={"kl_loss": 0.1}),
-        }
-    )
-    assert (priced.needs_reference, priced.stabilised) == (True, target)
-
-
-@pytest.mark.parametrize("on_collapse", ["warn", "stop", "rollback", "stabilise"])
+@pytest.mark.parametrize("on_collapse", ["warn", "stop", "rollback"])
 def test_without_an_alarm_a_run_goes_on(on_collapse: str) -> None:
     verdict = judge([{**CALM, "monitor/alarms": 0.0}] * 2, config(on_collapse, 1), 0)
     assert (verdict.alarms, verdict.clean, verdict.decision) == ([], True, RunDecision.GO_ON)
     assert verdict.metrics["monitor/alarms"] == 0
-    assert ("monitor/stabilised" in verdict.metrics) == (on_collapse == "stabilise")
 
 
 def test_every_rollback_has_a_seed_of_its_own() -> None:
@@ -191,8 +156,6 @@ def test_log_and_tags_name_what_was_seen(caplog: pytest.LogCaptureFixture) -> No
     assert record.tags["monitor/signs"] == "entropy_fall, reward_std_fall"
     assert record.tags["monitor/last_alarm"].startswith("iteration 4, rolled back: entropy_fall")
     assert (record.tags["monitor/rollbacks"], record.rewound) == ("2", 1)
-    announce(dataclasses.replace(verdict(RunDecision.GO_ON, "entropy_fall"), stabilised=False), record, 5)
-    assert record.tags["monitor/last_alarm"].startswith("iteration 5, went on as monitor.stabilise says: entropy_fall")
 
 
 def test_a_sign_is_told_before_it_is_an_alarm(caplog: pytest.LogCaptureFixture) -> None:

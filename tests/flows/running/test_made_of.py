@@ -21,7 +21,7 @@ import pytest
 from agent_r1.files import write_text
 from agent_r1.params.places import UNREAD, RunId
 from flows import made_of
-from flows.dvc_files import DVC, collect_graph, in_dvc
+from flows.dvc_files import DVC, collect_graph
 from flows.evaluate import EvaluationRequest, evaluate
 from flows.made_of import HASHED_BYTES, OF_STAGE, Edited, as_begun, require_unedited
 from flows.overlay import OWN_DVC
@@ -43,7 +43,10 @@ sys.addaudithook(edit)
 """
 VIEWER = "agent_r1/inspection/viewer.py"
 OPENING, EDITED_OPENING = '"""', '"""Edited. '
-LISTING = """import os
+LISTING = """
+import json, os, sys
+from dvc.repo import Repo
+repo = Repo()
 said = {stage.addressing: [
     stage.cmd, [name for dep in stage.params for name in dep.params],
     [os.path.relpath(dep.fs_path, repo.root_dir) for dep in stage.deps if dep not in stage.params]]
@@ -194,7 +197,8 @@ def test_a_stage_is_looked_up_as_dvc_resolves_it(tmp_path: Path, monkeypatch: py
     (tmp_path / ".dvc/config").write_text(OWN_DVC)
     monkeypatch.chdir(tmp_path)
     collect_graph(Path("ablations"))
-    known = json.loads(in_dvc(LISTING).stdout)
+    listing = subprocess.run([sys.executable, "-c", LISTING], capture_output=True, text=True, check=True)
+    known = json.loads(listing.stdout)
     assert {"train@ppo", "ablations/dvc.yaml:train@ppo-0"} <= known.keys()
     first = {address.partition("@")[0]: (address, *rest) for address, rest in reversed(known.items())}
     for address, command, *expected in first.values():
