@@ -15,7 +15,7 @@ from typing import cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed import FileStore
+from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from agent_r1.devices.sharing import Group, Ranks
 from agent_r1.facts import differences, some
