@@ -4,7 +4,7 @@ FROM debian:bookworm-slim AS base
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends \
-        ca-certificates g++ git make openssh-client procps python3 python3-dev python3-venv \
+        ca-certificates g++ git libnuma1 make openssh-client procps python3 python3-dev python3-venv \
     && rm -rf /var/lib/apt/lists/* \
     && git config --system --add safe.directory /project \
     && mkdir --mode 2775 /home/agent
