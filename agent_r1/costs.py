@@ -1,7 +1,7 @@
 """The costs of a training so far, by purpose, as metrics: cost/sampling_core_s, cost/sampling_device_s, ...
 
-Core-seconds are of the process, of all that it started, and of the other ranks of this machine. Device-seconds are seconds
-times the GPUs that it holds; a machine without any is one device.
+Core-seconds are of the process, of all that it started, and of the other ranks of this machine. Device-seconds are
+seconds times the GPUs that it holds; a machine without any is one device.
 """
 
 from __future__ import annotations
