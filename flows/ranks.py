@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -116,34 +115,35 @@ def start(
 
 
 def launch(ranks: int, command: Sequence[str]) -> None:
-    """Starts the ranks of one machine by torchrun, and waits for them; it and they meet in files closed to others.
+    """Starts the ranks of one machine by torchrun, and waits for them.
 
-    Raises SystemExit with the code of the rank that failed first, and ChildProcessError if a signal ended it.
+    It and they meet in files without a name, which processes of the same user alone can open, and which end with this
+    one. Raises SystemExit with the code of the rank that failed first, and ChildProcessError if a signal ended it.
     """
     if started_by_another():
         end_with_parent()
-    with TemporaryDirectory(prefix="agent_r1-ranks-") as folder:
-        os.environ.update(LOCAL | {MEETING: f"{folder}/ranks", STARTED_BY: str(os.getpid())})
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=ranks,
-            run_id="ranks",
-            rdzv_backend="c10d",
-            rdzv_endpoint=f"{folder}/torchrun",
-            rdzv_configs={"store_type": "file", "keep_alive_interval": RENEWAL_S},
-            local_addr="localhost",
-            max_restarts=0,
-            logs_specs=DefaultLogsSpecs(log_dir=folder),
-            shutdown_timeout=int(2 * GRACE_S),
-        )
-        try:
-            elastic_launch(config, sys.executable)("-m", "flows", *command)
-        except SignalException as end:
-            raise SystemExit(128 + end.sigval) from None
-        except ChildFailedError as failed:
-            rank, failure = failed.get_first_failure()
-            raise fault_of(rank, failure.exitcode) from None
+    files = {name: f"/proc/{os.getpid()}/fd/{os.memfd_create(name)}" for name in ("ranks", "torchrun")}
+    os.environ.update(LOCAL | {MEETING: files["ranks"], STARTED_BY: str(os.getpid())})
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=ranks,
+        run_id="ranks",
+        rdzv_backend="c10d",
+        rdzv_endpoint=files["torchrun"],
+        rdzv_configs={"store_type": "file", "keep_alive_interval": RENEWAL_S},
+        local_addr="localhost",
+        max_restarts=0,
+        logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
+        shutdown_timeout=int(2 * GRACE_S),
+    )
+    try:
+        elastic_launch(config, sys.executable)("-m", "flows", *command)
+    except SignalException as end:
+        raise SystemExit(128 + end.sigval) from None
+    except ChildFailedError as failed:
+        rank, failure = failed.get_first_failure()
+        raise fault_of(rank, failure.exitcode) from None
 
 
 def facts_of(stage: str, parameters: Sequence[Section], model: str, begun: Path | None = None) -> dict[str, str]:

@@ -21,7 +21,7 @@ from agent_r1.devices.sharing import Group, Ranks
 from agent_r1.facts import differences, some
 from agent_r1.pretrained import default_device
 
-MEETING = "AGENT_R1_RANKS"  # names the file where the ranks of one machine meet, in a folder closed to others
+MEETING = "AGENT_R1_RANKS"  # names the file where the ranks of one machine meet, which is closed to other users
 _PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 _OF_TORCHRUN = (*_PLACE, MEETING, "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
 COMPUTING = timedelta(minutes=30)  # that ranks wait for each other, at the start and within a call

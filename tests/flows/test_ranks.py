@@ -86,7 +86,6 @@ def test_two_ranks_train_as_one_does_whatever_happens_to_them(fresh: Path, ppo: 
     rank_of([training], 1, run / "trajectories/000.parquet").send_signal(signal.SIGSTOP)
     errors = training.communicate(timeout=TIMEOUT_S)[1]
     assert (training.returncode, "a rank was lost; start again" in errors) == (75, True), errors
-    assert not [*fresh.glob("agent_r1-ranks-*")]
 
     training = start(*TRAIN)
     ranks = [rank_of([training], number, run / "trajectories/001.parquet") for number in range(2)]
