@@ -1,11 +1,12 @@
 """The costs of a training so far, by purpose, as metrics: cost/sampling_core_s, cost/sampling_device_s, ...
 
-Core-seconds are of the process and all that it started on this machine. Device-seconds are seconds times the GPUs that
-it holds; a machine without any is one device.
+Core-seconds are of the process, of all that it started, and of the other ranks of this machine. Device-seconds are
+seconds times the GPUs that it holds; a machine without any is one device.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,7 @@ class Costs:
     def __init__(self) -> None:
         self.spent = defaultdict[str, float](float)  # metrics, of earlier processes too
         self.devices, self.engine = 1, set[int]()  # GPUs, and the ids of the engine's processes, which always sample
+        self._root = psutil.Process()
         self._charged = self._look()
 
     def charge(self, purpose: Purpose, waited_s: float = 0.0) -> None:
@@ -54,11 +56,15 @@ class Costs:
         self.spent[f"cost/{beside}_core_s"] += others
         self.spent[f"cost/{engines}_core_s"] += max(engine, 0.0)
 
+    def of_ranks(self) -> None:
+        """Counts the other ranks of this machine too: all that torchrun, which started this one, has started."""
+        self._root = psutil.Process(os.getppid())
+
     def _look(self) -> NDArray[np.float64]:
         """The clock, and the core-seconds of this process, of the engine's, and of all others that it started."""
         this, resident = psutil.Process(), 0
         seen = np.array([time.perf_counter(), time.process_time(), 0.0, sum(this.cpu_times()[2:4])])
-        for each in (this, *this.children(recursive=True)):
+        for each in {this, *self._root.children(recursive=True)}:
             with suppress(psutil.NoSuchProcess):
                 resident += each.memory_info().rss
                 if each != this:

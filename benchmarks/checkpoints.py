@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import multiprocessing
 import re
-import secrets
 import tempfile
 import threading
 import time
@@ -18,7 +17,7 @@ from typing import Any
 
 import torch
 
-from agent_r1.devices.meeting import Place, joined, meet
+from agent_r1.devices.meeting import Place, joined
 from agent_r1.devices.sharing import ALONE, Group, Ranks
 from agent_r1.learn import checkpoint, optimizers
 from agent_r1.learn.checkpoint import Progress
@@ -66,7 +65,7 @@ def be(place: Place, model: Path, found: Any) -> None:
     torch.set_num_threads(1)
     settings = load(SHIPPED)
     with ExitStack() as ends:
-        ranks: Ranks = ends.enter_context(joined(meet(place), place)) if place.size > 1 else ALONE
+        ranks: Ranks = ends.enter_context(joined(place)) if place.size > 1 else ALONE
         options = Options(device=torch.device("cpu"), ranks=ranks)
         learner = Learner(model, settings.train.update, settings.model, with_critic=False, seed=0, options=options)
         optimizer = learner.policy_optimizer
@@ -91,8 +90,8 @@ def measured(size: int, ranks: int) -> Row:
     found = context.Queue()
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as scratch:
         make_model(Path(scratch), SIZES[size], 64, torch.device("cpu"))
-        given: dict[str, Any] = {"size": ranks, "address": f"{scratch}/meeting", "port": 1, "key": secrets.token_hex()}
-        places = [Place(rank=rank, local_rank=rank, **given) for rank in range(ranks)]
+        file = f"{scratch}/meeting"
+        places = [Place(rank=rank, size=ranks, local_rank=rank, file=file) for rank in range(ranks)]
         processes = [context.Process(target=be, args=(place, Path(scratch), found)) for place in places]
         for process in processes:
             process.start()

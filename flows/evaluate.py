@@ -10,10 +10,12 @@ import json
 import logging
 import re
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from transformers import PreTrainedTokenizerBase
 
 from agent_r1 import params, tracking
 from agent_r1.costs import Costs, Purpose
@@ -139,83 +141,111 @@ def evaluate(asked: EvaluationRequest) -> None:
     if not asked.into and subject.label in settings.reported(subject.sweep):
         read = [folder / name for name in ("predictions.parquet", "trajectories.parquet", "hashes.json")]
         read += [subject.training / METRICS, subject.training / "checkpoint" / PROGRESS] if subject.training else []
-        hashes = json.dumps({str(path): sha256(path) for path in read}, indent=2)
-        write_text(folder.parents[1] / f"compared/{subject.label}.json", f"{hashes}\n")
+        hashes = {str(path): sha256(path) for path in read}
+        _write_json(folder.parents[1] / f"compared/{subject.label}.json", hashes)
+
+
+class Attempted(NamedTuple):
+    """The test questions that a subject attempted, and how."""
+
+    questions: list[Question]
+    trajectories: list[Trajectory]
+    hashes: dict[str, str]  # of the conditions under which they came about, and of the policy
+    of_tools: dict[str, float]  # the use of tools
+    tokenizer: PreTrainedTokenizerBase
+    chat: Chat
 
 
 def _ask(settings: Params, subject: Subject, folder: Path, asked: EvaluationRequest) -> tracking.Run:
     """Asks, grades, and writes the results to the folder and to MLflow."""
-    began_s, dataset, policy, costs = time.time(), asked.dataset, subject.policy, Costs()
+    began_s, costs = time.time(), Costs()
     costs.spent["cost/evaluation_core_s"] = time.process_time()  # that it took to get here
-    prepared = [row for row in read_rows(settings.places.questions, Question) if dataset in (None, row.dataset)]
-    chosen = scores.asked_questions(prepared, settings.evaluate.questions, settings.evaluate.seed)
-    questions = questions_under(subject.protocol, chosen)
-    require_playable(questions, settings.env)
-    logger.info("asking %d question%s", len(questions), "s" * (len(questions) > 1))
-    tokenizer, chat = policy.read(settings)
     kept = folder.with_name(f"{folder.name}.answers.jsonl")
-    trajectories, conditions, of_tools = _answers(settings, subject, questions, chat, kept, costs)
-    hashes = {**conditions, "policy": subject.protocol if subject.protocol in SCRIPTED else policy.identity()}
-    seed = settings.evaluate.seed if policy.seed is None else policy.seed
-    predictions = scores.predict(trajectories, questions, subject.name, seed)
-    found = scores.score(predictions, questions, settings.evaluate) | scores.outcomes(trajectories)
-    found = scores.headline(found | scores.gold_recall_by_step(trajectories, questions) | of_tools)
+    made = _attempt(settings, subject, asked.dataset, kept, costs)
+    seed = settings.evaluate.seed if subject.policy.seed is None else subject.policy.seed
+    predictions = scores.predict(made.trajectories, made.questions, subject.name, seed)
+    graded = scores.score(predictions, made.questions, settings.evaluate) | scores.outcomes(made.trajectories)
+    by_step = scores.gold_recall_by_step(made.trajectories, made.questions)
+    graded = scores.headline(graded | by_step | made.of_tools)
 
     write_rows(folder / "predictions.parquet", predictions, Prediction)
-    write_rows(folder / "trajectories.parquet", trajectories, Trajectory)
-    means = {name: value for name, value in found.items() if not name.endswith(scores.BOUNDS)}  # no statistic asks anew
-    write_text(folder / "scores.json", json.dumps(means, indent=2) + "\n")
-    write_text(folder / "hashes.json", json.dumps(hashes, indent=2) + "\n")
+    write_rows(folder / "trajectories.parquet", made.trajectories, Trajectory)
+    stated = {name: value for name, value in graded.items() if not name.endswith(scores.BOUNDS)}  # bounds are redrawn
+    _write_json(folder / "scores.json", stated)
+    _write_json(folder / "hashes.json", made.hashes)
     kept.unlink(missing_ok=True)
     costs.charge(Purpose.EVALUATION)
     spent = {name: value for name, value in costs.spent.items() if "evaluation" in name}  # the engine's memory is gone
     write_text(folder / METRICS, json.dumps(spent) + "\n")
     tracked = tracking.run_of(subject.training) if subject.training else None
     tracked = tracked or _run_of_its_own(settings, subject, asked, began_s)
-    tracked.uses(tracking.prepared(settings, hashes), "test")
-    tracked.final(found | spent)
-    logger.info("%s", scores.in_words(found, words_of(questions).right))
-    samples = [each for each in trajectories if each.sample != GREEDY and subject.protocol not in SCRIPTED]
-    tools = subject.protocol == "tool_call" and settings.env.agent is None
-    for reason in findings(samples, {}, questions, chat, tools=tools):
-        logger.warning("a training of %s has little to learn from: %s", subject.policy.title, reason)
-    for title, text in readable(trajectories, questions, plain_text(tokenizer)).items():
-        tracked.text(text, f"examples/{title}.txt")
-    by_id = {question.question_id: question for question in questions}
-    sample = trajectories[:: -(-len(trajectories) // TRACED)]
-    episodes = [tracking.Rewarded("test", by_id[each.question_id], each) for each in sample]
-    tracking.log_traces(tracked.run_id, episodes, lambda token_ids: str(tokenizer.decode(list(token_ids))))
+    tracked.uses(tracking.prepared(settings, made.hashes), "test")
+    tracked.final(graded | spent)
+    logger.info("%s", scores.in_words(graded, words_of(made.questions).right))
+    if subject.protocol not in SCRIPTED:
+        tools = subject.protocol == "tool_call" and settings.env.agent is None
+        for reason in findings(_samples(made.trajectories), {}, made.questions, made.chat, tools=tools):
+            logger.warning("a training of %s has little to learn from: %s", subject.policy.title, reason)
+    _show(tracked, made)
     return tracked
 
 
-def _answers(
-    settings: Params, subject: Subject, questions: Sequence[Question], chat: Chat, kept: Path, costs: Costs
-) -> tuple[list[Trajectory], dict[str, str], dict[str, float]]:
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def _samples(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
+    return [trajectory for trajectory in trajectories if trajectory.sample != GREEDY]
+
+
+def _questions(settings: Params, protocol: Protocol, dataset: str | None) -> list[Question]:
+    """The test questions that a protocol is asked. A ValueError says which cannot be played."""
+    prepared = [row for row in read_rows(settings.places.questions, Question) if dataset in (None, row.dataset)]
+    chosen = scores.asked_questions(prepared, settings.evaluate.questions, settings.evaluate.seed)
+    questions = questions_under(protocol, chosen)
+    require_playable(questions, settings.env)
+    logger.info("asking %d question%s", len(questions), "s" * (len(questions) > 1))
+    return questions
+
+
+def _show(tracked: tracking.Run, made: Attempted) -> None:
+    """Has MLflow show episodes as texts, and some of them as traces."""
+    for title, text in readable(made.trajectories, made.questions, plain_text(made.tokenizer)).items():
+        tracked.text(text, f"examples/{title}.txt")
+    by_id = {question.question_id: question for question in made.questions}
+    sample = made.trajectories[:: -(-len(made.trajectories) // TRACED)]
+    episodes = [tracking.Rewarded("test", by_id[trajectory.question_id], trajectory) for trajectory in sample]
+    tracking.log_traces(tracked.run_id, episodes, lambda token_ids: str(made.tokenizer.decode(list(token_ids))))
+
+
+def _attempt(settings: Params, subject: Subject, dataset: str | None, kept: Path, costs: Costs) -> Attempted:
     """Has the subject attempt every question; only a policy of this machine needs the accelerator.
 
-    A server's answers are `kept` in a file. Returns the trajectories, the conditions under which they came about, and
-    the use of tools. Raises as `without_room`.
+    A server's answers are `kept` in a file. Raises as `without_room`.
     """
-    policy = subject.policy
+    questions, policy = _questions(settings, subject.protocol, dataset), subject.policy
+    tokenizer, chat = policy.read(settings)
     beneath = policy.beneath(settings)
     rounded = beneath is None and policy.would_round(settings)
     with open_exam(subject.protocol, questions, chat, settings, greedily=True) as exam:
         without_room(exam.attempts, chat, exam.shared, "test questions", UNANSWERED)
-        measured = exam.conditions(rounded=rounded, engine=TEXT_LEVEL if policy.elsewhere else "")
+        hashes = exam.conditions(rounded=rounded, engine=TEXT_LEVEL if policy.elsewhere else "")
         with counted(subject.label, len(exam.attempts)) as over:
             if subject.protocol in SCRIPTED:
-                made = exam.by_script(over)
+                trajectories = exam.by_script(over)
             elif policy.elsewhere:
                 kept.parent.mkdir(parents=True, exist_ok=True)
-                made = exam.by_endpoint(*policy.elsewhere, over, kept)
-                measured["limits"] += "".join(f", without {name}" for name in sorted(policy.elsewhere[0].untold))
+                trajectories = exam.by_endpoint(*policy.elsewhere, over, kept)
+                hashes["limits"] += "".join(f", without {name}" for name in sorted(policy.elsewhere[0].untold))
             else:
                 costs.charge(Purpose.EVALUATION)
                 with accelerator(settings.operate.side_by_side, settings.engine.gpus):
                     costs.charge(Purpose.WAITING)
                     costs.devices = len(visible_gpus()) or 1
-                    made = exam.by_policy(policy.path, policy.updates, beneath, over)
-        return made, measured, exam.shared.use_of_tools([each for each in made if each.sample != GREEDY])
+                    trajectories = exam.by_policy(policy.path, policy.updates, beneath, over)
+        hashes["policy"] = subject.protocol if subject.protocol in SCRIPTED else policy.identity()
+        of_tools = exam.shared.use_of_tools(_samples(trajectories))
+        return Attempted(questions, trajectories, hashes, of_tools, tokenizer, chat)
 
 
 def _run_of_its_own(settings: Params, subject: Subject, asked: EvaluationRequest, began_s: float) -> tracking.Run:

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -75,43 +75,65 @@ def reproduce_all(file: str, pool: str = "") -> None:
     once all running stages have ended. Raises ValueError if there is no such pool.
     """
     operate = params.load().operate
-    elsewhere = Pool(pool, operate.pool_patience_s) if pool else None
-    needs, changed = stages(file), out_of_date("--with-deps", file)
-    behind, order = waiting(needs), TopologicalSorter(needs)
-    running: dict[Future[State[None]], str] = {}
-    sent = {*filter(elsewhere.takes, needs)} if elsewhere else set[str]()
-    made = set[str]()
-    faults = list[Any]()
-    ready = list[str]()
-    order.prepare()
+    needs = stages(file)
     with SideBySide(len(needs)) as beside:
-        while order.is_active() and (running or not faults):
-            ready = sorted([*ready, *order.get_ready()], key=lambda stage: -len(behind[stage]))
-            for stage in [] if faults else [*ready]:
-                alone = not running and ready == [stage]  # nor does another get ready before it ends
-                if stage not in sent and len({*running.values()} - sent) >= operate.side_by_side:
-                    continue
-                work: Callable[[], None] = partial(_follow, stage, [*REPRO, stage], beside, alone=alone)
-                if elsewhere and stage in sent:
-                    work = partial(elsewhere.make, stage, needs[stage], beside)
-                ready.remove(stage)
-                stale = stage in changed or made & needs[stage]
-                begun = _with_retries().submit(stage, work if stale else None, ask=stage not in changed)
-                running[cast("PrefectConcurrentFuture[State[None]]", begun).wrapped_future] = stage
-            for ended in wait(running, return_when=FIRST_COMPLETED).done:
-                stage, state = running.pop(ended), ended.result()
-                if state.is_completed():
-                    order.done(stage)
-                    count = beside.count()
-                    if state.name != CACHED:
-                        made.add(stage)
-                        logger.info("stage %s is done: %s", stage, count)
-                    continue
-                faults.append(state.result(raise_on_failure=False))
-                if running:  # perhaps for hours, in a pool
-                    logger.error("%s; what was begun goes on to its end", faults[-1])
-    if faults:
-        raise faults[0]
+        graph = Reproduction(file, needs, Pool(pool, operate.pool_patience_s) if pool else None, beside)
+        while graph.goes_on:
+            graph.begin(operate.side_by_side)
+            graph.wait()
+    if graph.faults:
+        raise graph.faults[0]
+
+
+class Reproduction:
+    """The stages of a graph on their way."""
+
+    def __init__(self, file: str, needs: Mapping[str, set[str]], pool: Pool | None, beside: SideBySide) -> None:
+        """`needs` are each stage's direct dependencies."""
+        self.faults = list[Any]()
+        self._needs, self._pool, self._beside = needs, pool, beside
+        self._changed, self._made = out_of_date("--with-deps", file), set[str]()
+        self._sent = {*filter(pool.takes, needs)} if pool else set[str]()
+        self._behind, self._order = waiting(needs), TopologicalSorter(needs)
+        self._ready, self._running = list[str](), dict[Future[State[None]], str]()
+        self._order.prepare()
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there are stages to begin or to wait for."""
+        return self._order.is_active() and bool(self._running or not self.faults)
+
+    def begin(self, most: int) -> None:
+        """Begins the stages that are ready, so long as at most so many run here."""
+        self._ready = sorted([*self._ready, *self._order.get_ready()], key=lambda stage: -len(self._behind[stage]))
+        for stage in [] if self.faults else [*self._ready]:
+            if stage in self._sent or len({*self._running.values()} - self._sent) < most:
+                self._begin(stage)
+
+    def _begin(self, stage: str) -> None:
+        alone = not self._running and self._ready == [stage]  # nor does another get ready before it ends
+        work: Callable[[], None] = partial(_follow, stage, [*REPRO, stage], self._beside, alone=alone)
+        if self._pool and stage in self._sent:
+            work = partial(self._pool.make, stage, self._needs[stage], self._beside)
+        self._ready.remove(stage)
+        stale = stage in self._changed or self._made & self._needs[stage]
+        begun = _with_retries().submit(stage, work if stale else None, ask=stage not in self._changed)
+        self._running[cast("PrefectConcurrentFuture[State[None]]", begun).wrapped_future] = stage
+
+    def wait(self) -> None:
+        """Waits until a stage ends."""
+        for ended in wait(self._running, return_when=FIRST_COMPLETED).done:
+            stage, state = self._running.pop(ended), ended.result()
+            if state.is_completed():
+                self._order.done(stage)
+                count = self._beside.count()
+                if state.name != CACHED:
+                    self._made.add(stage)
+                    logger.info("stage %s is done: %s", stage, count)
+                continue
+            self.faults.append(state.result(raise_on_failure=False))
+            if self._running:  # perhaps for hours, in a pool
+                logger.error("%s; what was begun goes on to its end", self.faults[-1])
 
 
 @contextmanager

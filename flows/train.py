@@ -24,7 +24,7 @@ from agent_r1.training.loop import Training, Verb, iterate, leaves_work
 from agent_r1.training.watch import reseeded
 from flows import ranks
 from flows.policies import teacher_of
-from flows.ranks import code_of, facts_of, following, given_place, leading, shortfalls
+from flows.ranks import code_of, facts_of, following, leading, shortfalls
 from flows.stage import accelerator, started_by_another, task
 from flows.terminal import counted
 
@@ -39,7 +39,7 @@ def train(run: RunId, fresh: bool = False) -> None:
     settings = params.load().of(run)
     places = settings.places
     assembly = Assembly(settings, run, places.warm_start, teacher_of(settings, run))
-    place, code = given_place(settings.learner), code_of("train")
+    code = code_of("train")
     for shortfall in shortfalls(settings):
         logger.warning(shortfall)
     with ExitStack() as stack:
@@ -59,11 +59,10 @@ def train(run: RunId, fresh: bool = False) -> None:
         if changes := folder.progress.changes:
             tracked.tag(SETTINGS_TAG, "; ".join(changes))
         learns = leaves_work(folder)
-        if learns or place:  # the ranks of a launcher wait to be told that there is nothing to do
-            seed = reseeded(folder.config.seed, folder.rollbacks) if learns else None
-            with leading(settings.learner, ("train", *run.words), partial(_facts, settings, run), seed) as group:
-                if learns:
-                    _learn(opening(ranks=group), tracked, run.label)
+        seed = reseeded(folder.config.seed, folder.rollbacks) if learns else None
+        with leading(settings.learner, partial(_facts, settings, run), seed) as group:
+            if learns:
+                _learn(opening(ranks=group), tracked, run.label)
         assembly.finish(folder)
         tracked.tag(CODE_TAG, folder.progress.code_in_words)
 
@@ -100,8 +99,11 @@ def _learn(opened: Training, tracked: tracking.Run, label: str) -> None:
 
 
 def start(run: RunId, *, fresh: bool = False) -> None:
-    """Runs the stage, or follows its leader if this process was given a rank behind one."""
-    ranks.start(train, partial(_follow, run), run=run, fresh=fresh)
+    """Runs the stage, by ranks if the learner asks for them, or follows its leader in one of these."""
+    settings = params.load().of(run)
+    command = ("train", *run.words, *["--fresh"] * fresh)
+    held = partial(accelerator, settings.operate.side_by_side, settings.gpus)
+    ranks.start(train, partial(_follow, run), settings.learner, command, held, run=run, fresh=fresh)
 
 
 def _follow(run: RunId) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from agent_r1 import params
 from agent_r1.credit import own as own_rewards
+from agent_r1.credit.batch import Floats
 from agent_r1.credit.rewards import step_rewards
 from agent_r1.envs.kinds import require_playable
 from agent_r1.evaluation.protocols import open_exam
@@ -25,6 +26,22 @@ from flows.terminal import counted
 logger = logging.getLogger(__name__)
 
 
+def _greedily(run: RunId, seed: int, *, by_arrival: bool) -> params.Params:
+    """The settings of a run under which one greedy sample of each question is played, and a server is asked once."""
+    settings = params.load().of(run)
+    server = settings.engine.server.model_copy(update={"retries": 0})
+    changes = {
+        "engine": settings.engine.model_copy(update={"kind": "transformers", "server": server}),
+        "env": settings.env.model_copy(update={"order": "arrival" if by_arrival else "rounds"}),
+        "evaluate": settings.evaluate.model_copy(update={"samples": 1, "temperature": 0.0, "seed": seed}),
+    }
+    return settings.model_copy(update=changes)
+
+
+def _terms(parts: Mapping[str, Floats], weights: Mapping[str, float]) -> str:
+    return " + ".join(f"{name} {parts[name].sum():.3g} x {weight:g}" for name, weight in weights.items() if weight)
+
+
 def play(
     run: RunId, model: str, endpoint: str | None, *, episodes: int = 5, seed: int = 0, prompt: bool = False
 ) -> Iterator[str]:
@@ -34,18 +51,12 @@ def play(
     that the policy reads first. Without a model the run's latest policy plays, or the warm start. A server is asked
     once, so that a fault is seen at once.
     """
-    settings = params.load()
-    credit, settings = settings.run(run).credit, settings.of(run)
-    server = settings.engine.server.model_copy(update={"retries": 0})
-    engine = settings.engine.model_copy(update={"kind": "transformers", "server": server})
-    limits = settings.env.model_copy(update={"order": "arrival" if endpoint else "rounds"})
-    greedy = settings.evaluate.model_copy(update={"samples": 1, "temperature": 0.0, "seed": seed})
-    settings = settings.model_copy(update={"engine": engine, "env": limits, "evaluate": greedy})
+    credit, settings = params.load().run(run).credit, _greedily(run, seed, by_arrival=bool(endpoint))
     own = own_rewards.load(credit.rewards)
-    require_own(limits)
+    require_own(settings.env)
     training = [row for row in read_rows(settings.places.questions, Question) if row.split == "train"]
     questions = random.Random(seed).sample(training, min(episodes, len(training)))
-    require_playable(questions, limits)
+    require_playable(questions, settings.env)
     word = model or (run if peek(settings.places.training(run) / "checkpoint") else "")
     policy = policy_at(settings, endpoint, model) if endpoint else policy_of(settings, word)
     tokenizer, chat = policy.read(settings)
@@ -56,14 +67,12 @@ def play(
             played = exam.by_endpoint(*policy.elsewhere, over)
         else:
             played = exam.by_policy(policy.path, policy.updates, policy.beneath(settings), over)
-    played = own_rewards.state(own, played, asked, chat.decode, aborted_share=limits.aborted_share)
+    played = own_rewards.state(own, played, asked, chat.decode, aborted_share=settings.env.aborted_share)
     returns = dict[str, float]()
     for each in played:
-        rewards, parts = step_rewards(each, credit, limits.max_tokens)
+        rewards, parts = step_rewards(each, credit, settings.env.max_tokens)
         returns[each.trajectory_id] = rewards.sum()
-        weights = {name: weight for name, weight in credit.rewards.weights.items() if weight}
-        terms = " + ".join(f"{name} {parts[name].sum():.3g} x {weight:g}" for name, weight in weights.items())
         shown = transcript(each, asked[each.question_id], plain_text(tokenizer), with_prompt=prompt)
-        yield f"{shown}\n{'reward':<{LABEL}}{rewards.sum():.3g} = {terms}\n"
+        yield f"{shown}\n{'reward':<{LABEL}}{rewards.sum():.3g} = {_terms(parts, credit.rewards.weights)}\n"
     yield f"{harmless(policy.title)}: {sum(each.success for each in played):g} of {len(played)} right"
-    yield from findings(played, returns, questions, chat, tools=limits.agent is None)
+    yield from findings(played, returns, questions, chat, tools=settings.env.agent is None)

@@ -28,7 +28,7 @@ from agent_r1.training.supervised import Unfinished
 from agent_r1.training.warm_start import train_on_demonstrations, train_with_leader
 from flows import ranks
 from flows.made_of import require_unedited
-from flows.ranks import code_of, facts_of, following, given_place, leading
+from flows.ranks import code_of, facts_of, following, leading
 from flows.stage import accelerator
 
 logger = logging.getLogger(__name__)
@@ -47,13 +47,12 @@ def warm_start() -> None:
     if trains:
         # before anything is waited for
         require_own(settings.env)
-        given_place(settings.learner)
     with accelerator(settings.operate.side_by_side, settings.learner.processes if trains else 1):
         if settings.model.path:
             _check_memory(settings, settings.model.path)
         if trains:
             unfinished, seed = _unfinished(settings), settings.warm_start.seed
-            with leading(settings.learner, ("warm_start",), _facts(settings, unfinished), seed) as group:
+            with leading(settings.learner, _facts(settings, unfinished), seed) as group:
                 _train(settings, unfinished, group)
         else:
             tokenizer = load_tokenizer(settings.model.path)
@@ -101,8 +100,11 @@ def _write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, settings:
 
 
 def start() -> None:
-    """Runs the stage, or follows its leader if this process was given a rank behind one."""
-    ranks.start(warm_start, _follow)
+    """Runs the stage, by ranks if it trains and the learner asks for them, or follows its leader in one of these."""
+    settings = params.load()
+    learner = settings.learner if _trains(settings) else None
+    held = partial(accelerator, settings.operate.side_by_side, settings.learner.processes)
+    ranks.start(warm_start, _follow, learner, ("warm_start",), held)
 
 
 def _follow() -> None:

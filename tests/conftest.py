@@ -41,7 +41,7 @@ SLOW = {
 }
 
 # Tests reach no server, store or account of whoever runs them, follow none of their settings, and tell nobody.
-LAUNCHED = ("AGENT_R1_RANKS_KEY", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
+LAUNCHED = ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 FOREIGN = (*LAUNCHED, "AGENT_R1_", "AWS_", "DVC_", "GOMP_", "MLFLOW_", "PREFECT_", "THP_")
 NOWHERE = str(Path(__file__).parent / "nowhere")
 OWN = {

@@ -116,32 +116,20 @@ class Scene:
 
     async def play(self, attempt: Attempt, number: int) -> Ended:
         """Plays an episode to its end, or takes it from the journal."""
-        play, limits = self._play, self._limits
+        play = self._play
         parts = (self._seed, play.iteration, attempt.question_id, attempt.sample)
         known = self._known.get(derive(*parts))
         if known and known.trajectory.policy_version == play.policy_version:
             return known
-        section, question = limits.agents[attempt.agent], attempt.question
+        section, question = self._limits.agents[attempt.agent], attempt.question
         if question is None:
             raise ValueError("an agent outside is asked questions that are prepared, and no others")
-        examples = self._examples if section.examples else ()
-        session = Session(self._chat, limits, section, parts, play, examples)
+        session = Session(self._chat, self._limits, section, parts, play, self._examples if section.examples else ())
         opened = OpenEpisode(session, self._act, number, parallel=section.parallel, parts=section.rewards)
         key, reward_key = self._outside.gateway.open(opened)
-        setup = json.loads(question.setup or "{}")
-        task = Task(
-            question_id=question.question_id,
-            text=question.text,
-            setup=setup,
-            strata=question.strata,
-            base_url=self._outside.gateway.url,
-            key=key,
-            reward_key=reward_key,
-            model=MODEL,
-        )
         broken = False
         try:
-            ending = await self._ending(attempt.agent, opened, task)
+            ending = await self._ending(attempt.agent, opened, self._task(question, key, reward_key))
         except WorldFault as fault:
             ending, broken = Ending(fault=fault.words), True
         finally:
@@ -151,12 +139,28 @@ class Scene:
         facts = _facts(ending, outcome, question, section.rewards)
         row = _row(session, attempt, parts, play, outcome, ending.answer or "", facts)
         ended = Ended(row, _counts(session, row, ending), ending.fault)
-        if self._journal and not row.aborted:
-            with self._journal.open("a") as file:
-                file.write("\n" + json.dumps({"counts": ended.counts, "row": to_line(row, Trajectory)}))
+        self._note(ended)
         if play.over:
             play.over()
         return ended
+
+    def _note(self, ended: Ended) -> None:
+        """Keeps an episode in the journal, unless it was cut short."""
+        if self._journal and not ended.trajectory.aborted:
+            with self._journal.open("a") as file:
+                file.write("\n" + json.dumps({"counts": ended.counts, "row": to_line(ended.trajectory, Trajectory)}))
+
+    def _task(self, question: Question, key: str, reward_key: str) -> Task:
+        return Task(
+            question_id=question.question_id,
+            text=question.text,
+            setup=json.loads(question.setup or "{}"),
+            strata=question.strata,
+            base_url=self._outside.gateway.url,
+            key=key,
+            reward_key=reward_key,
+            model=MODEL,
+        )
 
     async def _ending(self, agent: str, opened: OpenEpisode, task: Task) -> Ending:
         """The ending of an episode; raises the fault that ends it before its program does."""

@@ -249,8 +249,7 @@ class Session:
         text = chat.understood(chat.opened(request.context) + chat.decode(ids), place.offered.tools).lstrip()
         most = 1 if asked.parallel_tool_calls is False else self._limits.parallel_calls
         parsed = parse_action(text, most)
-        cut = asked.stops if action.stop_reason is StopReason.STOP else ()
-        shown = min((text.partition(stop)[0] for stop in cut), key=len, default=text)
+        shown = _before_stop(text, asked.stops) if action.stop_reason is StopReason.STOP else text
         thought, rest = _apart(shown)
         stray = bool(parsed.problem) and any(tag in rest for tag in TAGS)
         calls = [] if asked.tool_choice == "none" or parsed.problem else parsed.calls
@@ -411,6 +410,10 @@ def _spelled(message: AgentMessage) -> str:
         ParsedCall(each.function.name, object_of(each.function.arguments) or {}) for each in message.tool_calls or ()
     ]
     return "\n".join(filter(None, (message.text, hermes(made))))
+
+
+def _before_stop(text: str, stops: Sequence[str]) -> str:
+    return min((text.partition(stop)[0] for stop in stops), key=len, default=text)
 
 
 def _apart(text: str) -> tuple[str, str]:

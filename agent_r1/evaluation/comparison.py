@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
@@ -196,26 +196,35 @@ def compare(
             f"the world cut episodes short, {aborted}, and which ones is chance; evaluate again, or compare --anyway, "
             "on the questions that both answered"
         )
+    pairs = _pairs(a, b, questions)
+    means = list(_measured(pairs, params))
+    return Comparison(a=a.name, b=b.name, differing=unlike, aborted=aborted, pairs=pairs, measured=means)
+
+
+def _pairs(a: Evaluation, b: Evaluation, questions: Sequence[Question]) -> list[AnswerPair]:
     by_id = {question.question_id: question for question in questions}
-    other = {each.question_id: each for each in by_question(b.predictions)}
-    shared = [(each, other[each.question_id]) for each in by_question(a.predictions) if each.question_id in other]
-    if not shared:
+    of_b = {answers.question_id: answers for answers in by_question(b.predictions)}
+    of_both = [answers for answers in by_question(a.predictions) if answers.question_id in of_b]
+    if not of_both:
         raise ValueError(f"{a.name} and {b.name} have no question in common; evaluate both on the same data set")
-    if unknown := [one.question_id for one, _ in shared if one.question_id not in by_id]:
+    if unknown := [answers.question_id for answers in of_both if answers.question_id not in by_id]:
         raise ValueError(
             f"question {unknown[0]!r} of {a.name} is not prepared; prepare the data that it was evaluated on"
         )
-    pairs = [AnswerPair(by_id[one.question_id], one, other) for one, other in shared]
-    draws, found = (params.bootstrap_samples, params.seed), []
-    of_a, of_b = [pair.a for pair in pairs], [pair.b for pair in pairs]
-    for measure in measures(of_a):
-        ours, theirs = measured(measure, of_a), measured(measure, of_b)
-        if ours and len(ours) == len(theirs):
+    return [AnswerPair(by_id[answers.question_id], answers, of_b[answers.question_id]) for answers in of_both]
+
+
+def _measured(pairs: Sequence[AnswerPair], params: EvaluateParams) -> Iterator[Measured]:
+    """Every measure that both have values of, for the same questions."""
+    draws = (params.bootstrap_samples, params.seed)
+    answers = [pair.a for pair in pairs], [pair.b for pair in pairs]
+    for measure in measures(answers[0]):
+        of_a, of_b = (measured(measure, predictions) for predictions in answers)
+        if of_a and len(of_a) == len(of_b):
             within = bounds(measure)
-            mean_a, mean_b = (interval(values, *draws, within=within) for values in (ours, theirs))
-            difference = paired_difference(ours, theirs, *draws, within=within and DIFFERENCE)
-            found.append(Measured(measure, mean_a, mean_b, difference))
-    return Comparison(a=a.name, b=b.name, differing=unlike, aborted=aborted, pairs=pairs, measured=found)
+            mean_a, mean_b = (interval(values, *draws, within=within) for values in (of_a, of_b))
+            difference = paired_difference(of_a, of_b, *draws, within=within and DIFFERENCE)
+            yield Measured(measure, mean_a, mean_b, difference)
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -22,6 +22,7 @@ from agent_r1.params.stages import Budget
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 INK, MUTED, GRID = "#222222", "#6B6B6B", "#E3E3E3"
 DASHES = ((5, 4), (1, 2), (5, 2, 1, 2), (9, 3), (3, 1), (12, 2, 1, 2, 1, 2))  # points drawn and left out, by baseline
+DASHED: dict[str, Any] = {"color": MUTED, "linewidth": 1.4, "linestyle": (0, DASHES[0])}
 SMOOTHED_OVER = 5  # iterations
 PANELS_PER_ROW = 5
 SWEEP, FEW = (13, 2.6), (9, 4.2)  # inches: the width of a sweep's picture and the height of a row of panels
@@ -148,16 +149,12 @@ def seed_curves(
     figure.suptitle(title, x=0.01, ha="left", fontsize=16, fontweight="bold", color=INK)
     for panel in panels[len(curves) :]:
         panel.set_visible(False)
-    dashed: dict[str, Any] = {"color": MUTED, "linewidth": 1.4, "linestyle": (0, DASHES[0])}
-    bounds = [dashed | {"linestyle": (0, dashes), "zorder": 1} for dashes in DASHES[1 : 1 + len(limits)]]
+    bounds = [DASHED | {"linestyle": (0, dashes), "zorder": 1} for dashes in DASHES[1 : 1 + len(limits)]]
     colour = colours(list(curves))
     for place, (panel, (run, seeds)) in enumerate(zip(panels, curves.items(), strict=False)):
         if run != reference:
-            x, y, _, _ = _band(curves[reference], metric)
-            panel.plot(x, y, **dashed)
-        x, mean, low, high = _band(seeds, metric)
-        panel.fill_between(x, low, high, color=colour[run], alpha=0.22, linewidth=0)
-        panel.plot(x, mean, color=colour[run], linewidth=2.6)
+            panel.plot(*_band(curves[reference], metric)[:2], **DASHED)
+        _draw_band(panel, _band(seeds, metric), colour[run])
         for style, score in zip(bounds, limits.values(), strict=True):
             panel.axhline(score, **style)
         _clear(panel)
@@ -170,7 +167,7 @@ def seed_curves(
     keys = [
         _key("mean of the seeds", linewidth=2.6),
         Patch(color=INK, alpha=0.22, linewidth=0, label="lowest to highest seed"),
-        *([_key(f"mean of {reference}", **dashed)] if len(curves) > 1 else []),
+        *([_key(f"mean of {reference}", **DASHED)] if len(curves) > 1 else []),
         *(_key(f"{name} {score:.2f}, test questions", **style) for style, (name, score) in shown),
     ]
     _save(figure, path, keys, LEGEND_COLUMNS if columns > 2 else 2)
@@ -221,6 +218,13 @@ def recipe_band(path: Path, title: str, panels: Mapping[str, NDArray[np.float64]
         axes.plot(run, color=PALETTE[0], label="the run")
         _titles(axes, "", metric)
     _save(figure, path, axes.get_legend_handles_labels()[0])
+
+
+def _draw_band(axes: Axes, band: tuple[NDArray[np.float64], ...], colour: str) -> None:
+    """The mean as a line, from the lowest to the highest seed as an area."""
+    x, mean, low, high = band
+    axes.fill_between(x, low, high, color=colour, alpha=0.22, linewidth=0)
+    axes.plot(x, mean, color=colour, linewidth=2.6)
 
 
 def _key(label: str, **style: Any) -> Line2D:

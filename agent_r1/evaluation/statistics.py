@@ -170,16 +170,20 @@ def variances(recipes: Sequence[NDArray[np.float64]], samples: int) -> Variances
         said = f"{shapes} are (seeds, questions) by run, and two of each can vary"
         remedy = "add to ablations.runs, ablations.seeds or evaluate.questions, then `make ablations`"
         raise ValueError(f"{said}; {remedy}")
-    freedom = [s - 1 for s, _ in shapes]
+    freedom = [seeds - 1 for seeds, _ in shapes]
     parts = [(each.mean(axis=1).var(ddof=1), _noise(each), (each * (1 - each)).mean()) for each in recipes]
     of_means, noise, unlike = np.average(parts, axis=0, weights=freedom).tolist()
     by_recipe = np.stack([each.mean(axis=0) for each in recipes])
-    left = noise * float(np.mean([1 / s for s, _ in shapes]))
-    sampled = unlike / (samples - 1) if samples > 1 else 0.0
-    of_questions = by_recipe.var(axis=1, ddof=1).mean() - left
-    found = [of_means - noise / by_recipe.shape[1], of_questions, 2 * (_noise(by_recipe) - left), noise - sampled]
-    seeds, questions, paired, rest = np.maximum(found, 0).tolist()
-    return Variances(seeds, sum(freedom), questions, paired, rest, sampled * samples)
+    of_one_recipe = noise * float(np.mean([1 / seeds for seeds, _ in shapes]))  # left in the mean of its seeds
+    of_samples = unlike / (samples - 1) if samples > 1 else 0.0
+    return Variances(
+        seeds=max(0.0, of_means - noise / by_recipe.shape[1]),
+        freedom=sum(freedom),
+        questions=max(0.0, float(by_recipe.var(axis=1, ddof=1).mean()) - of_one_recipe),
+        paired=max(0.0, 2 * (_noise(by_recipe) - of_one_recipe)),
+        noise=max(0.0, noise - of_samples),
+        samples=of_samples * samples,
+    )
 
 
 def foretold(of: Variances, seeds: int, questions: int, samples: int, recipes: int) -> Interval:

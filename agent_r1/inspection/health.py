@@ -56,33 +56,55 @@ class FailureKind(NamedTuple):
 
 def audit(stored: StoredRun, params: CreditParams, max_tokens: int) -> list[FailureKind]:
     """The kinds of failure in the kept iterations: gamed rewards, other named kinds, the rest; each by reward lost."""
-    weights = params.rewards.weights
-    gamed = gamed_rewards(read_metrics(stored.folder)[: stored.progress.iterations], weights)
-    kinds: defaultdict[str, list[int]] = defaultdict(list)  # which episodes have it, by their place
-    names, at_end, values = list[str](), list[bool](), list[list[float]]()  # of every episode
+    gamed = gamed_rewards(read_metrics(stored.folder)[: stored.progress.iterations], params.rewards.weights)
+    episodes = AuditedEpisodes()
     for iteration in stored.kept:
-        for each, credit in zip(stored.trajectories(iteration), stored.credits(iteration), strict=True):
-            parts = step_rewards(each, params, max_tokens)[1] if gamed else {}
-            for kind in {*failures(each, stored.decode)}:
-                kinds[kind].append(len(names))
-            names.append(each.trajectory_id)
-            at_end.append(iteration == stored.kept[-1])
-            found = [credit.return_, each.success, *(weights[part] * parts[part].sum() for part in gamed)]
-            values.append([math.nan] * len(found) if each.aborted else found)
-    earned, last = np.array(values, np.float64), np.array(at_end)
-    for part, paid in zip(gamed, earned.T[2:], strict=True):
-        kinds[GAMED + part] = np.flatnonzero(paid > np.nanmean(paid)).tolist()
-    lived, audited = np.isfinite(earned[:, 0]), list[FailureKind]()
-    for kind, places in kinds.items():
-        its = np.isin(np.arange(len(names)), places)
-        share, others = float(its.mean()), earned[lived & ~its]
+        for trajectory, credit in zip(stored.trajectories(iteration), stored.credits(iteration), strict=True):
+            parts = step_rewards(trajectory, params, max_tokens)[1] if gamed else {}
+            paid = [params.rewards.weights[part] * float(parts[part].sum()) for part in gamed]
+            episodes.add(trajectory, credit.return_, paid, stored.decode, last=iteration == stored.kept[-1])
+    for place, part in enumerate(gamed):
+        payments = np.array(episodes.values)[:, 2 + place]
+        episodes.kinds[GAMED + part] = np.flatnonzero(payments > np.nanmean(payments)).tolist()
+    kinds = [episodes.of_kind(kind, gamed.get(kind.removeprefix(GAMED), "")) for kind in episodes.kinds]
+    return sorted(kinds, key=lambda one: (not one.gamed, not one.named, -np.nan_to_num(one.reward_lost)))
+
+
+class AuditedEpisodes:
+    """The episodes of an audit, each with its place in these lists."""
+
+    def __init__(self) -> None:
+        self.kinds = defaultdict[str, list[int]](list)  # kind of failure -> the places of the episodes that have it
+        self._names, self._last = list[str](), list[bool]()
+        self.values = list[list[float]]()  # return, success and what each gamed part paid; no number if cut short
+
+    def add(self, trajectory: Trajectory, return_: float, paid: Sequence[float], decode: Decode, *, last: bool) -> None:
+        """Takes an episode, which may be of the `last` iteration."""
+        for kind in {*failures(trajectory, decode)}:
+            self.kinds[kind].append(len(self._names))
+        self._names.append(trajectory.trajectory_id)
+        self._last.append(last)
+        values = [return_, trajectory.success, *paid]
+        self.values.append([math.nan] * len(values) if trajectory.aborted else values)
+
+    def of_kind(self, kind: str, gamed: str) -> FailureKind:
+        """What a kind of failure costs: the other episodes' means less its own, by its share."""
+        earned = np.array(self.values, np.float64)
+        its = np.isin(np.arange(len(self._names)), self.kinds[kind])
+        others = earned[np.isfinite(earned[:, 0]) & ~its]
         means = others.mean(axis=0) if len(others) else math.nan
+        share = float(its.mean())
         reward, success = (share * (means - earned[its].mean(axis=0)))[:2].tolist()
-        how = gamed.get(kind.removeprefix(GAMED), "")
-        named = bool(how) or share >= NAMED_SHARE or success >= NAMED_LOSS
-        episodes = [names[place] for place in places]
-        audited.append(FailureKind(kind, episodes, share, float(its[last].mean()), reward, success, how, named))
-    return sorted(audited, key=lambda one: (not one.gamed, not one.named, -np.nan_to_num(one.reward_lost)))
+        return FailureKind(
+            kind=kind,
+            episodes=[self._names[place] for place in self.kinds[kind]],
+            share=share,
+            at_end=float(its[np.array(self._last)].mean()),
+            reward_lost=reward,
+            success_lost=success,
+            gamed=gamed,
+            named=bool(gamed) or share >= NAMED_SHARE or success >= NAMED_LOSS,
+        )
 
 
 def failures(trajectory: Trajectory, decode: Decode) -> Iterator[str]:

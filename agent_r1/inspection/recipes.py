@@ -7,7 +7,7 @@ be sent to somebody else, and those of several seeds are the CSV of a recipe. S 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -103,19 +103,29 @@ def check(run: pd.DataFrame, band: pd.DataFrame) -> tuple[str, dict[str, NDArray
         [values] = _by_seed(run, metric)[:, :length]
         low, mean, high = prediction(_by_seed(band, metric))[:, :length]
         panels[metric] = np.stack([values, low, mean, high])
-        sides = np.select([values > high + ROUNDING, values < low - ROUNDING], ["above", "below"], "inside").tolist()
-        left = [start for start in range(length) if sides[start : start + STREAK] in LEFT]
-        events += [f"{metric} left {sides[start]} in iteration {start}" for start in left[:1]]
+        left = _left(values, low, high)
+        events += [f"{metric} left {side} in iteration {start}" for start, side in [*left.items()][:1]]
         if length - STREAK in left:
-            ends[metric] = sides[-1]
-    state, success, alarms = ends.get(SAMPLED, "inside"), panels[SAMPLED][0], np.flatnonzero(panels[ALARMS][0])
+            ends[metric] = left[length - STREAK]
+    alarms = np.flatnonzero(panels[ALARMS][0])
     events += [f"first alarm in iteration {place}" for place in alarms[:1]]
-    lost = success[-STREAK:].mean() < success[:STREAK].mean()
-    if lost and (alarms.size or (state == "below" and SIGNS & ends.keys())):
-        state = "collapsed"
     if {*run["settings"]} - {*band["settings"]}:
         events.append("its settings are others")
-    return "; ".join([f"{state} after {length} iterations", *events]), panels
+    return "; ".join([f"{_state(panels[SAMPLED][0], ends, alarms)} after {length} iterations", *events]), panels
+
+
+def _left(values: NDArray[np.float64], low: NDArray[np.float64], high: NDArray[np.float64]) -> dict[int, str]:
+    """Where a run is on one side of a band for STREAK iterations in a row: first iteration -> side."""
+    sides = np.select([values > high + ROUNDING, values < low - ROUNDING], ["above", "below"], "inside").tolist()
+    return {start: side for start, side in enumerate(sides) if sides[start : start + STREAK] in LEFT}
+
+
+def _state(success: NDArray[np.float64], ends: Mapping[str, str], alarms: NDArray[np.int64]) -> str:
+    """How a run ends, by its success, the sides on which its metrics end, and the places of its alarms."""
+    state = ends.get(SAMPLED, "inside")
+    lost = success[-STREAK:].mean() < success[:STREAK].mean()
+    collapsed = lost and (alarms.size or (state == "below" and SIGNS & ends.keys()))
+    return "collapsed" if collapsed else state
 
 
 def _by_seed(curves: pd.DataFrame, metric: str) -> NDArray[np.float64]:

@@ -24,10 +24,11 @@ from agent_r1.envs.base import split_action
 from agent_r1.evaluation.comparison import latest_folder
 from agent_r1.evaluation.scores import BASE_TOOL_CALL
 from agent_r1.files import sha256, write_text
-from agent_r1.inspection.health import audit
+from agent_r1.inspection.health import FailureKind, audit
 from agent_r1.inspection.stored import Selection, Shown, StoredRun, When
 from agent_r1.params import load
 from agent_r1.params.places import RunId
+from agent_r1.params.train import TrainParams
 from agent_r1.records import QA, Decode, Question, StopReason, words_of
 from agent_r1.tables import read_rows
 from agent_r1.tracking import registry
@@ -238,8 +239,27 @@ def view(run: RunId, out: Path | None = None, trajectories: int = 200, traces: i
     found = audit(stored, config.credit, settings.env.max_tokens)
     examples = {each.episodes[-1] for each in found[: trajectories // 8]}
     groups = selection.groups(trajectories, places.evaluation(BASE_TOOL_CALL), after, examples)
-    weights = config.credit.rewards.weights
-    about = {
+    text, path = page(run.label, _about(stored, config, found), groups, stored.decode), out or places.page(run)
+    write_text(path, text)
+    logger.info("%s: %.1f MB", path, len(text) / 1e6)
+    later = [shown for shown in chain.from_iterable(groups) if shown.when is not When.BEFORE]
+    _track(stored, text, later[:traces])
+
+
+def _track(stored: StoredRun, text: str, traced: Sequence[Shown]) -> None:
+    """Has MLflow keep a page, and traces that it lacks."""
+    tracked = tracking.run_of(stored.folder)
+    if tracked is None:
+        logger.warning("MLflow does not have the run of %s: the page is only on disk", stored.folder)
+        return
+    tracked.text(text, ARTIFACT)
+    added = tracking.log_traces(tracked.run_id, traced, stored.decode)
+    logger.info("MLflow run %s: %s and %d new traces", tracked.run_id, ARTIFACT, added)
+
+
+def _about(stored: StoredRun, config: TrainParams, kinds: Sequence[FailureKind]) -> dict[str, Any]:
+    """What a page says of its run; see `page`."""
+    return {
         "facts": [
             ["run", stored.run],
             ["seed", str(config.seed)],
@@ -247,21 +267,10 @@ def view(run: RunId, out: Path | None = None, trajectories: int = 200, traces: i
             ["iterations", str(stored.progress.iterations)],
             ["policy updates", str(stored.progress.policy_version)],
         ],
-        "weights": {name: weight for name, weight in weights.items() if weight},
-        "failures": {each.kind: each.episodes for each in found},
+        "weights": {name: weight for name, weight in config.credit.rewards.weights.items() if weight},
+        "failures": {kind.kind: kind.episodes for kind in kinds},
         "notes": NOTES,
     }
-    text, path = page(run.label, about, groups, stored.decode), out or places.page(run)
-    write_text(path, text)
-    logger.info("%s: %.1f MB", path, len(text) / 1e6)
-    later = [each for each in chain.from_iterable(groups) if each.when is not When.BEFORE]
-    tracked = tracking.run_of(stored.folder)
-    if tracked is None:
-        logger.warning("MLflow does not have the run of %s: the page is only on disk", stored.folder)
-        return
-    tracked.text(text, ARTIFACT)
-    added = tracking.log_traces(tracked.run_id, later[:traces], stored.decode)
-    logger.info("MLflow run %s: %s and %d new traces", tracked.run_id, ARTIFACT, added)
 
 
 def page(title: str, about: Mapping[str, Any], groups: Sequence[Sequence[Shown]], decode: Decode) -> str:

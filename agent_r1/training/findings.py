@@ -45,17 +45,27 @@ def findings(
     episodes = [each for each in trajectories if each.counts]
     if not episodes:
         return
+    golds = {question.question_id: normalize("".join(question.answers[:1])) for question in questions}
+    yield from _of_actions(episodes, returns, golds, chat, lost, tools=tools)
+    answers = [(normalize(each.answer), golds[each.question_id]) for each in episodes if each.answer]
+    yield from _habits("", answers)
+    yield from _habits(" to yes/no questions", [pair for pair in answers if pair[1] in ("yes", "no")])
+
+
+def _of_actions(
+    episodes: Sequence[Trajectory],
+    returns: Mapping[str, float],
+    golds: Mapping[str, str],
+    chat: Chat,
+    lost: float,
+    *,
+    tools: bool,
+) -> Iterator[str]:
+    """The one reason that actions and returns show, if there is one."""
     actions = sum(len(each.steps) for each in episodes)
     prose = [text for each in episodes for text in _prose(each, chat)]
-    grouped = len({each.group for each in episodes}) < len(episodes)
-    values = {(each.group * grouped, round(returns.get(each.trajectory_id, each.success), 9)) for each in episodes}
-    counts = [*Counter(group for group, _ in values).values()]  # different returns of each group
-    equal = counts.count(1)
-    spread = f"in {equal} of {len(counts)} groups all returns are equal"
-    if not grouped:
-        spread = "all returns are equal" if equal else "not all returns are equal"
+    equal, groups, spread = _spread(episodes, returns)
     ends = Counter(each.outcome for each in episodes)
-    golds = {question.question_id: normalize("".join(question.answers[:1])) for question in questions}
     owed, fails = all(golds[each.question_id] for each in episodes), fmean(each.success for each in episodes) < 0.5
     calls = {call.status for each in episodes for step in each.steps for call in step.calls}
     if 2 * len(prose) >= actions:
@@ -67,17 +77,29 @@ def findings(
         yield f"no episode comes to an answer ({limits}), and {spread}; what helps: {LIMITS}"
     elif tools and owed and fails and calls <= {CallStatus.MALFORMED}:
         yield f"no episode calls a tool, so that no call is learned, and {spread}; what helps, in this order: {TEACH}"
-    elif fails and equal >= lost * len(counts):
+    elif fails and equal >= lost * groups:
         yield f"{spread}, and tell no action from another; what helps: {SPREAD}"
-    answers = [(normalize(each.answer), golds[each.question_id]) for each in episodes if each.answer]
-    closed = [pair for pair in answers if pair[1] in ("yes", "no")]
-    for kind, pairs in (("", answers), (" to yes/no questions", closed)):
-        for word, count in Counter(answer for answer, _ in pairs).most_common(1):
-            right = pairs.count((word, word))
-            several = len({gold for _, gold in pairs}) > 1
-            if several and count >= max(FEWEST, HABIT * len(pairs)) and right <= RIGHT * count:
-                share = f"{count} of {len(pairs)} answers{kind} are {word!r}, {right} of them right"
-                yield f"{share}; what helps: {BALANCE}"
+
+
+def _spread(episodes: Sequence[Trajectory], returns: Mapping[str, float]) -> tuple[int, int, str]:
+    """In how many groups all returns are equal, how many groups there are, and that in words."""
+    grouped = len({each.group for each in episodes}) < len(episodes)
+    values = {(each.group * grouped, round(returns.get(each.trajectory_id, each.success), 9)) for each in episodes}
+    counts = [*Counter(group for group, _ in values).values()]  # different returns of each group
+    equal = counts.count(1)
+    if grouped:
+        return equal, len(counts), f"in {equal} of {len(counts)} groups all returns are equal"
+    return equal, len(counts), "all returns are equal" if equal else "not all returns are equal"
+
+
+def _habits(kind: str, answers: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """The one word that nearly all answers are, each with its gold answer, if it is often wrong."""
+    for word, count in Counter(answer for answer, _ in answers).most_common(1):
+        right = answers.count((word, word))
+        several = len({gold for _, gold in answers}) > 1
+        if several and count >= max(FEWEST, HABIT * len(answers)) and right <= RIGHT * count:
+            share = f"{count} of {len(answers)} answers{kind} are {word!r}, {right} of them right"
+            yield f"{share}; what helps: {BALANCE}"
 
 
 def strays(history: Sequence[Mapping[str, float]], success: str) -> Iterator[str]:

@@ -135,6 +135,8 @@ class Training:
             demonstrator.require(learned)
         for remark in config.credit.remarks:
             logger.info("%s", remark)
+        if ranks.size > 1:
+            folder.costs.of_ranks()
         folder.costs.devices = len(visible_gpus()) * settings.learner.nodes or 1
         self.learner = learner_of(settings, config, model, seed=self.seed, ranks=ranks)
         served, limits = config.reference_at, settings.engine.server

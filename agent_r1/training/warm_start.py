@@ -63,11 +63,10 @@ def train_on_demonstrations(
     checkpointing of a training. The demonstrator searches the index. This is the leader's part; every rank is left with
     its part of the model. An `unfinished` training goes on.
     """
-    taught = settings.warm_start
-    conversations = read_conversations(Path(taught.conversations)) if taught.conversations else []
-    learned = [each for each in questions if each.split == "train"]
-    asked = [each for each in learned if each.env == QA]
-    played = [each for each in learned if "demonstrator" in scripts_of(each.env)]
+    source = settings.warm_start.conversations
+    conversations = read_conversations(Path(source)) if source else []
+    asked = [each for each in questions if each.split == "train" and each.env == QA]
+    played = [each for each in questions if each.split == "train" and "demonstrator" in scripts_of(each.env)]
     searching, answering = list[Demonstration](), list[Demonstration]()
     if asked or (settings.prepare.asks and not played):
         searching, answering = _demonstrations(settings, asked, index)
@@ -76,33 +75,48 @@ def train_on_demonstrations(
     else:
         shown = _games_as_text(played, settings)
         texts = chain(_texts(passages, [*searching, *answering]), shown, (each.text for each in conversations))
-        tokenizer = builtin.train_tokenizer(texts, taught.vocab_size)
+        tokenizer = builtin.train_tokenizer(texts, settings.warm_start.vocab_size)
     chat = Chat(tokenizer)
-    acting = [each.question for each in searching] + played * bool(taught.demonstrations)
-    with Shared(settings.env, index) as shared:
-        attempts = attempts_at(acting, shared, outside=False)
-        without_room(attempts, chat, shared, "demonstrated questions")
-        if answering:
-            attempts = naive_rag_attempts([each.question for each in answering], shared)
-            without_room(attempts, chat, shared, "questions demonstrated from passages")
-    if settings.model.path:
-        model = _to_fine_tune(settings, ranks)
-    else:
-        model = builtin.new_model(
-            tokenizer,
-            hidden_size=taught.hidden_size,
-            layers=taught.layers,
-            heads=taught.heads,
-            max_tokens=settings.env.max_tokens,
-            seed=taught.seed,
-        )
+    _require_room(searching, answering, played, chat, index, settings)
+    model = _to_fine_tune(settings, ranks) if settings.model.path else _new_model(settings, tokenizer)
     demonstrations = [*act_out(searching, answering, chat, index, settings), *_play_out(played, chat, settings)]
     retold = retell(conversations, questions, chat, index, settings) if conversations else []
-    lessons = Lessons.of(demonstrations, retold, taught.observation_weight)
+    lessons = Lessons.of(demonstrations, retold, settings.warm_start.observation_weight)
     built_in = None if settings.model.path else (model.config.to_dict(), model.state_dict())
     ranks.gather([(lessons, built_in)], Lessons)
     _teach(model, lessons, settings, ranks, unfinished)
     return model, tokenizer
+
+
+def _require_room(
+    searching: Sequence[Demonstration],
+    answering: Sequence[Demonstration],
+    played: Sequence[Question],
+    chat: Chat,
+    index: Cached,
+    settings: Params,
+) -> None:
+    """Raises as `without_room` for questions that are demonstrated step by step, or from passages."""
+    acting = [demonstration.question for demonstration in searching]
+    if settings.warm_start.demonstrations:
+        acting.extend(played)
+    with Shared(settings.env, index) as shared:
+        without_room(attempts_at(acting, shared, outside=False), chat, shared, "demonstrated questions")
+        if answering:
+            attempts = naive_rag_attempts([demonstration.question for demonstration in answering], shared)
+            without_room(attempts, chat, shared, "questions demonstrated from passages")
+
+
+def _new_model(settings: Params, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
+    taught = settings.warm_start
+    return builtin.new_model(
+        tokenizer,
+        hidden_size=taught.hidden_size,
+        layers=taught.layers,
+        heads=taught.heads,
+        max_tokens=settings.env.max_tokens,
+        seed=taught.seed,
+    )
 
 
 def _demonstrations(

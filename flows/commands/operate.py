@@ -128,6 +128,27 @@ def worker(
     work(pool, limit)
 
 
+@app.command(rich_help_panel=PANEL)
+def containers(
+    pool: Annotated[str, Option(metavar="NAME", help="Of the Prefect server; made where it is not there.")],
+    image: Annotated[str, Option(help="Of this commit, by the Dockerfile, as the pool's machines find it.")],
+    kind: Annotated[Literal["docker", "kubernetes"], Option("--type", help="Of the pool.")] = "docker",
+    template: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="What `prefect work-pool get-default-base-job-template` writes, edited."),
+    ] = None,
+) -> None:
+    """Has a pool make stages in containers.
+
+    `agent-r1 pipeline --pool` sends them, and a worker of Prefect's own starts a container for each, of which runs
+    choose nothing. The image's DVC has the remote of the others.
+    """
+    report_to_own_server()
+    from flows.operation.deploy import offer_containers
+
+    offer_containers(pool, kind, image, template)
+
+
 @app.command(rich_help_panel=SERVERS)
 def serving(
     prefect_port: Annotated[int, Option(help="Of the Prefect server, without PREFECT_API_URL.")] = 4200,

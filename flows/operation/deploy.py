@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import platform
 import re
 import subprocess
 import sys
+from collections import ChainMap
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -29,6 +31,7 @@ from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Completed, Crashed, Failed
 from prefect.utilities.callables import parameter_schema
+from prefect.utilities.templating import apply_values
 from prefect.workers.process import ProcessWorker
 
 from agent_r1 import params
@@ -42,7 +45,6 @@ from flows.pipeline import reproduce
 from flows.processes import prefect_environment
 from flows.terminal import speak
 
-FIXED: dict[str, Any] = {"command": None, "env": {}, "working_dir": "."}  # of every run, and not for its creator to set
 EVALUATIONS = ("evaluation/nightly", "evaluation/after-training")
 CONCURRENCY_LIMIT = 1  # runs at the same time; stages of one machine would wait for its accelerator anyway
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -74,7 +76,7 @@ def deploy(*, restarted: bool = False) -> None:
         raise ValueError("PREFECT_API_URL is not set; set it, or run `make serve` for a server on this machine")
     require_server(url)
     with get_client(sync_client=True) as client:
-        ensure_pool(client, POOL, CONCURRENCY_LIMIT)
+        ensure_pool(client, of_processes(POOL, CONCURRENCY_LIMIT))
         ensure_automation(client, CRASH_DETECTION)
         client.upsert_global_concurrency_limit_by_name(PROMOTION, 1)
         if restarted:
@@ -114,21 +116,51 @@ def _close_left_behind(client: SyncPrefectClient) -> None:
         logger.warning("run %s was not finished when the server ended: shown as crashed", run.name)
 
 
-def ensure_pool(client: SyncPrefectClient, pool: str, limit: int | None) -> None:
-    """Makes a work pool, or mends the template of one and keeps its limit; ValueError if it is not for processes."""
-    template = ProcessWorker.get_default_base_job_template()
-    template["job_configuration"] |= FIXED
-    for name in FIXED:
-        del template["variables"]["properties"][name]
-    made = WorkPoolCreate(name=pool, type=ProcessWorker.type, base_job_template=template, concurrency_limit=limit)
+def ensure_pool(client: SyncPrefectClient, made: WorkPoolCreate) -> None:
+    """Makes a work pool, or mends the template of one and keeps its limit; ValueError if it is of another type."""
+    pool, template = made.name, made.base_job_template
     try:
         client.create_work_pool(made)
     except ObjectAlreadyExists:  # perhaps made by another worker that started at the same time
         found = client.read_work_pool(pool)
-        if (kind := found.type) != ProcessWorker.type:
-            raise ValueError(f"the pool {pool!r} of the server is of type {kind!r}; choose another name") from None
+        if found.type != made.type:
+            raise ValueError(
+                f"the pool {pool!r} of the server is of type {found.type!r}; choose another name"
+            ) from None
         if found.base_job_template != template:
             client.update_work_pool(pool, WorkPoolUpdate(base_job_template=template))
+
+
+def of_processes(pool: str, limit: int | None) -> WorkPoolCreate:
+    """A pool whose runs are processes in the clone of the worker."""
+    template = closed(ProcessWorker.get_default_base_job_template(), {"env": {}, "working_dir": "."})
+    return WorkPoolCreate(name=pool, type=ProcessWorker.type, base_job_template=template, concurrency_limit=limit)
+
+
+def of_containers(pool: str, kind: str, template: dict[str, Any], image: str) -> WorkPoolCreate:
+    """A pool whose runs are containers of an image; else they are as the operator's or Prefect's own template says.
+
+    They get the MLFLOW_TRACKING_URI of this process, and PREFECT_API_URL from their worker.
+    """
+    uri = os.environ["MLFLOW_TRACKING_URI"]
+    if uri != without_password(uri):
+        raise ValueError("MLFLOW_TRACKING_URI has a password, and who reads the pool would; put it into the image")
+    env = template["variables"]["properties"]["env"].get("default") or {}
+    values = {"env": env | {"MLFLOW_TRACKING_URI": uri}, "image": image}
+    return WorkPoolCreate(name=pool, type=kind, base_job_template=closed(template, values))
+
+
+def closed(template: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """A template whose runs choose nothing: its variables have `values` or their defaults, and there are no others."""
+    properties = template["variables"]["properties"]
+    defaults = {
+        name: variable["default"] for name, variable in properties.items() if variable.get("default") is not None
+    }
+    configuration = apply_values(template["job_configuration"], {**defaults, **values})
+    return {
+        "variables": {"type": "object", "properties": {}, "additionalProperties": False},
+        "job_configuration": configuration,
+    }
 
 
 def ensure_automation(client: SyncPrefectClient, wanted: AutomationCore) -> None:
@@ -204,28 +236,50 @@ def work(pool: str, limit: int) -> None:
     url = os.environ.get("PREFECT_API_URL")
     if not url:
         raise ValueError("PREFECT_API_URL is not set; set it to the server that the pipeline reports to")
-    if not _NAME.fullmatch(pool) or pool == POOL:
-        remedy = f"take letters, digits, _ and -, but not {POOL}, of `make serve`"
-        raise ValueError(f"no pool can be called {pool!r}; {remedy}")
+    _require_named(pool)
     graph.require_shared()
     require_server(url)
     with get_client(sync_client=True) as client:
-        offer(client, pool)
+        offer(client, of_processes(pool, None))
     logger.info("working for pool %s of %s, %d at a time; Ctrl-C ends it", pool, without_password(url), limit)
     name = f"{platform.node()}-{os.getpid()}"
     options = ["--limit", str(limit), "--name", name]
     keep_working(worker_part(f"worker-{name}", pool, prefect_environment(url), *options), [])
 
 
-def offer(client: SyncPrefectClient, pool: str) -> None:
-    """Deploys the errand for a pool; the server refuses other parameters."""
-    ensure_pool(client, pool, None)
+def offer_containers(pool: str, kind: str, image: str, file: Path | None) -> None:
+    """Makes or mends a pool whose stages are made in containers of an image, for a worker of Prefect's own.
+
+    The template is of a file, as `prefect work-pool get-default-base-job-template` writes it, or Prefect's own. Raises
+    ValueError for another type, and if clones could not share their outputs.
+    """
+    _require_named(pool)
+    graph.require_shared()
+    with get_client(sync_client=True) as client:
+        if file:
+            template = json.loads(file.read_text())
+        else:
+            workers = ChainMap(*client.read_worker_metadata().values())
+            template = workers[kind]["default_base_job_configuration"]
+        offer(client, of_containers(pool, kind, template, image))
+    logger.info("pool %s has stages made in %s; start a worker: prefect worker start --pool %s", pool, image, pool)
+
+
+def _require_named(pool: str) -> None:
+    if not _NAME.fullmatch(pool) or pool == POOL:
+        remedy = f"take letters, digits, _ and -, but not {POOL}, of `make serve`"
+        raise ValueError(f"no pool can be called {pool!r}; {remedy}")
+
+
+def offer(client: SyncPrefectClient, made: WorkPoolCreate) -> None:
+    """Makes a pool, and deploys the errand for it; the server refuses other parameters."""
+    ensure_pool(client, made)
     ensure_automation(client, CRASH_DETECTION)
     client.create_deployment(
         flow_id=client.create_flow(errand),
-        name=pool,
+        name=made.name,
         description="A stage of the graph for another clone; `agent-r1 pipeline --pool` sends it.",
-        work_pool_name=pool,
+        work_pool_name=made.name,
         path=".",
         entrypoint="flows.operation.deploy.errand",
         pull_steps=[{"prefect.deployments.steps.set_working_directory": {"directory": "."}}],

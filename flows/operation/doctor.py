@@ -159,16 +159,15 @@ def compare_room(disk_gib: float, checkpoints_gib: list[float], free_gib: float,
 
 
 def ranks() -> str:
-    """Compares the ranks of params.yaml with this machine, and with the place that a launcher gave this process."""
-    from agent_r1.devices.meeting import require_meeting_place
+    """Compares the ranks of params.yaml with this machine, and with the place that torchrun gave this process."""
+    from agent_r1.devices.meeting import Place
     from flows.ranks import given_place, require_devices, shortfalls
 
     settings = params.load()
-    processes, place = settings.learner.processes, given_place(settings.learner)
-    said = f"learner.processes is {processes}, and there are {require_devices(settings.learner)} here"
-    if place:
-        require_meeting_place(place)
-        said = f"this is rank {place.rank} of {place.size}, which meet at {place.address}:{place.port}"
+    learner = settings.learner
+    said = f"learner.processes is {learner.processes}, and there are {require_devices(learner)} here"
+    if (learner.nodes > 1 or Place.given()) and (place := given_place(learner)):
+        said = f"this is rank {place.rank} of {place.size}, on its machine {place.local_rank}"
     if lacking := "; ".join(shortfalls(settings)):
         raise Warned(lacking)
     return said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,17 @@ from agent_r1.devices.sharing import _SENT, LedCall, opened, packed
 from agent_r1.params import SHIPPED, load
 from agent_r1.records import Call, CallStatus, Credit, Outcome, Source, StopReason
 from agent_r1.tables import _table
-from tests.devices.test_meeting import Command
 from tests.trajectories import from_parts
+
+
+class Command:
+    """An object that runs a command where it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self._mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self._mark),)
 
 
 def sent(message: Any, *kinds: type) -> Any:

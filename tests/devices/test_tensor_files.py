@@ -90,34 +90,35 @@ def test_a_process_holds_a_copy_of_one_tensor_at_a_time(tmp_path: Path) -> None:
 
 
 BEATS = """
-import os, threading
-from datetime import timedelta
+import itertools, os, threading, time
 from pathlib import Path
 import torch
-import torch.distributed as dist
-from agent_r1.devices import meeting, tensor_files
+from agent_r1.devices import tensor_files
 
-meeting.BEAT_S, os.fsync = 0.01, lambda _: None
-place = meeting.Place(rank=0, size=1, local_rank=0, address="", port=1, key="k" * 32)
-store = meeting.SealedStore(dist.HashStore(), b"key")
+os.fsync = lambda _: None
 pipe = Path(os.environ["PIPE"])
 os.mkfifo(pipe)
-signs = set()
+beats, over = itertools.count(1), threading.Event()
+last = 0
+
+def beat():
+    global last
+    while not over.wait(0.01):
+        last = next(beats)
 
 def read():
     with pipe.open("rb", buffering=0) as file:
         while file.read(2**16):
-            last = len(signs)
-            while len(signs) == last and last < 8:  # the next bytes are taken when another sign was seen
-                store.wait(["life/0"], timedelta(seconds=20))
-                signs.add(store.get("life/0"))
+            seen = last
+            while last == seen and last < 8:  # the next bytes are taken when another sign was seen
+                time.sleep(0.001)
 
-with meeting.beating(store, place):
-    reader = threading.Thread(target=read)
-    reader.start()
-    tensor_files.write(pipe, {"weight": torch.ones(2**20)}, {})
-    reader.join()
-print(len(signs))
+threading.Thread(target=beat, daemon=True).start()
+reader = threading.Thread(target=read)
+reader.start()
+tensor_files.write(pipe, {"weight": torch.ones(2**20)}, {})
+reader.join()
+print(last)
 """
 
 
@@ -125,4 +126,4 @@ def test_a_rank_shows_signs_of_life_while_it_writes(tmp_path: Path) -> None:
     """A pipe that is emptied only after further signs stretches the writing."""
     command, environment = [sys.executable, "-c", BEATS], {"PIPE": str(tmp_path / "pipe")}
     told = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, timeout=100)
-    assert int(told.stdout) == 8
+    assert int(told.stdout) >= 8

@@ -11,19 +11,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.distributed import HashStore
 
-from agent_r1.devices.meeting import KEY, own_gpu, require_apart
+from agent_r1.devices.meeting import Place
 from agent_r1.files import sha256
 from agent_r1.params import Params, load
 from agent_r1.params.places import RunId
@@ -31,17 +29,19 @@ from agent_r1.params.sections import override
 from agent_r1.params.stages import LearnerParams
 from agent_r1.records import Trajectory
 from agent_r1.tables import read_rows
-from flows.ranks import Watch, code_of, fault_of, following, given_place, shortfalls
+from flows.ranks import Loss, code_of, fault_of, given_place, shortfalls
 from flows.stage import accelerator
 from tests.fixtures import PARAMS, PLACES, WriteParams
 
 Start = Callable[..., subprocess.Popen[str]]
+FreePort = Callable[[], int]
 
 TRAIN = ("-m", "flows", "train", "--run", "ppo")
 RUN = PLACES.training(RunId("ppo"))
 WEIGHTS = "checkpoint/policy/model.safetensors"
 WARM_START = "outputs/warm_start/model.safetensors"
 TIMEOUT_S = 300.0
+NETWORK = {True: {"GLOO_SOCKET_IFNAME": "r1"}, False: {"GLOO_SOCKET_IFNAME": "lo"}}
 
 
 @pytest.fixture
@@ -53,15 +53,17 @@ def fresh(tmp_path: Path, small_project: Path, write_params: WriteParams) -> Pat
     return tmp_path
 
 
-def follower_of(process: subprocess.Popen[str], reached: Path) -> psutil.Process:
-    """The other rank of a training that has come as far as a file."""
+def rank_of(training: Sequence[subprocess.Popen[str]], number: int, reached: Path) -> psutil.Process:
+    """A rank of a training that has come as far as a file, by one torchrun or several."""
     deadline = time.monotonic() + TIMEOUT_S
     while not reached.exists():
-        assert process.poll() is None, process.communicate()[1]
+        for torchrun in training:
+            assert torchrun.poll() is None, torchrun.communicate()[1]
         assert time.monotonic() < deadline, f"{reached} does not appear"
         time.sleep(0.002)
-    [found] = psutil.Process(process.pid).children()
-    return found
+    ranks = [child for torchrun in training for child in psutil.Process(torchrun.pid).children()]
+    [rank] = [child for child in ranks if child.environ().get("RANK") == str(number)]
+    return rank
 
 
 def sampled(run: Path) -> list[bytes]:
@@ -75,52 +77,84 @@ def distance(left: dict[str, Tensor], right: dict[str, Tensor]) -> float:
 
 
 def test_two_ranks_train_as_one_does_whatever_happens_to_them(fresh: Path, ppo: Path, start: Start) -> None:
-    """A rank that is stopped ends them with 75, a leader that is killed leaves no rank, and then they go on.
+    """A rank that is stopped ends them with 75, a torchrun that is killed leaves no rank, and then they go on.
 
     To what one comes to that was left alone, token for token.
     """
     run = fresh / RUN
-    leader = start(*TRAIN)
-    follower_of(leader, run / "trajectories/000.parquet").send_signal(signal.SIGSTOP)
-    errors = leader.communicate(timeout=TIMEOUT_S)[1]
-    assert (leader.returncode, "rank 1 gives no sign of life any more" in errors) == (75, True), errors
+    training = start(*TRAIN)
+    rank_of([training], 1, run / "trajectories/000.parquet").send_signal(signal.SIGSTOP)
+    errors = training.communicate(timeout=TIMEOUT_S)[1]
+    assert (training.returncode, "a rank was lost; start again" in errors) == (75, True), errors
 
-    leader = start(*TRAIN)
-    follower = follower_of(leader, run / "trajectories/001.parquet")
-    leader.kill()
-    follower.wait(TIMEOUT_S)
+    training = start(*TRAIN)
+    ranks = [rank_of([training], number, run / "trajectories/001.parquet") for number in range(2)]
+    training.kill()
+    assert not psutil.wait_procs(ranks, TIMEOUT_S)[1]
 
-    leader = start(*TRAIN)
-    errors = leader.communicate(timeout=TIMEOUT_S)[1]
-    assert leader.returncode == 0, errors
+    training = start(*TRAIN)
+    errors = training.communicate(timeout=TIMEOUT_S)[1]
+    assert training.returncode == 0, errors
     assert "2 ranks share the learner" in errors
     assert "going on after 1 finished iterations" in errors
-    assert sampled(run) == sampled(ppo)
-    untrained, ours, theirs = (load_file(path) for path in (fresh / WARM_START, run / WEIGHTS, ppo / WEIGHTS))
+    assert_as_one(run, ppo, fresh / WARM_START)
+
+
+def assert_as_one(run: Path, alone: Path, warm_start: Path) -> None:
+    """Ranks sampled the tokens of one that trained alone, and have its weights but for rounding."""
+    assert sampled(run) == sampled(alone)
+    untrained, ours, theirs = (load_file(path) for path in (warm_start, run / WEIGHTS, alone / WEIGHTS))
     assert distance(ours, theirs) < 0.01 * distance(untrained, theirs)
 
 
-def has_rank(process: psutil.Process) -> bool:
-    with suppress(psutil.NoSuchProcess):  # another child of the leader's, which has ended
-        return bool(process.environ().get("RANK"))
-    return False
+@pytest.fixture
+def machines() -> Iterator[list[list[str]]]:
+    """What begins a command on each of two machines, by network namespaces; nothing where there are none to be had."""
+    names = [f"ranks-{os.getpid()}-{number}" for number in range(2)]
+    links = [f"r{os.getpid() % 10**6}v{number}" for number in range(2)]
+    commands = [f"ip link add {links[0]} type veth peer name {links[1]}"]
+    for number, (name, link) in enumerate(zip(names, links, strict=True), 1):
+        inside = f"ip -n {name}"
+        commands += [f"ip netns add {name}", f"ip link set {link} netns {name}", f"{inside} link set {link} name r1"]
+        commands += [f"{inside} addr add 10.77.0.{number}/24 dev r1", f"{inside} link set r1 up"]
+        commands += [f"{inside} link set lo up"]
+    try:
+        made = all(subprocess.run(command.split(), capture_output=True).returncode == 0 for command in commands)
+    except FileNotFoundError:
+        made = False
+    yield [["ip", "netns", "exec", name] if made else [] for name in names]
+    for name in names if made else ():
+        subprocess.run(["ip", "netns", "del", name], check=True)
 
 
-def test_a_rank_that_is_stopped_before_all_have_met_is_missed(
-    fresh: Path, write_params: WriteParams, start: Start
+def test_ranks_of_two_machines_train_as_one_does_though_one_is_killed(
+    fresh: Path, ppo: Path, write_params: WriteParams, start: Start, machines: list[list[str]], free_port: FreePort
 ) -> None:
-    """As soon as it has been stopped for as long as a rank may be silent, and not after the time to meet."""
-    write_params(fresh, {"learner": {"processes": 2, "silence_s": 5.0}})
-    leader = start(*TRAIN)
-    deadline = time.monotonic() + TIMEOUT_S
-    while not (begun := [each for each in psutil.Process(leader.pid).children() if has_rank(each)]):
-        assert leader.poll() is None, leader.communicate()[1]
-        assert time.monotonic() < deadline, "no rank is started"
-        time.sleep(0.002)
-    begun[0].send_signal(signal.SIGSTOP)
-    errors = leader.communicate(timeout=TIMEOUT_S)[1]
-    assert (leader.returncode, "rank 1 gives no sign of life any more" in errors) == (75, True), errors
-    assert not begun[0].is_running()
+    """Started by torchrun's own recipe for two; without namespaces over loopback."""
+    write_params(fresh, {"learner": {"processes": 1, "nodes": 2, "silence_s": 15.0}})
+    apart = all(machines)
+    endpoint = f"{'10.77.0.1' if apart else '127.0.0.1'}:{free_port()}"
+
+    def begun() -> list[subprocess.Popen[str]]:
+        nodes = []
+        for number, prefix in enumerate(machines, 1):
+            own = f"10.77.0.{number}" if apart else "127.0.0.1"
+            recipe = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "two"]
+            recipe += ["--rdzv-conf", f"is_host={int(number == 1)}"]  # namespaces have one host name
+            recipe += ["--rdzv-endpoint", endpoint, "--local-addr", own, "-m", "flows", "--", *TRAIN[2:]]
+            torchrun = [*prefix, sys.executable, "-m", "torch.distributed.run", *recipe]
+            nodes.append(start("-c", f"import os; os.execvp({torchrun[0]!r}, {torchrun!r})", **NETWORK[apart]))
+        return nodes
+
+    nodes = begun()
+    rank_of(nodes, 1, fresh / RUN / "trajectories/000.parquet").kill()
+    errors = [node.communicate(timeout=TIMEOUT_S)[1] for node in nodes]
+    assert [node.returncode for node in nodes] == [1, 1], errors  # torchrun's own, for any fault
+    assert any("a rank was lost; start again, and it goes on from its checkpoint" in text for text in errors), errors
+
+    errors = [node.communicate(timeout=TIMEOUT_S)[1] for node in begun()]
+    assert any("2 ranks share the learner" in text for text in errors), errors
+    assert_as_one(fresh / RUN, ppo, fresh / WARM_START)
 
 
 def test_a_place_that_the_parameters_do_not_ask_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,21 +167,11 @@ def test_a_place_that_the_parameters_do_not_ask_for_is_refused(monkeypatch: pyte
         given_place(learner(cores + 1))
     with pytest.raises(ValueError, match=r"learner.nodes is 2, .*torchrun --nnodes 2 --nproc-per-node 1 "):
         given_place(learner(1, nodes=2))
-    variables = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1234"}
-    for name, value in (variables | {KEY: ""}).items():
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match=f"give all of them the same: export {KEY}="):
-        given_place(learner(1, nodes=2))
-    variables[KEY] = "k" * 32
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    place = given_place(learner(1, nodes=2))
-    assert place is not None
-    assert place.environment == variables
+    assert given_place(learner(1, nodes=2)) == Place(rank=1, size=2, local_rank=0, file="")
     with pytest.raises(ValueError, match=r"rank 1 of 2, on its machine 0, and learner asks for 1 processes on 1"):
         given_place(learner(1))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})  # as a launcher binds each rank
-    assert given_place(learner(2)) == place
 
 
 @pytest.mark.parametrize(
@@ -159,7 +183,6 @@ def test_a_place_that_the_parameters_do_not_ask_for_is_refused(monkeypatch: pyte
         (8, {"processes": 8}, {"kind": "transformers"}, "on 1 of them; set engine.kind: vllm and"),
         (8, {"processes": 8}, {"kind": "vllm", "replicas": 0}, ""),
         (8, {"processes": 8, "nodes": 2}, {"kind": "vllm", "replicas": 8}, "16 .* 8 of them; set engine.kind: server"),
-        (1, {"processes": 8}, {"kind": "vllm"}, "on 1 of them; set engine.kind: server, with one on each"),
         (8, {"processes": 8, "nodes": 2}, {"kind": "server"}, ""),
         (0, {"processes": 2}, {"kind": "vllm"}, ""),
     ],
@@ -202,55 +225,64 @@ def test_a_task_of_slurms_that_is_bound_to_one_core_says_so(
 @pytest.mark.parametrize(
     ("code", "kind", "told"),
     [
-        (-signal.SIGKILL, ChildProcessError, "rank 2 was lost, by signal 9"),
-        (75, ChildProcessError, "rank 2 was lost, by exit code 75"),
-        (1, ValueError, "rank 2 failed with exit code 1; its own lines above say why"),
+        (-signal.SIGKILL, ChildProcessError, "rank 2 was lost, by signal 9; start again"),
+        (75, SystemExit, "75"),
+        (1, SystemExit, "1"),
         (-signal.SIGTERM, SystemExit, "143"),
-        (143, SystemExit, "143"),
         (-signal.SIGINT, SystemExit, "130"),
     ],
 )
 def test_the_exit_code_of_a_rank_is_handed_on(code: int, kind: type[BaseException], told: str) -> None:
-    """A ChildProcessError is an OSError, which ends a stage with 75, and a ValueError one that ends it with 1."""
+    """A ChildProcessError is an OSError, which ends a stage with 75."""
     fault = fault_of(2, code)
     assert type(fault) is kind
     assert told in str(fault)
 
 
-def test_a_lost_rank_is_to_blame_for_what_it_broke(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def loss() -> Iterator[Loss]:
+    """Of a rank, which the leader hears of in another thread, as in trainings."""
+    loss = Loss()
+    hearing = threading.Thread(target=loss.notice, args=[RuntimeError("Connection closed by peer")])
+    hearing.start()
+    yield loss
+    loss.over.set()
+    hearing.join()
+
+
+def test_a_lost_rank_is_to_blame_for_what_it_broke(loss: Loss) -> None:
     """A checkpoint that could not be written because a rank was lost says so, and not that the disk is full."""
-    monkeypatch.setattr("flows.ranks.GRACE_S", 1e5)  # this process is not to be ended by force
-    with Watch.set() as watch:
-        watch.processes.append(subprocess.Popen([sys.executable, "-c", "import os; os.abort()"]))
-        looking = threading.Thread(target=watch.look)
-
-        def save() -> None:
-            looking.start()
-            raise OSError("could not be written") from RuntimeError("Connection closed by peer")
-
-        with pytest.raises(ChildProcessError, match="rank 1 was lost, by signal 6"), watch.blamed():
-            save()
-        with pytest.raises(OSError, match="No space left on device"), watch.blamed():
-            raise OSError("No space left on device")
+    with pytest.raises(ChildProcessError, match=r"a rank was lost; .*: Connection closed by peer"), loss.blamed():
+        raise OSError("could not be written") from RuntimeError("Connection closed by peer")
+    with pytest.raises(OSError, match="No space left on device"), loss.blamed():
+        raise OSError("No space left on device")
 
 
-def test_a_lost_rank_is_to_blame_though_its_fault_was_raised_where_faults_are_suppressed(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_leader_that_loses_a_rank_while_it_samples_ends_by_that(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """As while a training that a fault ends writes its last costs."""
-    monkeypatch.setattr("flows.ranks.GRACE_S", 1e5)
-    with Watch.set() as watch:
+    """Though it talks to no rank meanwhile, and is where faults are suppressed."""
+    monkeypatch.setattr("flows.ranks.GRACE_S", 0.5)
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        loss = request.getfixturevalue("loss")
+        with pytest.raises(ChildProcessError, match="a rank was lost"), loss.blamed(), suppress(OSError):
+            threading.Event().wait(TIMEOUT_S)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
-        def compute() -> None:
-            try:
-                raise RuntimeError("Connection reset by peer")
-            finally:
-                with suppress(OSError):
-                    watch.lost_sight_of(1)
-                    threading.Event().wait(TIMEOUT_S)
 
-        with pytest.raises(ChildProcessError, match="rank 1 gives no sign of life any more"), watch.blamed():
-            compute()
+def test_a_rank_has_what_the_process_that_started_it_holds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It waits for no accelerator, and takes none from others."""
+    monkeypatch.setenv("AGENT_R1_LOCKS", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("agent_r1.gpus.driver_cuda", lambda: (99, 0))
+    with accelerator(1, 1):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "4"
+        monkeypatch.setenv("RANK", "1")
+        with accelerator(1, 2):
+            assert os.environ["CUDA_VISIBLE_DEVICES"] == "4"
 
 
 GRAPH = """
@@ -295,86 +327,3 @@ def test_trainings_code_is_its_flow_and_not_the_viewer() -> None:
     assert {"flows/train.py", "agent_r1/training/watch.py", "agent_r1/learn/learner.py"} <= found.keys()
     others = ("agent_r1/inspection", "agent_r1/tracking", "agent_r1/params", "data")
     assert not [name for name in found if name.startswith(others)]
-
-
-FOUR_GPUS = "import torch; torch.cuda.device_count = lambda: 4"
-OF_A_MACHINE = (
-    FOUR_GPUS
-    + """
-import os, sys
-from contextlib import ExitStack
-from agent_r1.devices.meeting import Place, meet, own_gpu
-from flows.stage import accelerator
-
-place = Place.given()
-with ExitStack() as ends:
-    if place.local_rank == 0:
-        ends.enter_context(accelerator(1, 2))
-    store = meet(place)  # which the leader's process has
-    print(own_gpu(store, place), os.environ["CUDA_VISIBLE_DEVICES"], flush=True)
-    sys.stdin.read()
-"""
-)
-
-
-def of_launcher(rank: int, port: int, **others: str) -> dict[str, str]:
-    place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    return {**place, "MASTER_PORT": str(port), KEY: "k" * 32, **others}
-
-
-def test_two_trainings_of_a_launcher_share_no_gpu(tmp_path: Path, free_port: Callable[[], int]) -> None:
-    """Of four that are told of, on a machine where each rank sees all."""
-    running, seen = [], []
-    for port in (free_port(), free_port()):
-        for rank in range(2):
-            environment = {**os.environ, **of_launcher(rank, port, AGENT_R1_LOCKS=str(tmp_path / "locks"))}
-            environment.pop("CUDA_VISIBLE_DEVICES", None)
-            command = [sys.executable, "-c", OF_A_MACHINE]
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-            running.append(subprocess.Popen(command, env=environment, **pipes))
-    try:
-        for process in running:
-            assert process.stdout
-            number, named = process.stdout.readline().split()
-            seen.append(named.split(",")[int(number)])
-    finally:
-        for process in running:
-            process.kill()
-            process.communicate()
-    assert sorted(seen) == ["0", "1", "2", "3"]
-
-
-def test_the_first_rank_of_another_machine_holds_its_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Those that another stage leaves; the ranks meet afterwards, here in vain."""
-    for name, value in of_launcher(1, 1, LOCAL_RANK="0", AGENT_R1_LOCKS=str(tmp_path / "locks")).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
-    monkeypatch.setattr("flows.ranks.signal.signal", lambda *_: None)
-    monkeypatch.setattr("flows.ranks.HarmlessFormatter", SimpleNamespace())
-
-    def met(*_: object) -> None:
-        raise OSError(os.environ["CUDA_VISIBLE_DEVICES"])
-
-    monkeypatch.setattr("flows.ranks.watched", met)
-    learner = LearnerParams(processes=1, nodes=2, silence_s=60.0, optimizer_offload=False)
-    with accelerator(1, 1):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
-        with pytest.raises(OSError, match=r"^5$"), following(learner, dict):
-            pass
-
-
-def test_a_launcher_may_show_each_rank_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `srun --gpus-per-task=1` does: rank 1 of a machine takes device 0, and not the second one."""
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    learner = LearnerParams(processes=2, nodes=1, silence_s=60.0, optimizer_offload=False)
-    with pytest.raises(ValueError, match=r"learner.processes is 2, and there are 1 GPUs here"):
-        given_place(learner)
-    for name, value in of_launcher(1, 1).items():
-        monkeypatch.setenv(name, value)
-    place = given_place(learner)
-    assert place
-    assert own_gpu(HashStore(), place) == 0
-    require_apart(["GPU-1", "GPU-2", "GPU-3"])
-    with pytest.raises(ValueError, match=r"ranks 1 and 2 compute on the same GPU, GPU-2; have a launcher"):
-        require_apart(["GPU-1", "GPU-2", "GPU-2"])

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +20,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from agent_r1.devices.meeting import MEETING
 from agent_r1.devices.sharing import Ranks
 from agent_r1.learn import memory
 from agent_r1.learn.model import load_tokenizer
@@ -22,7 +29,9 @@ from agent_r1.tables import read_rows, write_rows
 from agent_r1.training.supervised import Unfinished
 from flows.commands.execute import index, prepare
 from flows.warm_start import warm_start
-from tests.fixtures import PLACES, Inside, WriteParams
+from tests.fixtures import PARAMS, PLACES, Inside, WriteParams
+
+TIMEOUT_S = 300.0
 
 
 @pytest.fixture
@@ -66,6 +75,26 @@ def test_fine_tuning_trains_what_training_does(
     assert {weight.dtype for weight in after.values()} == {torch.bfloat16 if rank else torch.float32}
 
 
+@contextmanager
+def leading(folder: Path, processes: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Makes this process the first of two ranks, as torchrun does, and starts the other."""
+    if processes == 1:
+        yield
+        return
+    place = {"WORLD_SIZE": "2", MEETING: str(folder / "ranks")}
+    for name, value in {**place, "RANK": "0", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    command = [sys.executable, "-m", "flows", "warm_start"]
+    second = {**os.environ, "PYTHONPATH": str(PARAMS.parent), "RANK": "1", "LOCAL_RANK": "1"}
+    follower = subprocess.Popen(command, cwd=folder, env=second)
+    try:
+        yield
+        assert follower.wait(TIMEOUT_S) == 0
+    finally:
+        follower.kill()
+        follower.wait()
+
+
 @pytest.mark.parametrize("built_in", [True, False])
 def test_two_ranks_train_what_one_does(
     built_in: bool,
@@ -94,7 +123,7 @@ def test_two_ranks_train_what_one_does(
         start = {"fine_tune": not built_in, "steps": 4, "learning_rate": 1e-4, "checkpoint_every": 2}
         shutil.copytree(small_project / PLACES.data, folder / PLACES.data, dirs_exist_ok=True)
         write_params(folder, {"model": model, "warm_start": start, "learner": {"processes": processes}})
-        with inside(folder):
+        with inside(folder), leading(folder, processes, monkeypatch):
             warm_start()
         assert not (folder / PLACES.unfinished_warm_start).exists()
         return load_file(folder / PLACES.warm_start / "model.safetensors")
@@ -104,6 +133,9 @@ def test_two_ranks_train_what_one_does(
     if built_in:
         with pytest.raises(KeyboardInterrupt):
             trained("two", 2)
+        for thread in threading.enumerate():  # it misses the other rank
+            if thread.name == "alive":
+                thread.join()
         dist.destroy_process_group()  # which the end of a process does too
     two = trained("two", 1 if built_in else 2)
     assert kept == [1, 2, 3, 4, 1, 2, 3, *([3, 4] if built_in else [4])]

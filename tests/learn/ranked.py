@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from agent_r1.devices.meeting import Place, joined, meet
+from agent_r1.devices.meeting import Place, joined
 from agent_r1.devices.sharing import ALONE, Ranks, led, whole
 from agent_r1.learn import checkpoint
 from agent_r1.learn.checkpoint import Progress
@@ -178,14 +177,12 @@ def growth(folder: Path, dtype: torch.dtype) -> int:
     return own() - before if waiting(model) else -1
 
 
-def in_ranks(cases: Mapping[str, Case], ranks: int, port: int, folder: Path) -> list[dict[str, Found]]:
+def in_ranks(cases: Mapping[str, Case], ranks: int, folder: Path) -> list[dict[str, Found]]:
     """What each case comes to where so many ranks share its learner, as the leader has it; of the others the faults."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])  # which brings what takes seconds once for all
-    places = [
-        Place(rank=rank, size=ranks, local_rank=rank, address="127.0.0.1", port=port, key="k" * 32)
-        for rank in range(ranks)
-    ]
+    file = f"{folder}/ranks"
+    places = [Place(rank=rank, size=ranks, local_rank=rank, file=file) for rank in range(ranks)]
     processes = [context.Process(target=_be, args=(place, cases, folder), daemon=True) for place in places]
     for process in processes:
         process.start()
@@ -201,9 +198,8 @@ def in_ranks(cases: Mapping[str, Case], ranks: int, port: int, folder: Path) -> 
 
 def _be(place: Place, cases: Mapping[str, Case], folder: Path) -> None:
     torch.set_num_threads(1)
-    os.environ |= place.environment
     found = {}
-    with joined(meet(place, TIMEOUT_S), place) as group:
+    with joined(place) as group:
         for name, case in cases.items():
             try:
                 if group.leads:

@@ -147,7 +147,6 @@ def by_rank(
     halved: dict[str, Case],
     starts: dict[str, Case],
     folder: Path,
-    free_port: Callable[[], int],
 ) -> list[dict[str, Found]]:
     """All cases, learned by two ranks; two updates of some in one go and with a checkpoint between; and a fault."""
     limits, further = load(PARAMS).env.model_copy(update={"max_tokens": 16, "max_action_tokens": 8}), {}
@@ -161,7 +160,7 @@ def by_rank(
     broken = plain.trajectories[4]
     logprobs = np.where(np.arange(len(broken.token_ids)) == 5, np.float32(np.nan), broken.logprobs)
     trajectories = [replace(each, logprobs=logprobs) if each is broken else each for each in plain.trajectories]
-    return in_ranks({**cases, **further, "broken": replace(plain, trajectories=trajectories)}, 2, free_port(), folder)
+    return in_ranks({**cases, **further, "broken": replace(plain, trajectories=trajectories)}, 2, folder)
 
 
 @pytest.fixture(scope="module")
@@ -257,11 +256,11 @@ def test_two_ranks_go_on_with_the_same_bits(name: str, shared: dict[str, Found])
 
 
 def test_any_number_of_ranks_goes_on_from_a_checkpoint(
-    cases: dict[str, Case], shared: dict[str, Found], folder: Path, tmp_path: Path, free_port: Callable[[], int]
+    cases: dict[str, Case], shared: dict[str, Found], folder: Path, tmp_path: Path
 ) -> None:
     """One by itself, and three, who come to what the two that wrote it do."""
     later = {name: replace(cases[name], start=folder / name) for name in HALVED}
-    three = in_ranks(later, 3, free_port(), tmp_path)[0]
+    three = in_ranks(later, 3, tmp_path)[0]
     for name, case in later.items():
         for found in (learned(case), three[name]):
             assert largest_difference(found.weights, shared[f"{name} twice"].weights) < 1e-5

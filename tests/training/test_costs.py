@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -66,6 +68,29 @@ def core_seconds() -> float:
     """Of this process and of what other tests have started in it."""
     this = psutil.Process()
     return sum(sum(process.cpu_times()[:4]) for process in (this, *this.children(recursive=True)))
+
+
+def test_ranks_count_what_torchrun_started_beside_this_one() -> None:
+    """Here a process beside one that asks, of the same parent."""
+    asks = """
+from agent_r1.costs import Costs, Purpose
+costs = Costs()
+costs.charge(Purpose.OTHER)
+alone = costs.spent["cost/other_core_s"]
+costs.of_ranks()
+costs.charge(Purpose.OTHER)
+print(costs.spent["cost/other_core_s"] - alone)
+"""
+    burns = "import time\nwhile time.process_time() < 0.5: pass\nprint(flush=True)\ntime.sleep(600)"
+    parent = f"""
+import subprocess, sys
+beside = subprocess.Popen([sys.executable, "-c", {burns!r}], stdout=subprocess.PIPE)
+beside.stdout.readline()
+subprocess.run([sys.executable, "-c", {asks!r}], check=True)
+beside.kill()
+"""
+    told = subprocess.run([sys.executable, "-c", parent], stdout=subprocess.PIPE, check=True)
+    assert 0.4 < float(told.stdout) < 0.9
 
 
 def test_a_trainings_core_seconds_are_those_of_its_process(task: Any, open_training: Callable[..., Any]) -> None:

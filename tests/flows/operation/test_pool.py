@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -14,11 +15,14 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, State
+from prefect.exceptions import PrefectHTTPStatusError
 from prefect.states import Cancelled, Completed, Crashed, Failed, Running
+from prefect.utilities.asyncutils import run_coro_as_sync
+from prefect.workers.base import BaseJobConfiguration
 
 from flows.dvc_files import require_dvc
 from flows.graph import UNAVAILABLE, Pool, StageFailed, StageUnavailable, out_of_date
-from flows.operation.deploy import FIXED, errand, offer, work
+from flows.operation.deploy import errand, of_processes, offer, offer_containers, work
 from flows.pipeline import run_pipeline
 from flows.terminal import SideBySide
 
@@ -39,6 +43,20 @@ stages:
 """
 STAGE = "train@a"
 SEEDS = itertools.count(1000)
+
+
+class InDocker(BaseJobConfiguration):
+    """What Prefect's docker worker reads of a template, of which these tests read the image."""
+
+    image: str
+    image_pull_policy: str | None = None
+
+
+class InKubernetes(BaseJobConfiguration):
+    job_manifest: dict[str, Any]
+
+
+JobOf: dict[str, type[BaseJobConfiguration]] = {"docker": InDocker, "kubernetes": InKubernetes}
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +94,7 @@ def lead(
 def client(lead: Path) -> Iterator[SyncPrefectClient]:
     """Of a server that has the pool."""
     with get_client(sync_client=True) as client:
-        offer(client, NAME)
+        offer(client, of_processes(NAME, None))
         yield client
 
 
@@ -198,8 +216,53 @@ def test_a_worker_makes_the_stage_once_and_refuses_what_is_not_of_its_clone(
 def test_a_run_chooses_no_command_and_the_pool_has_no_limit(client: SyncPrefectClient) -> None:
     pool = client.read_work_pool(NAME)
     assert pool.concurrency_limit is None
-    assert pool.base_job_template["job_configuration"].items() >= FIXED.items()
-    assert not {*FIXED} & {*pool.base_job_template["variables"]["properties"]}
+    assert pool.base_job_template["job_configuration"] == {"env": {}, "stream_output": True, "working_dir": "."}
+    assert_nothing_is_chosen(client, NAME)
+
+
+def assert_nothing_is_chosen(client: SyncPrefectClient, pool: str) -> None:
+    deployment = client.read_deployment_by_name(f"errand/{pool}").id
+    errand_of = {"stage": STAGE, "made_of": {}, "inputs": {}}
+    chosen = {"command": "id", "env": {"PYTHONPATH": "/tmp"}, "image": "another", "volumes": ["/:/mnt"]}
+    for variable, value in chosen.items():
+        with pytest.raises(PrefectHTTPStatusError, match=f"{variable}' (was|were) unexpected"):
+            client.create_flow_run_from_deployment(deployment, parameters=errand_of, job_variables={variable: value})
+
+
+@pytest.mark.parametrize("kind", ["docker", "kubernetes"])
+def test_a_pool_of_containers_makes_stages_in_the_image_alone(client: SyncPrefectClient, kind: str) -> None:
+    """A second time with another image, and a template of the operator's."""
+    pool = f"{kind}-{NAME}"
+    offer_containers(pool, kind, "registry/agent_r1:1a", None)
+    first = client.read_work_pool(pool)
+    own = client.read_worker_metadata()[f"prefect-{kind}"][kind]["default_base_job_configuration"]
+    own["variables"]["properties"]["image_pull_policy"]["default"] = "Always"
+    own["variables"]["properties"]["env"]["default"] = {"AWS_PROFILE": "team"}
+    Path("pool.json").write_text(json.dumps(own))
+    offer_containers(pool, kind, "registry/agent_r1:2b", Path("pool.json"))
+    second = client.read_work_pool(pool)
+    assert (first.type, second.id) == (kind, first.id)
+    tracked = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:1"}
+    for found, image, env in (
+        (first, "registry/agent_r1:1a", tracked),
+        (second, "registry/agent_r1:2b", {"AWS_PROFILE": "team", **tracked}),
+    ):
+        job = run_coro_as_sync(JobOf[kind].from_template_and_values(found.base_job_template, {}))
+        assert (job.command, job.env) == (None, env)
+        container = job.job_manifest["spec"]["template"]["spec"]["containers"][0] if kind == "kubernetes" else vars(job)
+        assert container["image"] == image
+        assert "{{" not in json.dumps(found.base_job_template)
+    policies = {"docker": '"image_pull_policy": "Always"', "kubernetes": '"imagePullPolicy": "Always"'}
+    assert policies[kind] in json.dumps(second.base_job_template)
+    assert_nothing_is_chosen(client, pool)
+    with pytest.raises(ValueError, match=f"the pool '{NAME}' of the server is of type 'process'; choose another name"):
+        offer_containers(NAME, kind, "registry/agent_r1:1a", None)
+
+
+def test_a_password_of_mlflows_gets_into_no_pool(client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@127.0.0.1:1")
+    with pytest.raises(ValueError, match="MLFLOW_TRACKING_URI has a password"):
+        offer_containers(f"secret-{NAME}", "docker", "agent_r1", None)
 
 
 def test_clones_that_could_not_share_what_they_make_are_refused(

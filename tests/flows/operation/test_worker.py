@@ -19,7 +19,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.dvc_files import ask_dvc
 from flows.graph import out_of_date
-from flows.operation.deploy import CRASH_DETECTION, offer
+from flows.operation.deploy import CRASH_DETECTION, of_processes, offer
 from flows.pipeline import ablations
 
 POOL = "gpus"
@@ -130,7 +130,7 @@ def test_workers_that_start_at_the_same_time_offer_one_pool(prefect_api: str) ->
 
     def start(client: SyncPrefectClient) -> None:
         together.wait(PATIENCE_S)
-        offer(client, "others")
+        offer(client, of_processes("others", None))
 
     with ExitStack() as clients:
         clients.enter_context(temporary_settings({PREFECT_API_URL: prefect_api}))
