@@ -251,7 +251,7 @@ def test_dvc_goes_on_with_an_unfinished_run_under_settings_that_round_or_give_ro
     anew: dict[str, Any] = {"seed": 1}
     remove(TRAINING)
     write_params(project, {"train": anew})
-    repro = begun("dvc repro train@ppo")
+    repro = begun("exec dvc repro train@ppo")  # this process's own child: DVC waits for one that nobody has buried
     while not (TRAINING / "trajectories/001.parquet").exists():
         assert repro.poll() is None, repro.communicate()[0]
         time.sleep(0.01)
