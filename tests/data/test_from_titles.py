@@ -154,7 +154,7 @@ def test_left_out_questions_are_replaced_by_later_ones_and_counted(caplog: pytes
             raise NotBorneOutError("odd")
         return [row.text]
 
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="agent_r1.data.from_titles"):
         usable, scripts = borne_out([replace(rows[1], dataset="atlas"), *rows], 3, only_even)
     assert ([row.text for row in usable], scripts) == (["1", "0", "2"], {"0": ["0"], "2": ["2"]})
     assert "1 of 4 questions cannot be demonstrated: odd (1)" in caplog.text

@@ -59,9 +59,10 @@ def project(
 
 
 def repro_meets(end: str, record: str) -> int:
-    [python, option, command, *wait] = DVC
-    script = MEETS.format(end=end, record=record) + command
-    return subprocess.run([python, option, script, *wait, "repro", "--quiet"], check=False).returncode
+    [python, option, module, *arguments] = DVC
+    script = MEETS.format(end=end, record=record) + f"import runpy\nrunpy.run_module({module!r}, run_name='__main__')"
+    assert option == "-m"
+    return subprocess.run([python, "-c", script, *arguments, "repro", "--quiet"], check=False).returncode
 
 
 @pytest.mark.parametrize("record", ["dvc.lock", "rwlock"])

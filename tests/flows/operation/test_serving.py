@@ -30,6 +30,7 @@ from playwright.sync_api import Page, sync_playwright
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import FlowRun
+from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling
 
@@ -298,14 +299,17 @@ def test_the_password_is_its_owners_alone(served: Served, monkeypatch: pytest.Mo
     file.chmod(0o600)
 
 
-def test_a_run_with_a_command_of_its_own_runs_the_flow_and_an_unknown_name_is_told(served: Served) -> None:
+@pytest.mark.parametrize("chosen", [{"command": "touch ran"}, {"env": {"PATH": ""}}, {"working_dir": "/"}])
+def test_run_with_a_variable_of_its_own_is_refused(served: Served, chosen: dict[str, Any]) -> None:
     """In a work pool that an earlier version of the project left, too."""
-    mark = served.folder / "ran"
-    chosen = {"command": f"touch {mark}", "env": {"PATH": ""}, "working_dir": "/"}
-    run = served.trigger(run="ppo", overrides={"iterations": 2}, job_variables=chosen)
+    with pytest.raises(PrefectHTTPStatusError, match=f"{next(iter(chosen))}' was unexpected"):
+        served.trigger(run="ppo", job_variables=chosen)
+
+
+def test_run_with_overrides_that_change_nothing_says_so_and_is_invalid(served: Served) -> None:
+    run = served.trigger(run="ppo", overrides={"iterations": 2})
     assert "overrides of ppo: iterations is 2 already" in served.ends(run)
     assert served.state(run) == "Invalid"
-    assert not mark.exists()
 
 
 def test_a_promotion_waits_for_a_yes_and_holds_nothing_and_asks_anew_about_another_champion(

@@ -95,11 +95,11 @@ def project(
         "__init__",
         "utils/__init__",
         "utils/serialize/__init__",
-        "utils/serialize/_common",
         "stage/__init__",
     ):
         write_text(folder / f"dvc/{empty}.py", "")
-    write_text(folder / "dvc/fs.py", "class LocalFileSystem: ...")
+    write_text(folder / "dvc/utils/serialize/_common.py", "_dump_data = None")
+    write_text(folder / "dvc/fs.py", "class LocalFileSystem: open = None")
     write_text(folder / "dvc/stage/cache.py", "class StageCache: _load_cache = None")
     write_text(folder / "ablations/graph.yaml", "")
     write_text(folder / "dvc/cli.py", DVC)
