@@ -25,7 +25,6 @@ def promote(
     challenger: Annotated[str, Argument(metavar="REFERENCE", help="models:/agent_r1/3, or the label of a training.")],
     first: Annotated[bool, Option("--first", help="Makes it the first champion, compared with nothing.")] = False,
     anyway: Annotated[bool, Option("--anyway", help="Also if the world cut episodes short.")] = False,
-    tag: Annotated[bool, Option("--tag", help="Commits and tags the champion, for `dvc artifacts get`.")] = False,
 ) -> None:
     """Makes a challenger the champion, if it is better.
 
@@ -33,7 +32,7 @@ def promote(
     """
     from flows.operation.promote import promote_here
 
-    promote_here(challenger, first=first, anyway=anyway, tag=tag)
+    promote_here(challenger, first=first, anyway=anyway)
 
 
 @app.command(rich_help_panel=PANEL)

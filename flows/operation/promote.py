@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -32,17 +31,14 @@ from agent_r1 import params, tracking
 from agent_r1.evaluation import comparison
 from agent_r1.evaluation.verdicts import Decision, decide, decision_table, verdict
 from agent_r1.harmless import harmless
-from agent_r1.params.places import MODEL, MODELS, SCHEME
+from agent_r1.params.places import SCHEME
 from agent_r1.tracking import registry
-from agent_r1.tracking.runs import git
 from agent_r1.tracking.store import address, locked
-from flows.dvc_files import kept
 from flows.pipeline import artifact_key, run_command
-from flows.policies import bring_back, version_of
+from flows.policies import version_of
 from flows.processes import process_group, server_answers
 from flows.terminal import show, speak
 
-ARTIFACT = MODELS / f"{registry.CHAMPION}.dvc"  # the champion, for `dvc artifacts get`
 PROMOTION = "agent_r1-promotion"  # the limit under which one process at a time moves the champion
 Evaluate = Callable[[Sequence[str]], None]  # runs `agent-r1 evaluate` with these arguments to its end
 
@@ -181,22 +177,7 @@ def crown(first: str) -> registry.Version:
 def _promote(version: registry.Version, *, expected: registry.Version | None) -> registry.Version:
     """Moves the alias; one process at a time of all that use the Prefect server of `PREFECT_API_URL`."""
     with concurrency(PROMOTION) if server_answers() else nullcontext():
-        promoted, made = registry.promote(version, expected=expected), version.descriptor
-    if made.dvc_hash and (failed := bring_back(ARTIFACT, made.dvc_hash)):
-        logger.warning("%s is no artifact of DVC's yet: %s", version.reference, failed)
-    return promoted
-
-
-def _tagging(champion: registry.Version) -> str:
-    """The command that commits and tags the artifact, or ""; ValueError if the tag is of another policy."""
-    md5, tag, stage = champion.descriptor.dvc_hash, f"{MODEL}@v{champion.number}.0.0", f"{MODEL}#{registry.CHAMPION}#"
-    if champion.model != MODEL or not git("rev-parse", "HEAD") or not md5 or kept(ARTIFACT) != md5:
-        return ""
-    if (tagged := git("show", f"{tag}:{ARTIFACT}")) and md5 not in tagged:
-        raise ValueError(f"the tag {tag} is of another policy, from another store; `git tag --delete {tag}` makes room")
-    commit = f"git add {ARTIFACT} && git diff --quiet HEAD {ARTIFACT} || git commit -qm {champion.name} -- {ARTIFACT}"
-    tags = [*([] if tagged else [tag]), f"{stage}{len(git('tag', '--list', f'{stage}*').split()) + 1}"]
-    return " && ".join([f"({commit})", *(f"git tag -am {champion.name} '{each}'" for each in tags)])
+        return registry.promote(version, expected=expected)
 
 
 def _measured_alike(
@@ -229,17 +210,9 @@ def _run_evaluate(arguments: Sequence[str]) -> None:
             raise ValueError(f"`python {' '.join(command)}` failed with exit code {code}; see its lines above")
 
 
-def promote_here(challenger: str, *, first: bool = False, anyway: bool = False, tag: bool = False) -> None:
-    """Decides at a terminal, and prints; a champion may be tagged, or else the command is printed that does it."""
+def promote_here(challenger: str, *, first: bool = False, anyway: bool = False) -> None:
+    """Decides at a terminal, and prints."""
     if first:
         show(f"{crown(challenger).reference} is the champion")
     elif decision := gate(challenger, _run_evaluate, anyway=anyway):
         show(Markdown(decision_table(decision)))
-    champion = version_of(challenger, params.load())
-    if not champion.is_champion or not (command := _tagging(champion)):
-        return
-    if tag and (done := subprocess.run(command, shell=True, capture_output=True, text=True)).returncode:
-        wrong = " ".join((done.stderr or done.stdout).split())
-        raise ValueError(f"git could not tag {champion.reference}: {wrong}; mend that, and promote it again with --tag")
-    said = "tagged; `git push --follow-tags` shares it" if tag else "--tag makes it an artifact of DVC's, by"
-    show(f"{said}:\n{command}")
