@@ -17,6 +17,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
@@ -328,11 +329,22 @@ def server_part(listening: socket.socket, password: str = "") -> Supervised:
             "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "60",
             "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
             "PREFECT_LOGGING_ROOT_LEVEL": "CRITICAL",  # its task queue fails at every poll on SQLite: issue 23051
+            **_pages(),
         },
         log=log_path("server"),
         health=f"{api_on(port)}/health",
         listening=listening,
     )
+
+
+def _pages() -> dict[str, str]:
+    """Where Prefect copies its pages to: beside its code, or to this user's folder where another user installed it."""
+    installed = find_spec("prefect")
+    if installed and os.access(Path(str(installed.origin)).parent / "server", os.W_OK):
+        return {}
+    folder = own_folder() / "prefect_pages"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return {"PREFECT_UI_STATIC_DIRECTORY": str(folder)}
 
 
 def uvicorn(app: str, listening: socket.socket, *options: str) -> list[str]:

@@ -43,6 +43,7 @@ from flows.processes import (
     prefect_server,
     process_group,
     running,
+    server_part,
 )
 from flows.stage import report_to_own_server
 from tests.neighbour import UID, by_neighbour, holding, needs_root, open_folder
@@ -318,3 +319,17 @@ def test_a_lock_or_an_address_that_others_may_have_written_names_no_server(
         needs_root()
         os.chown(SERVED_LOCK, UID, UID)
         assert own_server() is None
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_prefects_pages_lie_in_the_users_folder_where_another_user_installed_it(
+    writable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may write everywhere, so that the answer of the system is made up."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AGENT_R1_LOCKS", str(tmp_path / "own"))
+    monkeypatch.setattr(os, "access", lambda path, mode: writable)
+    with listen(0) as listening:
+        pages = server_part(listening).environment.get("PREFECT_UI_STATIC_DIRECTORY")
+    assert pages == (None if writable else str(tmp_path / "own/prefect_pages"))
+    assert writable or Path(str(pages)).stat().st_mode & 0o077 == 0
