@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -36,23 +37,24 @@ class Part(NamedTuple):
         return f"{self.module}.{self.path}"
 
 
-DVC_OPEN = Part("dvc", "3.67.1", "dvc.fs", "LocalFileSystem.open")
-DVC_DUMP = Part("dvc", "3.67.1", "dvc.utils.serialize._common", "_dump_data")
-DVC_RUN_CACHE = Part("dvc", "3.67.1", "dvc.stage.cache", "StageCache._load_cache")
-MLFLOW_CHECK = Part("mlflow", "3.17.2", "mlflow.server.handlers", "_validate_artifact_uri_scheme")
-MLFLOW_REPOSITORY = Part(
-    "mlflow",
-    "3.17.2",
-    "mlflow.store.artifact.artifact_repository_registry",
-    "_artifact_repository_registry.get_artifact_repository",
+_of_dvc = partial(Part, "dvc", "3.67.1")
+_of_mlflow = partial(Part, "mlflow", "3.17.2")
+_of_prefect = partial(Part, "prefect", "3.7.7")
+
+DVC_OPEN = _of_dvc("dvc.fs", "LocalFileSystem.open")
+DVC_DUMP = _of_dvc("dvc.utils.serialize._common", "_dump_data")
+DVC_RUN_CACHE = _of_dvc("dvc.stage.cache", "StageCache._load_cache")
+MLFLOW_CHECK = _of_mlflow("mlflow.server.handlers", "_validate_artifact_uri_scheme")
+MLFLOW_REPOSITORY = _of_mlflow(
+    "mlflow.store.artifact.artifact_repository_registry", "_artifact_repository_registry.get_artifact_repository"
 )
-MLFLOW_PAGE = Part("mlflow", "3.17.2", "mlflow.server", "serve")
+MLFLOW_PAGE = _of_mlflow("mlflow.server", "serve")
 PREFECT_RESULTS = tuple(
-    Part("prefect", "3.7.7", "prefect.results", path)
+    _of_prefect("prefect.results", path)
     for path in ("ResultStore._read", "ResultStore._aread", "resolve_result_storage", "aresolve_result_storage")
 )
-PREFECT_LIBRARY = Part("prefect", "3.7.7", "prefect._internal.schemas.validators", "from_qualified_name")
-PREFECT_AUTOMATIONS = Part("prefect", "3.7.7", "prefect.server.events.models.automations", "run_coro_as_sync")
+PREFECT_LIBRARY = _of_prefect("prefect._internal.schemas.validators", "from_qualified_name")
+PREFECT_AUTOMATIONS = _of_prefect("prefect.server.events.models.automations", "run_coro_as_sync")
 TRANSFORMERS_READ = Part("transformers", "5.19.0", "transformers.core_model_loading", "_materialize_copy")
 
 _warned = set[str]()  # packages
@@ -196,4 +198,5 @@ def mapped_weights(wanted: bool) -> Iterator[dict[int, torch.dtype]]:
     try:
         yield types
     finally:
-        core_model_loading._materialize_copy = read
+        if wanted:
+            replace(TRANSFORMERS_READ, read)

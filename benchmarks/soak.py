@@ -7,7 +7,6 @@ the last 50, and its slope between. The rows of the episodes are kept by intent,
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -123,7 +122,7 @@ def soak(iterations: int, agent: bool) -> list[Row]:
 
 
 def main() -> None:
-    parser: argparse.ArgumentParser = options("Looks whether a long training grows.")
+    parser = options("Looks whether a long training grows.")
     parser.add_argument("--iterations", type=int, default=400)
     parser.add_argument("--agent", action="store_true", help="with an agent outside")
     choice = parser.parse_args()

@@ -80,7 +80,7 @@ def reproduce_all(file: str, pool: str = "") -> None:
         graph = Reproduction(file, needs, Pool(pool, operate.pool_patience_s) if pool else None, beside)
         while graph.goes_on:
             graph.begin(operate.side_by_side)
-            graph.wait()
+            graph.take_ended()
     if graph.faults:
         raise graph.faults[0]
 
@@ -120,8 +120,8 @@ class Reproduction:
         begun = _with_retries().submit(stage, work if stale else None, ask=stage not in self._changed)
         self._running[cast("PrefectConcurrentFuture[State[None]]", begun).wrapped_future] = stage
 
-    def wait(self) -> None:
-        """Waits until a stage ends."""
+    def take_ended(self) -> None:
+        """Waits until a stage ends, and takes in what came of it."""
         for ended in wait(self._running, return_when=FIRST_COMPLETED).done:
             stage, state = self._running.pop(ended), ended.result()
             if state.is_completed():

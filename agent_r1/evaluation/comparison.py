@@ -197,7 +197,7 @@ def compare(
             "on the questions that both answered"
         )
     pairs = _pairs(a, b, questions)
-    means = list(_measured(pairs, params))
+    means = list(_means(pairs, params))
     return Comparison(a=a.name, b=b.name, differing=unlike, aborted=aborted, pairs=pairs, measured=means)
 
 
@@ -214,7 +214,7 @@ def _pairs(a: Evaluation, b: Evaluation, questions: Sequence[Question]) -> list[
     return [AnswerPair(by_id[answers.question_id], answers, of_b[answers.question_id]) for answers in of_both]
 
 
-def _measured(pairs: Sequence[AnswerPair], params: EvaluateParams) -> Iterator[Measured]:
+def _means(pairs: Sequence[AnswerPair], params: EvaluateParams) -> Iterator[Measured]:
     """Every measure that both have values of, for the same questions."""
     draws = (params.bootstrap_samples, params.seed)
     answers = [pair.a for pair in pairs], [pair.b for pair in pairs]

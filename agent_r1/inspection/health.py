@@ -6,10 +6,12 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from textwrap import shorten
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agent_r1.credit.rewards import repeat_call, step_rewards
 from agent_r1.files import read_metrics
@@ -63,8 +65,7 @@ def audit(stored: StoredRun, params: CreditParams, max_tokens: int) -> list[Fail
             parts = step_rewards(trajectory, params, max_tokens)[1] if gamed else {}
             paid = [params.rewards.weights[part] * float(parts[part].sum()) for part in gamed]
             episodes.add(trajectory, credit.return_, paid, stored.decode, last=iteration == stored.kept[-1])
-    for place, part in enumerate(gamed):
-        payments = np.array(episodes.values)[:, 2 + place]
+    for part, payments in zip(gamed, episodes.earned.T[2:], strict=True):
         episodes.kinds[GAMED + part] = np.flatnonzero(payments > np.nanmean(payments)).tolist()
     kinds = [episodes.of_kind(kind, gamed.get(kind.removeprefix(GAMED), "")) for kind in episodes.kinds]
     return sorted(kinds, key=lambda one: (not one.gamed, not one.named, -np.nan_to_num(one.reward_lost)))
@@ -76,7 +77,7 @@ class AuditedEpisodes:
     def __init__(self) -> None:
         self.kinds = defaultdict[str, list[int]](list)  # kind of failure -> the places of the episodes that have it
         self._names, self._last = list[str](), list[bool]()
-        self.values = list[list[float]]()  # return, success and what each gamed part paid; no number if cut short
+        self._values = list[list[float]]()
 
     def add(self, trajectory: Trajectory, return_: float, paid: Sequence[float], decode: Decode, *, last: bool) -> None:
         """Takes an episode, which may be of the `last` iteration."""
@@ -85,11 +86,16 @@ class AuditedEpisodes:
         self._names.append(trajectory.trajectory_id)
         self._last.append(last)
         values = [return_, trajectory.success, *paid]
-        self.values.append([math.nan] * len(values) if trajectory.aborted else values)
+        self._values.append([math.nan] * len(values) if trajectory.aborted else values)
+
+    @cached_property
+    def earned(self) -> NDArray[np.float64]:
+        """[E, 2 + gamed parts] the return, the success and what each gamed part paid; no numbers if cut short."""
+        return np.array(self._values, np.float64)
 
     def of_kind(self, kind: str, gamed: str) -> FailureKind:
         """What a kind of failure costs: the other episodes' means less its own, by its share."""
-        earned = np.array(self.values, np.float64)
+        earned = self.earned
         its = np.isin(np.arange(len(self._names)), self.kinds[kind])
         others = earned[np.isfinite(earned[:, 0]) & ~its]
         means = others.mean(axis=0) if len(others) else math.nan
