@@ -124,9 +124,10 @@ class TrainedEngine:
 
     def _prove_held(self) -> None:
         """Raises StaleWeightsError for a sampler that does not hold the learner's weights."""
-        unproved = set[str]()
-        for held in self.engine.held():
-            unproved |= prove_held(held, self.learner.weight_sums(held.dtype))
+        samplers, unproved = self.engine.held(), set[str]()
+        sums = {dtype: self.learner.weight_sums(dtype) for dtype in dict.fromkeys(held.dtype for held in samplers)}
+        for held in samplers:
+            unproved |= prove_held(held, sums[held.dtype])
         if unproved - self._unproved:
             name, *_ = sorted(unproved)
             logger.warning(
