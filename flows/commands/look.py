@@ -143,7 +143,7 @@ def chat(
     settings = params.load()
     policy = policy_of(settings, acting(run, seed, sweep, model))
     title = policy.title if run or model else f"{policy.title}, untrained (see --run),"
-    talk(here(options.opened(settings, policy, temperature), draws or 0, title), question)
+    talk(here(policy.opened(settings, temperature), draws or 0, title), question)
 
 
 @app.command("try", rich_help_panel=PANEL)

@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from agent_r1 import params
 from agent_r1.params.places import RunId
-from flows.commands.options import Label, Model, RunName, SeedOption, Sweep, Temperature, acting, app, opened
+from flows.commands.options import Label, Model, RunName, SeedOption, Sweep, Temperature, acting, app
 from flows.processes import HOST
 from flows.stage import report_to_own_server
 
@@ -192,7 +192,7 @@ def serve_agent(
         raise ValueError(f"{given}; serve it with `agent-r1 serve_policy`, or set env.agent: null")
     if warning := open_to_all(ENDPOINT_KEY, host, "ask it, and have it use its tools as you"):
         logger.warning(warning)
-    with opened(settings, policy, temperature) as agent:
+    with policy.opened(settings, temperature) as agent:
         serve(agent, policy.name, host=host, port=port, temperature=temperature, lenient=lenient)
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 from typer import Argument, Option
@@ -12,10 +11,6 @@ from typer import Argument, Option
 from agent_r1 import params
 from agent_r1.params.places import RunId
 from flows.stage import prepare_process
-
-if TYPE_CHECKING:
-    from agent_r1.training.agent import Agent
-    from flows.policies import Policy
 
 ABOUT = "Trains tool-using language-model agents with reinforcement learning, as a tracked pipeline."
 app = typer.Typer(help=ABOUT, no_args_is_help=True)
@@ -47,19 +42,6 @@ def acting(run: str | None, seed: int | None, sweep: str | None, model: str | No
     if seed is not None or sweep:
         raise ValueError("--seed and --sweep tell apart runs; give --run, or leave them out")
     return model or ""
-
-
-def opened(settings: params.Params, policy: Policy, temperature: float) -> AbstractContextManager[Agent]:
-    """A policy as an agent with its tools, in the environment that it was trained in.
-
-    It holds no lock: a conversation or a server may last, and trainings would wait for it.
-    """
-    from agent_r1.tools.toolbox import require_own
-    from agent_r1.training.agent import open_agent
-
-    trained, beneath = policy.as_trained(settings), policy.beneath(settings)
-    require_own(trained.env)
-    return open_agent(trained, policy.path, policy.updates, beneath=beneath, temperature=temperature)
 
 
 # Options that name a training: the fields of a `RunId`.

@@ -5,6 +5,7 @@ And MLflow's other views, for a browser that knows the password and one that doe
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import mlflow
 import pytest
@@ -29,6 +31,7 @@ from tests.trajectories import from_parts, question_fields
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_MS = 60_000
+MEASURED_ON = "atlas test questions abababab, 9"
 
 
 @pytest.fixture
@@ -87,7 +90,7 @@ def test_mlflow_shows_the_page_among_the_artifacts(
 
 @pytest.fixture
 def told(project: Path, run_id: str) -> Iterator[list[tuple[str, str]]]:
-    """Views of a store with a trace and a registered version, each with a text that it shows."""
+    """Views of a store with a trace, a registered version, data and a prompt, each with a text that it shows."""
     store = f"sqlite:///{project}/.tracking/mlflow.db"
     client = MlflowClient(store)
     info = client.get_run(run_id).info
@@ -100,8 +103,16 @@ def told(project: Path, run_id: str) -> Iterator[list[tuple[str, str]]]:
     span = client.start_trace("asked", inputs={"question": "Who is it?"}, experiment_id=info.experiment_id)
     client.end_trace(span.trace_id, outputs={"answer": "Tesk"})
     mlflow.flush_trace_async_logging()
-    runs = f"experiments/{info.experiment_id}/runs"
+    asked = [Question(**question_fields(text="Who directed Veld?"))]
+    tracking.keep_questions(MEASURED_ON, "ab" * 32, asked)
+    tracking.keep_prompt(run_id, "agent_r1-prompt", "cd" * 32, "Search, then answer.")
+    [data] = client.search_datasets([info.experiment_id])
+    experiment, runs = f"experiments/{info.experiment_id}", f"experiments/{info.experiment_id}/runs"
     yield [
+        (f"{experiment}/datasets", MEASURED_ON),
+        (f"{experiment}/datasets/{data.dataset_id}", "Who directed Veld?"),
+        (f"{experiment}/prompts", "agent_r1-prompt"),
+        ("prompts/agent_r1-prompt", "Search, then answer."),
         (f"{runs}?viewStateShareKey=comparison", "1 matching run"),
         (f"{runs}/{run_id}", "rollout/success"),
         (f"{runs}/{run_id}/model-metrics", "ppo (rollout/success)"),
@@ -116,7 +127,7 @@ def told(project: Path, run_id: str) -> Iterator[list[tuple[str, str]]]:
 @pytest.fixture
 def versions(project: Path, run_id: str) -> Iterator[None]:
     """Five versions of the registry, evaluated, and two traced episodes beside them."""
-    files = {"atlas questions": (Path("data/prepared/questions.parquet"), "ab" * 32)}
+    files = {MEASURED_ON: (Path("data/prepared/questions.parquet"), "ab" * 32)}
     for number in range(5):
         run = tracking.start(f"ppo-seed{number}", {"variant": "ppo", "seed": number}, {"kind": "training"})
         run.log({"rollout/success": 0.7734375}, step=0)
@@ -180,6 +191,27 @@ def test_a_first_visitor_sees_runs_charts_models_versions_and_traces(
     for text in ("0.84", "[0.75, 0.90]", "ppo-seed4"):
         expect(rows.filter(has_text="ppo-seed4").get_by_text(text).first).to_be_visible()
     assert not [url for url in refused if "gateway-proxy" in url], "MLflow says so in red"
+    context.close()
+
+
+def test_one_click_from_the_address_leads_to_the_policies_that_were_measured_on_a_data_set(
+    browser: Browser, versions: None, mlflow_ui: str, project: Path
+) -> None:
+    """And *Compare* opens on their scores. The run that was not measured is not among them."""
+    context = browser.new_context(viewport={"width": 1280, "height": 800}, http_credentials=known(project))
+    context.set_default_timeout(PATIENCE_MS)
+    opened = context.new_page()
+    opened.goto(mlflow_ui)
+    with context.expect_page() as following:
+        opened.get_by_role("link", name=MEASURED_ON).first.click()
+    measured = following.value
+    expect(measured.get_by_text("5 matching runs")).to_be_visible(timeout=PATIENCE_MS)
+    client = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db")
+    trained = client.search_runs(["1"], "tags.kind = 'training'")
+    named = quote(json.dumps([run.info.run_id for run in trained]))
+    opened.goto(f"{mlflow_ui}/#/compare-runs?runs={named}&experiments={quote(json.dumps(['1']))}")
+    expect(opened.get_by_title("final/success").first).to_be_visible(timeout=PATIENCE_MS)
+    expect(opened.get_by_title("rollout/success")).to_have_count(0)
     context.close()
 
 
