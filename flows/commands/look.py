@@ -17,7 +17,7 @@ from agent_r1.files import write_text
 from agent_r1.params.places import RunId
 from flows.commands import options
 from flows.commands.options import Label, Model, OneRun, RunName, SeedOption, Served, Sweep, Temperature, acting, app
-from flows.made_of import CODE
+from flows.made_of import SHIPPED
 from flows.stage import run_stage
 from flows.terminal import show
 
@@ -32,7 +32,7 @@ SomeIterations = Annotated[
         help="A number, or all; may be given again. Else the last that the warm start sampled, and the last.",
     ),
 ]
-RECIPES = CODE / "docs/measured/recipes"
+RECIPES = SHIPPED / "recipes"
 PATIENCE_S = 600.0  # with a served agent, for one answer
 NARROW = ("agent", "all", "greedily")  # columns
 INTERVAL = re.compile(r"(\d\.\d+) \[(\S+), (\S+)\]")

@@ -88,7 +88,7 @@ def project(
     """A champion, an equal and a better challenger; short scripts stand where the stages and DVC do."""
     folder = tmp_path_factory.mktemp("told")
     write_params(folder, {})
-    shutil.copy(ROOT / "pyproject.toml", folder)  # tells Prefect whose lines it is to keep
+    shutil.copy(ROOT / "prefect.toml", folder)  # tells Prefect whose lines it is to keep
     shutil.copytree(ROOT / "flows", folder / "flows", ignore=shutil.ignore_patterns("__pycache__"))
     write_text(folder / "flows/__main__.py", STAGES)
     for empty in (
