@@ -242,7 +242,7 @@ OUT_OF_RANGE: list[tuple[Any, str, str]] = [
     ([], "prepare", "datasets"),
     ([], "model.lora", "targets"),
     (["127.0.0.1:8001"], "engine.server", "urls"),
-    (True, "train", "monitor.thoughts_every iterations update.learning_rate"),
+    (True, "train", "iterations update.learning_rate"),
 ]
 
 

@@ -53,7 +53,6 @@ def monitor(patience: int = 1, first_iterations: int = 3, **thresholds: float) -
             "max_rollbacks": 0,
             "patience": patience,
             "first_iterations": first_iterations,
-            "thoughts_every": 0,
             "thresholds": off | thresholds,
         }
     )

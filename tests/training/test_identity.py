@@ -185,7 +185,6 @@ def test_an_earlier_versions_parameters_are_taken_as_it_took_them(caplog: pytest
     content["train"]["rollout"]["demonstrate"] = 0.0
     content["train"]["credit"]["gigpo"] |= {"history": 0, "state": "context"}
     content["train"]["reference"] = ""
-    content["train"]["monitor"]["thoughts_every"] = 0
     content["train"]["monitor"]["thresholds"] |= {"long_step": 0, "surprisal_jump": 0}
     assert validated(Params, content, "by hand") == found
 
@@ -211,7 +210,6 @@ def test_each_change_of_earlier_parameters_is_said(tmp_path: Path, caplog: pytes
         'train.credit.gigpo.state is missing, and taken as "context"; '
         "train.monitor.thresholds.long_step is missing, and taken as 0.0; "
         "train.monitor.thresholds.surprisal_jump is missing, and taken as 0.0; "
-        "train.monitor.thoughts_every is missing, and taken as 0; "
         'train.reference is missing, and taken as ""; '
         "train.rollout.demonstrate is missing, and taken as 0.0; "
         "train.validation.samples is missing, and taken as 1; warm_start.checkpoint_every is missing, and taken as 0; "

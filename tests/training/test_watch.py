@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,14 +23,12 @@ from agent_r1.training.watch import (
     Unrecorded,
     Verdict,
     announce,
-    crossed,
     duration,
     judge,
     prove_held,
     prove_sampled,
     reseeded,
 )
-from tests.credit.letters import trajectory
 
 
 def told(monkeypatch: pytest.MonkeyPatch, clock: list[float], rows: list[dict[str, float]], every: int) -> list[str]:
@@ -177,24 +173,6 @@ def test_a_sign_is_told_before_it_is_an_alarm(caplog: pytest.LogCaptureFixture) 
         "iteration 1 shows a first sign of collapse, an alarm if it lasts: long_step: policy/kl_step"
     )
     assert alarm.startswith("iteration 2 shows signs of collapse, the run went on: long_step")
-
-
-def test_each_thought_is_put_behind_each_opening() -> None:
-    """Up to the token that closes it; of a group the first that thinks, and of actions without a thought nothing."""
-
-    def decode(ids: Sequence[int]) -> str:
-        return "".join("</think>" if token == 7 else "a" for token in ids)
-
-    tokens = {0: [1, 2, 7, 9], 1: [3, 7], 2: [4, 5]}
-    rows = [trajectory("PP" + "A" * len(ids), group=group) for group, ids in tokens.items()]
-    rows = [
-        dataclasses.replace(row, token_ids=np.array([10 * row.group, 1, *tokens[row.group]], np.int32)) for row in rows
-    ]
-    thoughtless = dataclasses.replace(rows[2], group=0)
-    found = crossed([thoughtless, *rows, rows[0], trajectory("PP")], decode)
-    thoughts, openings = [[1, 2, 7], [3, 7]], [[0, 1], [10, 1]]
-    assert [each.token_ids.tolist() for each in found] == [[*asked, *said] for said in thoughts for asked in openings]
-    assert [int(each.action_mask.sum()) for each in found] == [3, 3, 2, 2]
 
 
 def holding(sums: dict[str, int]) -> HeldWeights:
