@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import numpy as np
 
@@ -25,7 +24,11 @@ CROSSED = 16  # thoughts that are read under each other's inputs
 
 def thoughts(trajectories: Sequence[Trajectory], learner: Learner) -> Metrics:
     """The metrics of the first thoughts by the learner's weights; empty where fewer than two groups think."""
-    rows = crossed(trajectories, partial(learner.tokenizer.decode, skip_special_tokens=False))
+
+    def decode(ids: Sequence[int]) -> str:
+        return str(learner.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    rows = crossed(trajectories, decode)
     if len(rows) < 2:
         return {}
     logprobs = zip(rows, learner.logprobs(rows), strict=True)
