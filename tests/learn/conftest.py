@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
 from agent_r1.learn.learner import Learner, Options
-from agent_r1.params.sections import override
 from agent_r1.params.stages import LoraParams, ModelParams
 from agent_r1.params.train import UpdateParams
-from agent_r1.records import Credit, Outcome, Source, Step, StopReason, Trajectory
-from tests.learn.learning import Samples
+from agent_r1.records import Credit, Outcome, Source, Step, Trajectory
+from tests.learn.learning import CPU, Samples, with_changes
+from tests.trajectories import STEP
 
 MakeLearner = Callable[..., Learner]
 NO_LORA = LoraParams(rank=0, alpha=1, targets=["all-linear"])
@@ -56,10 +55,6 @@ def update_params() -> UpdateParams:
     )
 
 
-def with_changes(params: UpdateParams, **changes: Any) -> UpdateParams:
-    return UpdateParams.model_validate(override(params.model_dump(), changes))
-
-
 @pytest.fixture
 def make_learner(tiny_model: Path, update_params: UpdateParams) -> MakeLearner:
     """Builds a learner over the tiny model on the CPU; keyword arguments override update parameters."""
@@ -91,22 +86,10 @@ def make_learner(tiny_model: Path, update_params: UpdateParams) -> MakeLearner:
             ),
             with_critic=with_critic,
             seed=3,
-            options=Options(
-                device=torch.device("cpu"), merges=merges, with_reference=bool(reference), reference=reference
-            ),
+            options=Options(device=CPU, merges=merges, with_reference=bool(reference), reference=reference),
         )
 
     return build
-
-
-def step(start: int, stop: int) -> Step:
-    return Step(
-        action_start=start,
-        action_stop=stop,
-        stop_reason=StopReason.END,
-        calls=[],
-        rewards={},
-    )
 
 
 def trajectory(
@@ -130,7 +113,10 @@ def trajectory(
         source=np.array(source, np.uint8),
         logprobs=np.zeros(len(source), np.float32) if logprobs is None else logprobs,
         context_starts=list(context_starts),
-        steps=[step(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True)],
+        steps=[
+            Step(action_start=start, action_stop=stop, **STEP)
+            for start, stop in zip(edges[::2], edges[1::2], strict=True)
+        ],
         outcome=Outcome.ANSWERED,
         answer="",
     )

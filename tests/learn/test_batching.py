@@ -6,11 +6,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.learn.scoring import Compute, micro_batches, minibatches, pack_by_length, pad
+from agent_r1.learn.scoring import Compute, micro_batches, minibatches, pack_by_length
 from agent_r1.params.train import UpdateParams
 from agent_r1.records import Trajectory
+from tests.learn.learning import CPU
 
-COMPUTE = Compute(device=torch.device("cpu"), dtype=torch.float32, max_tokens=100)
+COMPUTE = Compute(device=CPU, dtype=torch.float32, max_tokens=100)
 
 
 def test_micro_batches_by_hand() -> None:
@@ -22,10 +23,6 @@ def test_the_contexts_of_a_trajectory_stay_together() -> None:
     # Three rows of 4 are 12, and with a fourth 16; a trajectory of four rows of 4 is beyond the budget and alone.
     assert pack_by_length([[2, 3], [4], [3]], max_tokens=12) == [[1, 0], [2]]
     assert pack_by_length([[4], [4, 1, 1, 1], [2]], max_tokens=12) == [[0], [1], [2]]
-
-
-def test_a_row_longer_than_the_budget_gets_its_own() -> None:
-    assert pack_by_length([[3], [50], [3]], max_tokens=10) == [[1], [0, 2]]
 
 
 @given(st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=3), max_size=40), st.integers(1, 200))
@@ -55,11 +52,6 @@ def test_each_row_is_a_minibatch_where_there_are_fewer(make_update: Callable[...
     found = list(minibatches(range(3), params, seed=0, iteration=0))
     assert sorted(found[:3]) == sorted(found[3:]) == [[0], [1], [2]]
     assert not list(minibatches([], params, seed=0, iteration=0))
-
-
-def test_pad_fills_with_zeros_on_the_right() -> None:
-    padded = pad([np.array([7, 8, 9]), np.array([5])], torch.long)
-    assert padded.tolist() == [[7, 8, 9], [5, 0, 0]]
 
 
 def test_a_micro_batch_takes_entries_in_the_order_of_its_mask(make_trajectory: Callable[..., Trajectory]) -> None:

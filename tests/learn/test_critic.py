@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from agent_r1.learn.model import Critic, load_policy
+from tests.learn.learning import CPU
 
-CPU = torch.device("cpu")
 IDS = torch.tensor([[30, 31, 32, 33], [40, 41, 42, 43]])
 
 

@@ -140,23 +140,6 @@ def test_the_loss_is_divided_by_what_the_whole_step_holds_gradient_or_not(
     assert_close(part("critic", alone), part("critic", beside))
 
 
-@pytest.mark.parametrize(
-    ("aggregation", "length", "mean"),
-    [
-        ("token_mean", 0, lambda rows: sum(map(sum, rows)) / 18),
-        ("sequence_mean", 0, lambda rows: sum(sum(row) / len(row) for row in rows) / 4),
-        ("constant_length", 10, lambda rows: sum(map(sum, rows)) / 40),
-    ],
-)
-def test_every_aggregation_is_over_the_loss_tokens(
-    make_learner: Make, samples: Samples, aggregation: str, length: int, mean: Make
-) -> None:
-    """At ratio 1 a token's loss is minus its advantage; rows of 5, 2, 6 and 5 loss tokens."""
-    metrics = make_learner(aggregation=aggregation, constant_length=length).update(*samples, 0)
-    expected = mean([(-each.advantages[each.loss_mask]).tolist() for each in samples.credits])
-    assert metrics["policy/loss"] == pytest.approx(expected, abs=1e-5)
-
-
 def test_the_importance_cap_weighs_the_gradient(
     make_learner: Make, samples: Samples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,15 +186,6 @@ def test_the_kl_in_the_loss_pulls_the_policy_to_its_reference(make_learner: Make
     before = distance()
     learner.update(trajectories, credits, 0)
     assert distance() < before / 2
-
-
-def test_the_entropy_bonus_raises_the_entropy(make_learner: Make, samples: Samples) -> None:
-    trajectories, credits = samples
-    credits = without_advantage(credits)
-    learner = make_learner(with_critic=False, entropy_bonus=1.0)
-    entropies = [learner.update(trajectories, credits, iteration)["policy/entropy"] for iteration in range(5)]
-    assert entropies == sorted(entropies)
-    assert entropies[-1] > entropies[0] + 1e-3
 
 
 def test_a_kl_in_the_loss_needs_a_reference(make_learner: Make, samples: Samples) -> None:
@@ -347,13 +321,6 @@ def test_masked_tokens_change_no_weight_whatever_their_credit(make_learner: Make
     assert same_bits(weights(clean.critic), weights(dirty.critic))
 
 
-def test_the_same_update_twice_gives_the_same_bits(make_learner: Make, samples: Samples) -> None:
-    learners = [make_learner(minibatches=2, epochs=2) for _ in range(2)]
-    metrics = [learner.update(*samples, 0) for learner in learners]
-    assert metrics[0] == metrics[1]
-    assert same_bits(weights(learners[0].policy), weights(learners[1].policy))
-
-
 def test_metrics_before_any_change(make_learner: Make, samples: Samples) -> None:
     metrics = make_learner().update(*samples, 0)
     advantages = np.concatenate([each.advantages[each.loss_mask] for each in samples.credits])
@@ -395,18 +362,6 @@ def test_what_has_no_gradient_counts_in_the_mismatch_and_among_what_could_be_cli
     far_off = dataclasses.replace(stale[0], logprobs=np.where(stale[0].action_mask, -20, 0).astype(np.float32))
     clipped = make_learner(with_critic=False).update([far_off, *stale[1:]], credits, 0)["policy/clip_fraction"]
     assert clipped == 5 / 18
-
-
-def test_ratio_starts_at_one_where_the_sampler_has_no_logprob(
-    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
-) -> None:
-    # With the loss over all tokens, an old logprob of 0 at observations would give a ratio of about 1/500 there and
-    # clip half of them; the learner's own gives ratio 1, no clipping, and a loss of minus the mean advantage.
-    credits = [make_credit(each, loss_mask=np.arange(len(each.token_ids)) > 1) for each in trajectories]
-    metrics = make_learner().update(trajectories, credits, 0)
-    advantages = np.concatenate([each.advantages[each.loss_mask] for each in credits])
-    assert metrics["policy/clip_fraction"] == 0.0
-    assert metrics["policy/loss"] == pytest.approx(-advantages.mean(), abs=1e-5)
 
 
 def test_old_logprobs_of_observations_are_those_before_the_first_step(
@@ -481,21 +436,6 @@ def test_what_is_the_critics_changes_nothing_without_one(make_learner: Make, sam
     assert same_bits(weights(plain.policy), weights(other.policy))
 
 
-def test_values_and_logprobs_come_in_the_order_of_the_trajectories(
-    make_learner: Make, trajectories: list[Trajectory]
-) -> None:
-    learner = make_learner(max_tokens_per_microbatch=20)
-    torch.nn.init.normal_(learner.critic.head.weight, std=0.02, generator=torch.Generator().manual_seed(0))
-    for method in (learner.values, learner.logprobs):
-        together, alone = method(trajectories), [method([each])[0] for each in trajectories]
-        for left, right, each in zip(together, alone, trajectories, strict=True):
-            assert left.dtype == np.float32
-            assert left.shape == each.token_ids.shape
-            assert left[0] == 0.0
-            assert np.abs(left[1:]).min() > 0
-            np.testing.assert_allclose(left, right, atol=1e-5)
-
-
 @pytest.mark.parametrize(("model", "field"), [("policy", "advantages"), ("critic", "value_targets")])
 def test_a_loss_that_is_not_finite_names_its_trajectory_and_changes_nothing(
     make_learner: Make, samples: Samples, model: str, field: str
@@ -555,73 +495,6 @@ def test_the_output_layer_alone_computes_in_float32(
 def test_in_float32_there_is_no_output_layer_to_widen(make_learner: Make, caplog: pytest.LogCaptureFixture) -> None:
     assert not make_learner(dtype="auto", float32_output=True).compute.float32_output
     assert "float32_output: true has no effect" in caplog.text
-
-
-def test_a_saved_policy_is_an_ordinary_folder(make_learner: Make, tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    learner = make_learner()
-    learner.save_policy(tmp_path / "policy")
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "policy")
-    assert same_bits(weights(learner.policy), weights(loaded))
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "policy")
-    assert tokenizer.chat_template == learner.tokenizer.chat_template
-
-
-EPISODES = 64
-
-
-def play(learner: Learner, make_trajectory: Make, iteration: int) -> tuple[list[Trajectory], np.ndarray]:
-    """A bandit: after two prompt tokens the policy samples one; it is paid 1 for an even id."""
-    draft = make_trajectory(0, [0, 0, 1])
-    logits = learner.policy(torch.from_numpy(draft.token_ids[None, :2]).long()).logits[0, -1].detach()
-    generator = torch.Generator().manual_seed(iteration)
-    arms = torch.multinomial(logits.softmax(-1), EPISODES, replacement=True, generator=generator)
-    logprobs = logits.log_softmax(-1)[arms]
-    episodes = [
-        dataclasses.replace(
-            draft,
-            trajectory_id=str(index),
-            token_ids=np.array([*draft.token_ids[:2], arm], np.int32),
-            logprobs=np.array([0, 0, logprob], np.float32),
-        )
-        for index, (arm, logprob) in enumerate(zip(arms.tolist(), logprobs.tolist(), strict=True))
-    ]
-    return episodes, (arms % 2 == 0).float().numpy()
-
-
-def bandit_credit(episode: Trajectory, reward: float, values: np.ndarray, sign: int) -> Credit:
-    mask = episode.action_mask
-    return Credit(
-        trajectory_id=episode.trajectory_id,
-        return_=reward,
-        advantages=np.where(mask, sign * (reward - values), 0).astype(np.float32),
-        values=values,
-        value_targets=np.where(mask, reward, 0).astype(np.float32),
-        reference_logprobs=np.zeros(len(mask), np.float32),
-        loss_mask=mask,
-        critic_mask=mask,
-        kept=True,
-    )
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-def test_the_policy_learns_what_pays_and_the_critic_what_to_expect(
-    make_learner: Make, make_trajectory: Make, sign: int
-) -> None:
-    """From even odds the policy comes to choose paid arms; with the advantages' sign flipped, unpaid ones."""
-    learner = make_learner(learning_rate=3e-3, critic={"learning_rate": 3e-3}, max_tokens_per_microbatch=1024)
-    shares = []
-    for iteration in range(30):
-        episodes, rewards = play(learner, make_trajectory, iteration)
-        values = learner.values(episodes)
-        credits = [bandit_credit(*each, sign=sign) for each in zip(episodes, rewards.tolist(), values, strict=True)]
-        learner.update(episodes, credits, iteration)
-        shares.append(rewards.mean())
-    assert 0.3 < shares[0] < 0.7
-    expected = 1.0 if sign > 0 else 0.0
-    assert shares[-1] == pytest.approx(expected, abs=0.1)
-    assert learner.values(episodes)[0][2] == pytest.approx(expected, abs=0.2)
 
 
 @pytest.mark.parametrize("adapter", [None, LoraParams(rank=2, alpha=4, targets=["all-linear"])])

@@ -29,14 +29,12 @@ from agent_r1.learn.memory import (
     GIB,
     Demand,
     activation_bytes,
-    available_gib,
     check,
     checkpoint_gib,
     demand_of,
     estimate,
     measure,
     require_fit,
-    table,
 )
 from agent_r1.learn.model import load_policy, precision
 from agent_r1.params import Params, load
@@ -45,12 +43,10 @@ from agent_r1.params.sections import override
 from agent_r1.params.stages import DtypeName, LoraParams
 from agent_r1.pretrained import require_window
 from benchmarks.synthetic import SHAPES, config_of
-from tests.learn.learning import Samples
+from tests.learn.learning import CPU, LORA, Samples
 
-CPU = torch.device("cpu")
 PARAMS = Path(__file__).parents[2] / "params.yaml"
 LIMITS = load(PARAMS).env.model_copy(update={"max_tokens": 30})
-LORA = LoraParams(rank=4, alpha=8.0, targets=["all-linear"])
 QWEN_3B, QWEN_7B = (config_of(SHAPES[size], 4096) for size in ("3B", "7B"))
 SMALL = LlamaConfig(
     vocab_size=100,
@@ -195,15 +191,6 @@ def test_what_cannot_fit_is_refused_with_the_numbers() -> None:
     assert all(part in str(refusal.value) for part in (*parts, "gradient_checkpointing", "model.lora.rank"))
 
 
-def test_the_table_adds_up() -> None:
-    assert table({"policy": 1.0, "sampler": 0.25}, 2.0).splitlines() == [
-        "policy        1.00 GiB",
-        "sampler       0.25 GiB",
-        "all           1.25 GiB",
-        "available     2.00 GiB",
-    ]
-
-
 def test_the_demand_of_the_projects_own_params() -> None:
     settings = load(PARAMS)
     demand = demand_of(SMALL, settings, RunId("ppo"), CPU)
@@ -239,25 +226,6 @@ def test_other_architectures_have_an_mlp_too(config: PreTrainedConfig, name: str
     before = activation_bytes(replace(DEMAND, model=config))
     setattr(config.get_text_config(), name, width + 1)
     assert activation_bytes(replace(DEMAND, model=config)) - before == 10 * 2 * 4 * 4
-
-
-def test_fitting_all_weights_takes_sixteen_bytes_each_and_a_batch() -> None:
-    parts = estimate(Demand(model=SMALL, tokens=30))
-    assert parts["policy"] * GIB == pytest.approx(16 * POLICY)
-    assert parts["logits"] * GIB == pytest.approx(30 * 100 * 4 * 3)
-    assert parts["sampler"] == 0
-    assert {"critic", "reference"}.isdisjoint(parts)
-
-
-def test_a_gpu_holds_four_times_the_logits_of_a_large_vocabulary() -> None:
-    """4,096 tokens over 151,936 words are more than either holds: 2^25 and 2^27 of them, three times in float32."""
-    large = Demand(model=QWEN_3B, tokens=4096)
-    for device, logits in (("cpu", 2**25), ("cuda", 2**27)):
-        assert estimate(replace(large, device=device))["logits"] * GIB == logits * 4 * 3
-
-
-def test_a_machine_has_memory() -> None:
-    assert 0.1 < available_gib(CPU) < 1e5
 
 
 def test_the_full_configuration_fits_one_80_gb_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

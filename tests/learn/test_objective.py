@@ -21,12 +21,9 @@ from agent_r1.learn.losses import (
 )
 from agent_r1.learn.scoring import TokenScores
 from agent_r1.params.train import UpdateParams
+from tests.learn.learning import with_changes
 
 LN2 = math.log(2)
-
-
-def with_changes(params: UpdateParams, **changes: Any) -> UpdateParams:
-    return UpdateParams.model_validate(params.model_dump() | changes)
 
 
 def tokens(spans: list[int] | None = None, **given: Any) -> LossTokens:
@@ -99,12 +96,6 @@ def test_the_kl_to_the_reference_by_hand(update_params: UpdateParams) -> None:
     params = with_changes(update_params, kl_loss=0.5)
     found = token_losses(tokens(reference_logprobs=[LN2, -LN2], advantages=[0.0, 1.0]), params)
     assert found.tolist() == pytest.approx([0.5 * (1 - LN2), -1 + 0.5 * (LN2 - 0.5)])
-
-
-def test_the_entropy_bonus_by_hand(update_params: UpdateParams) -> None:
-    params = with_changes(update_params, entropy_bonus=0.1)
-    found = token_losses(tokens(entropy=[2.0, 0.0], advantages=[1.0, 1.0]), params)
-    assert found.tolist() == pytest.approx([-1 - 0.2, -1])
 
 
 def test_kl_and_entropy_are_of_sampled_tokens_alone(update_params: UpdateParams) -> None:

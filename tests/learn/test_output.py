@@ -1,4 +1,3 @@
-import math
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,10 @@ from transformers import (
 )
 
 from agent_r1.learn import scoring
-from agent_r1.learn.losses import clipped_policy_loss
 from agent_r1.learn.model import load_policy
 from agent_r1.learn.scoring import TokenScores, output_of, token_logprobs
-from agent_r1.params.train import UpdateParams
-from tests.learn.learning import gradients
+from tests.learn.learning import CPU, gradients
 
-CPU = torch.device("cpu")
 WORDS, HIDDEN = 97, 32
 IDS = torch.tensor([[30, 31, 32, 33, 34], [40, 41, 42, 0, 0]])
 MASK = torch.tensor([[False, True, False, True, True], [False, False, True, False, False]])
@@ -141,26 +137,6 @@ def test_no_more_logits_exist_than_a_chunk_has(chunks_of_two_tokens: None, learn
     assert largest.most == 2 * WORDS
 
 
-def test_right_padding_changes_no_logprob(tiny_model: Path) -> None:
-    model = load_policy(tiny_model, device=CPU)
-    alone = token_logprobs(model, IDS[1:, :3], MASK[1:, :3])
-    assert token_logprobs(model, IDS, MASK)[-1:].tolist() == pytest.approx(alone.tolist(), abs=1e-5)
-
-
-def test_masked_tokens_have_exactly_no_gradient(update_params: UpdateParams) -> None:
-    # The selected logits are those at masked_positions - 1; every other row of the gradient is exactly 0, although
-    # the advantages of the masked tokens are not even numbers.
-    logits = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    ids = torch.randint(7, (2, 5), generator=torch.Generator().manual_seed(1))
-    advantages = torch.where(MASK, 1.0, torch.nan)
-    logprobs, _ = TokenScores.apply(logits[:, :-1][MASK[:, 1:]], ids[MASK], False)
-    ratio = torch.exp(logprobs - logprobs.detach())
-    clipped_policy_loss(ratio, advantages[MASK], update_params).sum().backward()
-    assert logits.grad is not None
-    touched = (logits.grad != 0).any(-1)
-    assert torch.equal(touched, F.pad(MASK[:, 1:], (0, 1)))
-
-
 def test_hidden_states_of_masked_tokens_have_exactly_no_gradient(tiny_model: Path) -> None:
     model = load_policy(tiny_model, device=CPU)
     seen: list[Tensor] = []
@@ -183,13 +159,6 @@ def test_a_model_that_reads_other_states_is_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(model, "get_decoder", lambda: model.base_model)  # its model asks the decoder in that
     with pytest.raises(ValueError, match=r"OPTForCausalLM does not go on from what its get_decoder\(\) says"):
         token_logprobs(model, IDS, MASK)
-
-
-def test_entropy_by_hand() -> None:
-    # Uniform over 4: ln 4; a certain token: 0
-    logits = torch.tensor([[1.0, 1.0, 1.0, 1.0], [100.0, 0.0, 0.0, 0.0]])
-    _, entropy = TokenScores.apply(logits, torch.tensor([0, 0]), True)
-    assert entropy.tolist() == pytest.approx([math.log(4), 0.0], abs=1e-6)
 
 
 @pytest.fixture(params=[1, 14, 1000])

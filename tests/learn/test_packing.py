@@ -29,9 +29,8 @@ from agent_r1.learn.gradients import add_critic_gradient, add_policy_gradient, j
 from agent_r1.learn.learner import Learner
 from agent_r1.learn.model import attend, load_policy, pack, recompute_activations, see
 from agent_r1.learn.scoring import deal, pack_by_length, pack_tightly, token_logprobs
-from tests.learn.learning import Samples, gradients
+from tests.learn.learning import CPU, Samples, gradients
 
-CPU = torch.device("cpu")
 SHAPE = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 OTHERS = {"num_key_value_heads": 2, "intermediate_size": 64}
 CONFIGS = {

@@ -31,14 +31,14 @@ from agent_r1.learn.memory import GIB, Demand, estimate
 from agent_r1.learn.scoring import deal, pack_by_length
 from agent_r1.params import load
 from agent_r1.params.sections import override
-from agent_r1.params.stages import LoraParams, ModelParams
+from agent_r1.params.stages import ModelParams
 from agent_r1.params.train import UpdateParams
 from agent_r1.records import Source
+from tests.learn.learning import LORA
 from tests.learn.ranked import Case, Found, growth, in_ranks, learned, learner_of
 
 TOLERANCE = 4e-6  # of the largest gradient
 PARAMS = Path(__file__).parents[2] / "params.yaml"
-LORA = LoraParams(rank=4, alpha=8, targets=["all-linear"])
 HALVED = ("plain", "adapters")
 LENGTHS = (9, 5, 12, 9, 30, 7, 21, 26)
 

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from agent_r1.learn.learner import Reference, reference_of
-from agent_r1.params.stages import LoraParams
 from agent_r1.records import Trajectory
-from tests.learn.learning import Samples
+from tests.learn.learning import LORA, Samples
 
 Make = Callable[..., Any]
 
@@ -44,7 +43,7 @@ def test_with_adapters_it_is_the_learners_own_model(
     reference: Reference, tiny_model: Path, make_learner: Make, samples: Samples
 ) -> None:
     """No second copy, and what it says is what the model said before its adapters were trained."""
-    learner = make_learner(adapter=LoraParams(rank=4, alpha=8, targets=["all-linear"]), learning_rate=0.01)
+    learner = make_learner(adapter=LORA, learning_rate=0.01)
     beneath = reference_of(learner, tiny_model)
     assert beneath.policy is learner.policy
     learner.update(*samples, 0)

@@ -26,6 +26,7 @@ from agent_r1.learn.losses import normaliser, token_losses
 from agent_r1.learn.scoring import Compute, TokenScores, micro_batches
 from agent_r1.params.train import UpdateParams
 from agent_r1.records import Credit, Trajectory
+from tests.learn.learning import CPU, with_changes
 
 Make = Callable[..., Any]
 P, A, O = 0, 1, 2  # noqa: E741
@@ -35,12 +36,8 @@ RATIOS = ["token", "step", "sequence"]
 AGGREGATIONS = [("token_mean", 0), ("sequence_mean", 0), ("constant_length", 50)]
 
 
-def with_changes(params: UpdateParams, **changes: Any) -> UpdateParams:
-    return UpdateParams.model_validate(params.model_dump() | changes)
-
-
 def compute(max_tokens: int) -> Compute:
-    return Compute(device=torch.device("cpu"), dtype=torch.float32, max_tokens=max_tokens)
+    return Compute(device=CPU, dtype=torch.float32, max_tokens=max_tokens)
 
 
 def bigram_logits(seed: int = 0) -> Tensor:

@@ -152,9 +152,6 @@ def test_an_action_that_another_end_token_ends_is_closed_by_the_template(
     assert (reply.ids, reply.source) == ([chat.end_id, *closed.ids], [Source.TEMPLATE, *closed.source])
 
 
-def test_the_end_token_is_the_templates_not_the_tokenizers(tokenizer_of: TokenizerOf) -> None:
-    tokenizer = tokenizer_of("qwen2_5")
-    assert Chat(tokenizer).end_id == tokenizer.convert_tokens_to_ids("<|im_end|>") != tokenizer.eos_token_id
 
 
 def test_a_token_across_the_border_belongs_to_the_observation(tokenizer_of: TokenizerOf) -> None:
@@ -423,16 +420,8 @@ def test_templates_that_cannot_be_used(
         Chat(with_template(tiny_tokenizer, template.replace(old, new)))
 
 
-def test_a_tokenizer_without_a_template(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
-    with pytest.raises(ValueError, match="has no chat template"):
-        Chat(with_template(tiny_tokenizer, None))
 
 
-@pytest.mark.parametrize("tokenizer", ["built_in", "qwen2_5", "qwen3", "llama3"], indirect=True)
-def test_a_template_without_a_generation_prompt_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
-    template = str(tokenizer.chat_template).replace("if add_generation_prompt", "if false")
-    with pytest.raises(ValueError, match=r"no generation prompt: it writes .*assistant.* before the assistant's text"):
-        Chat(with_template(tokenizer, template))
 
 
 def test_a_tokenizer_that_gives_a_mark_for_what_it_does_not_know_is_refused(tokenizer_of: TokenizerOf) -> None:
@@ -440,10 +429,6 @@ def test_a_tokenizer_that_gives_a_mark_for_what_it_does_not_know_is_refused(toke
         Chat(unigram(str(tokenizer_of("qwen2_5").chat_template), fallback=False))
 
 
-def test_a_first_context_is_as_long_as_it_is_measured_before_episodes(tokenizer: PreTrainedTokenizerFast) -> None:
-    chat = Chat(tokenizer)
-    opened = [Dialogue(chat, "Be brief. ", text) for text in ("Who?", "", " \n Who? \n", "é \n\n ☃ H")]
-    assert [*chat.lengths(each.prompt for each in opened)] == [len(each.opening.ids) for each in opened]
 
 
 def test_half_of_a_character_is_refused(chat: Chat) -> None:

@@ -166,24 +166,6 @@ def test_an_observation_that_was_not_appended_is_not_seen(chat: Chat) -> None:
     assert (view.outcome, view.observations, view.tokens) == (Outcome.TOKEN_LIMIT, (), limit)
 
 
-def test_who_is_followed_takes_the_tokens_that_would_be_collected(
-    engine: Engine, chat: Chat, hostile_question: Question, hostile_index: Search
-) -> None:
-    """Requests and actions, seeds included, of the untrained policy after a search with a hostile result."""
-
-    def recording() -> Recording:
-        return Recording(ScriptThenEngine(ScriptedSampler([[CALL]], chat), engine))
-
-    def env() -> ToolEnv:
-        return ToolEnv(hostile_question, [search_tool(hostile_index, top_k=1)], max_steps=3)
-
-    collected, followed = recording(), recording()
-    [trajectory] = run(collected, chat, [env()], max_action_tokens=24)
-    views = watch(followed, chat, env(), max_action_tokens=24)
-    assert [request for request, _ in followed.of(0)] == [request for request, _ in collected.of(0)]
-    assert [action.token_ids for _, action in followed.of(0)] == [action.token_ids for _, action in collected.of(0)]
-    assert views[-1].outcome is trajectory.outcome
-    assert views[-1].tokens == len(trajectory.token_ids)
 
 
 def test_rounds_seeds_and_order(chat: Chat) -> None:
@@ -406,22 +388,6 @@ def test_who_looks_on_learns_what_the_world_did(chat: Chat) -> None:
     assert [(view.outcome, view.fault) for view in views] == [(None, ""), (Outcome.ABORTED, "the search is down")]
 
 
-def test_demonstrations_come_out_of_the_same_loop(
-    chat: Chat, hostile_question: Question, hostile_index: Search, hostile: str
-) -> None:
-    """A question, a title and a passage full of marks: the marks are those of the same episode with harmless text."""
-    env = ToolEnv(hostile_question, [search_tool(hostile_index, top_k=1)], max_steps=3)
-    [trajectory] = run(ScriptedSampler([[CALL, ANSWER]], chat), chat, [env])
-    text = chat.decode(trajectory.token_ids.tolist())
-    assert text.count(hostile) == 1  # the question
-    assert text.count(hostile.replace("\n", " ")) == 2  # the passage is one line
-    assert trajectory.answer == "Quill"
-    assert json.loads(trajectory.steps[0].calls[0].arguments) == {"query": "Tide"}
-    marks = np.isin(trajectory.token_ids, chat.encode_action("<|im_start|><|im_end|></tool_response>"))
-    # system, user, assistant, tool, assistant start; all but the last end, which the action sampled; one response
-    assert int(marks.sum()) == 5 + 5 + 1
-    assert int((marks & trajectory.action_mask).sum()) == 2
-    assert not (marks & (trajectory.source == Source.OBSERVATION)).any()
 
 
 def test_an_episode_of_several_contexts(tokenizer_of: TokenizerOf) -> None:
@@ -537,14 +503,3 @@ def test_garbage_brings_every_kind_of_end(sampled: tuple[Recording, list[Traject
     assert {trajectory.outcome for trajectory in trajectories} >= {Outcome.MALFORMED, Outcome.TOKEN_LIMIT}
 
 
-def test_the_same_collection_twice_gives_the_same_bits(
-    engine: Engine, chat: Chat, tiny_model: Any, hostile_question: Question, hostile_index: Search
-) -> None:
-    def again() -> list[Trajectory]:
-        engine.load_weights(tiny_model, version=0)  # drops the cache
-        tools = [search_tool(hostile_index, top_k=1)]
-        return run(engine, chat, [ToolEnv(hostile_question, tools, max_steps=2) for _ in range(8)])
-
-    for first, second in zip(again(), again(), strict=True):
-        assert np.array_equal(first.token_ids, second.token_ids)
-        assert np.array_equal(first.logprobs, second.logprobs)

@@ -142,10 +142,6 @@ def test_a_call_with_a_request_that_vllm_refuses_leaves_nothing_behind() -> None
     assert (engine.told, engine.running) == (["add"] * 3 + ["abort 0", "abort 1", "abort 2"], {})
 
 
-@pytest.mark.parametrize(("body", "status"), [({"requests": 1}, 400), ("no object", 400)])
-def test_a_body_out_of_shape_is_refused(body: object, status: int) -> None:
-    with TestClient(create_app(Worker(ByHand(), adapters=False)), "http://localhost") as client:
-        assert client.post("/sample", content=json.dumps(body)).status_code == status
 
 
 def test_new_weights_wait_for_requests_whose_callers_have_left() -> None:
