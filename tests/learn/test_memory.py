@@ -37,6 +37,7 @@ from agent_r1.learn.memory import (
     require_fit,
 )
 from agent_r1.learn.model import load_policy, precision
+from agent_r1.learn.optimizers import blank_state, flat, take_state
 from agent_r1.params import Params, load
 from agent_r1.params.places import RunId
 from agent_r1.params.sections import override
@@ -48,25 +49,10 @@ from tests.learn.learning import CPU, LORA, Samples
 PARAMS = Path(__file__).parents[2] / "params.yaml"
 LIMITS = load(PARAMS).env.model_copy(update={"max_tokens": 30})
 QWEN_3B, QWEN_7B = (config_of(SHAPES[size], 4096) for size in ("3B", "7B"))
-SMALL = LlamaConfig(
-    vocab_size=100,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    tie_word_embeddings=False,
-)
-DEMAND = Demand(
-    model=SMALL,
-    dtype=torch.float32,
-    adapter=None,
-    critic=True,
-    reference=SMALL,
-    gradient_checkpointing=False,
-    tokens=10,
-    sampler_gib=3.0,
-)
+LAYERS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+SMALL = LlamaConfig(**SHAPE, vocab_size=100, intermediate_size=48, tie_word_embeddings=False)
+DEMAND = Demand(model=SMALL, dtype=torch.float32, critic=True, reference=SMALL, tokens=10, sampler_gib=3.0)
 # By hand: embeddings 100 * 32 = 3200; a layer: q and o 32 * 32 each, k and v 32 * 16 each, three MLP matrices of
 # 32 * 48, two norms of 32: 2048 + 1024 + 4608 + 64 = 7744; the last norm 32; an output layer of its own, 3200.
 BACKBONE = 3200 + 2 * 7744 + 32
@@ -215,8 +201,8 @@ def test_a_sampler_in_this_process_keeps_keys_and_values_of_a_batch() -> None:
     ("config", "name", "width"),
     [
         (GPT2Config(n_embd=32, n_layer=2, n_head=2), "n_inner", 4 * 32),
-        (OPTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, ffn_dim=48), "ffn_dim", 48),
-        (FalconConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2), "ffn_hidden_size", 4 * 32),
+        (OPTConfig(**LAYERS, ffn_dim=48), "ffn_dim", 48),
+        (FalconConfig(**LAYERS), "ffn_hidden_size", 4 * 32),
         (Gemma3Config(text_config=Gemma3TextConfig(hidden_size=32, num_hidden_layers=2)), "intermediate_size", 9216),
     ],
     ids=["gpt2", "opt", "falcon", "gemma3"],
@@ -228,11 +214,21 @@ def test_other_architectures_have_an_mlp_too(config: PreTrainedConfig, name: str
     assert activation_bytes(replace(DEMAND, model=config)) - before == 10 * 2 * 4 * 4
 
 
-def test_the_full_configuration_fits_one_80_gb_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Adapters with a critic fit, all weights with a critic do not."""
+@pytest.fixture
+def on_80_gb(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Params]:
+    """An overlay of the project's parameters, on a machine whose GPUs have 80 GB each."""
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=79 * GIB))
-    base, changes = (yaml.safe_load(path.read_text()) for path in (PARAMS, PARAMS.parent / "overlays/qwen2.5-3b.yaml"))
-    settings = Params.model_validate(override(base, changes | {"places": {}}))
+
+    def overlay(name: str) -> Params:
+        base, changes = (yaml.safe_load(path.read_text()) for path in (PARAMS, PARAMS.parent / f"overlays/{name}.yaml"))
+        return Params.model_validate(override(base, changes | {"places": {}}))
+
+    return overlay
+
+
+def test_the_full_configuration_fits_one_80_gb_gpu(on_80_gb: Callable[[str], Params]) -> None:
+    """Adapters with a critic fit, all weights with a critic do not."""
+    settings = on_80_gb("qwen2.5-3b")
     demand = demand_of(QWEN_3B, settings, RunId("ppo"), torch.device("cuda"))
     assert (demand.dtype, demand.critic, demand.reference, demand.tokens) == (torch.bfloat16, True, QWEN_3B, 8192)
     parts = estimate(demand)
@@ -244,11 +240,9 @@ def test_the_full_configuration_fits_one_80_gb_gpu(monkeypatch: pytest.MonkeyPat
         require_fit(whole, 79.0)
 
 
-def test_eight_80_gb_gpus_hold_their_overlay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eight_80_gb_gpus_hold_their_overlay(on_80_gb: Callable[[str], Params]) -> None:
     """All weights of 7 billion with a critic and a sampler on each GPU, which one GPU would not hold."""
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=79 * GIB))
-    base, changes = (yaml.safe_load(path.read_text()) for path in (PARAMS, PARAMS.parent / "overlays/qwen2.5-7b.yaml"))
-    settings = Params.model_validate(override(base, changes | {"places": {}}))
+    settings = on_80_gb("qwen2.5-7b")
     for run in settings.ablations.runs:
         demand = demand_of(QWEN_7B, settings, RunId(run), torch.device("cuda"))
         assert (demand.dtype, demand.ranks, demand.sampler_sleeps) == (torch.bfloat16, 8, False)
@@ -258,18 +252,16 @@ def test_eight_80_gb_gpus_hold_their_overlay(monkeypatch: pytest.MonkeyPatch) ->
             require_fit(estimate(replace(demand, ranks=1)), 79.0)
 
 
-@pytest.mark.parametrize("critic", [True, False])
-@pytest.mark.parametrize(("adapter", "dtype"), [(None, "float32"), (LORA, "float32"), (LORA, "bfloat16")])
+@pytest.mark.parametrize(
+    ("adapter", "dtype", "critic"), [(None, "float32", True), (LORA, "float32", False), (LORA, "bfloat16", True)]
+)
 def test_a_checkpoint_takes_the_disk_space_that_is_expected(
     tmp_path: Path, make_learner: Callable[..., Learner], critic: bool, adapter: LoraParams | None, dtype: DtypeName
 ) -> None:
     """After an update of policy and critic, whose optimisers keep states from then on."""
     learner = make_learner(with_critic=critic, adapter=adapter, dtype=dtype)
-    for module, optimizer in ((learner.policy, learner.policy_optimizer), (learner.critic, learner.critic_optimizer)):
-        if module and optimizer:
-            for weight in module.parameters():
-                weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
-            optimizer.step()
+    for optimizer in learner.optimizers.values():
+        take_state(optimizer, blank_state(optimizer))
     checkpoint.save(tmp_path / "checkpoint", learner, checkpoint.Progress(iterations=1, policy_version=0))
     files = ["learner/shard-00001-model-00001-of-00001.safetensors", "policy/model.safetensors"]
     files += ["policy/adapter/adapter_model.safetensors"] if adapter else []
@@ -280,20 +272,14 @@ def test_a_checkpoint_takes_the_disk_space_that_is_expected(
 
 def contents(learner: Learner) -> list[Any]:
     """All that an update changes, as bytes: weights, gradients, states of the optimisers, torch's random state."""
-    optimizers = [each for each in (learner.policy_optimizer, learner.critic_optimizer) if each]
-    modules = [each for each in (learner.policy, learner.critic) if each]
-    weights = [weight for module in modules for weight in module.parameters()]
+    states = {name: optimizer.state_dict() for name, optimizer in learner.optimizers.items()}
+    weights = [weight for module in (learner.policy, learner.critic) if module for weight in module.parameters()]
+    kept = flat({name: state["state"] for name, state in states.items()})
+    tensors = [*weights, *(weight.grad for weight in weights), *kept.values(), torch.get_rng_state()]
     return [
-        [weight.detach().view(torch.uint8).numpy().tobytes() for weight in weights],
-        [None if weight.grad is None else weight.grad.numpy().tobytes() for weight in weights],
-        [
-            (index, name, entry.numpy().tobytes())
-            for optimizer in optimizers
-            for index, entries in optimizer.state_dict()["state"].items()
-            for name, entry in entries.items()
-        ],
-        [optimizer.state_dict()["param_groups"] for optimizer in optimizers],
-        torch.get_rng_state().tolist(),
+        [None if each is None else each.detach().reshape(-1).view(torch.uint8).numpy().tobytes() for each in tensors],
+        [*kept],
+        [state["param_groups"] for state in states.values()],
         learner.policy_version,
     ]
 

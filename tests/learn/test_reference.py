@@ -21,9 +21,8 @@ def test_it_scores_masked_tokens_as_the_policy_it_is(
     reference: Reference, make_learner: Make, trajectories: list[Trajectory]
 ) -> None:
     masks = [each.action_mask for each in trajectories]
-    for found, own, mask in zip(
-        reference.logprobs(trajectories, masks), make_learner().logprobs(trajectories), masks, strict=True
-    ):
+    scores = reference.logprobs(trajectories, masks), make_learner().logprobs(trajectories)
+    for found, own, mask in zip(*scores, masks, strict=True):
         assert found.dtype == np.float32
         assert not found[~mask].any()
         np.testing.assert_allclose(found[mask], own[mask], atol=1e-5)
@@ -48,12 +47,7 @@ def test_with_adapters_it_is_the_learners_own_model(
     assert beneath.policy is learner.policy
     learner.update(*samples, 0)
     masks = [each.action_mask for each in samples.trajectories]
-    for left, right, own, mask in zip(
-        reference.logprobs(samples.trajectories, masks),
-        beneath.logprobs(samples.trajectories, masks),
-        learner.logprobs(samples.trajectories),
-        masks,
-        strict=True,
-    ):
+    scores = [each.logprobs(samples.trajectories, masks) for each in (reference, beneath)]
+    for left, right, own, mask in zip(*scores, learner.logprobs(samples.trajectories), masks, strict=True):
         assert left.tolist() == right.tolist()
         assert np.abs(own[mask] - right[mask]).max() > 1e-3, "the adapters are back in place afterwards"
