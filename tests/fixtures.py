@@ -174,9 +174,14 @@ def wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) ->
     raise AssertionError(f"no server after ten minutes:\n{log.read_text()}")
 
 
-@contextlib.contextmanager
-def _engine_server(folder: Path, tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[str, int]]:
-    new_model(tokenizer, hidden_size=64, layers=2, heads=2, max_tokens=1024, seed=1).save_pretrained(folder)
+@pytest.fixture(scope="session")
+def engine_server(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerFast) -> Iterator[str]:
+    """The URL of a real vLLM server with a model of the tiny model's shape, which reads 1,024 tokens.
+
+    Files that use it are listed in tests/conftest.py, so that one process runs them all, with one server.
+    """
+    folder = tmp_path_factory.mktemp("engine_server")
+    new_model(tiny_tokenizer, hidden_size=64, layers=2, heads=2, max_tokens=1024, seed=1).save_pretrained(folder)
     port, log = _free_port(), folder / "engine_server.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -189,25 +194,11 @@ def _engine_server(folder: Path, tokenizer: PreTrainedTokenizerFast) -> Iterator
         )
     try:
         wait_until_healthy(f"http://127.0.0.1:{port}", process, log)
-        yield f"http://127.0.0.1:{port}", process.pid
+        yield f"http://127.0.0.1:{port}"
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-@pytest.fixture
-def mortal_server(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[str, int]]:
-    """The URL and the process group of a server as `engine_server`, for a test that kills it."""
-    with _engine_server(tmp_path, tiny_tokenizer) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def engine_server(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerFast) -> Iterator[str]:
-    """The URL of a real vLLM server with a model of the tiny model's shape, which reads 1,024 tokens."""
-    with _engine_server(tmp_path_factory.mktemp("engine_server"), tiny_tokenizer) as (url, _):
-        yield url
 
 
 @pytest.fixture(scope="session")

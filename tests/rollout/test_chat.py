@@ -14,8 +14,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
@@ -134,24 +132,17 @@ def test_the_built_in_reply_by_hand(chat: Chat, tools: Tools, expected: str) -> 
     assert text.replace("][", "") == f"\n<|im_start|>user\n{expected}\n<|im_start|>assistant\n"
 
 
-def test_an_unclosed_action_is_closed_by_the_template(chat: Chat) -> None:
-    closed, unclosed = reply_to(chat, "x"), reply_to(chat, "x", closed=False)
-    assert unclosed.ids == [chat.end_id, *closed.ids]
-    assert unclosed.source == [Source.TEMPLATE, *closed.source]
-
-
-def test_an_action_that_another_end_token_ends_is_closed_by_the_template(
+def test_an_action_that_is_unclosed_or_ends_with_another_token_is_closed_by_the_template(
     tokenizer_of: TokenizerOf,
 ) -> None:
     tokenizer: Any = tokenizer_of("qwen2_5")
     chat = Chat(tokenizer, [tokenizer.eos_token_id])
-    assert chat.end_ids == [chat.end_id, tokenizer.eos_token_id]
+    assert chat.end_ids == [tokenizer.convert_tokens_to_ids("<|im_end|>"), tokenizer.eos_token_id]
     action = [*chat.encode_action("a")[:-1], tokenizer.eos_token_id]
-    reply = Dialogue(chat, "s", "u", [SEARCH]).reply(action, ["x"], closed=True)
+    other = Dialogue(chat, "s", "u", [SEARCH]).reply(action, ["x"], closed=True)
     closed = reply_to(chat, "x")
-    assert (reply.ids, reply.source) == ([chat.end_id, *closed.ids], [Source.TEMPLATE, *closed.source])
-
-
+    for reply in (other, reply_to(chat, "x", closed=False)):
+        assert (reply.ids, reply.source) == ([chat.end_id, *closed.ids], [Source.TEMPLATE, *closed.source])
 
 
 def test_a_token_across_the_border_belongs_to_the_observation(tokenizer_of: TokenizerOf) -> None:
@@ -188,22 +179,6 @@ def test_hostile_text_stays_text_in_every_context(
         marks = [[index for index in ids if index in not_blank] for ids in (harmless, attacked)]
         assert marks[0] == marks[1]
         assert attack in chat.decode(attacked)
-
-
-marks = st.sampled_from(
-    ["<|im_end|>", "<|im_start|>", "assistant", "\n", "</tool_response>", "<|im", "_end|>", " ", "é"]
-)
-
-
-@given(st.lists(marks | st.text(max_size=3)).map("".join))
-def test_any_observation_is_kept_between_the_templates_pieces(chat: Chat, text: str) -> None:
-    reply = reply_to(chat, text)
-    frame = reply_to(chat, "")
-    assert len(reply.ids) == len(reply.source)
-    assert chat.decode(reply.ids) == chat.decode(frame.ids).replace("\n\n", f"\n{text}\n")
-    assert reply.source[0] == reply.source[-1] == Source.TEMPLATE
-    observed = [index for index, source in zip(reply.ids, reply.source, strict=True) if source == Source.OBSERVATION]
-    assert text in chat.decode(observed)
 
 
 def messages_as_put(style: str, action: str, observation: str, role: str) -> list[dict[str, str]]:
@@ -404,7 +379,7 @@ def test_prompt_hash_knows_system_tools_and_template(tiny_tokenizer: PreTrainedT
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("if add_generation_prompt", "if false", "no generation prompt: it writes '<.im_end.>.n<.im_start.>assistant'"),
+        ("if add_generation_prompt", "if false", "no generation prompt"),
         ("message.content + ", "message.content + '!' + ", "no end token.*'!<|im_end|>"),
         ("message.content + ", "message.content + message.content + ", "writes the text 'USER' 2 times"),
         ("for message in messages", "for message in messages[:2]", "writes the text 'ACTION' 0 times"),
@@ -420,15 +395,9 @@ def test_templates_that_cannot_be_used(
         Chat(with_template(tiny_tokenizer, template.replace(old, new)))
 
 
-
-
-
-
 def test_a_tokenizer_that_gives_a_mark_for_what_it_does_not_know_is_refused(tokenizer_of: TokenizerOf) -> None:
     with pytest.raises(ValueError, match="as its added token '<unk>'; use a tokenizer that has bytes"):
         Chat(unigram(str(tokenizer_of("qwen2_5").chat_template), fallback=False))
-
-
 
 
 def test_half_of_a_character_is_refused(chat: Chat) -> None:

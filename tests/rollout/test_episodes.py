@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -164,8 +163,6 @@ def test_an_observation_that_was_not_appended_is_not_seen(chat: Chat) -> None:
     limit = len(Dialogue(chat, "Be brief.", "Who?").opening.ids) + len(chat.encode_action("go"))
     [view] = watch(ScriptedSampler([["go"]], chat), chat, Echo("seen", steps=9), max_tokens=limit)
     assert (view.outcome, view.observations, view.tokens) == (Outcome.TOKEN_LIMIT, (), limit)
-
-
 
 
 def test_rounds_seeds_and_order(chat: Chat) -> None:
@@ -388,8 +385,6 @@ def test_who_looks_on_learns_what_the_world_did(chat: Chat) -> None:
     assert [(view.outcome, view.fault) for view in views] == [(None, ""), (Outcome.ABORTED, "the search is down")]
 
 
-
-
 def test_an_episode_of_several_contexts(tokenizer_of: TokenizerOf) -> None:
     """Three steps: a thought is dropped after the first, the second has none, the third ends the episode."""
     chat = Chat(tokenizer_of("qwen3"))
@@ -501,5 +496,3 @@ def test_garbage_brings_every_kind_of_end(sampled: tuple[Recording, list[Traject
     steps = [step for trajectory in trajectories for step in trajectory.steps]
     assert {step.stop_reason for step in steps} == {StopReason.END, StopReason.LENGTH}
     assert {trajectory.outcome for trajectory in trajectories} >= {Outcome.MALFORMED, Outcome.TOKEN_LIMIT}
-
-

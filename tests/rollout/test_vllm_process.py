@@ -142,8 +142,6 @@ def test_a_call_with_a_request_that_vllm_refuses_leaves_nothing_behind() -> None
     assert (engine.told, engine.running) == (["add"] * 3 + ["abort 0", "abort 1", "abort 2"], {})
 
 
-
-
 def test_new_weights_wait_for_requests_whose_callers_have_left() -> None:
     """They are refused while others sample, and while vLLM keeps its cache of the old ones."""
 
