@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from agent_r1.learn.learner import Learner, Options
+from agent_r1.params import load
 from agent_r1.params.stages import LoraParams, ModelParams
 from agent_r1.params.train import UpdateParams
 from agent_r1.records import Credit, Outcome, Source, Step, Trajectory
@@ -23,35 +24,17 @@ NO_LORA = LoraParams(rank=0, alpha=1, targets=["all-linear"])
 
 @pytest.fixture
 def update_params() -> UpdateParams:
-    return UpdateParams(
+    """The project's own, with one step of policy and critic over all trajectories and no schedule."""
+    own = load(Path(__file__).parents[2] / "params.yaml").train.update
+    warmup = {"iterations": 0, "explained_variance": 0.0, "limit": 0}
+    return with_changes(
+        own,
         learning_rate=1e-3,
         learning_rate_decay="none",
-        learning_rate_warmup=0,
-        weight_decay=0.0,
-        betas=(0.9, 0.999),
-        epochs=1,
         minibatches=1,
-        loss="clip",
-        ratio="token",
-        clip_low=0.2,
-        clip_high=0.28,
-        dual_clip=3.0,
-        importance_cap=0.0,
-        kl_loss=0.0,
-        entropy_bonus=0.0,
-        aggregation="token_mean",
-        constant_length=0,
-        critic={
-            "learning_rate": 1e-3,
-            "epochs": 1,
-            "minibatches": 1,
-            "value_clip": 0.5,
-            "warmup": {"iterations": 0, "explained_variance": 0.0, "limit": 0},
-        },
-        max_grad_norm=1.0,
+        critic={"epochs": 1, "minibatches": 1, "warmup": warmup},
         max_tokens_per_microbatch=64,
-        canary_tolerance={"float32": 1e-4, "bfloat16": 0.05},
-        proved_trajectories=16,
+        canary_tolerance={"float32": 1e-4},
     )
 
 
@@ -163,12 +146,6 @@ def trajectories(make_learner: MakeLearner) -> list[Trajectory]:
 @pytest.fixture
 def samples(trajectories: list[Trajectory]) -> Samples:
     return Samples(trajectories, [credit(each) for each in trajectories])
-
-
-@pytest.fixture
-def make_update(update_params: UpdateParams) -> Callable[..., UpdateParams]:
-    """Update parameters with some changed."""
-    return lambda **changes: with_changes(update_params, **changes)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agent_r1.files import sha256
 from agent_r1.learn import adapter, checkpoint
 from agent_r1.learn.checkpoint import Progress
 from agent_r1.learn.learner import Learner
@@ -119,17 +118,6 @@ def test_a_full_disk_keeps_the_old_checkpoint_whole(learner: Learner, folder: Pa
         checkpoint.save(folder, learner, after(2))
     assert contents(folder) == before
     assert [path.name for path in folder.parent.iterdir()] == ["checkpoint"]
-
-
-def test_the_state_of_training_is_hashed_while_it_is_written(
-    learner: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[Path] = []
-    monkeypatch.setattr(checkpoint, "sha256", lambda file: read.append(file) or sha256(file))
-    checkpoint.save(tmp_path / "checkpoint", learner, after(1))
-    assert {file.parent.name for file in read} == {".checkpoint.new", "policy"}
-    checkpoint.require_whole(tmp_path / "checkpoint")
-    assert SHARD in {str(file.relative_to(tmp_path / "checkpoint")) for file in read if file.exists()}
 
 
 @pytest.mark.parametrize("fault", [SystemExit, KeyboardInterrupt, ChildProcessError])

@@ -1,3 +1,7 @@
+"""An update of policy and critic: what moves a weight, what moves none, and the reference that stays as it was."""
+
+from __future__ import annotations
+
 import dataclasses
 import json
 from collections.abc import Callable
@@ -10,11 +14,11 @@ import pytest
 import torch
 
 from agent_r1.learn import scoring
-from agent_r1.learn.learner import Learner
+from agent_r1.learn.learner import Learner, Reference, reference_of
 from agent_r1.learn.model import load_policy
 from agent_r1.params.stages import LoraParams
 from agent_r1.records import Credit, Trajectory
-from tests.learn.learning import CPU, Samples, same_bits, weights
+from tests.learn.learning import CPU, LORA, Samples, same_bits, weights
 
 Make = Callable[..., Any]
 Named = dict[str, torch.Tensor]
@@ -290,17 +294,6 @@ def test_metrics_before_any_change(make_learner: Make, samples: Samples) -> None
     assert metrics["update/tokens"] == 9 + 5 + 12 + 9
 
 
-def test_mismatch_is_measured_at_action_tokens_before_the_first_step(
-    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
-) -> None:
-    # The sampler claims ln 2 less than the learner has: k3 = 2 - 1 - ln 2 at every action token.
-    stale = shifted(trajectories, -np.log(2))
-    credits = [make_credit(each, loss_mask=np.arange(len(each.token_ids)) > 1) for each in stale]
-    metrics = make_learner(epochs=3, learning_rate=0.1).update(stale, credits, 0)
-    assert metrics["policy/mismatch_kl"] == pytest.approx(1 - np.log(2), abs=1e-4)
-    assert metrics["policy/mismatch_max"] == pytest.approx(np.log(2), abs=1e-4)
-
-
 def test_what_has_no_gradient_counts_in_the_mismatch_and_among_what_could_be_clipped(
     make_learner: Make, samples: Samples
 ) -> None:
@@ -464,3 +457,44 @@ def test_a_reference_with_other_tokens_is_refused(make_learner: Make, tmp_path: 
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"train.reference \S+ has other tokens than \S+; take a model with the same"):
         make_learner(reference=str(tmp_path))
+
+
+@pytest.fixture
+def reference(tiny_model: Path, make_learner: Make) -> Reference:
+    return reference_of(make_learner(with_critic=False), tiny_model)
+
+
+def test_it_scores_masked_tokens_as_the_policy_it_is(
+    reference: Reference, make_learner: Make, trajectories: list[Trajectory]
+) -> None:
+    masks = [each.action_mask for each in trajectories]
+    scores = reference.logprobs(trajectories, masks), make_learner().logprobs(trajectories)
+    for found, own, mask in zip(*scores, masks, strict=True):
+        assert found.dtype == np.float32
+        assert not found[~mask].any()
+        np.testing.assert_allclose(found[mask], own[mask], atol=1e-5)
+
+
+def test_it_stays_what_it_was_while_a_policy_learns(reference: Reference, make_learner: Make, samples: Samples) -> None:
+    masks = [each.action_mask for each in samples.trajectories]
+    before = reference.logprobs(samples.trajectories, masks)
+    learner = make_learner(learning_rate=0.01)
+    learner.update(*samples, 0)
+    for left, right in zip(before, reference.logprobs(samples.trajectories, masks), strict=True):
+        assert left.tolist() == right.tolist()
+    assert not any(parameter.requires_grad for parameter in reference.policy.parameters())
+
+
+def test_with_adapters_it_is_the_learners_own_model(
+    reference: Reference, tiny_model: Path, make_learner: Make, samples: Samples
+) -> None:
+    """No second copy, and what it says is what the model said before its adapters were trained."""
+    learner = make_learner(adapter=LORA, learning_rate=0.01)
+    beneath = reference_of(learner, tiny_model)
+    assert beneath.policy is learner.policy
+    learner.update(*samples, 0)
+    masks = [each.action_mask for each in samples.trajectories]
+    scores = [each.logprobs(samples.trajectories, masks) for each in (reference, beneath)]
+    for left, right, own, mask in zip(*scores, learner.logprobs(samples.trajectories), masks, strict=True):
+        assert left.tolist() == right.tolist()
+        assert np.abs(own[mask] - right[mask]).max() > 1e-3, "the adapters are back in place afterwards"

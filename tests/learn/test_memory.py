@@ -13,13 +13,7 @@ import pytest
 import torch
 import yaml
 from transformers import (
-    FalconConfig,
-    Gemma3Config,
-    Gemma3TextConfig,
-    GPT2Config,
     LlamaConfig,
-    OPTConfig,
-    PreTrainedConfig,
 )
 
 from agent_r1.learn import checkpoint
@@ -49,7 +43,6 @@ from tests.learn.learning import CPU, LORA, Samples
 PARAMS = Path(__file__).parents[2] / "params.yaml"
 LIMITS = load(PARAMS).env.model_copy(update={"max_tokens": 30})
 QWEN_3B, QWEN_7B = (config_of(SHAPES[size], 4096) for size in ("3B", "7B"))
-LAYERS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
 SMALL = LlamaConfig(**SHAPE, vocab_size=100, intermediate_size=48, tie_word_embeddings=False)
 DEMAND = Demand(model=SMALL, dtype=torch.float32, critic=True, reference=SMALL, tokens=10, sampler_gib=3.0)
@@ -65,24 +58,6 @@ def test_parameters_by_hand() -> None:
     # rank times the sum of both sides of each matrix: q, o 64; k, v 48; MLP 80 each
     assert count_parameters(SMALL, LORA).adapters == 2 * 4 * (64 + 64 + 48 + 48 + 3 * 80)
     assert count_parameters(SMALL, LORA).policy == POLICY
-
-
-def test_qwens_have_the_published_numbers() -> None:
-    """3.09 billion, 2.77 billion without the tied embeddings (Qwen2.5 technical report, arXiv 2412.15115); and 7.61."""
-    count = count_parameters(QWEN_3B, None)
-    assert count.policy == count.backbone
-    assert round(count.policy / 1e9, 2) == 3.09
-    assert round((count.policy - 151936 * 2048) / 1e9, 2) == 2.77
-    assert count_parameters(QWEN_7B, None).policy // 10**7 == 761
-
-
-def test_counts_are_the_bytes_that_are_allocated(tiny_model: Path) -> None:
-    model = load_policy(tiny_model, device=CPU)
-    allocated = sum(parameter.untyped_storage().nbytes() for parameter in model.parameters())
-    assert count_parameters(model.config, None).policy * 4 == allocated
-    attach(model, LORA, seed=0)
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    assert count_parameters(model.config, LORA).adapters * 4 == sum(each.untyped_storage().nbytes() for each in trained)
 
 
 def test_the_parts_by_hand() -> None:
@@ -105,15 +80,6 @@ def test_what_saves_memory_of_a_shared_gpu_by_hand() -> None:
     freed = 4 * (POLICY + BACKBONE + 33) + parts["activations"] + parts["logits"]
     assert estimate(replace(demand, sampler_sleeps=True))["sampler"] * GIB == pytest.approx(3 * GIB - freed)
     assert estimate(replace(demand, sampler_sleeps=True, sampler_gib=freed / GIB / 2))["sampler"] == 0
-
-
-def test_on_a_cpu_it_is_said_that_nothing_is_saved(caplog: pytest.LogCaptureFixture) -> None:
-    settings = load(PARAMS)
-    learner = settings.learner.model_copy(update={"optimizer_offload": True})
-    check(SMALL, settings.model_copy(update={"learner": learner}), [RunId("ppo")])
-    assert [each.getMessage() for each in caplog.records if each.levelname == "WARNING"] == [
-        "learner.optimizer_offload: true has no effect on a CPU, whose memory is all that there is"
-    ]
 
 
 def test_a_model_that_reads_too_little_is_refused_by_name() -> None:
@@ -186,32 +152,6 @@ def test_the_demand_of_the_projects_own_params() -> None:
     more = settings.engine.vllm.model_copy(update={"replicas": 2, "tensor_parallel_size": 3})
     settings = settings.model_copy(update={"engine": settings.engine.model_copy(update={"vllm": more})})
     assert demand_of(SMALL, settings, RunId("ppo"), CPU).sampler_gib == pytest.approx(2 * (weights + 3 * cache))
-
-
-def test_a_sampler_in_this_process_keeps_keys_and_values_of_a_batch() -> None:
-    """By hand: 2 layers with keys and values of 2 heads of 8 in float32, 256 bytes a token; 64 contexts of 512."""
-    settings = load(PARAMS)
-    engine = settings.engine.model_copy(update={"kind": "transformers"})
-    demand = demand_of(SMALL, settings.model_copy(update={"engine": engine}), RunId("ppo"), CPU)
-    assert engine.transformers.batch_size == 64
-    assert estimate(demand)["sampler"] * GIB == pytest.approx(4 * POLICY + 64 * 512 * 2 * 2 * 2 * 8 * 4)
-
-
-@pytest.mark.parametrize(
-    ("config", "name", "width"),
-    [
-        (GPT2Config(n_embd=32, n_layer=2, n_head=2), "n_inner", 4 * 32),
-        (OPTConfig(**LAYERS, ffn_dim=48), "ffn_dim", 48),
-        (FalconConfig(**LAYERS), "ffn_hidden_size", 4 * 32),
-        (Gemma3Config(text_config=Gemma3TextConfig(hidden_size=32, num_hidden_layers=2)), "intermediate_size", 9216),
-    ],
-    ids=["gpt2", "opt", "falcon", "gemma3"],
-)
-def test_other_architectures_have_an_mlp_too(config: PreTrainedConfig, name: str, width: int) -> None:
-    """One that is wider by one adds four numbers of float32 per token and layer."""
-    before = activation_bytes(replace(DEMAND, model=config))
-    setattr(config.get_text_config(), name, width + 1)
-    assert activation_bytes(replace(DEMAND, model=config)) - before == 10 * 2 * 4 * 4
 
 
 @pytest.fixture

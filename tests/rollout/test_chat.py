@@ -304,18 +304,6 @@ def test_a_call_goes_in_the_form_of_the_model_and_out_in_that_of_environments(to
     )
 
 
-def test_a_template_that_teaches_no_call_has_its_tools_in_words(
-    tokenizer_of: TokenizerOf, caplog: pytest.LogCaptureFixture
-) -> None:
-    template = str(tokenizer_of("llama3").chat_template).replace("message.tool_calls", "false")
-    chat = Chat(tokenizer_of("llama3", template))
-    assert chat.template.dialect == Dialect(tools=False)
-    with caplog.at_level(logging.INFO, "agent_r1.rollout.chat"):
-        chat.prompts_hash([Opening()])
-    assert caplog.messages == ["the chat template shows no tools: the system message tells them in words"]
-    assert "To call one, write" in chat.decode(Dialogue(chat, "Be brief.", "Who?", [SEARCH]).opening.ids)
-
-
 def test_tools_in_words_by_hand(tokenizer_of: TokenizerOf) -> None:
     chat = Chat(tokenizer_of("mistral"))
     assert chat.decode(Dialogue(chat, "Be brief.", "Who?", [{"name": "f"}]).opening.ids) == (

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -443,17 +442,6 @@ def test_a_thought_that_the_prompt_opens_is_read_with_its_tag(
     assert (trajectory.outcome, trajectory.answer) == (Outcome.ANSWERED, "Q")
 
 
-def test_a_thought_that_the_prompt_opens_and_nobody_closes_is_malformed(
-    hostile_question: Question, hostile_index: Search, tokenizer_of: TokenizerOf
-) -> None:
-    chat = Chat(tokenizer_of("qwen3_thinking"))
-    env = ToolEnv(hostile_question, [search_tool(hostile_index, top_k=1)], max_steps=1)
-    script = ScriptedSampler([["<think><answer>Q</answer>"]], chat)
-    [view] = watch(script, chat, env, max_tokens=4000, max_action_tokens=200)
-    assert view.action == "<think>\n<answer>Q</answer>"
-    assert view.outcome is Outcome.MALFORMED
-
-
 @pytest.fixture(scope="module")
 def sampled(
     engine: Engine, chat: Chat, hostile_question: Question, hostile_index: Search
@@ -476,18 +464,6 @@ def test_trained_tokens_are_the_sampled_ones(sampled: tuple[Recording, list[Traj
         assert not trajectory.logprobs[~mask].any()
         spans = [range(step.action_start, step.action_stop) for step in trajectory.steps]
         assert np.flatnonzero(mask).tolist() == [position for span in spans for position in span]
-
-
-def test_contexts_only_grow(sampled: tuple[Recording, list[Trajectory]]) -> None:
-    sampler, trajectories = sampled
-    for index, trajectory in enumerate(trajectories):
-        pairs = sampler.of(index)
-        for (request, action), (later, _) in pairwise(pairs):
-            grown = request.context + action.token_ids
-            assert later.context[: len(grown)] == grown
-        whole = pairs[-1][0].context + pairs[-1][1].token_ids
-        assert trajectory.token_ids.tolist() == whole
-        assert len(whole) <= 480
 
 
 def test_garbage_brings_every_kind_of_end(sampled: tuple[Recording, list[Trajectory]]) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
-import resource
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +22,6 @@ from agent_r1.rollout.engine_wire import Launch, read_shape
 from agent_r1.rollout.episodes import flowing
 from agent_r1.rollout.sampling import Actor, Engine, EngineError, EngineRestarted, EngineUnavailable, Request
 from agent_r1.rollout.server_engine import SERVER_KEY, StockServer
-from agent_r1.rollout.vllm_engine import Process
 from agent_r1.rollout.vllm_process import engine_options
 from tests.answering import Heard, Said, answering, noted_waits
 
@@ -171,27 +168,6 @@ def test_no_more_connections_are_open_than_there_is_room_for(
         for _ in range(2):
             assert asyncio.run(all_at_once(engine)) == [[100 + i, 9] for i in range(20)]
     assert crowd.most == 3
-
-
-@pytest.mark.parametrize("where", ["port", "socket"])
-def test_a_connection_that_cannot_be_opened_says_why(where: str, tmp_path: Path) -> None:
-    client = Client("http://127.0.0.1:1", 5.0, "", str(tmp_path / "none") if where == "socket" else None)
-    nobody = "FileNotFoundError" if where == "socket" else "ConnectionRefusedError"
-    server = Process("the engine's process", client)
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-
-    async def ask(files: int) -> str:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (files, before[1]))
-        try:
-            with pytest.raises(EngineUnavailable) as fault:
-                await server.rest()
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, before)
-        return str(fault.value)
-
-    said = "the engine's process did not answer /rest in 1 attempts"
-    assert re.fullmatch(rf"{said} \({nobody}: .*\)", asyncio.run(ask(before[0])))
-    assert asyncio.run(ask(3)) == f"{said} (OSError: [Errno 24] Too many open files)"
 
 
 def restart(echo: Echo) -> None:
@@ -399,23 +375,6 @@ def test_an_answer_that_vllm_does_not_give_is_named(
     server.version = "own"
     with pytest.raises(EngineError, match=rf"http://there:1 answered /inference/v1/generate with .*: .*{message}"):
         asyncio.run(server.sample(REQUESTS[0], ACTOR))
-
-
-def test_tokens_of_several_versions_are_another_trainings(opened: Open, tiny_model: Path) -> None:
-    echo = Echo(tiny_model)
-
-    def answer(path: str, body: dict[str, Any]) -> Reply:
-        status, found = echo(path, body)
-        if path == "/inference/v1/generate":
-            found["choices"][0]["weight_versions"].append({"version": "other-1", "start": 1, "end": 2})
-        return status, found
-
-    with (
-        serving(answer) as url,
-        opened(tiny_model, [url]) as engine,
-        pytest.raises(EngineError, match=r"\(other-1, not"),
-    ):
-        engine.sample(REQUESTS[:1])
 
 
 def launched(**changes: Any) -> Launch:

@@ -229,25 +229,6 @@ def test_a_model_that_is_not_there_is_told(kind: str, opener: Callable[..., Open
         opener(kind, **({"urls": ["http://127.0.0.1:1"]} if kind == "server" else {}))(tmp_path)
 
 
-def test_a_folder_is_claimed_as_long_as_a_process_has_its_descriptor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Here one that sleeps, after its parent has let go; killed, it loses the folder at the next claim."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    folder, claim = claim_scratch()
-    (folder / "left").touch()
-    owner = subprocess.Popen(["sleep", "600"], pass_fds=[claim])
-    os.close(claim)
-    others = [claim_scratch()]
-    assert set(tmp_path.iterdir()) == {folder, others[0][0]}
-    owner.kill()
-    owner.wait()
-    others.append(claim_scratch())
-    assert set(tmp_path.iterdir()) == {other for other, _ in others}
-    for _, descriptor in others:
-        os.close(descriptor)
-
-
 @pytest.mark.parametrize("open_kind", ["vllm"], indirect=True)
 def test_two_processes_give_the_bits_of_one(
     engine: Engine, alone: VllmEngine, tiny_model: Path, changed_model: Path

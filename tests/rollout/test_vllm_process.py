@@ -89,23 +89,6 @@ async def turns(count: int = 20) -> None:
         await asyncio.sleep(0)
 
 
-def test_the_requests_of_a_call_are_admitted_together_and_answered_in_their_order() -> None:
-    """Whatever order vLLM finishes them in. Another call may join, and is over before the first."""
-
-    async def script(worker: Worker) -> Any:
-        first = asyncio.create_task(worker.sample(ASKED[:2]))
-        await turns()
-        engine.finish = [1, 2]
-        other = await worker.sample(ASKED[2:3])
-        assert not first.done()
-        engine.finish = [0]
-        return [await first, other]
-
-    engine = ByHand()
-    found = play(engine, script)
-    assert [[action.ids for action in each.actions] for each in found] == [[[0], [1]], [[2]]]
-
-
 def test_a_failure_of_vllm_reaches_all_who_wait_and_all_who_come() -> None:
     async def script(worker: Worker) -> Any:
         waiting = asyncio.gather(*(worker.sample([asked]) for asked in ASKED[:3]), return_exceptions=True)
@@ -119,20 +102,6 @@ def test_a_failure_of_vllm_reaches_all_who_wait_and_all_who_come() -> None:
     with TestClient(create_app(Worker(None, adapters=False, failure=failure)), "http://localhost") as client:
         answer = client.post("/sample", content=json.dumps({"requests": []}))
     assert (answer.status_code, answer.json()["error"]["message"]) == (500, "MemoryError: out of memory")
-
-
-def test_a_cancelled_call_takes_its_requests_out() -> None:
-    async def script(worker: Worker) -> None:
-        given_up, waits = (asyncio.create_task(worker.sample([asked])) for asked in ASKED[:2])
-        await turns()
-        given_up.cancel()
-        await turns()
-        engine.finish = [0, 1]
-        await waits
-
-    engine = ByHand()
-    play(engine, script)
-    assert engine.told == ["add", "add", "abort 0"]
 
 
 def test_a_call_with_a_request_that_vllm_refuses_leaves_nothing_behind() -> None:

@@ -24,8 +24,7 @@ from agent_r1.learn.checkpoint import Progress
 from agent_r1.learn.learner import Learner, Options
 from agent_r1.learn.model import load_policy
 from agent_r1.params import load
-from agent_r1.params.places import RunId
-from agent_r1.params.train import CheckpointParams, KeepParams
+from agent_r1.params.train import KeepParams
 from agent_r1.pretrained import load_model
 from agent_r1.tables import replacing
 from agent_r1.training.folder import AnotherRunError, RunFolder, failed_before
@@ -255,29 +254,6 @@ def test_a_folder_is_for_one_process_at_a_time(path: Path) -> None:
     taken_up(path)
 
 
-def test_what_makes_a_run_is_its_parameters_without_what_it_keeps() -> None:
-    """Nor is how many processes train it: one may go on where two began."""
-
-    def identity(changes: Mapping[str, Any]) -> Identity:
-        config = SETTINGS.run(RunId("ppo"))
-        return Identity.of(SETTINGS, config.model_copy(update=dict(changes)), {"index": "x"})
-
-    plain = identity({})
-    assert plain.parameters["train.credit.lam"] == 0.99
-    assert plain.parameters["engine.kind"] == "vllm"
-    kept = identity({"keep": KeepParams(learner=True, every=3), "checkpoint": CheckpointParams(every=3)})
-    shared = SETTINGS.model_copy(update={"learner": SETTINGS.learner.model_copy(update={"processes": 2})})
-    for same in (kept, Identity.of(shared, SETTINGS.run(RunId("ppo")), {"index": "x"})):
-        assert same.differences_from(plain) == []
-    other = identity({"seed": 1})
-    assert other.differences_from(plain) == ["train.seed 0 -> 1"]
-    was_key = dataclasses.replace(plain, parameters={**plain.parameters, "train.rollout.top_p": 1.0})
-    assert plain.differences_from(was_key) == []
-    was_other = dataclasses.replace(plain, parameters={**plain.parameters, "train.rollout.top_p": 0.9})
-    assert plain.differences_from(was_other) == ["train.rollout.top_p 0.9 -> none"]
-    assert other.fingerprint != plain.fingerprint == identity({}).fingerprint
-
-
 def test_an_iterations_later_metrics_join_its_line_and_leave_the_others(path: Path) -> None:
     folder = taken_up(path)
     folder.record(1, {"validation/success": 0.5, "reward/total": 0.7})
@@ -431,17 +407,6 @@ def test_the_checkpoint_says_which_code_trained_which_iterations(path: Path, lea
     assert folder.progress.code_in_words == f"0-1 {old}, 2-3 {new}"
     folder.save(learner, finished=5)
     assert folder.progress.code_in_words == f"0-1 {old}, 2-3 {new}, 4-4 {old}"
-
-
-def test_iterations_that_a_run_went_back_behind_are_trained_by_the_code_of_the_day(
-    folder: RunFolder, learner: Learner
-) -> None:
-    roll_back(folder, learner)
-    assert folder.progress.code_in_words == f"0-0 {IDENTITY.code_digest}"
-    later = run_folder(folder.path, OTHER_CODE, 9)
-    later.progress = folder.progress
-    later.save(learner, finished=2)
-    assert later.progress.code_in_words == f"0-0 {IDENTITY.code_digest}, 1-1 {OTHER_CODE.code_digest}"
 
 
 def test_going_back_brings_back_the_good_checkpoint(folder: RunFolder, learner: Learner) -> None:

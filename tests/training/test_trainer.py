@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -157,25 +156,6 @@ def test_a_refill_asks_no_question_without_room(tiny_model: Path, tmp_path: Path
     changes = {**SMALL, "env": {**SMALL["env"], "too_long_share": 0.5}, "train": once}
     made(tmp_path / "run", tiny_model, questions=rows, changes=changes).train()
     assert sorted(asked_in(tmp_path / "run", 0)) == ["q0", "q2"]
-
-
-def test_a_dev_question_without_room_is_validated_as_a_wrong_answer(
-    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    dev = [{"question": "Who? " * times, "answers": ["x"]} for times in (1, 60)]
-    (tmp_path / "dev.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in dev))
-    validated = {"iterations": 1, "validation": {"every": 1, "questions": 0}}
-    changes = {
-        **SMALL,
-        "prepare": {"files": {"own": {"dev": {"file": str(tmp_path / "dev.jsonl")}}}},
-        "train": {**SMALL["train"], **validated},
-    }
-    with pytest.raises(ValueError, match=r"1 of 2 dev questions leave no room .*too_long_share 0\.01"):
-        made(tmp_path / "run", tiny_model, changes=changes).train()
-    changes["env"] = {**SMALL["env"], "too_long_share": 0.5}
-    history = made(tmp_path / "run", tiny_model, changes=changes).train()
-    assert [*history["validation/aborted"]] == [0.0]
-    assert "1 of 2 episodes end where the model has no room left" in caplog.text
 
 
 def test_adapters_answer_beside_the_model_that_they_were_trained_on(

@@ -1,12 +1,19 @@
-from pathlib import Path
-from typing import Any
+"""Scores of tokens: micro-batches, chunks and blocks change nothing, whatever a model does to its logits."""
 
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoModelForCausalLM,
     CohereConfig,
@@ -22,8 +29,18 @@ from transformers import (
 
 from agent_r1.learn import scoring
 from agent_r1.learn.model import load_policy
-from agent_r1.learn.scoring import TokenScores, output_of, token_logprobs
-from tests.learn.learning import CPU, gradients
+from agent_r1.learn.scoring import (
+    Compute,
+    TokenScores,
+    micro_batches,
+    minibatches,
+    output_of,
+    pack_by_length,
+    token_logprobs,
+)
+from agent_r1.params.train import UpdateParams
+from agent_r1.records import Trajectory
+from tests.learn.learning import CPU, gradients, with_changes
 
 WORDS, HIDDEN = 97, 32
 IDS = torch.tensor([[30, 31, 32, 33, 34], [40, 41, 42, 0, 0]])
@@ -47,18 +64,6 @@ def model_of(config: PreTrainedConfig) -> PreTrainedModel:
     with torch.no_grad():
         model.get_output_embeddings().weight *= 100  # so that a cap and a scale are felt
     return model
-
-
-@pytest.fixture
-def chunks_of_two_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "CHUNK", 2 * WORDS)
-
-
-def test_selected_logprobs_equal_those_of_the_full_forward(tiny_model: Path) -> None:
-    model = load_policy(tiny_model, device=CPU)
-    full = model(input_ids=IDS).logits.log_softmax(-1)
-    expected = [full[row, token - 1, IDS[row, token]].item() for row, token in MASK.nonzero().tolist()]
-    assert token_logprobs(model, IDS, MASK).tolist() == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
@@ -108,33 +113,6 @@ def test_chunks_change_nothing_but_rounding(
     assert found.keys() == all_at_once.keys()
     for name, gradient in found.items():
         assert torch.allclose(gradient, all_at_once[name], atol=1e-6 * largest), name
-
-
-class Largest(TorchDispatchMode):
-    """Notes the most logits of any tensor that is made, the layer's weights aside."""
-
-    most = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        for each in made if isinstance(made, (tuple, list)) else [made]:
-            if isinstance(each, Tensor) and each.shape[-1:] == (WORDS,) and each.shape[-2:] != (HIDDEN, WORDS):
-                self.most = max(self.most, each.numel())
-        return made
-
-
-@pytest.mark.parametrize("learn", [True, False])
-@pytest.mark.parametrize("in_parts", [True, False])
-def test_no_more_logits_exist_than_a_chunk_has(chunks_of_two_tokens: None, learn: bool, in_parts: bool) -> None:
-    model = model_of(CONFIGS["scaled"])
-    with Largest() as largest, torch.set_grad_enabled(learn):
-        whole = output_of(model, IDS, MASK)
-        parts = whole.cut() if in_parts else [whole]
-        for part in parts:
-            logprobs, _ = part.scores(entropy=False)
-            if learn:
-                logprobs.sum().backward()
-    assert largest.most == 2 * WORDS
 
 
 def test_hidden_states_of_masked_tokens_have_exactly_no_gradient(tiny_model: Path) -> None:
@@ -197,9 +175,61 @@ def test_gradients_agree_with_finite_differences(rows_at_a_time: None) -> None:
     assert torch.autograd.gradcheck(lambda logits: TokenScores.apply(logits.clone(), chosen, True), [logits])
 
 
-def test_whoever_needs_the_logits_that_became_logprobs_is_refused() -> None:
-    logits = torch.randn(5, 7).requires_grad_()
-    needed = logits.exp()  # whose gradient is of itself
-    logprobs, _ = TokenScores.apply(needed, torch.zeros(5, dtype=torch.long), False)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        logprobs.sum().backward()
+COMPUTE = Compute(device=CPU, dtype=torch.float32, max_tokens=100)
+
+
+def test_micro_batches_by_hand() -> None:
+    # Sorted: 9 | 5 4 | 4 2 1 with a budget of 12: 9 alone, 2 rows of 5 are 10 (3 would be 15), 3 rows of 4 are 12.
+    assert pack_by_length([[4], [9], [1], [5], [4], [2]], max_tokens=12) == [[1], [3, 0], [4, 5, 2]]
+
+
+def test_the_contexts_of_a_trajectory_stay_together() -> None:
+    # Three rows of 4 are 12, and with a fourth 16; a trajectory of four rows of 4 is beyond the budget and alone.
+    assert pack_by_length([[2, 3], [4], [3]], max_tokens=12) == [[1, 0], [2]]
+    assert pack_by_length([[4], [4, 1, 1, 1], [2]], max_tokens=12) == [[0], [1], [2]]
+
+
+@given(st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=3), max_size=40), st.integers(1, 200))
+def test_micro_batches_take_everything_once_within_the_budget(lengths: list[list[int]], max_tokens: int) -> None:
+    groups = pack_by_length(lengths, max_tokens)
+    assert sorted(row for group in groups for row in group) == list(range(len(lengths)))
+    for group in groups:
+        contexts = [length for row in group for length in lengths[row]]
+        assert len(group) == 1 or len(contexts) * max(contexts) <= max_tokens
+
+
+def test_minibatches_split_all_rows_by_iteration_and_epoch(update_params: UpdateParams) -> None:
+    params = with_changes(update_params, minibatches=3, epochs=2)
+
+    def split(iteration: int) -> list[list[list[int]]]:
+        found = list(
+            minibatches(range(10), with_changes(update_params, minibatches=3, epochs=2), seed=1, iteration=iteration)
+        )
+        return [found[:3], found[3:]]
+
+    for epoch in split(0):
+        assert [len(part) for part in epoch] == [4, 3, 3]
+        assert sorted(row for part in epoch for row in part) == list(range(10))
+    assert split(0) == split(0)
+    assert len({str(epoch) for iteration in range(2) for epoch in split(iteration)}) == 4
+
+
+def test_each_row_is_a_minibatch_where_there_are_fewer(update_params: UpdateParams) -> None:
+    """A filter keeps a group of 4, and the world cut one of its episodes short."""
+    params = with_changes(update_params, minibatches=4, epochs=2)
+    found = list(minibatches(range(3), params, seed=0, iteration=0))
+    assert sorted(found[:3]) == sorted(found[3:]) == [[0], [1], [2]]
+    assert not list(minibatches([], params, seed=0, iteration=0))
+
+
+def test_a_micro_batch_takes_entries_in_the_order_of_its_mask(make_trajectory: Callable[..., Trajectory]) -> None:
+    lengths, starts = [2, 6, 1], [[0], [0, 4], [0]]
+    rows = [make_trajectory(i, [0] * length, None, starts[i]) for i, length in enumerate(lengths)]
+    sequences = [np.arange(10 * i, 10 * i + length, dtype=np.int32) for i, length in enumerate(lengths, start=1)]
+    rows = [dataclasses.replace(row, token_ids=ids) for row, ids in zip(rows, sequences, strict=True)]
+    masks = [np.isin(ids, [11, 21, 23, 25]) for ids in sequences]
+    (batch,) = micro_batches(rows, masks, COMPUTE)
+    assert batch.rows == [1, 0]  # the longest first; the one without a selected token is left out
+    assert batch.ids.tolist() == [[20, 21, 22, 23], [24, 25, 0, 0], [10, 11, 0, 0]]  # a context is a row
+    assert batch.take(sequences).tolist() == batch.ids[batch.mask].tolist() == [21, 23, 25, 11]
+    assert [piece.tolist() for piece in batch.split(batch.take(sequences))] == [[21, 23, 25], [11]]
