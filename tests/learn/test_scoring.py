@@ -202,9 +202,7 @@ def test_minibatches_split_all_rows_by_iteration_and_epoch(update_params: Update
     params = with_changes(update_params, minibatches=3, epochs=2)
 
     def split(iteration: int) -> list[list[list[int]]]:
-        found = list(
-            minibatches(range(10), with_changes(update_params, minibatches=3, epochs=2), seed=1, iteration=iteration)
-        )
+        found = list(minibatches(range(10), params, seed=1, iteration=iteration))
         return [found[:3], found[3:]]
 
     for epoch in split(0):

@@ -73,10 +73,8 @@ def _same(env: Any, seed: int) -> Any:
 
 
 def attempts(envs: Sequence[Any]) -> list[Attempt]:
-    return [
-        Attempt(question_id=f"q{i // 2}", group=i // 2, sample=i % 2, env=partial(_same, env))
-        for i, env in enumerate(envs)
-    ]
+    pairs = enumerate(envs)
+    return [Attempt(question_id=f"q{i // 2}", group=i // 2, sample=i % 2, env=partial(_same, env)) for i, env in pairs]
 
 
 def run(sampler: Sampler, chat: Chat, envs: Sequence[Any], iteration: int = 0, **limits: float) -> list[Trajectory]:
@@ -131,37 +129,19 @@ def watch(sampler: Sampler, chat: Chat, env: Any, **limits: int) -> list[StepVie
         return list(follow(sampler, chat, attempt, shared, seed=7))
 
 
-def test_an_episode_followed_by_hand(chat: Chat) -> None:
-    actions = [chat.encode_action(text) for text in ("<think>x</think>go", "stop")]
-    dialogue = Dialogue(chat, "Be brief.", "Who?")
-    opening, reply = dialogue.opening.ids, dialogue.reply(actions[0], ["seen"], closed=True).ids
-    first, second = watch(ScriptedSampler([["<think>x</think>go", "stop"]], chat), chat, Echo("seen", steps=1))
-    assert (first.action, first.observations, first.outcome, first.answer) == (
-        "<think>x</think>go",
-        ("seen",),
-        None,
-        "",
-    )
-    assert first.tokens == len(opening + actions[0] + reply)
-    assert (second.action, second.observations, second.outcome, second.answer) == ("stop", (), Outcome.ANSWERED, "a")
-    assert second.tokens == len(opening + actions[0] + reply + actions[1])
-    assert [view.step.rewards for view in (first, second)] == [{"think": 1.0, "progress": 1.0}, {"em": 1.0}]
-
-
-def test_a_step_is_seen_before_the_next_is_sampled(chat: Chat) -> None:
-    sampler = Recording(ScriptedSampler([["a"] * 3], chat))
-    [attempt] = attempts([Echo("o", steps=2)])
+def test_an_episode_is_followed_step_by_step(chat: Chat) -> None:
+    """Each step is seen before the next is sampled."""
+    sampler = Recording(ScriptedSampler([["<think>x</think>go", "stop"]], chat))
+    [attempt] = attempts([Echo("seen", steps=1)])
     with Shared(LIMITS) as shared:
-        steps = follow(sampler, chat, attempt, shared, seed=7)
-        assert sampler.rounds == []
-        sampled = [len(sampler.rounds) for _ in steps]
-    assert sampled == [1, 2, 3]
-
-
-def test_an_observation_that_was_not_appended_is_not_seen(chat: Chat) -> None:
-    limit = len(Dialogue(chat, "Be brief.", "Who?").opening.ids) + len(chat.encode_action("go"))
-    [view] = watch(ScriptedSampler([["go"]], chat), chat, Echo("seen", steps=9), max_tokens=limit)
-    assert (view.outcome, view.observations, view.tokens) == (Outcome.TOKEN_LIMIT, (), limit)
+        views = [(view, len(sampler.rounds)) for view in follow(sampler, chat, attempt, shared, seed=7)]
+    [trajectory] = run(ScriptedSampler([["<think>x</think>go", "stop"]], chat), chat, [Echo("seen", steps=1)])
+    (first, sampled), (second, then_sampled) = views
+    assert (sampled, then_sampled) == (1, 2)
+    assert [view.step.rewards for view in (first, second)] == [step.rewards for step in trajectory.steps]
+    assert (first.tokens, second.tokens) == (trajectory.steps[1].action_start, len(trajectory.token_ids))
+    assert (first.action, first.observations, first.outcome) == ("<think>x</think>go", ("seen",), None)
+    assert (second.action, second.observations, second.outcome, second.answer) == ("stop", (), Outcome.ANSWERED, "a")
 
 
 def test_rounds_seeds_and_order(chat: Chat) -> None:
@@ -269,6 +249,8 @@ def test_an_observation_without_room_is_not_appended(chat: Chat, spare: int) -> 
         assert trajectory.token_ids.tolist() == opening + action
     read = {"progress": 1.0} if spare else {}  # an observation that nobody reads earns nothing
     assert trajectory.steps[0].rewards == {"think": 1.0} | read
+    view, *_ = watch(ScriptedSampler([["go", "go"]], chat), chat, Echo("seen", steps=9), max_tokens=limit)
+    assert view.observations == ("seen",) * spare
 
 
 @pytest.mark.parametrize("order", ["rounds", "arrival"])
@@ -294,31 +276,21 @@ def test_a_person_whose_question_leaves_no_room_is_told_so(chat: Chat) -> None:
         watch(ScriptedSampler([["a"]], chat), chat, Echo("o", 0), max_tokens=length)
 
 
-def test_a_script_must_last(chat: Chat) -> None:
-    with pytest.raises(ValueError, match="script of episode 0 ends"):
-        run(ScriptedSampler([["a"]], chat), chat, [Echo("o", steps=1)])
-
-
 @pytest.mark.parametrize(
     ("ids", "logprobs", "stop_reason", "message"),
     [
-        ([7] * 65, 65, StopReason.LENGTH, "at most 64 tokens has 65"),
-        ([7, 7], 1, StopReason.LENGTH, "has 2 and 1 logprobs"),
-        ([7], 1, StopReason.END, "stopped by end ends with token 7"),
+        ([7] * 65, [0.0] * 65, StopReason.LENGTH, "at most 64 tokens has 65"),
+        ([7, 7], [0.0], StopReason.LENGTH, "has 2 and 1 logprobs"),
+        ([7], [0.0], StopReason.END, "stopped by end ends with token 7"),
+        ([7], [np.nan], StopReason.LENGTH, "question 'q0', sample 0, step 0, weights of version 0"),
     ],
 )
 def test_an_action_that_is_no_answer_to_its_request_is_refused(
-    chat: Chat, ids: list[int], logprobs: int, stop_reason: StopReason, message: str
+    chat: Chat, ids: list[int], logprobs: list[float], stop_reason: StopReason, message: str
 ) -> None:
-    action = Action(token_ids=ids, logprobs=np.zeros(logprobs, np.float32), stop_reason=stop_reason)
+    action = Action(token_ids=ids, logprobs=np.array(logprobs, np.float32), stop_reason=stop_reason)
     with pytest.raises(EngineError, match=message):
         run(SimpleNamespace(sample=lambda _: [action]), chat, [Echo("o", steps=1)], max_action_tokens=64)
-
-
-def test_logprobs_that_are_not_finite_name_request_and_weights(chat: Chat) -> None:
-    action = Action(token_ids=[7], logprobs=np.array([np.nan], np.float32), stop_reason=StopReason.LENGTH)
-    with pytest.raises(EngineError, match=r"question 'q0', sample 0, step 0, weights of version 0"):
-        run(SimpleNamespace(sample=lambda _: [action]), chat, [Echo("o", steps=1)])
 
 
 @dataclass
