@@ -165,13 +165,6 @@ def test_merged_weights_complete_a_checkpoint_once(make_learner: Make, alone: Pa
     assert checkpoint.load(alone, learner) == after(3)
 
 
-def test_a_checkpoint_without_adapters_is_complete(folder: Path) -> None:
-    before = contents(folder)
-    checkpoint.complete(folder, lambda _: pytest.fail("there is nothing to merge"))
-    checkpoint.complete(folder / "elsewhere", lambda _: pytest.fail("there is nothing at all"))
-    assert contents(folder) == before
-
-
 @pytest.mark.parametrize("fault", [KeyboardInterrupt, OSError])
 def test_what_keeps_from_merging_leaves_the_adapters_as_they_are(alone: Path, fault: type[BaseException]) -> None:
     before = contents(alone)

@@ -230,25 +230,6 @@ def test_the_number_of_optimiser_steps_is_the_same_whatever_is_kept(
     assert steps == ["policy"] * 6 + ["critic"] * 4
 
 
-def test_the_policy_learns_the_same_however_often_the_critic_learns(make_learner: Make, samples: Samples) -> None:
-    once = make_learner(minibatches=2)
-    often = make_learner(minibatches=2, critic={"epochs": 4, "minibatches": 2})
-    losses = [learner.update(*samples, 0)["critic/loss"] for learner in (once, often)]
-    assert same_bits(weights(once.policy), weights(often.policy))
-    assert losses[1] < losses[0], "the mean over four passes"
-
-
-def test_where_nothing_is_kept_nothing_changes(make_learner: Make, samples: Samples) -> None:
-    learner = make_learner()
-    before = weights(learner.policy)
-    metrics = learner.update(samples.trajectories, changed(samples.credits, kept=lambda _: False), 0)
-    assert same_bits(before, weights(learner.policy))
-    assert learner.policy_version == 0
-    rates = {"policy/learning_rate": 1e-3, "critic/learning_rate": 1e-3}
-    amounts = ("update/trained_share", "update/episodes", "update/tokens", "cost/gpu_peak_gib")
-    assert metrics == {**dict.fromkeys(amounts, 0.0), **rates}
-
-
 def test_the_version_counts_the_updates_that_took_a_step(make_learner: Make, samples: Samples) -> None:
     """Equal returns give advantages of 0, with which GRPO has nothing to learn; the same weights are no new version."""
     learner = make_learner(with_critic=False)
@@ -462,17 +443,6 @@ def test_a_reference_with_other_tokens_is_refused(make_learner: Make, tmp_path: 
 @pytest.fixture
 def reference(tiny_model: Path, make_learner: Make) -> Reference:
     return reference_of(make_learner(with_critic=False), tiny_model)
-
-
-def test_it_scores_masked_tokens_as_the_policy_it_is(
-    reference: Reference, make_learner: Make, trajectories: list[Trajectory]
-) -> None:
-    masks = [each.action_mask for each in trajectories]
-    scores = reference.logprobs(trajectories, masks), make_learner().logprobs(trajectories)
-    for found, own, mask in zip(*scores, masks, strict=True):
-        assert found.dtype == np.float32
-        assert not found[~mask].any()
-        np.testing.assert_allclose(found[mask], own[mask], atol=1e-5)
 
 
 def test_it_stays_what_it_was_while_a_policy_learns(reference: Reference, make_learner: Make, samples: Samples) -> None:

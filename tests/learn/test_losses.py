@@ -39,10 +39,6 @@ def logs(*numbers: float, **options: Any) -> Tensor:
     return torch.tensor([math.log(number) for number in numbers], **options)
 
 
-def test_ratio_of_tokens() -> None:
-    assert policy_ratio(logs(0.2, 0.3), logs(0.1, 0.6)).tolist() == pytest.approx([2, 0.5])
-
-
 def test_ratio_of_spans_is_their_geometric_mean() -> None:
     # (2 * 8)^(1/2) = 4, (1/2 * 1 * 1/4)^(1/3) = 1/2, and a span of one token
     ratio = policy_ratio(logs(2, 8, 0.5, 1, 0.25, 3), torch.zeros(6), [2, 3, 1])
@@ -219,15 +215,6 @@ def test_kl_and_entropy_are_of_sampled_tokens_alone(update_params: UpdateParams)
     given = tokens(reference_logprobs=[LN2, LN2], entropy=[2.0, 6.0], sampled=[True, False])
     assert token_losses(given, params).tolist() == pytest.approx([-1 + 0.5 * (1 - LN2) - 0.2, -1])
     assert policy_metrics(given, params, 2, 1)["policy/entropy"] == 2
-
-
-def test_the_importance_cap_by_hand(update_params: UpdateParams) -> None:
-    # Learner before the update against sampler: 4, capped at 2; 1/2; not sampled, so equal: 1.
-    # The ratio is that of the learner after to before, 5/4, and only the clipped objective is weighted.
-    old = torch.tensor([4.0, 0.5, 1.0]).log()
-    given = tokens(logprobs=old + math.log(1.25), old_logprobs=old, reference_logprobs=old + math.log(1.25))
-    params = with_changes(update_params, importance_cap=2.0, kl_loss=1.0)
-    assert token_losses(given, params).tolist() == pytest.approx([-2.5, -0.625, -1.25])
 
 
 @pytest.mark.parametrize(

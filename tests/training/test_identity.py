@@ -76,7 +76,6 @@ def test_it_is_gone_on_with_and_not_moved_aside(
 @pytest.mark.parametrize(
     ("then", "today", "difference"),
     [
-        ({"train__rollout__temperature": 0.7}, {}, "train.rollout.temperature 0.7 -> none"),
         ({"train__rollout__top_p": 0.95}, {}, "train.rollout.top_p 0.95 -> none"),
         ({"train__gone": 1}, {}, "train.gone 1 -> none"),
         ({}, {"model__dtype": "bfloat16"}, "model.dtype auto -> bfloat16"),
@@ -93,7 +92,6 @@ def test_it_is_gone_on_with_and_not_moved_aside(
         ),
         ({}, {"env__gymnasium__lake__success": "truncated"}, "env.gymnasium.lake.success none -> truncated"),
         ({}, {"train__new": 0}, "train.new none -> 0"),
-        ({"train__credit__lam": 0.95}, {}, "train.credit.lam 0.95 -> 0.99"),
     ],
 )
 def test_any_other_value_is_another_run(

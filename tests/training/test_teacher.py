@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +21,7 @@ from agent_r1.records import Credit, Source, Trajectory
 from agent_r1.tables import read_rows
 from agent_r1.training.teacher import ServedTeacher
 from tests.answering import Heard, Said, answering
-from tests.fixtures import Task, wait_until_healthy
+from tests.fixtures import Task, vllm_server
 from tests.trajectories import from_parts
 
 WINDOW = 512
@@ -35,29 +31,15 @@ HERE = Compute(device=torch.device("cpu"), dtype=torch.float32, max_tokens=2048)
 
 @pytest.fixture(scope="module")
 def teacher_server(
-    tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerFast, free_port: Callable[[], int]
+    tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> Iterator[tuple[Path, str]]:
     """The folder of a model, and where vLLM's own API has it under the name `teacher`."""
-    folder, port = tmp_path_factory.mktemp("teacher"), free_port()
+    folder = tmp_path_factory.mktemp("teacher")
     model = new_model(tiny_tokenizer, hidden_size=64, layers=2, heads=2, max_tokens=WINDOW, seed=3)
     model.save_pretrained(folder)
     tiny_tokenizer.save_pretrained(folder)
-    options = {"model": folder, "served-model-name": "teacher", "host": "127.0.0.1", "port": port, "dtype": "float32"}
-    given = [f"--{name}={value}" for name, value in options.items()]
-    with (log := folder / "server.log").open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *given, "--enforce-eager"],
-            env=os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1"},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        wait_until_healthy(f"http://127.0.0.1:{port}", process, log)
-        yield folder, f"http://127.0.0.1:{port}/v1"
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    with vllm_server(folder, "--served-model-name", "teacher", VLLM_CPU_KVCACHE_SPACE="1") as url:
+        yield folder, f"{url}/v1"
 
 
 def episode(*lengths: int, context_starts: list[int] | None = None) -> Trajectory:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -121,31 +122,18 @@ def verdict(decision: RunDecision, *signs: str) -> Verdict:
     return Verdict(alarms=alarms, clean=not alarms, decision=decision, rollbacks=1)
 
 
-class Tags(Unrecorded):
-    """A record that keeps the tags, and how often it was rewound."""
-
-    def __init__(self) -> None:
-        self.tags: dict[str, str] = {}
-        self.rewound = 0
-
-    def tag(self, name: str, value: str) -> None:
-        self.tags[name] = value
-
-    def rewind(self) -> None:
-        self.rewound += 1
-
-
 def test_log_and_tags_name_what_was_seen(caplog: pytest.LogCaptureFixture) -> None:
-    record = Tags()
+    record = Mock(spec=Unrecorded)
     with caplog.at_level(logging.WARNING):
         announce(verdict(RunDecision.GO_ON), record, 3)
-        assert (caplog.text, record.tags) == ("", {})
+        assert (caplog.text, record.mock_calls) == ("", [])
         announce(verdict(RunDecision.ROLL_BACK, "entropy_fall", "reward_std_fall"), record, 4)
     assert "iteration 4 shows signs of collapse, the run rolled back: entropy_fall: " in caplog.text
     assert "and was 0.3 (what helps: train.rollout.samples, train.credit.filter.refill, " in caplog.text
-    assert record.tags["monitor/signs"] == "entropy_fall, reward_std_fall"
-    assert record.tags["monitor/last_alarm"].startswith("iteration 4, rolled back: entropy_fall")
-    assert (record.tags["monitor/rollbacks"], record.rewound) == ("2", 1)
+    tags = dict(each.args for each in record.tag.mock_calls)
+    assert tags["monitor/signs"] == "entropy_fall, reward_std_fall"
+    assert tags["monitor/last_alarm"].startswith("iteration 4, rolled back: entropy_fall")
+    assert (tags["monitor/rollbacks"], record.rewind.call_count) == ("2", 1)
 
 
 def test_a_sign_is_told_before_it_is_an_alarm(caplog: pytest.LogCaptureFixture) -> None:
