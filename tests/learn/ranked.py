@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from agent_r1.devices.meeting import Place, joined
 from agent_r1.devices.sharing import ALONE, Ranks, led, whole
@@ -62,6 +63,7 @@ class Found:
     weights: dict[str, Tensor] = field(default_factory=dict)
     start: dict[str, Tensor] = field(default_factory=dict)  # with buffers and the reference, before any update
     sums: dict[str, int] = field(default_factory=dict)  # of the weights in bfloat16, before any update
+    kept: int = 0  # bytes of the policy's weights between two calls
     fault: str = ""
 
 
@@ -93,7 +95,10 @@ def learned(case: Case, ranks: Ranks = ALONE) -> Found:
     if case.end:
         checkpoint.save(case.end, learner, Progress(iterations=iteration + case.updates, policy_version=0))
         checkpoint.hand_over(case.end.with_name(f"{case.end.name} handed"), learner, halved=True)
-    return Found(learner.gradients, metrics, scores, weights_of(learner), start, sums)
+    kept = sum(
+        each.to_local().nbytes if isinstance(each, DTensor) else each.nbytes for each in learner.policy.parameters()
+    )
+    return Found(learner.gradients, metrics, scores, weights_of(learner), start, sums, kept)
 
 
 @led

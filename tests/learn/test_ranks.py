@@ -170,6 +170,7 @@ def test_two_ranks_learn_as_one_does(name: str, cases: dict[str, Case], shared: 
         for ours, theirs in zip(left, right, strict=True):
             np.testing.assert_allclose(ours, theirs, atol=2e-5)
     assert largest_difference(together.weights, alone.weights) < 1e-5
+    assert together.kept == pytest.approx(alone.kept / 2, rel=0.01), "no rank keeps the weights of the others"
 
 
 def test_ranks_start_with_the_bits_of_one(starts: dict[str, Case], shared: dict[str, Found]) -> None:

@@ -76,11 +76,6 @@ def play(sampler: Sampler, chat: Chat, kind: str, every: int, *, tools: Any = ()
         return recording, collect(recording, chat, attempts, shared, seed=7)
 
 
-def test_appended_such_an_episode_ends_at_the_limit(engine: Engine, chat: Chat) -> None:
-    _, trajectories = play(engine, chat, "append", 0)
-    assert {each.outcome for each in trajectories} == {Outcome.TOKEN_LIMIT}
-
-
 @pytest.fixture(scope="module", params=[("window", True), ("window", False), ("summary", True), ("summary", False)])
 def rewritten(request: pytest.FixtureRequest, engine: Engine, chat: Chat) -> Played:
     """Episodes of an untrained policy, with tools and without."""
