@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from agent_r1.inspection.replay import PolicyGradient, cosine, policy_gradient
+from agent_r1.inspection.replay import PolicyGradient, policy_gradient
 from agent_r1.learn.gradients import (
     asked_of_learner,
     credited,
@@ -48,21 +47,6 @@ def measured(
 
 def after_prompt(trajectory: Trajectory) -> np.ndarray:
     return np.logical_or.accumulate(trajectory.action_mask)
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "expected"),
-    [
-        (vector(1, 0), vector(5, 0), 1.0),
-        (vector(1, 0), vector(0, 2), 0.0),
-        (vector(1, 0), vector(-3, 0), -1.0),
-        (vector(1, 0), vector(1, 1), math.sqrt(0.5)),
-        (vector(3, 4), vector(4, 3), 0.96),  # 24 / 25
-        (vector(0, 0), vector(1, 0), math.nan),  # zeros have no direction
-    ],
-)
-def test_cosine(one: Tensor, other: Tensor, expected: float) -> None:
-    assert cosine(one, other) == pytest.approx(expected, abs=1e-12, nan_ok=True)
 
 
 def test_the_numbers_of_a_gradient() -> None:

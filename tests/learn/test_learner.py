@@ -259,22 +259,6 @@ def test_masked_tokens_change_no_weight_whatever_their_credit(make_learner: Make
     assert same_bits(clean, dirty)
 
 
-def test_metrics_before_any_change(make_learner: Make, samples: Samples) -> None:
-    metrics = make_learner().update(*samples, 0)
-    advantages = np.concatenate([each.advantages[each.loss_mask] for each in samples.credits])
-    targets = np.concatenate([each.value_targets[each.critic_mask] for each in samples.credits])
-    assert metrics["policy/loss"] == pytest.approx(-advantages.mean(), abs=1e-5)  # rho = 1 everywhere
-    assert metrics["critic/loss"] == pytest.approx((targets**2).mean() / 2, abs=1e-5)  # V = 0 everywhere
-    assert metrics["policy/clip_fraction"] == 0.0
-    assert metrics["policy/mismatch_kl"] == pytest.approx(0.0, abs=1e-6)
-    assert metrics["policy/mismatch_max"] < 1e-4
-    assert 5.0 < metrics["policy/entropy"] < np.log(600)
-    assert metrics["policy/grad_norm"] > 0
-    assert metrics["critic/grad_norm"] > 0
-    assert metrics["update/trained_share"] == 1.0
-    assert metrics["update/tokens"] == 9 + 5 + 12 + 9
-
-
 def test_what_has_no_gradient_counts_in_the_mismatch_and_among_what_could_be_clipped(
     make_learner: Make, samples: Samples
 ) -> None:

@@ -45,14 +45,6 @@ def test_ratio_of_spans_is_their_geometric_mean() -> None:
     assert ratio.tolist() == pytest.approx([4, 4, 0.5, 0.5, 0.5, 3])
 
 
-def test_the_tokens_of_a_span_share_its_gradient() -> None:
-    # d(rho)/d(logprob) = rho / length at each token of the span, and each of its tokens carries rho: rho in total.
-    logprobs = logs(2, 8, 3, requires_grad=True)
-    policy_ratio(logprobs, torch.zeros(3), [2, 1]).sum().backward()
-    assert logprobs.grad is not None
-    assert logprobs.grad.tolist() == pytest.approx([4, 4, 3])
-
-
 def test_logarithms_of_ratios_end_at_20_nats_and_have_no_gradient_there() -> None:
     # 21 and -1000 nats, and a span whose mean is 30; 19 and a span of mean 2 stay as they are.
     logprobs = torch.tensor([21.0, -1000.0, 19.0], requires_grad=True)
@@ -200,13 +192,6 @@ def test_gspo_token_has_the_sequences_value_and_each_tokens_own_gradient(update_
     assert together[0] == pytest.approx(apart[0])
     assert apart[1] == pytest.approx([-1.1, -3.3, 0, 0])
     assert together[1] == pytest.approx([-2.2, -2.2, 0, 0])
-
-
-def test_the_kl_to_the_reference_by_hand(update_params: UpdateParams) -> None:
-    # Drawn by the policy with x = log(reference / policy) = ln 2, -ln 2: 1 - ln 2, ln 2 - 1/2; coefficient 1/2
-    params = with_changes(update_params, kl_loss=0.5)
-    found = token_losses(tokens(reference_logprobs=[LN2, -LN2], advantages=[0.0, 1.0]), params)
-    assert found.tolist() == pytest.approx([0.5 * (1 - LN2), -1 + 0.5 * (LN2 - 0.5)])
 
 
 def test_kl_and_entropy_are_of_sampled_tokens_alone(update_params: UpdateParams) -> None:

@@ -100,7 +100,6 @@ def test_packed_logprobs_and_gradients_are_those_of_padded_rows(config: PreTrain
 
 
 PADDED, PACKED = model_of(CONFIGS["windows"]), model_of(CONFIGS["windows"])
-pack(PACKED)
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=8), min_size=1, max_size=4))

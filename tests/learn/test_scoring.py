@@ -10,10 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import (
     AutoModelForCausalLM,
     CohereConfig,
@@ -24,7 +21,6 @@ from transformers import (
     OPTConfig,
     PreTrainedConfig,
     PreTrainedModel,
-    Qwen2Config,
 )
 
 from agent_r1.learn import scoring
@@ -144,18 +140,6 @@ def rows_at_a_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(scoring, "BLOCK", request.param)
 
 
-@pytest.mark.parametrize(("kind", "chunks", "block"), [("cpu", 3, 2**20), ("cuda", 1, 2**24)])
-def test_a_gpu_holds_more_logits_at_a_time(kind: str, chunks: int, block: int) -> None:
-    """500 tokens over 152,000 words are 76 million logits, of which 2^25 or 2^27 are a chunk."""
-    model = AutoModelForCausalLM.from_config(
-        Qwen2Config(vocab_size=152000, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
-    )
-    with FakeTensorMode():
-        tokens = torch.empty(500, 8, device=kind)
-        assert scoring.Output(model, None, tokens, tokens)._chunks == chunks
-    assert scoring.room(kind)[1] == block
-
-
 def test_blocks_of_rows_change_no_bit(rows_at_a_time: None) -> None:
     draws = torch.Generator().manual_seed(0)
     logits = (4 * torch.randn(5, 7, generator=draws)).requires_grad_()
@@ -187,15 +171,6 @@ def test_the_contexts_of_a_trajectory_stay_together() -> None:
     # Three rows of 4 are 12, and with a fourth 16; a trajectory of four rows of 4 is beyond the budget and alone.
     assert pack_by_length([[2, 3], [4], [3]], max_tokens=12) == [[1, 0], [2]]
     assert pack_by_length([[4], [4, 1, 1, 1], [2]], max_tokens=12) == [[0], [1], [2]]
-
-
-@given(st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=3), max_size=40), st.integers(1, 200))
-def test_micro_batches_take_everything_once_within_the_budget(lengths: list[list[int]], max_tokens: int) -> None:
-    groups = pack_by_length(lengths, max_tokens)
-    assert sorted(row for group in groups for row in group) == list(range(len(lengths)))
-    for group in groups:
-        contexts = [length for row in group for length in lengths[row]]
-        assert len(group) == 1 or len(contexts) * max(contexts) <= max_tokens
 
 
 def test_minibatches_split_all_rows_by_iteration_and_epoch(update_params: UpdateParams) -> None:

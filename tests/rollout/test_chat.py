@@ -22,7 +22,7 @@ from agent_r1.envs.base import Conversation, Env, parse_action
 from agent_r1.envs.tool_env import advice, example_call
 from agent_r1.records import Source
 from agent_r1.rollout.chat import Chat, Dialogue
-from agent_r1.rollout.codec import Dialect, Encoded, Piece, Tools
+from agent_r1.rollout.codec import Encoded, Piece, Tools
 
 QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
 SEARCH = {"type": "function", "function": {"name": "search", "description": "Finds.", "parameters": QUERY}}
@@ -276,16 +276,6 @@ def test_an_example_with_another_tool_is_refused(tokenizer_of: TokenizerOf) -> N
         Dialogue(Chat(tokenizer_of("qwen3")), "Be brief.", "Who?", [SEARCH], [example(call)])
 
 
-@pytest.mark.parametrize("style", STYLES)
-def test_what_a_style_cannot_render_is_put_in_another_way(style: str, tokenizer_of: TokenizerOf) -> None:
-    chat = Chat(tokenizer_of(style))
-    native = style != "mistral"
-    later = {"later": style not in ("qwen2_5", "mistral"), "rows": native}  # system messages, users in a row
-    assert chat.template.dialect == Dialect(system=native, tools=native, observations=native, **later)
-    text = chat.decode(Dialogue(chat, "Be brief.", "Who?", [SEARCH]).opening.ids)
-    assert all(part in text for part in ("Be brief.", "Who?", '"search"', '"query"'))
-
-
 def test_a_call_goes_in_the_form_of_the_model_and_out_in_that_of_environments(tokenizer_of: TokenizerOf) -> None:
     chat = Chat(tokenizer_of("llama3"))
     call = '<think>So.</think>\n<tool_call>\n{"name": "search", "arguments": {"query": "<|eot_id|>"}}\n</tool_call>'
@@ -354,14 +344,6 @@ def test_a_template_that_writes_the_date_writes_the_same_every_day(
         openings.append(chat.decode(Dialogue(chat, "Be brief.", "Who?").opening.ids))
     assert openings[0] == openings[1]
     assert openings[0].startswith("<s>Today Date: 26 Jul 2024<|start_header_id|>system")
-
-
-def test_prompt_hash_knows_system_tools_and_template(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
-    chat = Chat(tiny_tokenizer)
-    other = with_template(tiny_tokenizer, str(tiny_tokenizer.chat_template).replace("\\nTools:", "\\nYou have:"))
-    hashes = [chat.prompt_hash("a"), chat.prompt_hash("b"), chat.prompt_hash("a", [SEARCH])]
-    assert len({*hashes, Chat(other).prompt_hash("a", [SEARCH])}) == 4
-    assert chat.prompt_hash("a") == Chat(tiny_tokenizer).prompt_hash("a")
 
 
 @pytest.mark.parametrize(

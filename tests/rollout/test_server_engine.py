@@ -23,7 +23,7 @@ from agent_r1.rollout.episodes import flowing
 from agent_r1.rollout.sampling import Actor, Engine, EngineError, EngineRestarted, EngineUnavailable, Request
 from agent_r1.rollout.server_engine import SERVER_KEY, StockServer
 from agent_r1.rollout.vllm_process import engine_options
-from tests.answering import Heard, Said, answering, noted_waits
+from tests.answering import Heard, Said, answering
 
 Reply = tuple[int, dict[str, Any]]
 Open = Callable[..., Engine]
@@ -302,20 +302,6 @@ def test_a_server_that_is_down_or_says_nothing_is_told(free_port: Callable[[], i
         server = connected(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.1)
         with pytest.raises(EngineError, match=r"did not answer .*took longer than 0.1 s.*engine\.server\.timeout_s"):
             described(server)
-
-
-def test_a_busy_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The seconds between are not waited here. A server that stayed down is asked once."""
-    waits = noted_waits(monkeypatch)
-    statuses = [503, 408, 200, 503, 503, 503, 503]
-    with serving(lambda *_: (statuses.pop(0), {"results": [DESCRIPTION]})) as url:
-        server = connected(url, retries=2)
-        assert described(server) == DESCRIPTION
-        assert waits == [1.0, 2.0]
-        for attempts in (3, 1):
-            with pytest.raises(EngineError, match=rf"in {attempts} attempts \(status 503, "):
-                described(server)
-    assert not statuses
 
 
 @pytest.mark.parametrize(

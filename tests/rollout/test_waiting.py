@@ -64,13 +64,6 @@ def test_an_error_ends_the_others_and_every_environment_is_closed(chat: Chat) ->
     assert sampler.batches == [[0, 1, 2]], "nothing is sampled for episodes that are being ended"
 
 
-def test_an_environment_whose_prompt_leaves_no_room_is_closed(chat: Chat) -> None:
-    env = Waiting(user="word " * 600)
-    [found] = in_rounds(chat, [env])
-    assert found.outcome is Outcome.TOKEN_LIMIT
-    assert (env.opened, env.closed) == (1, 1)
-
-
 def test_a_world_that_cannot_be_opened_is_an_aborted_episode(chat: Chat) -> None:
     """Tried twice; it has no tokens and no steps, and the others are none the worse."""
     shut, fine = Waiting(refuses=WorldFault("no room")), Waiting()

@@ -16,7 +16,6 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from agent_r1.envs.conversations import read_conversations
-from agent_r1.envs.kinds import attempts_at
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import asked_attempt
 from agent_r1.games import bandit
@@ -269,24 +268,6 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, ToolboxPa
     (tmp_path / "some_shop.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
     return {"shop": ToolboxParams.model_validate({"class": "some_shop:Shop", "task": "Find out."})}
-
-
-def test_in_a_world_it_is_what_the_world_would_have_been(
-    chat: Chat, told: Told, index: Search, settings: Params, shop: dict[str, ToolboxParams]
-) -> None:
-    actions = [
-        '<tool_call>\n{"name": "search", "arguments": {"query": "x"}}\n</tool_call>',
-        '<tool_call>\n{"name": "price", "arguments": {"film": "y"}}\n</tool_call>',
-        "<answer> 3 </answer>",
-    ]
-    limits = settings.env.model_copy(update={"toolbox": shop})
-    with Shared(limits, index) as shared:
-        [played] = collect(ScriptedSampler([actions], chat), chat, attempts_at([SHOP], shared), shared, seed=0)
-    opening, searched, priced = user("Find out.\n\nWho made Low Tide?"), tool("Low Tide: by Mara Quill."), tool("3")
-    messages = [opening, saying(actions[0]), searched, saying(actions[1]), priced, saying(actions[2])]
-    [retold] = told([{"messages": messages}], SHOP, toolbox=shop)
-    assert retold.token_ids.tolist() == played.token_ids.tolist()
-    assert retold.source.tolist() == played.source.tolist()
 
 
 def test_a_row_names_its_data_set_where_prompts_differ(chat: Chat, told: Told, shop: dict[str, ToolboxParams]) -> None:

@@ -8,7 +8,6 @@ has a line in CONSTANTS. Otherwise these tests fail, as an unfinished run would 
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +23,7 @@ from agent_r1.params.same_run import KINDS, defines
 from agent_r1.params.sections import NEUTRAL, Section, of_today, validated
 from agent_r1.params.stages import LearnerParams, ModelParams, TransformersParams, VllmParams, WarmStartParams
 from agent_r1.params.train import TrainParams
-from agent_r1.training.folder import RunFolder
-from agent_r1.training.identity import START, Identity, read_start
+from agent_r1.training.identity import Identity, read_start
 
 EARLIER = Path(__file__).with_name("earlier")
 RUN = RunId("ppo")
@@ -61,16 +59,6 @@ def test_an_earlier_versions_run_is_the_same_run_today(identity: Identity, store
     defining = {name for name in identity.parameters if defines(name, {}, {})}
     assert defining <= of_today(stored.parameters, identity.parameters).keys()
     assert identity.parameters != stored.parameters
-
-
-def test_it_is_gone_on_with_and_not_moved_aside(
-    tmp_path: Path, settings: Params, identity: Identity, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "ppo").mkdir()
-    shutil.copy(EARLIER / START, tmp_path / "ppo")
-    with RunFolder(tmp_path / "ppo", identity, settings.train).opened(tmp_path / "aside"):
-        assert not (tmp_path / "aside").exists()
-    assert "going on, though the code has changed: agent_r1/learn/losses.py, agent_r1/policy/losses.py" in caplog.text
 
 
 @pytest.mark.parametrize(
