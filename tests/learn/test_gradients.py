@@ -25,7 +25,7 @@ from agent_r1.learn.learner import Learner
 from agent_r1.learn.scoring import Compute, micro_batches
 from agent_r1.params.train import UpdateParams
 from agent_r1.records import Credit, Trajectory
-from tests.learn.learning import CPU, with_changes
+from tests.learn.learning import CPU, UPDATE, make_credit, make_trajectory, with_changes
 
 MakeLearner = Callable[..., Learner]
 MakeCredit = Callable[..., Credit]
@@ -83,14 +83,10 @@ def plain_gradient(
 
 
 def test_the_parts_are_those_of_plain_autograd(
-    make_learner: MakeLearner,
-    trajectories: list[Trajectory],
-    make_credit: MakeCredit,
-    update_params: UpdateParams,
-    tiny_model: Path,
+    make_learner: MakeLearner, trajectories: list[Trajectory], tiny_model: Path
 ) -> None:
     credits_ = [make_credit(each, loss_mask=after_prompt(each)) for each in trajectories]
-    found = measured(make_learner(with_critic=False), trajectories, credits_, update_params)
+    found = measured(make_learner(with_critic=False), trajectories, credits_, UPDATE)
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     for part, name in ((found.sampled, "sampled"), (found.observed, "observed")):
         expected = plain_gradient(model, trajectories, credits_, of=name)
@@ -104,11 +100,7 @@ def test_the_parts_are_those_of_plain_autograd(
 
 @pytest.mark.parametrize("changes", [{"ratio": "sequence"}, {"ratio": "step", "entropy_bonus": 0.1}, {"kl_loss": 0.2}])
 def test_the_parts_add_up_to_the_step_that_training_takes(
-    changes: dict[str, object],
-    make_learner: MakeLearner,
-    trajectories: list[Trajectory],
-    make_credit: MakeCredit,
-    update_params: UpdateParams,
+    changes: dict[str, object], make_learner: MakeLearner, trajectories: list[Trajectory]
 ) -> None:
     """The gradient norm of one training step over all trajectories, before clipping, is the norm of the sum."""
     learner = make_learner(with_critic=False, **changes)
@@ -132,30 +124,28 @@ def compute(max_tokens: int) -> Compute:
     return Compute(device=CPU, dtype=torch.float32, max_tokens=max_tokens)
 
 
-def test_spans_follow_the_steps(make_trajectory: Make, update_params: UpdateParams) -> None:
+def test_spans_follow_the_steps() -> None:
     episode = make_trajectory(0, [P, P, A, A, A, O, O, A, A])
-    by = {ratio: with_changes(update_params, ratio=ratio) for ratio in RATIOS}
+    by = {ratio: with_changes(UPDATE, ratio=ratio) for ratio in RATIOS}
     on, off = episode.action_mask, np.arange(9) > 1
     assert [span_lengths(episode, on, by[ratio]) for ratio in RATIOS] == [None, [3, 2], [5]]
     assert span_lengths(episode, off, by["step"]) == [5, 2], "an observation belongs to the step that it answers"
     assert span_lengths(episode, off, by["sequence"]) == [7]
 
 
-def test_steps_that_touch_are_two_spans(make_trajectory: Make, update_params: UpdateParams) -> None:
+def test_steps_that_touch_are_two_spans() -> None:
     episode = make_trajectory(0, [P, A, A, A])
     first, second = replace(episode.steps[0], action_stop=2), replace(episode.steps[0], action_start=2)
-    params = with_changes(update_params, ratio="step")
+    params = with_changes(UPDATE, ratio="step")
     assert span_lengths(replace(episode, steps=[first, second]), episode.action_mask, params) == [1, 2]
 
 
 @pytest.mark.parametrize("cap", [0.0, 2.0])
-def test_where_old_logprobs_come_from(
-    make_trajectory: Make, make_credit: Make, update_params: UpdateParams, cap: float
-) -> None:
+def test_where_old_logprobs_come_from(cap: float) -> None:
     samplers = np.array([0, -1, 0, -2], np.float32)
     episode = make_trajectory(0, [P, A, O, A], samplers)
     credit = make_credit(episode, loss_mask=[False, True, True, True])
-    params = with_changes(update_params, importance_cap=cap)
+    params = with_changes(UPDATE, importance_cap=cap)
     assert asked_of_learner(episode, credit, params).tolist() == [False, bool(cap), True, bool(cap)]
     own = np.array([0, -1.5, -3, -2.5], np.float32)
     row = credited(episode, credit, own, params)
@@ -164,7 +154,7 @@ def test_where_old_logprobs_come_from(
     assert not asked_of_learner(episode, make_credit(episode, kept=False), params).any()
 
 
-def test_what_is_not_finite_is_named_by_trajectory(make_trajectory: Make) -> None:
+def test_what_is_not_finite_is_named_by_trajectory() -> None:
     episodes = [make_trajectory(index, [P, A, A]) for index in range(3)]
     masks = [each.action_mask for each in episodes]
     [batch] = micro_batches(episodes, masks, compute(100))

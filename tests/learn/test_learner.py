@@ -18,7 +18,7 @@ from agent_r1.learn.learner import Learner, Reference, reference_of
 from agent_r1.learn.model import load_policy
 from agent_r1.params.stages import LoraParams
 from agent_r1.records import Credit, Trajectory
-from tests.learn.learning import CPU, LORA, Samples, same_bits, weights
+from tests.learn.learning import CPU, LORA, Samples, make_credit, same_bits, weights
 
 Make = Callable[..., Any]
 Named = dict[str, torch.Tensor]
@@ -97,7 +97,6 @@ AGGREGATIONS = [("token_mean", 0), ("sequence_mean", 0), ("constant_length", 10)
 def test_two_micro_batches_equal_one(
     make_learner: Make,
     trajectories: list[Trajectory],
-    make_credit: Make,
     monkeypatch: pytest.MonkeyPatch,
     ratio: str,
     aggregation: str,
@@ -275,7 +274,7 @@ def test_what_has_no_gradient_counts_in_the_mismatch_and_among_what_could_be_cli
 
 
 def test_old_logprobs_of_observations_are_those_before_the_first_step(
-    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
+    make_learner: Make, trajectories: list[Trajectory]
 ) -> None:
     # Only observations have an advantage. Were their ratio taken afresh in the second pass, it would be 1 in both, and
     # the loss minus the mean advantage.

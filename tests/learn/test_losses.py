@@ -28,7 +28,7 @@ from agent_r1.learn.losses import (
 from agent_r1.learn.scoring import TokenScores
 from agent_r1.params import load
 from agent_r1.params.train import UpdateParams
-from tests.learn.learning import with_changes
+from tests.learn.learning import UPDATE, with_changes
 
 CLIP = load(Path(__file__).parents[2] / "params.yaml").train.update.model_copy(
     update={"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0}
@@ -147,13 +147,13 @@ def tokens(spans: list[int] | None = None, **given: Any) -> LossTokens:
     return LossTokens(**{**defaults, **ones, **none, **entries}, spans=spans)
 
 
-def test_a_span_is_clipped_as_a_whole(update_params: UpdateParams) -> None:
+def test_a_span_is_clipped_as_a_whole() -> None:
     # rho of the first span (1/2 * 2)^(1/2) = 1: neither token is clipped, though each alone would be.
     # rho of the second 3/2: clipped at 1.28.
     logprobs = torch.tensor([0.5, 2.0, 1.5]).log()
     of_spans = tokens(spans=[2, 1], logprobs=logprobs, advantages=[1.0, 3.0, 1.0])
-    assert token_losses(of_spans, update_params).tolist() == pytest.approx([-1, -3, -1.28])
-    assert policy_metrics(of_spans, update_params, 3, 3)["policy/clip_fraction"] == pytest.approx(1 / 3)
+    assert token_losses(of_spans, UPDATE).tolist() == pytest.approx([-1, -3, -1.28])
+    assert policy_metrics(of_spans, UPDATE, 3, 3)["policy/clip_fraction"] == pytest.approx(1 / 3)
 
 
 def slopes(given: LossTokens, params: UpdateParams) -> tuple[list[float], list[float]]:
@@ -165,9 +165,9 @@ def slopes(given: LossTokens, params: UpdateParams) -> tuple[list[float], list[f
     return losses.tolist(), logprobs.grad.tolist()
 
 
-def test_cispo_by_hand(update_params: UpdateParams) -> None:
+def test_cispo_by_hand() -> None:
     """-A w log p with the weight w of 1.25, 2 clipped to 1.28, 1/2 to 0.8 and none at A = 0; the slope is -A w."""
-    params = with_changes(update_params, loss="cispo", dual_clip=0)
+    params = with_changes(UPDATE, loss="cispo", dual_clip=0)
     logprobs = torch.tensor([0.25, 0.5, 0.125, 0.25]).log()
     old = torch.tensor([0.2, 0.25, 0.25, 0.25]).log()
     given = tokens(logprobs=logprobs, old_logprobs=old, advantages=[2.0, 1.0, -1.0, 0.0])
@@ -179,24 +179,24 @@ def test_cispo_by_hand(update_params: UpdateParams) -> None:
     assert slopes(given, unbounded)[1] == pytest.approx([-2.5, -1.28, 0.5, 0])
 
 
-def test_gspo_token_has_the_sequences_value_and_each_tokens_own_gradient(update_params: UpdateParams) -> None:
+def test_gspo_token_has_the_sequences_value_and_each_tokens_own_gradient() -> None:
     """Ratios 1/2 and 2.42: 1.1 for both; with advantages 1 and 3 the slopes are -1.1 and -3.3, not -2.2 each.
 
     The next sequence is clipped as a whole: 3/2 with A > 0 has no gradient at any of its tokens.
     """
     ratios = torch.tensor([0.5, 2.42, 1.5, 1.5])
     given = tokens(spans=[2, 2], logprobs=ratios.log(), advantages=[1.0, 3.0, 1.0, 2.0])
-    together = slopes(given, with_changes(update_params, ratio="sequence"))
-    apart = slopes(given, with_changes(update_params, ratio="sequence_token"))
+    together = slopes(given, with_changes(UPDATE, ratio="sequence"))
+    apart = slopes(given, with_changes(UPDATE, ratio="sequence_token"))
     assert apart[0] == pytest.approx([-1.1, -3.3, -1.28, -2.56])
     assert together[0] == pytest.approx(apart[0])
     assert apart[1] == pytest.approx([-1.1, -3.3, 0, 0])
     assert together[1] == pytest.approx([-2.2, -2.2, 0, 0])
 
 
-def test_kl_and_entropy_are_of_sampled_tokens_alone(update_params: UpdateParams) -> None:
+def test_kl_and_entropy_are_of_sampled_tokens_alone() -> None:
     # At the first token k3 is 1 - ln 2 and the entropy 2; the second, an observation, keeps its clipped loss of -1.
-    params = with_changes(update_params, kl_loss=0.5, entropy_bonus=0.1)
+    params = with_changes(UPDATE, kl_loss=0.5, entropy_bonus=0.1)
     given = tokens(reference_logprobs=[LN2, LN2], entropy=[2.0, 6.0], sampled=[True, False])
     assert token_losses(given, params).tolist() == pytest.approx([-1 + 0.5 * (1 - LN2) - 0.2, -1])
     assert policy_metrics(given, params, 2, 1)["policy/entropy"] == 2
@@ -210,16 +210,16 @@ def test_kl_and_entropy_are_of_sampled_tokens_alone(update_params: UpdateParams)
         ("constant_length", 10, 9 / (2 * 10)),
     ],
 )
-def test_aggregation_by_hand(update_params: UpdateParams, aggregation: str, constant_length: int, mean: float) -> None:
+def test_aggregation_by_hand(aggregation: str, constant_length: int, mean: float) -> None:
     """Losses 1, 3 of one trajectory and 5 of another; a third has no loss token and counts nowhere."""
-    params = with_changes(update_params, aggregation=aggregation, constant_length=constant_length)
+    params = with_changes(UPDATE, aggregation=aggregation, constant_length=constant_length)
     lengths = [2, 1, 0]
     weights = [token_weight(length, params) for length in lengths for _ in range(length)]
     given = tokens(advantages=[-1.0, -3.0, -5.0], weights=weights)
     assert policy_metrics(given, params, normaliser(lengths, params), 3)["policy/loss"] == pytest.approx(mean)
 
 
-def test_metrics_by_hand(update_params: UpdateParams) -> None:
+def test_metrics_by_hand() -> None:
     # Of 8 action tokens in the step two are in the loss, of which the second is clipped; so is the third, an
     # observation, whose entropy and clip are not counted.
     given = tokens(
@@ -229,7 +229,7 @@ def test_metrics_by_hand(update_params: UpdateParams) -> None:
         advantages=[1.0, 2.0, 3.0],
         sampled=[True, True, False],
     )
-    assert policy_metrics(given, update_params, 4, 8) == pytest.approx(
+    assert policy_metrics(given, UPDATE, 4, 8) == pytest.approx(
         {"policy/loss": -(1 + 2 * 1.28 + 3 * 1.28) / 4, "policy/clip_fraction": 1 / 8, "policy/entropy": 3 / 2}
     )
 
@@ -293,7 +293,7 @@ def small_case(logits: Tensor, params: UpdateParams) -> LossTokens:
     )
 
 
-def test_a_demonstrations_token_is_learned_without_a_ratio(update_params: UpdateParams) -> None:
+def test_a_demonstrations_token_is_learned_without_a_ratio() -> None:
     """-.5 * -3 with a slope of -.5 at the first token, however far the policy has moved; no bonus for its entropy."""
     logprobs = torch.tensor([-3.0, -1.0], requires_grad=True)
     made = tokens(
@@ -304,7 +304,7 @@ def test_a_demonstrations_token_is_learned_without_a_ratio(update_params: Update
         sampled=[False, True],
         demonstrated=[True, False],
     )
-    params = with_changes(update_params, entropy_bonus=1.0, kl_loss=1.0)
+    params = with_changes(UPDATE, entropy_bonus=1.0, kl_loss=1.0)
     losses = token_losses(made, params)
     losses.sum().backward()
     assert losses.tolist()[0] == pytest.approx(1.5)
@@ -319,11 +319,9 @@ def test_a_demonstrations_token_is_learned_without_a_ratio(update_params: Update
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("terms", TERMS)
 @pytest.mark.parametrize("ratio", SPANS)
-def test_gradients_agree_with_finite_differences(
-    update_params: UpdateParams, ratio: str, terms: str, aggregation: str
-) -> None:
+def test_gradients_agree_with_finite_differences(ratio: str, terms: str, aggregation: str) -> None:
     length = AGGREGATIONS[aggregation]
-    params = with_changes(update_params, ratio=ratio, aggregation=aggregation, constant_length=length, **TERMS[terms])
+    params = with_changes(UPDATE, ratio=ratio, aggregation=aggregation, constant_length=length, **TERMS[terms])
     logits = torch.randn(6, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     case = small_case(logits, params)
     assert 0 < policy_metrics(case, params, 1, 6)["policy/clip_fraction"] < 1, "both branches of the clip are in play"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from agent_r1.params.sections import override
 from agent_r1.params.stages import ModelParams
 from agent_r1.params.train import UpdateParams
 from agent_r1.records import Source
-from tests.learn.learning import LORA
+from tests.learn.learning import LORA, make_credit, make_trajectory
 from tests.learn.ranked import Case, Found, in_ranks, learned, learner_of
 
 TOLERANCE = 4e-6  # of the largest gradient
@@ -59,7 +58,7 @@ def sources(length: int) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def cases(tiny_model: Path, make_trajectory: Callable[..., Any], make_credit: Callable[..., Any]) -> dict[str, Case]:
+def cases(tiny_model: Path) -> dict[str, Case]:
     """Eight trajectories, one of which is not kept."""
     update, model = load(PARAMS).train.update, load(PARAMS).model
     small = {"minibatches": 1, "max_tokens_per_microbatch": 32, "learning_rate_decay": "none", "learning_rate": 1e-3}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -34,9 +33,7 @@ from agent_r1.learn.scoring import (
     pack_by_length,
     token_logprobs,
 )
-from agent_r1.params.train import UpdateParams
-from agent_r1.records import Trajectory
-from tests.learn.learning import CPU, gradients, with_changes
+from tests.learn.learning import CPU, UPDATE, gradients, make_trajectory, with_changes
 
 WORDS, HIDDEN = 97, 32
 IDS = torch.tensor([[30, 31, 32, 33, 34], [40, 41, 42, 0, 0]])
@@ -173,8 +170,8 @@ def test_the_contexts_of_a_trajectory_stay_together() -> None:
     assert pack_by_length([[4], [4, 1, 1, 1], [2]], max_tokens=12) == [[0], [1], [2]]
 
 
-def test_minibatches_split_all_rows_by_iteration_and_epoch(update_params: UpdateParams) -> None:
-    params = with_changes(update_params, minibatches=3, epochs=2)
+def test_minibatches_split_all_rows_by_iteration_and_epoch() -> None:
+    params = with_changes(UPDATE, minibatches=3, epochs=2)
 
     def split(iteration: int) -> list[list[list[int]]]:
         found = list(minibatches(range(10), params, seed=1, iteration=iteration))
@@ -187,15 +184,15 @@ def test_minibatches_split_all_rows_by_iteration_and_epoch(update_params: Update
     assert len({str(epoch) for iteration in range(2) for epoch in split(iteration)}) == 4
 
 
-def test_each_row_is_a_minibatch_where_there_are_fewer(update_params: UpdateParams) -> None:
+def test_each_row_is_a_minibatch_where_there_are_fewer() -> None:
     """A filter keeps a group of 4, and the world cut one of its episodes short."""
-    params = with_changes(update_params, minibatches=4, epochs=2)
+    params = with_changes(UPDATE, minibatches=4, epochs=2)
     found = list(minibatches(range(3), params, seed=0, iteration=0))
     assert sorted(found[:3]) == sorted(found[3:]) == [[0], [1], [2]]
     assert not list(minibatches([], params, seed=0, iteration=0))
 
 
-def test_a_micro_batch_takes_entries_in_the_order_of_its_mask(make_trajectory: Callable[..., Trajectory]) -> None:
+def test_a_micro_batch_takes_entries_in_the_order_of_its_mask() -> None:
     lengths, starts = [2, 6, 1], [[0], [0, 4], [0]]
     rows = [make_trajectory(i, [0] * length, None, starts[i]) for i, length in enumerate(lengths)]
     sequences = [np.arange(10 * i, 10 * i + length, dtype=np.int32) for i, length in enumerate(lengths, start=1)]

@@ -18,7 +18,7 @@ from agent_r1.params.stages import WarmStartParams
 from agent_r1.records import Source, Trajectory
 from agent_r1.training.identity import Identity
 from agent_r1.training.supervised import Lessons, Unfinished, fit
-from tests.learn.learning import CPU, same_bits, weights
+from tests.learn.learning import CPU, make_trajectory, same_bits, weights
 
 P, A, O, T, _ = map(int, Source)  # noqa: E741
 BASE = load(Path(__file__).parents[2] / "params.yaml").warm_start
@@ -31,7 +31,7 @@ def params(**changes: float) -> WarmStartParams:
 
 
 @pytest.fixture
-def rows(make_trajectory: Callable[..., Trajectory]) -> list[Trajectory]:
+def rows() -> list[Trajectory]:
     """Twelve of different lengths and random bytes: nothing to learn but by heart."""
     drafts = [make_trajectory(i, [P, P, T, A, A, A, O, O, T, *[A] * (2 + i % 3)]) for i in range(12)]
     return [replace(row, token_ids=row.token_ids % 256) for row in drafts]
@@ -149,7 +149,7 @@ def test_what_is_not_as_it_was_written_is_refused(
         fitted(rows, unfinished=left)
 
 
-def test_micro_batches_add_up_to_the_batch(tiny_model: Path, make_trajectory: Callable[..., Trajectory]) -> None:
+def test_micro_batches_add_up_to_the_batch(tiny_model: Path) -> None:
     """Rows of 4, 5 and 7 tokens: 20 of them, padding included, hold 7 and 5 together, and 4 alone.
 
     Loss and gradient are those of the whole batch, not of a mean of means.
@@ -181,12 +181,7 @@ def test_micro_batches_add_up_to_the_batch(tiny_model: Path, make_trajectory: Ca
     ],
 )
 def test_what_is_not_acted_is_not_trained_on(
-    fitted: Callable[..., Fitted],
-    make_trajectory: Callable[..., Trajectory],
-    source: int,
-    observation_weight: float,
-    conversation: bool,
-    trained: bool,
+    fitted: Callable[..., Fitted], source: int, observation_weight: float, conversation: bool, trained: bool
 ) -> None:
     """What comes after the last action cannot change a prediction of it: only a loss of its own could tell."""
     rows, others = ([make_trajectory(i, [P, A, A, A, *[source] * 4]) for i in range(4)] for _ in range(2))
