@@ -28,7 +28,6 @@ from agent_r1.records import Credit, Trajectory
 from tests.learn.learning import CPU, UPDATE, make_credit, make_trajectory, with_changes
 
 MakeLearner = Callable[..., Learner]
-MakeCredit = Callable[..., Credit]
 
 
 def vector(*entries: float) -> Tensor:

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import (
@@ -97,19 +95,6 @@ def test_packed_logprobs_and_gradients_are_those_of_padded_rows(config: PreTrain
     assert together.keys() == apart.keys()
     for name, gradient in together.items():
         assert torch.allclose(gradient, apart[name], atol=1e-12 * largest), name
-
-
-PADDED, PACKED = model_of(CONFIGS["windows"]), model_of(CONFIGS["windows"])
-
-
-@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=8), min_size=1, max_size=4))
-def test_whatever_is_asked_is_what_padded_rows_say(rows: list[list[bool]]) -> None:
-    masks = [torch.tensor([False, *row]) for row in rows]
-    mask = nn.utils.rnn.pad_sequence(masks, batch_first=True)
-    if not mask.any():
-        return
-    ids = torch.randint(97, mask.shape, generator=torch.Generator().manual_seed(mask.numel()))
-    assert torch.allclose(token_logprobs(PACKED, ids, mask), token_logprobs(PADDED, ids, mask), atol=1e-4)
 
 
 def test_a_model_that_mixes_tokens_otherwise_is_refused() -> None:

@@ -18,7 +18,6 @@ import torch
 from safetensors.torch import load_file
 
 from agent_r1 import files
-from agent_r1.files import sha256
 from agent_r1.learn import checkpoint
 from agent_r1.learn.checkpoint import Progress
 from agent_r1.learn.learner import Learner, Options
@@ -201,30 +200,26 @@ def test_a_complete_run_stays_as_it_is_under_other_settings_and_is_not_made_long
     assert contents(path) == before
 
 
-def assert_refused_whole(path: Path, message: str) -> None:
-    """Nothing of a folder is touched, and a fresh start moves all of it aside."""
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda path: (path / "start.json").write_text("{"), "start.json is damaged, or of another version"),
+        (lambda path: (path / "start.json").write_text('{"parameters": {}, "seeds": {}}'), "or of another version"),
+        (lambda path: (path / "start.json").unlink(), "is of an older version of the project, "),
+        (lambda path: (path / "checkpoint/progress.json").write_text("{}"), "missing or not as it was written, "),
+    ],
+)
+def test_a_folder_that_this_version_does_not_know_is_refused_whole(
+    path: Path, change: Callable[[Path], object], message: str
+) -> None:
+    """Nothing is touched, and a fresh start moves all of it aside."""
+    change(path)
     before = contents(path)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"{message}.* --fresh"):
         taken_up(path)
     assert contents(path) == before
     assert taken_up(path, fresh=True).finished == 0
     assert contents(moved_aside(path)[0]) == before
-
-
-@pytest.mark.parametrize("said", ["{", '{"parameters": {}, "seeds": {}}'])
-def test_a_folder_that_says_what_this_version_does_not_know_is_refused_whole(path: Path, said: str) -> None:
-    (path / "start.json").write_text(said)
-    assert_refused_whole(path, r"start.json is damaged, or of another version .* --fresh")
-
-
-def test_a_folder_of_an_older_version_of_the_project_is_refused_whole(path: Path) -> None:
-    """Its checkpoint holds a fingerprint, and nothing says how the run was started."""
-    record = {"iterations": 2, "policy_version": 1, "fingerprint": "0a1b2c3d", "rollbacks": 0, "stopped": False}
-    written = path / "checkpoint" / "progress.json"
-    written.write_text(json.dumps(record))
-    written.with_name("SHA256SUMS").write_text(f"{sha256(written)}  progress.json\n")
-    (path / "start.json").unlink()
-    assert_refused_whole(path, r"is of an older version of the project, .* --fresh")
 
 
 def test_a_folder_is_for_one_process_at_a_time(path: Path) -> None:
