@@ -146,10 +146,6 @@ def test_the_environment(page: dict[str, Any]) -> None:
     assert [act(other, "<answer>1</answer>").outcome for _ in range(7)] == [None] * 6 + [Outcome.TURN_LIMIT]
 
 
-def test_the_attempts_at_a_task_are_a_group(page: dict[str, Any]) -> None:
-    assert [attempt.group for attempt in page["attempts"]] == [0] * 8 + [1] * 8
-
-
 @pytest.fixture
 def own_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page's class in a project's root, and the database that it reads."""

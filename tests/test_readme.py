@@ -108,14 +108,6 @@ def test_a_row_that_is_measured_again_takes_its_place(tmp_path: Path) -> None:
     assert len(stored(file)) == 2
 
 
-def test_a_block_that_is_filled_the_first_time_stands_alone() -> None:
-    mark = "<!-- docs/report/report.md: Exact match -->\n"
-    for empty in (f"Before.\n\n{mark}\nAfter.\n", f"Before.\n\n{mark}After.\n", f"Before.\n\n{mark}"):
-        text = filled(empty, ROOT)
-        assert filled(text, ROOT) == text
-        assert re.fullmatch(rf"Before\.\n\n{mark}\n(\|.*\n)+(\nAfter\.\n)?", text)
-
-
 @pytest.mark.parametrize("page", SCORES)
 def test_reports_say_what_the_scores_in_git_say(page: str) -> None:
     rows = [line.split("|")[1:3] for line in table((ROOT / page).read_text(), "Exact match").splitlines()[2:]]
@@ -129,26 +121,6 @@ def test_a_heading_without_a_table_is_told() -> None:
     assert table(page, "Exact match") == "| a |\n|---|\n| 1 |\n"
     with pytest.raises(ValueError, match="no table below the heading 'Report'"):
         table(page, "Report")
-
-
-def test_a_block_may_hold_the_first_rows_alone() -> None:
-    mark = "<!-- docs/report/report.md: Exact match; 4 rows -->\n"
-    whole = table((ROOT / "docs/report/report.md").read_text(), "Exact match").splitlines()
-    assert filled(mark, ROOT).splitlines()[2:] == whole[:6]
-
-
-def test_a_block_may_hold_the_rows_of_one_value() -> None:
-    text = filled("<!-- docs/measured/replay.csv: iteration = 19 -->\n", ROOT)
-    assert filled(text, ROOT) == text
-    assert text.splitlines()[2].startswith("| configuration | loss |")
-    assert "\n| `ppo_no_masks` | -1.4e-04 |" in text
-    assert "From [replay.csv](docs/measured/replay.csv), 3 of its 6 rows: 2 cores of AMD EPYC, 2026-11-21." in text
-
-
-@pytest.mark.parametrize("choice", ["iteration = 20", "lap = 19"])
-def test_a_block_of_a_value_that_no_row_has_is_refused(choice: str) -> None:
-    with pytest.raises(ValueError, match=r"replay\.csv has no row whose"):
-        filled(f"<!-- docs/measured/replay.csv: {choice} -->\n", ROOT)
 
 
 def test_readme_quotes_the_loop() -> None:

@@ -233,12 +233,6 @@ def test_margin_and_level_ask_for_more(
     assert decided(challenger, champion, **gate).promoted is promoted
 
 
-def test_pairs_are_by_question_whatever_the_order() -> None:
-    b = evaluation("b", [1, 1, 0, 0] * 25)
-    found = decided([1, 1, 0, 0] * 25, dataclasses.replace(b, predictions=b.predictions[::-1]))
-    assert (found.only_challenger_right, found.only_champion_right) == (0, 0)
-
-
 UNKNOWN = {name: value for name, value in HASHES.items() if name != "limits"}  # nobody wrote the limits down
 
 
@@ -267,10 +261,3 @@ def test_evaluations_that_were_not_measured_alike_are_refused(
     )
     assert "|" not in decision_table(found)
     assert decision_table(found).startswith("new is refused against old: they were not measured alike")
-
-
-def test_the_table_shows_the_numbers() -> None:
-    page = decision_table(decided([1] * 66 + [0] * 34, [1] * 60 + [0] * 40))
-    assert page.startswith("challenger is promoted against champion: the lower bound")
-    for row in ("success of challenger | 0.660", "right in champion alone | 0", "its 95% interval | +0.020 to +0.110"):
-        assert f"| {row} |" in page

@@ -142,21 +142,6 @@ def test_a_registration_killed_before_its_last_line_is_completed(client: MlflowC
     assert client.get_run(descriptor.mlflow_run_id).data.tags["model_version"] == "1"
 
 
-def test_a_version_without_the_tags_of_a_training_has_none(
-    client: MlflowClient, describe: Describe, register_before: Callable[[Descriptor], None]
-) -> None:
-    """As one has that was registered before DVC kept trainings; registered again it learns."""
-    registry.register(describe(B))  # makes the model
-    client.delete_model_version("agent_r1", "1")
-    descriptor = describe(A, dvc_training_hash=COPY)
-    register_before(descriptor)
-    client.delete_model_version_tag("agent_r1", "2", "dvc_training_hash")
-    [version] = registry.versions()
-    assert version.descriptor == dataclasses.replace(descriptor, dvc_training_hash="")
-    registry.register(descriptor)
-    assert registry.versions() == [Version(number=2, descriptor=descriptor)]
-
-
 def test_what_people_add_by_hand_is_left_alone(client: MlflowClient, describe: Describe) -> None:
     registry.register(describe(A))
     client.set_model_version_tag("agent_r1", "1", "mood", "good")
@@ -190,29 +175,6 @@ HOSTILE = [
     ("questions", "?"),
     ("config", "../../x"),
 ]
-
-
-def test_a_version_with_a_tag_that_no_training_writes_is_skipped_and_named_once(
-    client: MlflowClient,
-    describe: Describe,
-    register_before: Callable[[Descriptor], None],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    good = registry.register(describe(A))
-    register_before(describe(B))
-    tampered = registry.find("models:/agent_r1/2")
-    honest = client.get_model_version("agent_r1", "2").tags
-    for tag, value in HOSTILE:
-        caplog.clear()
-        client.set_model_version_tag("agent_r1", "2", tag, value)
-        assert registry.versions() == [good] == registry.versions(), (tag, value)
-        [said] = caplog.messages
-        assert said.startswith("models:/agent_r1/2 is skipped: "), said
-        assert said.endswith("; correct its tags in MLflow, or delete the version"), said
-        assert tag in said
-        assert said.isprintable()
-        client.set_model_version_tag("agent_r1", "2", tag, honest[tag])
-    assert registry.versions() == [good, tampered]
 
 
 def test_a_descriptor_that_no_training_writes_is_skipped_and_named_once(
@@ -283,15 +245,6 @@ def test_a_champion_takes_the_place_of_the_one_it_was_compared_with(describe: De
     champion = registry.champion()
     assert champion
     assert champion.number == 2
-
-
-def test_only_the_descriptor_that_is_asked_for_is_fetched(describe: Describe, monkeypatch: pytest.MonkeyPatch) -> None:
-    a, b, _ = (registry.register(describe(policy)) for policy in (A, B, C))
-    a = registry.promote(a, expected=None)
-    fetched, fetch = list[str](), MlflowClient.download_artifacts
-    monkeypatch.setattr(MlflowClient, "download_artifacts", lambda *of: fetched.append(of[2]) or fetch(*of))
-    assert (registry.champion(), registry.find(b.reference), registry.of_policy(B)) == (a, b, b)
-    assert [path[9:17] for path in fetched] == [A[:8], B[:8], B[:8]]
 
 
 def test_of_two_promotions_at_the_same_time_one_wins(describe: Describe, tmp_path: Path) -> None:
