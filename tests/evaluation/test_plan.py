@@ -131,15 +131,6 @@ def test_more_samples_bring_less_the_more_there_are(settings: Params, store: Sto
     assert {cells[2] for cells in rows(plan(settings, 1, 100, 1)).values()} == {"n/a"}
 
 
-def test_answers_that_are_all_alike_are_said_to_be(settings: Params, store: Store) -> None:
-    for run in ("ppo", "grpo"):
-        for seed in range(3):
-            store(run, seed, "1111")
-    page = plan(settings, 0, 0, 0)
-    assert "Nothing varies in the evidence" in page
-    assert rows(page)["3 x 4 x 1"][:2] == ["0.301", "0.602"]  # 1 - .025^(1/4), and half of it
-
-
 def test_refusals(settings: Params, store: Store) -> None:
     for run, seed in (("ppo", 0), ("ppo", 1), ("grpo", 0)):
         store(run, seed, "1100")

@@ -45,20 +45,13 @@ def drifted(draws: EvaluateParams, questions: list[Question]) -> Callable[..., D
         ({3: "Veld"}, {3: "Veld"}, [], [], ["now answers every question as before did"]),
         (
             {3: "Veld"},
-            {},
-            ["q3"],
-            [],
-            [
-                "now answers 1 question differently from before, within chance; exact match now less",
-                "  q3: 'Tesk' -> 'Veld', success 1 -> 0",
-            ],
-        ),
-        (
-            {3: "Veld"},
             {3: ""},  # as wrong as before, and another answer
             ["q3"],
             [],
-            ["now answers 1 question differently", "  q3: '(none)' -> 'Veld', success 0 -> 0"],
+            [
+                "now answers 1 question differently from before, within chance; exact",
+                "  q3: '(none)' -> 'Veld', success 0 -> 0",
+            ],
         ),
         (
             dict.fromkeys(range(10), "Veld"),  # ten of twenty turn wrong: -.5, standard error sqrt(.25 / 20) = .11

@@ -18,6 +18,7 @@ from agent_r1 import tracking
 from agent_r1.params.places import registered_policy
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Descriptor, Outpaced, Version
+from tests import descriptors
 
 ROOT = Path(__file__).parents[2]
 A, B, C = (letter * 64 for letter in "abc")
@@ -38,26 +39,8 @@ def describe(client: MlflowClient) -> Describe:
     """A descriptor of a policy by its hash, from a training of its own."""
 
     def make(policy_hash: str, label: str = "ppo-seed3", **changes: str) -> Descriptor:
-        plain = Descriptor(
-            label=label,
-            run="ppo",
-            seed=3,
-            sweep="",
-            mlflow_run_id=tracking.start(label, {"seed": 3}, {"of": policy_hash}).run_id,
-            policy="outputs/train/ppo-seed3/checkpoint/policy",
-            policy_hash=policy_hash,
-            policy_version=7,
-            dvc_file=registered_policy(label, policy_hash).as_posix(),
-            dvc_hash=COPY,
-            git_commit="c0ffee",
-            data_hash=f"{'3' * 32}+{'4' * 32}.dir",
-            questions="5" * 64,
-            passages="6" * 64,
-            index="7" * 64,
-            prompt="8" * 64,
-            config="9" * 16,
-        )
-        return dataclasses.replace(plain, **changes)
+        copy = {"dvc_file": registered_policy(label, policy_hash).as_posix(), "dvc_hash": COPY}
+        return descriptors.describe(policy_hash, label, **copy | changes)
 
     return make
 
