@@ -43,7 +43,8 @@ from agent_r1.training.loop import Training
 from agent_r1.training.supervised import Lessons, fit
 from tests.trajectories import question_fields
 
-PARAMS = Path(__file__).parents[1] / "params.yaml"
+ROOT = Path(__file__).parents[1]
+PARAMS = ROOT / "params.yaml"
 TEXTS = [
     'You answer questions. Tools: search(query)\n{"name": "search", "arguments": {"query": "capital of Veld"}}',
     "The director of the film is Mara Quill. Mara Quill was born in Tesk in 1950. Tesk is a city in Veld.",
@@ -63,6 +64,7 @@ TRANSFORMERS = {"kind": "transformers"}
 MakeIndex = Callable[[Sequence[Passage]], Cached]
 Inside = Callable[[Path], AbstractContextManager[None]]
 WriteParams = Callable[[Path, dict[str, Any]], None]
+FreePort = Callable[[], int]
 
 # What a task of one action allows.
 ONE_ACTION = load(PARAMS).env.model_copy(update={"max_steps": 1, "max_tokens": 128, "max_action_tokens": 16})

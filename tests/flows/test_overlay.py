@@ -18,8 +18,8 @@ from agent_r1.params.places import RunId, tracking_folder
 from flows.dvc_files import DVC
 from flows.overlay import compose, lay_out, switch
 from flows.ranks import shortfalls
+from tests.fixtures import ROOT
 
-ROOT = Path(__file__).parents[2]
 STAGES = """
 stages:
   prepare:
