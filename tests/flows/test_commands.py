@@ -7,8 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +17,7 @@ from agent_r1 import params
 from agent_r1.files import write_text
 from flows import commands
 from flows.commands.look import results
-
-ROOT = Path(__file__).parents[2]
+from tests.fixtures import ROOT, Inside, WriteParams
 
 
 def typed(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -98,7 +95,6 @@ def test_a_fault_is_one_line(line: list[str], code: int, message: str) -> None:
 @pytest.mark.parametrize(
     ("sweep", "successes", "line"),
     [
-        ("", {}, "the untrained warm start: agent-r1 chat"),
         ("", {"ppo": 0.2, "grpo": 0.7, "base_tool_call": 0.9}, "the best run of the report: agent-r1 chat --run grpo"),
         (
             "ablations",
@@ -112,8 +108,8 @@ def test_the_results_lead_to_the_best_run(
     successes: dict[str, float],
     line: str,
     tmp_path: Path,
-    write_params: Callable[..., None],
-    inside: Callable[..., AbstractContextManager[None]],
+    write_params: WriteParams,
+    inside: Inside,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -130,7 +126,7 @@ def test_the_results_lead_to_the_best_run(
 
 @pytest.mark.parametrize(("sweep", "command"), [(None, "make repro"), ("ablations", "make ablations")])
 def test_results_that_are_not_there_yet_name_the_command_that_makes_them(
-    sweep: Any, command: str, tmp_path: Path, write_params: Callable[..., None], inside: Any
+    sweep: Any, command: str, tmp_path: Path, write_params: WriteParams, inside: Any
 ) -> None:
     write_params(tmp_path, {})
     with inside(tmp_path), pytest.raises(ValueError, match=f"at the end of `{command}`"):

@@ -17,8 +17,8 @@ from agent_r1.params.places import RunId
 from flows.dvc_files import DVC
 from flows.overlay import compose, switch
 from flows.ranks import shortfalls
+from tests.fixtures import ROOT
 
-ROOT = Path(__file__).parents[2]
 STAGES = """
 stages:
   prepare:

@@ -32,10 +32,9 @@ from agent_r1.tables import read_rows
 from flows.made_of import code_of
 from flows.ranks import Loss, fault_of, given_place, shortfalls
 from flows.stage import accelerator
-from tests.fixtures import PARAMS, PLACES, WriteParams
+from tests.fixtures import PARAMS, PLACES, FreePort, WriteParams
 
 Start = Callable[..., subprocess.Popen[str]]
-FreePort = Callable[[], int]
 
 TRAIN = ("-m", "flows", "train", "--run", "ppo")
 RUN = PLACES.training(RunId("ppo"))
@@ -205,9 +204,7 @@ def settings_of(learner: dict[str, int], engine: dict[str, Any], **model: Any) -
     return Params.model_validate(override(base.model_dump(), changes))
 
 
-def test_a_task_of_slurms_that_is_bound_to_one_core_says_so(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_task_of_slurms_that_is_bound_to_one_core_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """As `srun` binds it: a leader and eight engines, or the threads of the built-in model, on one core."""
     [core, *_] = allowed = os.sched_getaffinity(0)
     engines = settings_of({"processes": 8}, {"kind": "vllm", "replicas": 8})
