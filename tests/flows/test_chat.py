@@ -144,7 +144,7 @@ def test_lines_of_a_pipe_are_answered_plainly_by_the_default_engine(
     process.stdin.write(f"{asked[0]}\n".encode())
     process.stdin.flush()
     who, first = (process.stdout.readline().decode() for _ in range(2))  # at once, though the pipe stays open
-    assert who == "the warm start, untrained (see --run), answers\n"
+    assert who == "the warm start, untrained (see POLICY), answers\n"
     output, errors = process.communicate("\n".join(["", "  ", asked[1], ""]).encode())
     text = first + output.decode()
     assert process.returncode == 0, errors.decode()
@@ -161,7 +161,7 @@ def test_a_conversation_at_a_terminal(project: Path, asked: list[str]) -> None:
     Ctrl-C elsewhere is the rim's, as of every command.
     """
     with terminal(project) as screen:
-        assert "the warm start, untrained (see --run), answers; Ctrl-D ends" in screen.until("question> ")
+        assert "the warm start, untrained (see POLICY), answers; Ctrl-D ends" in screen.until("question> ")
         screen.type(f"{asked[0]}\r")
         first = screen.until("question> ")
         assert "\x1b[2;3m" in first  # a thought, dim and italic
@@ -260,21 +260,25 @@ def said(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--run", "pppo"], "there is no run 'pppo' under runs:"),
         (
-            ["--run", "grpo", "--seed", "7", "--sweep", "ablations"],
+            ["pppo"],
+            "there is no folder pppo; name one, or a hub id such as owner/name, or a run; did you mean 'ppo'?",
+        ),
+        (
+            ["ablations/grpo-seed7"],
             "there is no checkpoint at outputs/ablations/train/grpo-seed7/checkpoint; train it first "
-            "(`agent-r1 train --run grpo --seed 7 --sweep ablations`)",
+            "(`agent-r1 train ablations/grpo-seed7`)",
         ),
         ([], "there is no model at outputs/warm_start; make it (`dvc repro warm_start`), or name another model"),
-        (["--model", "./nowhere"], "there is no folder ./nowhere; --model takes one, or a hub id such as owner/name"),
-        (["--model", "."], ". has no config.json; save a model and its tokenizer into one folder"),
-        (["--model", "models:/agent_r1@champion"], "the registry is empty; a training that finishes"),
-        (["--seed", "1"], "--seed and --sweep tell apart runs; give --run"),
+        (["./nowhere"], "there is no folder ./nowhere; name one, or a hub id such as owner/name"),
+        (["."], ". has no config.json; save a model and its tokenizer into one folder"),
+        (["models:/agent_r1@champion"], "the registry is empty; a training that finishes"),
+        (["--seed", "1"], "--seed and --sweep tell apart runs; name one, such as ppo-seed3 or ablations/ppo-seed3"),
         (["--temperature", "-1"], "Invalid value for '--temperature'"),
         (["--temperature", "nan"], "Invalid value for '--temperature'"),
         (["--draws", "1"], "--draws has no effect at temperature 0; give --temperature"),
-        (["--run", "ppo", "--model", "."], "--run and --model each name a policy; give one of them"),
+        (["ppo", "."], "unexpected extra argument"),
+        (["--run", "ppo", "--model", "."], "unexpected extra argument"),
     ],
 )
 def test_faults_of_the_command_line(arguments: list[str], message: str, said: Callable[..., str]) -> None:
@@ -282,7 +286,7 @@ def test_faults_of_the_command_line(arguments: list[str], message: str, said: Ca
 
 
 def test_a_missing_index(tiny_model: Path, said: Callable[..., str]) -> None:
-    message = said("--model", str(tiny_model), "--question", "Who?")
+    message = said(str(tiny_model), "--question", "Who?")
     assert re.fullmatch(r"there is no index at .*; run the .* stage \(.*\)", message)
 
 

@@ -321,7 +321,7 @@ HERE = "flows/test_remedies.py"
 BY_HAND = "it installs, serves, or only shows"
 # A command that a message names -> the test that types it, or why none does.
 COMMANDS = {
-    "agent-r1 chat{words}": "flows/test_chat.py",
+    "agent-r1 chat{word}": "flows/test_chat.py",
     "agent-r1 doctor --engine": "flows/operation/test_doctor.py",
     "agent-r1 keep {}": HERE,
     "agent-r1 restore {}": HERE,
@@ -335,8 +335,8 @@ COMMANDS = {
     "agent-r1 recipe": "inspection/test_recipes.py",
     "agent-r1 register {}": HERE,
     "agent-r1 results --whole": "evaluation/test_runs_report.py",
-    "agent-r1 serve_agent": "flows/test_endpoint.py",
-    "agent-r1 serve_policy": "flows/test_endpoint.py",
+    "agent-r1 serve-agent": "flows/test_endpoint.py",
+    "agent-r1 serve-policy": "flows/test_endpoint.py",
     "agent-r1 train {}": HERE,
     "agent-r1 view {}": "flows/test_view.py",
     "agent-r1 worker": "flows/operation/test_worker.py",

@@ -141,7 +141,7 @@ def test_a_challenger_is_evaluated_on_one_data_set_without_a_champion_and_withou
 ) -> None:
     with caplog.at_level(logging.WARNING):
         evaluation(["ppo"], dataset="atlas")
-    assert pages == [("--run", "ppo")]
+    assert pages == [("ppo",)]
     assert len(list(HOME.with_name("agent_r1-v1-atlas").iterdir())) == 1
     assert "no champion to compare with; the first becomes one only by `agent-r1 promote" in caplog.text
     assert registry.champion() is None
