@@ -169,7 +169,6 @@ def serve_agent(
     temperature: Temperature = 0.0,
     host: Annotated[str, Option(help="Another than this machine's own needs AGENT_R1_ENDPOINT_KEY.")] = HOST,
     port: int = 8710,
-    lenient: Annotated[bool, Option("--lenient", help="Puts clients' system messages before the question.")] = False,
 ) -> None:
     """Serves an agent with its tools, for OpenAI's clients.
 
@@ -189,7 +188,7 @@ def serve_agent(
     if warning := open_to_all(ENDPOINT_KEY, host, "ask it, and have it use its tools as you"):
         logger.warning(warning)
     with opened(settings, served, temperature) as agent:
-        serve(agent, served.name, host=host, port=port, temperature=temperature, lenient=lenient)
+        serve(agent, served.name, host=host, port=port, temperature=temperature)
 
 
 @app.command("serve-policy", cls=OfPolicy, rich_help_panel=SERVERS)
