@@ -144,7 +144,7 @@ def test_lines_of_a_pipe_are_answered_plainly_by_the_default_engine(
     process.stdin.write(f"{asked[0]}\n".encode())
     process.stdin.flush()
     who, first = (process.stdout.readline().decode() for _ in range(2))  # at once, though the pipe stays open
-    assert who == "the warm start, untrained (see POLICY), answers\n"
+    assert who == "the warm start, untrained (`chat RUN` asks a run), answers\n"
     output, errors = process.communicate("\n".join(["", "  ", asked[1], ""]).encode())
     text = first + output.decode()
     assert process.returncode == 0, errors.decode()
@@ -161,7 +161,14 @@ def test_a_conversation_at_a_terminal(project: Path, asked: list[str]) -> None:
     Ctrl-C elsewhere is the rim's, as of every command.
     """
     with terminal(project) as screen:
-        assert "the warm start, untrained (see POLICY), answers; Ctrl-D ends" in screen.until("question> ")
+        head = " ".join(re.sub(r"\x1b\[[\d;]*m", "", screen.until("question> ")).split())
+        title, _, about = head.partition(" answers; Ctrl-D ends ")
+        assert title.endswith("the warm start, untrained (`chat RUN` asks a run),")
+        assert re.match(r"\d\.\d million weights, which know atlas alone ", about)
+        questions = read_rows(project / "data/prepared/questions.parquet", Question)
+        assert all(row.text in about for row in [row for row in questions if row.split == "test"][:3])
+        screen.type("Hi, who are you?\r")
+        assert "'hi' is no word of it: " in " ".join(screen.until("question> ").split())
         screen.type(f"{asked[0]}\r")
         first = screen.until("question> ")
         assert "\x1b[2;3m" in first  # a thought, dim and italic

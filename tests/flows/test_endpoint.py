@@ -220,7 +220,9 @@ def test_a_served_agent_answers_as_chat_does(
                 chat(**agent, question=text)
                 who, _, episode = re.sub(r"\d+\.\d s", "", capsys.readouterr().out).partition("\n")
                 assert who == (
-                    f"warm_start at {url} answers" if agent else "the warm start, untrained (see POLICY), answers"
+                    f"warm_start at {url} answers"
+                    if agent
+                    else "the warm start, untrained (`chat RUN` asks a run), answers"
                 )
                 shown.append(episode)
             return shown
