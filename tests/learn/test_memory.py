@@ -236,10 +236,7 @@ def test_a_measurement_leaves_no_trace(
 
 @pytest.mark.parametrize(("budget", "shape"), [(64, (3, 21)), (60, (2, 30)), (10, (1, 30))])
 def test_the_largest_micro_batch_is_measured(
-    make_learner: Callable[..., Learner],
-    caplog: pytest.LogCaptureFixture,
-    budget: int,
-    shape: tuple[int, int],
+    make_learner: Callable[..., Learner], caplog: pytest.LogCaptureFixture, budget: int, shape: tuple[int, int]
 ) -> None:
     """Contexts of at most 30 tokens, as many as the budget allows, at least one; two of them in each of two steps."""
     learner, seen = make_learner(max_tokens_per_microbatch=budget, kl_loss=0.1), list[Any]()

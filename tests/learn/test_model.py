@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -83,12 +84,7 @@ def test_weights_that_wait_are_those_of_a_process(config: PreTrainedConfig, dtyp
     ],
 )
 def test_a_folder_without_a_part_is_refused(
-    tmp_path: Path,
-    tiny_model: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    missing: str,
-    load: Callable[[Path], object],
-    remedy: str,
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, missing: str, load: Any, remedy: str
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     folder = shutil.copytree(tiny_model, tmp_path / "model")
