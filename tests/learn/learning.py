@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from agent_r1.learn.adapter import trained_state
+from agent_r1.learn.learner import Learner
 from agent_r1.params import load
 from agent_r1.params.sections import override
 from agent_r1.params.stages import LoraParams
@@ -61,6 +63,14 @@ def weights(*modules: nn.Module | None) -> list[Tensor]:
 
 def same_bits(left: list[Tensor], right: list[Tensor]) -> bool:
     return len(left) == len(right) and all(map(torch.equal, left, right))
+
+
+def move(learner: Learner) -> None:
+    """Stands for an update of adapters that changes what the policy says, and makes a version more."""
+    learner.policy_version += 1
+    generator = torch.Generator().manual_seed(learner.policy_version)
+    for weight in trained_state(learner.policy).values():
+        weight += 0.2 * torch.randn(weight.shape, generator=generator)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -25,26 +25,18 @@ from agent_r1.learn.adapter import (
     merged_state,
     read_stored,
     require_fit,
-    trained_state,
 )
-from agent_r1.learn.learner import Learner
 from agent_r1.learn.model import load_policy
 from agent_r1.learn.scoring import token_logprobs
 from agent_r1.params.stages import LoraParams
 from agent_r1.records import Trajectory
-from tests.learn.learning import CPU, LORA, Samples, contents
+from tests.learn.learning import CPU, LORA, Samples, contents, move
 
 Make = Callable[..., Any]
 
 
 def trained_names(model: nn.Module) -> set[str]:
     return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-
-
-def move(learner: Learner) -> None:
-    """Far enough to change what the policy says."""
-    for name, weight in trained_state(learner.policy).items():
-        weight += 0.2 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(len(name)))
 
 
 @pytest.fixture

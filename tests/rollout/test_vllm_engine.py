@@ -25,7 +25,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from agent_r1.envs.kinds import attempts_at
 from agent_r1.envs.shared import Shared
 from agent_r1.learn import checkpoint
-from agent_r1.learn.adapter import trained_state
 from agent_r1.learn.learner import Learner, Options
 from agent_r1.params import load
 from agent_r1.params.env import Order
@@ -47,6 +46,7 @@ from agent_r1.seeds import derive
 from agent_r1.weight_sums import differing, sums_of
 from tests.answering import Heard, Said, answering
 from tests.fixtures import Task
+from tests.learn.learning import move
 from tests.rollout.turns import CONTEXTS, LIMITS, InTurn, run, without_latency
 
 CLOSE = 1e-4  # nats, in float32
@@ -417,15 +417,6 @@ def test_a_plain_reload_leaves_a_servers_tied_output_layer_stale_and_its_sum_say
         assert differing(held.sums, sums_of(state.items(), torch.float32)) == ["lm_head.weight"]
 
 
-@pytest.mark.parametrize("open_kind", ["server"], indirect=True)
-def test_weights_that_another_training_loaded_are_noticed(open_kind: Open, tiny_model: Path) -> None:
-    """The second engine takes the server over, and the first one says so instead of going on."""
-    with open_kind(tiny_model) as first, open_kind(tiny_model) as second:
-        assert len(second.sample(requests())) == 24
-        with pytest.raises(EngineError, match=r"has other weights than it was given.* give every training its own"):
-            first.sample(requests())
-
-
 def test_a_server_that_dies_amid_its_answers_changes_no_bit(
     opener: Callable[..., Open], tiny_model: Path, engine_server: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -467,14 +458,6 @@ def make(tiny_model: Path) -> Callable[[], Learner]:
     model = settings.model.model_copy(update={"lora": adapter})
     options = Options(device=torch.device("cpu"), merges=False)
     return lambda: Learner(tiny_model, settings.train.update, model, with_critic=False, seed=0, options=options)
-
-
-def move(learner: Learner) -> None:
-    """Far enough to change the policy's actions."""
-    learner.policy_version += 1
-    generator = torch.Generator().manual_seed(learner.policy_version)
-    for weight in trained_state(learner.policy).values():
-        weight += 0.2 * torch.randn(weight.shape, generator=generator)
 
 
 def save(learner: Learner, folder: Path) -> Path:
