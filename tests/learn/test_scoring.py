@@ -159,7 +159,7 @@ COMPUTE = Compute(device=CPU, dtype=torch.float32, max_tokens=100)
 def test_micro_batches_by_hand() -> None:
     # Sorted: 9 | 5 4 | 4 2 1 with a budget of 12: 9 alone, 2 rows of 5 are 10 (3 would be 15), 3 rows of 4 are 12.
     assert pack_by_length([[4], [9], [1], [5], [4], [2]], max_tokens=12) == [[1], [3, 0], [4, 5, 2]]
-    # Contexts of a trajectory stay together: three rows of 4 are 12, with a fourth 16; four alone are beyond the budget.
+    # The contexts of a trajectory stay together: three rows of 4 are 12, and a fourth makes 16; four are too many.
     assert pack_by_length([[2, 3], [4], [3]], max_tokens=12) == [[1, 0], [2]]
     assert pack_by_length([[4], [4, 1, 1, 1], [2]], max_tokens=12) == [[0], [1], [2]]
 
