@@ -366,9 +366,11 @@ def test_bfloat16_compute_keeps_float32_weights(make_learner: Make, samples: Sam
 
 @pytest.mark.parametrize("adapter", [None, LoraParams(rank=2, alpha=4, targets=["all-linear"])])
 def test_the_output_layer_alone_computes_in_float32(
-    make_learner: Make, samples: Samples, tmp_path: Path, adapter: LoraParams | None
+    make_learner: Make, samples: Samples, tmp_path: Path, adapter: LoraParams | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its logits are those of float32 weights times what bfloat16 layers gave it, and it learns and is saved."""
+    assert not make_learner(dtype="auto", float32_output=True).compute.float32_output
+    assert "float32_output: true has no effect" in caplog.text
     learner = make_learner(dtype="bfloat16", float32_output=True, adapter=adapter)
     narrow = make_learner(dtype="bfloat16", adapter=adapter)
     seen: list[torch.Tensor] = []
@@ -383,11 +385,6 @@ def test_the_output_layer_alone_computes_in_float32(
     learner.save_policy(tmp_path / "policy")
     saved = load_policy(tmp_path / "policy", device=CPU).get_output_embeddings().weight
     torch.testing.assert_close(saved, output.weight.float())
-
-
-def test_in_float32_there_is_no_output_layer_to_widen(make_learner: Make, caplog: pytest.LogCaptureFixture) -> None:
-    assert not make_learner(dtype="auto", float32_output=True).compute.float32_output
-    assert "float32_output: true has no effect" in caplog.text
 
 
 @pytest.mark.parametrize("adapter", [None, LoraParams(rank=2, alpha=4, targets=["all-linear"])])

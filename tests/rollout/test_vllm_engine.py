@@ -43,6 +43,7 @@ from agent_r1.rollout.sampling import (
 )
 from agent_r1.rollout.vllm_engine import VllmEngine, claim_scratch, places
 from agent_r1.seeds import derive
+from agent_r1.training.loop import iterate
 from agent_r1.weight_sums import differing, sums_of
 from tests.answering import Heard, Said, answering
 from tests.fixtures import Task
@@ -442,6 +443,19 @@ def test_a_server_that_dies_amid_its_answers_changes_no_bit(
         assert caplog.text.count(told) == 2, "when it fails, and at the next weights"
         with pytest.raises(EngineUnavailable, match=url):
             opener("server", urls=[url], retries=0)(tiny_model)
+
+
+def test_a_server_samples_a_training_whose_every_update_is_proved(
+    calling: Task, open_training: Callable[..., Any], engine_server: str
+) -> None:
+    """The entropy bonus makes every iteration an update."""
+    update = {"learning_rate": 1e-3, "entropy_bonus": 0.01}
+    changes = {"iterations": 3, "credit": {"estimator": "grpo"}, "update": update}
+    engine = {"kind": "server", "server": {"urls": [engine_server]}}
+    with open_training(calling, changes, ONE_CALL, engine) as training:
+        iterate(training)
+    assert training.learner.policy_version == 3
+    assert all(line["rollout/canary_gap"] < CLOSE for line in training.folder.history())
 
 
 ADAPTED = [
