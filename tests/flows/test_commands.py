@@ -80,8 +80,6 @@ def test_what_is_no_command_is_refused_before_anything_is_loaded(line: list[str]
 @pytest.mark.parametrize(
     ("line", "code", "message"),
     [
-        (["chat", "--run", "pppo"], 1, "there is no run 'pppo' under runs:"),
-        (["chat", "--endpoint", "127.0.0.1"], 1, "'127.0.0.1' is no server's address"),
         (["chat", "--endpoint", "http://127.0.0.1:9/v1"], 75, "http://127.0.0.1:9/v1 does not answer"),
         (["overlay", "moon"], 1, "there is no overlay 'moon'"),
     ],
