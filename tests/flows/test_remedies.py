@@ -82,7 +82,7 @@ def made(
         shutil.copytree(small_project / name, folder / name)
     shutil.rmtree(
         folder / PLACES.training(RunId("refilled")), ignore_errors=True
-    )  # which another file may have trained
+    )  # trained by another file
     (folder / "dvc.yaml").write_text(GRAPH)
     shutil.copy(folder / TRAINING / "metrics.jsonl", folder / SCORES)
     write_params(folder, {})
