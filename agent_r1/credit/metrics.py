@@ -39,19 +39,6 @@ def step_metrics(
     return {"policy/kl_step": _k3(moved)} if len(moved) else {}
 
 
-def thought_metrics(scores: Floats) -> dict[str, float]:
-    """How much thoughts say of their inputs, from the logprob [T, T] in nats of each thought, a row, under each input.
-
-    `thought/information` is the mean of log p(z | x) - log mean_j p(z | x_j), at most log T; `thought/retrieved` is the
-    share of thoughts that are likeliest under their own input. Thoughts alike for all inputs have 0 and 1 / T.
-
-    Source: RAGEN-2 (arXiv 2604.06268), its estimates of mutual information and its retrieval accuracy.
-    """
-    own, alike = scores.diagonal(), np.logaddexp.reduce(scores, axis=1) - np.log(len(scores))
-    retrieved = scores.argmax(axis=1) == np.arange(len(scores))
-    return {"thought/information": _mean(own - alike), "thought/retrieved": _mean(retrieved)}
-
-
 def _k3(differences: Floats) -> float:
     """The mean over tokens of exp(x) - 1 - x, at most 10, for differences x of logprobs; see `losses.k3`."""
     clamped = differences.clip(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)

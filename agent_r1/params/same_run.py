@@ -61,7 +61,7 @@ KINDS = {
     # How long, how often, and how much room.
     "room": """
         train.iterations train.validation.every train.validation.questions train.validation.samples
-        train.checkpoint.every train.keep.learner train.keep.every train.monitor.thoughts_every
+        train.checkpoint.every train.keep.learner train.keep.every
         train.update.proved_trajectories train.update.canary_tolerance.float32
         train.update.canary_tolerance.bfloat16 warm_start.checkpoint_every learner.silence_s
         env.max_tokens env.max_action_tokens env.aborted_share env.too_long_share env.agents.*.timeout_s

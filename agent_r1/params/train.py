@@ -99,7 +99,6 @@ class MonitorParams(Section):
     max_rollbacks: Natural
     patience: Count
     first_iterations: Count = 3
-    thoughts_every: Natural
     thresholds: MonitorThresholds
 
     @property

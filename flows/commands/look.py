@@ -320,7 +320,7 @@ def lineage(
         Argument(
             metavar="MODEL|DATA",
             help="models:/agent_r1@champion, models:/agent_r1/3 or a label such as ppo; or a path such as "
-            "data/prepared, a hash, a git revision.",
+            "data/prepared, or a hash of data.",
         ),
     ],
 ) -> None:

@@ -159,7 +159,9 @@ def test_the_gradients_of_groups_make_up_the_whole_one(small_project: Path, insi
             assert (part.metrics["policy/grad_norm"] == 0) == (part.high < 1e-9)
             total += 0 if part.high < 1e-9 else tokens[alike].sum() / tokens.sum() * projected
         assert total == pytest.approx(one.replays[0].metrics["policy/grad_norm"], rel=1e-3)
-    assert "Gradient by the std of a group's returns" in [getattr(each, "title", "") for each in replay_tables(found)]
+    titles = [getattr(table, "title", "") for table in replay_tables(found)]
+    assert "Gradient by the std of a group's returns" in titles
+    assert "Thoughts" in titles
 
 
 def test_values_are_refused_where_there_are_none() -> None:
