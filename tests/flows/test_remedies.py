@@ -80,9 +80,7 @@ def made(
     folder = tmp_path_factory.mktemp("made")
     for name in ("data", "outputs", ".tracking"):
         shutil.copytree(small_project / name, folder / name)
-    shutil.rmtree(
-        folder / PLACES.training(RunId("refilled")), ignore_errors=True
-    )  # trained by another file
+    shutil.rmtree(folder / PLACES.training(RunId("refilled")), ignore_errors=True)  # trained by another file
     (folder / "dvc.yaml").write_text(GRAPH)
     shutil.copy(folder / TRAINING / "metrics.jsonl", folder / SCORES)
     write_params(folder, {})
