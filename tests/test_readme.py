@@ -27,7 +27,7 @@ from flows import commands
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 # Where git keeps the scores that a report of docs/ shows, and below which heading.
-SCORES = {"docs/report/report.md": "outputs/scores", "docs/ablations/report.md": "outputs/ablations/scores"}
+SCORES = {f"docs/{name}/report.md": f"docs/{name}/scores" for name in ("report", "ablations")}
 MEASURED = sorted((ROOT / "docs" / "measured").glob("*.csv"))
 BARE = re.compile(r"(?<![\d.])-?\.\d{2,3}(?!\d)(?: \[-?\.\d{3}, -?\.\d{3}\])?")  # with its interval, if there is one
 QUANTITY = re.compile(r"(?<![\w.,])(?:\d[\d,]*)?\.?\d+ (?:ms|s|min|minutes|[kMGT]B|GiB)\b")

@@ -25,13 +25,14 @@ from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
 from agent_r1.params import load
 from agent_r1.params.places import RunId
 from flows.commands.execute import index, prepare
-from flows.overlay import OWN_DVC
 from flows.processes import api_on, await_health, listen, server_part
 from flows.train import train
 from flows.warm_start import warm_start
 
 ROOT = Path(__file__).parents[2]
 PLACES = load(ROOT / "params.yaml").places
+
+OWN_DVC = "[core]\n    no_scm = true\n    analytics = false\n    check_update = false\n"
 
 Start = Callable[..., subprocess.Popen[str]]
 Inside = Callable[[Path], AbstractContextManager[None]]

@@ -30,7 +30,7 @@ from agent_r1.training.folder import AnotherRunError
 from agent_r1.training.identity import Identity, read_start
 from agent_r1.training.loop import Training
 from agent_r1.training.trainer import Trainer
-from flows import ranks
+from flows import made_of
 from flows import train as train_module
 from flows.operation.register import register
 from flows.policies import version_of
@@ -335,9 +335,8 @@ def test_a_finished_run_is_refused_after_an_edit_of_the_stages_code_and_no_other
     """What DVC runs the stage again for, which moves it aside."""
     before = contents(finished / PPO)
     for part in ("agent_r1", "flows"):
-        shutil.copytree(ranks.CODE / part, finished / "code" / part)
-    shutil.copy(ranks.CODE / "dvc.yaml", finished / "code")
-    monkeypatch.setattr(ranks, "CODE", finished / "code")
+        shutil.copytree(made_of.CODE / part, finished / "code" / part)
+    monkeypatch.setattr(made_of, "CODE", finished / "code")
     with (finished / "code" / edited).open("a") as file:
         file.write("# edited\n")
     refused = pytest.raises(ValueError, match=f"trained by other code: {edited}; .* --fresh .*`agent-r1 keep ppo`")

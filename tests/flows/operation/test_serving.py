@@ -212,7 +212,7 @@ def project(
 ) -> Path:
     folder = tmp_path_factory.mktemp("served")
     shutil.copytree(ROOT / "flows", folder / "flows", ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("prefect.yaml", "pyproject.toml"):
+    for file in ("prefect.yaml", "prefect.toml"):
         shutil.copy(ROOT / file, folder)
     for name, source in (("train", TRAIN), ("operation/register", REGISTER), ("view", VIEW)):
         (folder / "flows" / f"{name}.py").write_text(source)

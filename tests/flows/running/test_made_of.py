@@ -24,7 +24,6 @@ from flows import made_of
 from flows.dvc_files import DVC, collect_graph
 from flows.evaluate import EvaluationRequest, evaluate
 from flows.made_of import HASHED_BYTES, OF_STAGE, Edited, as_begun, require_unedited
-from flows.overlay import OWN_DVC
 from flows.stage import EDITED, EXIT_CODE_FILE
 from tests.fixtures import PLACES, ROOT, Inside, WriteParams
 
@@ -185,7 +184,7 @@ def test_a_stage_is_looked_up_as_dvc_resolves_it(tmp_path: Path, monkeypatch: py
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / ".dvc").mkdir()
-    (tmp_path / ".dvc/config").write_text(OWN_DVC)
+    (tmp_path / ".dvc/config").write_text("[core]\n no_scm = true\n")
     monkeypatch.chdir(tmp_path)
     collect_graph(Path("ablations"))
     listing = subprocess.run([sys.executable, "-c", LISTING], capture_output=True, text=True, check=True)
@@ -219,7 +218,7 @@ def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "params.yaml").write_text("search: {kind: bm25, k: 1}\nplaces: {data: data}\n")
     (tmp_path / ".dvcignore").write_text(".*.lock\n")
     for name, content in {
-        ".dvc/config": OWN_DVC,
+        ".dvc/config": "[core]\n no_scm = true\n",
         "own.yaml": "a: 1",
         "code/a.py": "a",
         "data/large": "a" * 2 * HASHED_BYTES,
