@@ -223,7 +223,6 @@ def said(
             "there is no checkpoint at outputs/ablations/train/grpo-seed7/checkpoint; train it first "
             "(`agent-r1 train ablations/grpo-seed7`)",
         ),
-        (["--run", "pppo"], "there is no run 'pppo' under runs:"),
         (["--endpoint", "127.0.0.1"], "'127.0.0.1' is no server's address"),
         ([], "there is no model at outputs/warm_start; make it (`dvc repro warm_start`), or name another model"),
         (["models:/agent_r1@champion"], "the registry is empty; a training that finishes"),
