@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
 import pytest
 
 from agent_r1.params import RunId
-from benchmarks.peers.__main__ import QUIET, Contender, Lap, main, table
-from benchmarks.peers.course import CONTENDERS, FIRST, RUN, await_turn, settings_of, tell_lap, told, turn
+from benchmarks.peers.__main__ import QUIET, Lap, table
+from benchmarks.peers.course import CONTENDERS, RUN, await_turn, settings_of, tell_lap, told, turn
 
 
 def lap(seconds: float, cpu_s: float, others_s: float = 0.0) -> Lap:
@@ -59,38 +58,3 @@ def test_every_contender_trains_the_same_episodes() -> None:
     runs = [settings_of(name).run(RunId(RUN)) for name in CONTENDERS]
     assert {(each.rollout.questions, each.rollout.samples) for each in runs} == {(24, 8)}
     assert [each.rollout.ahead for each in runs] == [0, 0, 0, 1, 1]
-
-
-def contender(folder: Path, script: str) -> Contender:
-    """In the place of TRL, a script of the shell."""
-    (folder / "bin").mkdir()
-    (folder / "bin/python").write_text(f"#!/bin/sh\n{script}\n")
-    (folder / "bin/python").chmod(0o700)
-    return Contender(FIRST, folder)
-
-
-def test_a_contender_goes_a_lap_when_told(tmp_path: Path) -> None:
-    answer = 'LAP {"trajectories": 2, "tokens": 3, "trained_share": 1, "success": 0}'
-    running = contender(tmp_path, f"read word; echo $word; echo '{answer}'; read word")
-    try:
-        assert running.lap().trajectories == 2
-    finally:
-        running.close()
-
-
-def test_a_contender_that_ends_is_told(tmp_path: Path) -> None:
-    running = contender(tmp_path, "read word; exit 3")
-    with pytest.raises(RuntimeError, match=f"{FIRST} ended with 3 in its lap"):
-        running.lap()
-    running.close()
-
-
-def test_without_what_all_start_from_there_is_no_race(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["peers", "--trl", "trl"])
-    with pytest.raises(SystemExit):
-        main()
-    assert "data/index, outputs/warm_start; `make repro` makes what all contenders start" in capsys.readouterr().err
-    assert not (tmp_path / "trl").exists()

@@ -163,11 +163,3 @@ def test_the_order_of_the_trajectories_changes_no_choice(
     params = FilterParams.model_validate({"kind": kind, "share": share, "refill": 0})
     straight, permuted = select(returns, groups, params), select(returns[order], groups[order], params)
     assert permuted[0].tolist() == straight[0][order].tolist()
-
-
-@given(iterations, shares, st.integers(1, 5))
-def test_groups_without_differences_change_nothing_in_top_p(drawn: list[list[int]], share: float, more: int) -> None:
-    returns = np.array(drawn, np.float64)
-    padded = np.concatenate([returns, np.ones((more, SIZE))])
-    expected = [*selected(returns, "top_p", share)[0].tolist(), *[False] * (more * SIZE)]
-    assert selected(padded, "top_p", share)[0].tolist() == expected

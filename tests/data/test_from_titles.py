@@ -49,14 +49,12 @@ def searched(thought: str, query: str) -> str:
 
 
 def test_a_chain_is_searched_for_in_words_that_were_read() -> None:
+    """With quotes the sentence stands before the finding."""
     assert act([FILM, DIRECTOR], "Where did the director of Low Tide die?", "Arvik") == [
         searched("I need the director, then the place of death.", "Low Tide"),
         searched("Found the director Mara J. Quill.", "Mara J. Quill"),
         "<think>Found the place of death Arvik. That answers it.</think>\n<answer> Arvik </answer>",
     ]
-
-
-def test_quotes_put_the_sentence_before_the_finding() -> None:
     _, second, last = act([FILM, DIRECTOR], "Where did the director of Low Tide die?", "Arvik", quotes=True)
     assert '"It was directed by Mara J. Quill in May." Found the director Mara J. Quill.' in second
     assert last.startswith('<think>"She died in Arvik." Found the place of death Arvik.')
@@ -72,12 +70,8 @@ COMPARED = [
 
 def test_a_comparison_follows_one_chain_after_the_other_and_sets_their_values_side_by_side() -> None:
     *searches, last = act(COMPARED, "Whose director is older, Low Tide or High Tide?", "high tide")
-    assert [re.findall(r'"query": "(.*)"', each) for each in searches] == [
-        ["Low Tide"],
-        ["Mara J. Quill"],
-        ["High Tide"],
-        ["Jon Hale"],
-    ]
+    queries = re.findall(r'"query": "(.*)"', "".join(searches))
+    assert queries == ["Low Tide", "Mara J. Quill", "High Tide", "Jon Hale"]
     assert searches[0].startswith("<think>I need the director, then the date of birth of each.</think>")
     assert searches[2].startswith("<think>Found the date of birth 3 May 1902. Next High Tide.</think>")
     assert last == (
@@ -87,10 +81,8 @@ def test_a_comparison_follows_one_chain_after_the_other_and_sets_their_values_si
 
 
 def test_yes_and_no_say_whether_the_values_are_the_same() -> None:
-    hops = [
-        Hop("Jon Hale", "Jon Hale", "country", "Orlen"),
-        Hop("Mara J. Quill", "Mara Quill (director)", "country", "Orlen"),
-    ]
+    titles = {"Jon Hale": "Jon Hale", "Mara J. Quill": "Mara Quill (director)"}
+    hops = [Hop(name, title, "country", "Orlen") for name, title in titles.items()]
     text = "Are Jon Hale and Mara J. Quill from the same country?"
     assert act(hops, text, "yes")[-1] == (
         "<think>Jon Hale: Orlen. Mara J. Quill: Orlen. The same. That answers it.</think>\n<answer> yes </answer>"

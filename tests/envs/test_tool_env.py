@@ -26,7 +26,7 @@ from agent_r1.params import load
 from agent_r1.records import CallStatus, Outcome, Passage, Question
 from agent_r1.search.base import Search
 from agent_r1.search.index import Cached
-from agent_r1.tools.base import FunctionTool, ToolError, ToolResult
+from agent_r1.tools.base import FunctionTool, ToolError
 from agent_r1.tools.search import search_tool
 from tests.envs.conftest import PASSAGES
 
@@ -70,6 +70,12 @@ def test_the_state_of_a_question_is_the_last_observation(env: ToolEnv) -> None:
     assert (env.state,) == read[1] != read[0]
 
 
+def test_a_search_that_finds_nothing_is_a_good_call(env: ToolEnv) -> None:
+    found = act(env, call("search", query="zzz"))
+    assert (found.observations, found.call_status) == (("nothing found",), CallStatus.OK)
+    assert found.rewards_when_read == {"progress": 0.0}
+
+
 def test_a_question_whose_answer_nobody_knows(index: Search) -> None:
     """The same prompt and replies as with gold answers; what would be compared with them is left out, not 0."""
     env = ToolEnv("Where was the director of Low Tide born?", [search_tool(index, top_k=2)], max_steps=3)
@@ -80,13 +86,6 @@ def test_a_question_whose_answer_nobody_knows(index: Search) -> None:
     last = act(env, "<think>Now.</think><answer>Mara Quill</answer>")
     assert (last.outcome, last.answer) == (Outcome.ANSWERED, "Mara Quill")
     assert last.rewards == {"grounded": 1.0, "think": 1.0}
-
-
-def test_a_search_that_finds_nothing_is_a_good_call(env: ToolEnv) -> None:
-    transition = act(env, call("search", query="zzz"))
-    assert transition.observations == ("nothing found",)
-    assert transition.call_status is CallStatus.OK
-    assert transition.rewards_when_read == {"progress": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -109,7 +108,6 @@ def test_a_fault_of_the_world_ends_the_episode_and_earns_nothing(
 @pytest.mark.parametrize(
     ("action", "think"),
     [
-        (f"<think>First the film.</think>{call('search', query='Low Tide')}", 1.0),
         (f"<think>One more.</think>{call('seek', query='x')}", 1.0),  # well formed, though there is no such tool
         ("<think>I know.</think><answer>Tesk</answer>", 1.0),
         (f"<think> </think>{call('search', query='Low Tide')}", 0.0),  # says nothing
@@ -182,27 +180,21 @@ def test_out_of_steps(env: ToolEnv, last: str, outcome: Outcome) -> None:
         act(env, last)
 
 
-def test_equal_arguments_read_equal(question: Question) -> None:
-    def add(a: int, b: int) -> ToolResult:
-        """Adds."""
-        return ToolResult(text=str(a + b))
-
-    env = ToolEnv(question, [FunctionTool(add)], max_steps=2)
-    [one], [other] = (act(env, action).calls for action in (call("add", b=2, a=1), call("add", a=1, b=2)))
-    assert one.arguments == other.arguments
-
-
-def test_bugs_of_a_tool_are_raised(question: Question) -> None:
-    def broken(message: str) -> str:
+def test_bugs_of_a_tool_are_raised_and_equal_arguments_read_equal(question: Question) -> None:
+    def broken(message: str, times: int) -> str:
         """Breaks, or refuses a message."""
         if message:
             raise ToolError(message)
         raise KeyError("ours")
 
-    env = ToolEnv(question, [FunctionTool(broken)], max_steps=2)
-    assert act(env, call("broken", message="theirs")).observations == ("Error: theirs",)
+    env = ToolEnv(question, [FunctionTool(broken)], max_steps=3)
+    [one], [other] = (
+        act(env, call("broken", **arguments)).calls
+        for arguments in ({"message": "theirs", "times": 1}, {"times": 1, "message": "theirs"})
+    )
+    assert (one.arguments, env.state) == (other.arguments, "Error: theirs")
     with pytest.raises(KeyError):
-        act(env, call("broken", message=""))
+        act(env, call("broken", message="", times=1))
 
 
 TWICE = [Passage(passage_id=str(i), title="Mara Quill", text=f"Part {i}.") for i in range(2)]
@@ -240,26 +232,20 @@ def test_anything_but_an_answer_is_malformed(question: Question, action: str, st
     assert transition.rewards == {"think": 0.0, "progress": 1.0}
 
 
-@pytest.mark.parametrize("instructions", ["", "Be brief."])
+@pytest.mark.parametrize("instructions", ["", " Be brief."])
 def test_every_protocol_gives_the_configured_instructions(question: Question, index: Search, instructions: str) -> None:
-    limits, questions = PARAMS.model_copy(update={"instructions": instructions}), [question]
+    limits, questions = PARAMS.model_copy(update={"instructions": instructions.strip()}), [question]
     gold = {question.question_id: [Passage(passage_id="p", title="t", text="x")]}
     shared = Shared(limits, Cached(index, "", 0))
-    attempts = [
-        *attempts_at(questions, shared),
-        asked_attempt("Who?", shared),
-        *naive_rag_attempts(questions, shared),
-        *closed_book_attempts(questions, shared),
-        *gold_passages_attempts(questions, gold, shared),
-    ]
-    added = f" {instructions}" if instructions else ""
-    assert [attempt.env(0).system for attempt in attempts] == [
-        "Answer the question. Search when facts are missing." + added,
-        "Answer the question. Search when facts are missing." + added,
-        "Answer the question from the passages." + added,
-        "Answer the question." + added,
-        "Answer the question from the passages." + added,
-    ]
+    searching = "Answer the question. Search when facts are missing."
+    for [attempt], system in (
+        (attempts_at(questions, shared), searching),
+        ([asked_attempt("Who?", shared)], searching),
+        (naive_rag_attempts(questions, shared), "Answer the question from the passages."),
+        (closed_book_attempts(questions, shared), "Answer the question."),
+        (gold_passages_attempts(questions, gold, shared), "Answer the question from the passages."),
+    ):
+        assert attempt.env(0).system == system + instructions
 
 
 def test_a_question_of_an_environment_that_there_is_not_is_refused() -> None:

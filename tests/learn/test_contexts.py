@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from agent_r1.records import Source, Trajectory
+from tests.learn.learning import make_credit, make_trajectory
 
 Make = Callable[..., Any]
 P, A, O, T = (int(source) for source in (Source.PROMPT, Source.ACTION, Source.OBSERVATION, Source.TEMPLATE))  # noqa: E741
@@ -18,7 +19,7 @@ FIRST, SECOND = [P, P, A, A, A], [P, P, P, T, O, T, A, A]
 
 
 @pytest.fixture
-def split(make_trajectory: Make) -> Trajectory:
+def split() -> Trajectory:
     """Two contexts of 5 and 8 tokens."""
     found: Trajectory = make_trajectory(0, FIRST + SECOND, np.full(13, -6, np.float32), [0, 5])
     return dataclasses.replace(found, logprobs=np.where(found.action_mask, found.logprobs, 0).astype(np.float32))
@@ -62,9 +63,7 @@ def test_a_context_sees_no_other(make_learner: Make, split: Trajectory) -> None:
 
 
 @pytest.mark.parametrize("ratio", ["token", "step"])
-def test_an_update_is_that_of_the_contexts_alone(
-    make_learner: Make, split: Trajectory, make_credit: Make, ratio: str
-) -> None:
+def test_an_update_is_that_of_the_contexts_alone(make_learner: Make, split: Trajectory, ratio: str) -> None:
     """With token_mean the loss is a sum over tokens, so two trajectories of one context each give the same step."""
     credit = make_credit(split)
     parts = [alone(split, span, index) for index, span in enumerate(split.contexts)]
@@ -83,7 +82,7 @@ def test_an_update_is_that_of_the_contexts_alone(
     assert whole["update/tokens"] == apart["update/tokens"] == 13
 
 
-def test_a_sequence_ratio_spans_the_contexts(make_learner: Make, split: Trajectory, make_credit: Make) -> None:
+def test_a_sequence_ratio_spans_the_contexts(make_learner: Make, split: Trajectory) -> None:
     """One ratio for the five action tokens of both: the geometric mean over all of them."""
     learner = make_learner(ratio="sequence", learning_rate=1e-9, with_critic=False, clip_high=1e8, dual_clip=1e8)
     credit = make_credit(split)

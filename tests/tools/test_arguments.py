@@ -22,6 +22,14 @@ def doubled(levels: int) -> dict[str, Any]:
     return {"properties": {"a": {"$ref": f"#/$defs/n{levels}"}}, "$defs": {"n0": {"type": "string"}, **defined}}
 
 
+NAMED = {
+    "$schema": "http://json-schema.org/draft-07/schema#",
+    "$id": "http://127.0.0.1:1/",
+    "properties": {"a": {"$id": "b", "$ref": "#/definitions/a"}},
+    "definitions": {"a": {"$schema": "http://json-schema.org/draft-04/schema#", "type": "string"}},
+}
+
+
 @pytest.mark.parametrize(
     ("schema", "fitting", "others"),
     [
@@ -35,16 +43,7 @@ def doubled(levels: int) -> dict[str, Any]:
         ({"unevaluatedProperties": False, "allOf": [{"properties": {"a": True}}]}, [{"a": 1}], [{"b": 1}]),
         ({"properties": {"a": {"uniqueItems": True}}}, [{"a": [1, 2, {}]}], [{"a": [{}, {}]}]),
         # A reference leads into the schema whatever names and dialects stand around it.
-        (
-            {
-                "$schema": "http://json-schema.org/draft-07/schema#",
-                "$id": "http://127.0.0.1:1/",
-                "properties": {"a": {"$id": "b", "$ref": "#/definitions/a"}},
-                "definitions": {"a": {"$schema": "http://json-schema.org/draft-04/schema#", "type": "string"}},
-            },
-            [{"a": "x"}],
-            [{"a": 1}],
-        ),
+        (NAMED, [{"a": "x"}], [{"a": 1}]),
     ],
 )
 def test_arguments_fit_by_the_rules_of_2020(schema: Any, fitting: list[Any], others: list[Any]) -> None:
@@ -83,8 +82,6 @@ def test_arguments_that_nobody_can_judge_cheaply_do_not_fit(schema: Any, value: 
     [
         ({"$dynamicRef": "http://127.0.0.1:1/x"}, "refers to 'http://127.0.0.1:1/x', which is not in it"),
         ({"$recursiveRef": "#"}, "in a circle"),
-        ({"$dynamicAnchor": "m", "allOf": [{"$dynamicRef": "#m"}]}, "'#m', which is not in it"),
-        ({"properties": {"a": {"$ref": "#/$defs/a%25"}}, "$defs": {"a%25": True, "a%": True}}, "not in it"),
         ({"properties": {"a": {"type": "strin"}}}, "no JSON schema: 'strin' is not valid"),
         ({"allOf": [{}] * 1200}, "holds { 1,201 times"),
         ({"properties": {f"p{at}": {"pattern": f"a{at}"} for at in range(40)}}, '"pattern" 40 times'),

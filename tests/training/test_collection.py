@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from importlib import import_module
 from itertools import groupby
 from pathlib import Path
@@ -21,6 +20,7 @@ from agent_r1.rollout.sampling import Engine
 from agent_r1.training import collection
 from agent_r1.training.loop import Training, iterate
 from tests.fixtures import ONE_ACTION, Task
+from tests.trajectories import question_fields
 
 SMALL = {
     "iterations": 1,
@@ -30,16 +30,8 @@ SMALL = {
 }
 
 
-def question(split: str) -> Question:
-    return Question(
-        question_id=split,
-        dataset="d",
-        split=split,
-        text="?",
-        answers=["yes"],
-        gold_titles=[],
-        strata={"hops": "1", "kind": ""},
-    )
+def question(split: str, question_id: str = "q") -> Question:
+    return Question(**question_fields(question_id, split=split))
 
 
 WORLD = '''
@@ -70,7 +62,7 @@ def test_a_killed_validation_hears_what_it_heard_and_asks_nothing_twice(
     monkeypatch.syspath_prepend(tmp_path)
     world = import_module("some_world")
     index = bm25_index([Passage(passage_id="p", title="Veld", text="Tesk is a city.")])
-    dev = [replace(question("dev"), question_id=f"dev {number}") for number in range(4)]
+    dev = [question("dev", f"dev {number}") for number in range(4)]
     task = Task(questions=[question("train"), *dev], index=index, model=tiny_model)
     tools = ToolsParams(functions={"ask": FunctionParams(module="some_world")})
     env = ONE_ACTION.model_copy(update={"tools": tools, "max_tokens": 500, "max_action_tokens": 60, "max_steps": 2})
