@@ -24,14 +24,14 @@ from agent_r1.records import Question, Source
 from agent_r1.tracking import registry, store
 from agent_r1.tracking.store import mendable_fault, require_store
 from agent_r1.tracking.traces import Rewarded
+from tests.descriptors import describe
+from tests.fixtures import ROOT, FreePort
 from tests.trajectories import from_parts, question_fields
 
 pytest.importorskip("flask_wtf", reason="MLflow's server with accounts needs it")
 
-ROOT = Path(__file__).parents[2]
 PATIENCE_S = 240.0
 ADMIN = "operator"
-HASHES = dict.fromkeys(("policy_hash", "questions", "passages", "index", "prompt"), "5" * 64)
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Company:
 
 
 @pytest.fixture(scope="module")
-def company(tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int]) -> Iterator[Company]:
+def company(tmp_path_factory: pytest.TempPathFactory, free_port: FreePort) -> Iterator[Company]:
     """A server with the accounts `operator`, `ann`, who writes first, and `bob`, who may only read what is ann's."""
     folder, port, password = tmp_path_factory.mktemp("company"), free_port(), secrets.token_urlsafe(18)
     (folder / "auth.ini").write_text(
@@ -105,24 +105,6 @@ def log_in(
     mlflow.set_tracking_uri(None)  # type: ignore[arg-type]
 
 
-def descriptor(run_id: str) -> registry.Descriptor:
-    return registry.Descriptor(
-        label="ppo",
-        run="ppo",
-        seed=0,
-        sweep="",
-        mlflow_run_id=run_id,
-        policy="outputs/train/ppo/checkpoint/policy",
-        policy_version=1,
-        dvc_file="",
-        dvc_hash="",
-        git_commit="",
-        data_hash="",
-        config="9" * 16,
-        **HASHES,
-    )
-
-
 def test_a_companys_server_keeps_runs_traces_data_prompts_and_versions_of_who_may_write(
     log_in: Callable[..., MlflowClient], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -133,7 +115,7 @@ def test_a_companys_server_keeps_runs_traces_data_prompts_and_versions_of_who_ma
     with tracking.start("ppo", {"variant": "ppo"}, {"kind": "training"}) as run:
         run.uses({"atlas questions": (Path("questions.parquet"), "5" * 64)}, "test")
         run.text("said", "note.txt")
-    version = registry.register(descriptor(run.run_id), files=[Path("params.yaml")])
+    version = registry.register(describe("5" * 64, mlflow_run_id=run.run_id), files=[Path("params.yaml")])
     run.final({"success": 0.8, "success/low": 0.7, "success/high": 0.9})
     tracking.keep_questions("atlas", "5" * 64, [question])
     tracking.keep_prompt(run.run_id, "agent_r1-prompt", "6" * 64, "Answer.")

@@ -9,8 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +36,10 @@ from agent_r1.tracking import registry
 from agent_r1.training.supervised import Lessons, fit
 from flows.operation.register import LOADED, register
 from flows.policies import policy_of
+from tests.fixtures import ROOT, FreePort, Inside
 
-ROOT = Path(__file__).parents[3]
 PATIENCE_S = 240.0
 CHAMPION = "models:/agent_r1@champion"
-Inside = Callable[[Path], AbstractContextManager[None]]
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +123,7 @@ def test_a_loaded_champion_answers_with_two_searches_as_chat_does(
 
 
 def test_a_served_champion_answers_as_chat_does(
-    project: Path, chatted: tuple[str, list[StepView]], free_port: Callable[[], int]
+    project: Path, chatted: tuple[str, list[StepView]], free_port: FreePort
 ) -> None:
     question, views = chatted
     port, environment = free_port(), {**os.environ, "PYTHONPATH": str(ROOT)}
