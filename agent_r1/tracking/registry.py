@@ -152,8 +152,8 @@ def versions(model: str = MODEL, asked: Choice = lambda *_: True) -> list[Versio
     for entry in sorted(client.search_model_versions(f"name = '{model}'"), key=lambda each: int(each.version)):
         own = tuple(alias for alias, number in aliases if int(number) == int(entry.version))
         if asked(entry, own) and (made := _read(client, experiment, entry)):
-            known = {"number": int(entry.version), "score": entry.tags.get(SCORE, "")}
-            read.append(Version(descriptor=made, aliases=own, model=model, **known))
+            score = entry.tags.get(SCORE, "")
+            read.append(Version(number=int(entry.version), descriptor=made, aliases=own, model=model, score=score))
     return read
 
 
