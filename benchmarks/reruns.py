@@ -42,7 +42,7 @@ def copy_project(folder: Path) -> None:
     for name in subprocess.run(listing, capture_output=True, text=True, check=True).stdout.splitlines():
         if Path(name).exists() and not name.startswith("ablations/") and not name.endswith((".lock", ".dvc")):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(name, folder / name)
+            shutil.copy(name, folder / name, follow_symlinks=False)
     dvc(folder, "config", "core.no_scm", "true")
 
 

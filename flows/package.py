@@ -32,7 +32,7 @@ def code_hashes() -> dict[str, str]:
     """The files of HASHES as the installed package has them, with their texts."""
     return {
         str(HASHES / f"{stage}.yaml"): yaml.safe_dump(_rooms(stage))
-        for stage in read_yaml(SHIPPED / "dvc.yaml")["stages"]
+        for stage in read_yaml(SHIPPED / "pipeline.yaml")["stages"]
     }
 
 

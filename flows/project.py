@@ -25,7 +25,7 @@ COPIES = {
     "prefect.toml": "prefect.toml",
     "prefect.yaml": "prefect.yaml",
 }
-GRAPHS = {"dvc.yaml": "dvc.yaml", "ablations/graph.yaml": "graph.yaml"}
+GRAPHS = {"dvc.yaml": "pipeline.yaml", "ablations/graph.yaml": "ablations.yaml"}
 HEADER = f"""\
 # The package's graph, which `agent-r1 update` merges with your edits. A stage depends on the code that it can execute
 # by its file in {HASHES}: a hash for each room of the package.

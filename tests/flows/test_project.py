@@ -190,7 +190,7 @@ def test_an_update_merges_the_packages_changes_with_ones_own(faq: Path, upgrade:
         "0.2.0",
         {
             "params.yaml": ("  iterations: 16\n", "  iterations: 18\n"),
-            "dvc.yaml": ("cmd: python -m flows index", "cmd: python -m flows index --all"),
+            "pipeline.yaml": ("cmd: python -m flows index", "cmd: python -m flows index --all"),
             "prefect.toml": ("= 30", "= 45"),
         },
         "| `env.top_k` | counts passages, and no titles: halve it |\n| `env.order: none` | no |\n| `model.gone` | no |",
@@ -245,7 +245,9 @@ def test_a_key_that_came_is_taken_beside_an_edit_and_one_that_went_is_refused_wi
 
 @pytest.mark.parametrize("where", ["params.yaml", "dvc.yaml"])
 def test_edits_that_git_does_not_keep_are_not_merged(faq: Path, upgrade: Callable[..., None], where: str) -> None:
-    upgrade("0.2.0", {"params.yaml": ("Every knob", "Each knob"), "dvc.yaml": ("  prepare:", "  prepare:  # first")})
+    upgrade(
+        "0.2.0", {"params.yaml": ("Every knob", "Each knob"), "pipeline.yaml": ("  prepare:", "  prepare:  # first")}
+    )
     (faq / where).write_text((faq / where).read_text() + "# mine\n")
     before = files(faq)
     with pytest.raises(ValueError, match=rf"^{where}: git does not keep your edits yet; commit them"):
