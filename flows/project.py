@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from agent_r1 import params
 from agent_r1.files import replaced_folder, write_text
 from agent_r1.params.places import PARAMS
@@ -16,7 +18,7 @@ from agent_r1.params.sections import changed, override
 from flows.made_of import CODE, SHIPPED
 from flows.new import filled
 from flows.overlay import BASE, laid_over, read_overlay
-from flows.package import HASHES, OWN, VERSION, code_hashes, installed
+from flows.package import HASHES, OWN, VERSION, code_hashes, installed, stages
 
 BASES = OWN / "shipped.json"  # the package's files as the project took them: the base of the next merge
 COPIES = {
@@ -86,7 +88,8 @@ def shipped_files(name: str) -> tuple[dict[str, str], str]:
 
 def records(files: Mapping[str, str]) -> dict[str, str]:
     """The files in which a project says what it is of: the package's version, its files, and its code."""
-    return {str(VERSION): f"{installed()}\n", str(BASES): json.dumps(files, indent=1)} | code_hashes()
+    codes = {str(HASHES / f"{stage}.yaml"): yaml.safe_dump(code_hashes(stage)) for stage in stages()}
+    return {str(VERSION): f"{installed()}\n", str(BASES): json.dumps(files, indent=1)} | codes
 
 
 def graph_of(shipped: str) -> str:

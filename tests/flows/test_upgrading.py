@@ -85,7 +85,7 @@ def test_a_project_from_a_wheel_is_upgraded_as_the_page_says(wheels: list[Path],
     assert "0.1.0 (code " in said
     assert " -> 0.2.0 (code " in said
     assert "params.yaml: promote.margin: is a share now, and was a percentage: divide it" in said
-    assert "nothing is changed; `agent-r1 update --yes` does it" in said
+    assert "Nothing is changed before you say yes, here or by --yes." in said
     assert (project / "params.yaml").read_text() == before
     page = block.replace("agent-r1 update ", "agent-r1 update --yes ").replace(
         "agent-r1 pipeline", "dvc repro -q prepare"
