@@ -53,7 +53,7 @@ def begin_project(folder: Path, overlay: str = "", assignments: Sequence[str] = 
         changes = override({"places": {"scale": overlay}}, own)
     for assignment in assignments:
         changes = override(changes, changed(assignment))
-    files, following = shipped_files(folder.absolute().name)
+    files, following = shipped_files(folder)
     project = files | records(files)
     project[PARAMS] = laid_over(files[PARAMS], changes, overlay or PARAMS) if changes else files[PARAMS]
     with replaced_folder(folder, lasting=False) as fresh:
@@ -62,7 +62,7 @@ def begin_project(folder: Path, overlay: str = "", assignments: Sequence[str] = 
             write_text(fresh / path, text)
         for arguments in (("init", "--quiet"), ("add", "--all"), (*COMMIT, f"Begin with agent_r1 {installed()}")):
             subprocess.run(["git", *arguments], cwd=fresh, check=True)
-    return f"wrote {folder}\n\n{following.replace('FOLDER', str(folder))}"
+    return f"wrote {folder}\n\n{following}"
 
 
 def _require_place(folder: Path) -> None:
@@ -76,10 +76,10 @@ def _require_place(folder: Path) -> None:
         raise ValueError(f"{folder} lies inside of a git repository, which would take it for its own; {remedy}")
 
 
-def shipped_files(name: str) -> tuple[dict[str, str], str]:
-    """The files of a project of that name as the package has them, by their paths, and what is to be typed next."""
+def shipped_files(folder: Path) -> tuple[dict[str, str], str]:
+    """The files of a project in a folder as the package has them, by their paths, and what is to be typed next."""
     base = CODE / BASE if (CODE / BASE).exists() else params.SHIPPED  # a clone's params.yaml may be a composition
-    templates, following = filled("project", {"name": name})
+    templates, following = filled("project", {"name": folder.absolute().name, "folder": str(folder)})
     files = {PARAMS: laid_over(base.read_text(), {}, PARAMS)}
     files |= {path: graph_of((SHIPPED / source).read_text()) for path, source in GRAPHS.items()}
     files |= {path: (SHIPPED / source).read_text() for path, source in COPIES.items()}

@@ -17,12 +17,12 @@ import yaml
 
 from agent_r1.facts import differences, some
 from agent_r1.files import replaced_folder, write_text
-from agent_r1.params import Params, fingerprint
+from agent_r1.params import Params
 from agent_r1.params.places import PARAMS
 from agent_r1.params.sections import bring_up, changed, flatten, override, validated
 from flows.made_of import SHIPPED, read_yaml, value_at
 from flows.overlay import BASE, RECORDS, dumped, round_trip
-from flows.package import HASHES, NEXT, VERSION, changed_rooms, finish_update, require_not_older
+from flows.package import HASHES, NEXT, VERSION, changed_rooms, finish_update, installed, require_not_older
 from flows.project import BASES, records, shipped_files
 
 # A line of a section of CHANGELOG.md: a key, perhaps with the value that it is about, and what to do.
@@ -59,9 +59,9 @@ def plan() -> Update:
     parameters = read_yaml(Path(PARAMS))
     if not isinstance(parameters, dict):
         raise ValueError(f"{PARAMS} cannot be read as YAML; mend it, or `git checkout {PARAMS}`, and ask again")
-    shipped, _ = shipped_files(Path.cwd().name)
+    shipped, _ = shipped_files(Path.cwd())
     bases, own = json.loads(BASES.read_text()), records(shipped)
-    said = [" -> ".join(f"{each[str(VERSION)].strip()} (code {fingerprint(each)[:8]})" for each in (_stored(own), own))]
+    said = [f"agent_r1 {VERSION.read_text().strip()} -> {installed()}"]
     merged = {path: _merged(path, bases.get(path), text, said) for path, text in shipped.items()}
     said += _keys(parameters)
     merged[PARAMS] = whole = _parameters(str(merged[PARAMS]), bases[PARAMS], shipped[PARAMS], said)
@@ -87,10 +87,6 @@ def take(update: Update) -> None:
 
 def _text(path: str) -> str | None:
     return Path(path).read_text() if Path(path).exists() else None
-
-
-def _stored(paths: Mapping[str, str]) -> dict[str, str]:
-    return {path: _text(path) or "" for path in paths}
 
 
 def _merged(path: str, base: str | None, theirs: str, said: list[str]) -> str | None:

@@ -199,8 +199,7 @@ def test_an_update_merges_the_packages_changes_with_ones_own(faq: Path, upgrade:
     planned = plan()
     assert files(faq) == before
     said = planned.in_words
-    assert said.startswith("0.1.0 (code ")
-    assert " -> 0.2.0 (code " in said.splitlines()[0]
+    assert said.startswith("agent_r1 0.1.0 -> 0.2.0\n")
     assert "params.yaml: both changed the same lines, and yours stay; the package has\n  iterations: 18" in said
     assert (
         "dvc.yaml: both changed the same lines, and yours stay; the package has\n    cmd: python -m flows index --all"
