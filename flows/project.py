@@ -23,6 +23,7 @@ from flows.package import HASHES, OWN, VERSION, code_hashes, installed, stages
 BASES = OWN / "shipped.json"  # the package's files as the project took them: the base of the next merge
 COPIES = {
     ".dvcignore": "dvcignore",
+    ".dvc/plots.html": "plots.html",
     ".dvc/plots/runs.json": "plots/runs.json",
     "prefect.toml": "prefect.toml",
     "prefect.yaml": "prefect.yaml",
@@ -58,7 +59,6 @@ def begin_project(folder: Path, overlay: str = "", assignments: Sequence[str] = 
     project[PARAMS] = laid_over(files[PARAMS], changes, overlay or PARAMS) if changes else files[PARAMS]
     with replaced_folder(folder, lasting=False) as fresh:
         for path, text in project.items():
-            (fresh / path).parent.mkdir(parents=True, exist_ok=True)
             write_text(fresh / path, text)
         for arguments in (("init", "--quiet"), ("add", "--all"), (*COMMIT, f"Begin with agent_r1 {installed()}")):
             subprocess.run(["git", *arguments], cwd=fresh, check=True)
