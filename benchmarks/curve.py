@@ -108,7 +108,7 @@ def train_lacking(settings: Params, runs: Iterable[RunId]) -> None:
     """Trains what has not been trained to its end, two at a time."""
     lacking = [run for run in runs if not _ended(settings, run)]
     with ThreadPoolExecutor(settings.operate.side_by_side) as pool:
-        list(pool.map(lambda run: stage("train", *run.words), lacking))
+        list(pool.map(lambda run: stage("train", run.word), lacking))
 
 
 def open_project(folder: Path) -> Params:

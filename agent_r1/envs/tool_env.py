@@ -11,7 +11,7 @@ from textwrap import shorten
 from typing import Any, NamedTuple
 
 from agent_r1.answers import exact_match, f1, occurs
-from agent_r1.envs.base import Attempt, Env, ParsedAction, ParsedCall, Transition, hermes, parse_action
+from agent_r1.envs.base import Attempt, Conversation, Env, ParsedAction, ParsedCall, Transition, hermes, parse_action
 from agent_r1.envs.shared import Shared
 from agent_r1.faults import WorldFault
 from agent_r1.params.env import Answers, EnvParams
@@ -277,12 +277,15 @@ def with_tools(question: Question | str, shared: Shared, seed: int) -> ToolEnv:
     )
 
 
-def asked_attempt(text: str, shared: Shared, *, sample: int = 0) -> Attempt:
-    """An attempt at a question that a person asks, with the stage's tools; `sample` tells repetitions apart."""
+def asked_attempt(text: str, shared: Shared, *, sample: int = 0, earlier: Sequence[Conversation] = ()) -> Attempt:
+    """An attempt at a question that a person asks, with the stage's tools; `sample` tells repetitions apart.
+
+    The exchanges `earlier` in the conversation stand before the question, behind the examples.
+    """
 
     def env(seed: int) -> ToolEnv:
         opening = with_tools(text, shared, seed)
-        opening.examples = shared.examples
+        opening.examples = [*shared.examples, *earlier]
         return opening
 
     return Attempt(question_id=shorten(text, 80), group=0, sample=sample, env=env)

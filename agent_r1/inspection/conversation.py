@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
+from safetensors import safe_open
 
+from agent_r1.answers import normalize
 from agent_r1.envs.base import parse_action
 from agent_r1.evaluation.transcript import shown_arguments
 from agent_r1.faults import WorldFault
 from agent_r1.harmless import harmless
 from agent_r1.http.endpoint import Endpoint
 from agent_r1.inspection.wire import Cards, Event, Limits
-from agent_r1.records import CallStatus, Outcome, StopReason
+from agent_r1.params import Params
+from agent_r1.records import CallStatus, Outcome, Passage, Question, StopReason
 from agent_r1.rollout.episode import StepView
+from agent_r1.tables import read_rows
 from agent_r1.training.agent import Agent
 
 LABEL = 8  # columns
+EXAMPLES = 3  # test questions that a conversation opens with
 CALL, ANSWER, THOUGHT, QUIET, FAULT = "bold cyan", "bold green", "dim italic", "dim", "yellow"
 
 
@@ -36,19 +44,62 @@ class Answerer:
     title: str  # a name for people
     limits: Limits
     ask: Callable[[str], Iterator[StepView]]  # the steps of a question's episode; ValueError if it has none
+    about: Sequence[str] = ()  # what it is, and questions that it can be asked
+
+
+@dataclass(frozen=True, slots=True)
+class Knowledge:
+    """What a policy was made for."""
+
+    about: str  # a sentence; "" if nothing is known
+    examples: Sequence[str]  # test questions
+    words: Collection[str]  # of all that it has read; none for a model that has read more than this project
+
+    @classmethod
+    def of(cls, settings: Params, folder: Path, *, built_in: bool) -> Self:
+        """That of a policy in a folder, or of the hub, whose model is built in or not."""
+        places, words = settings.places, set[str]()
+        if not places.questions.exists():
+            return cls("", (), words)
+        questions = read_rows(places.questions, Question)
+        examples = [row.text for row in questions if row.split == "test" and row.text][:EXAMPLES]
+        data = ", ".join(settings.prepare.datasets)
+        about = f"{_weights(folder) / 1e6:.1f} million weights" if folder.is_dir() else "a model of the hub"
+        if built_in and examples:
+            read = [f"{row.title} {row.text}" for row in read_rows(places.passages, Passage)]
+            words.update(*(normalize(text).split() for text in [*read, *(row.text for row in questions)]))
+        return cls(f"{about}, which {'know' if words else 'practised'} {data}{' alone' * bool(words)}", examples, words)
+
+    def require_known(self, text: str) -> None:
+        """Raises ValueError, with an example, for words that the policy has never read."""
+        strange = [word for word in normalize(text).split() if word not in self.words] if self.words else []
+        if strange:
+            raise ValueError(f"{strange[0]!r} is no word of it: {self.about}; ask such as: {self.examples[0]}")
+
+
+def _weights(folder: Path) -> int:
+    count = 0
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, "np") as stored:
+            count += sum(math.prod(stored.get_slice(name).get_shape()) for name in stored.keys())  # noqa: SIM118
+    return count
 
 
 @contextlib.contextmanager
-def here(opening: AbstractContextManager[Agent], seed: int, title: str) -> Iterator[Answerer]:
+def here(
+    opening: AbstractContextManager[Agent], seed: int, title: str, knowledge: Knowledge | None = None
+) -> Iterator[Answerer]:
     """An agent in this process. A repeated question is sampled anew; the seed matters at temperatures above 0."""
-    asked: Counter[str] = Counter()
+    asked, known = Counter[str](), knowledge or Knowledge("", (), ())
     with opening as agent:
 
         def ask(text: str) -> Iterator[StepView]:
+            known.require_known(text)
             asked[text] += 1
             return agent.ask(text, seed=seed, sample=asked[text] - 1)
 
-        yield Answerer(title, Limits.of(agent.shared.limits), ask)
+        about = [known.about, *known.examples] if known.about else []
+        yield Answerer(title, Limits.of(agent.shared.limits), ask, about)
 
 
 @contextlib.contextmanager
@@ -82,6 +133,8 @@ def chat(opening: AbstractContextManager[Answerer], question: str | None) -> Non
         screen.say(f"{agent.title} answers{'; Ctrl-D ends' if at_keyboard else ''}", QUIET)
         lines: Iterable[str] = sys.stdin if question is None else [question]
         if at_keyboard:
+            for line in agent.about:
+                screen.say(line, QUIET, indent=2)
             lines = typed(console)
         converse(agent, screen, filter(None, map(str.strip, lines)), echo=not at_keyboard)
 

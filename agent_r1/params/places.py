@@ -19,7 +19,7 @@ MODELS = Path("models")  # DVC's files of registered policies
 NAMED_BY_DVC = "DVC_EXP_NAME"  # `dvc exp run --name NAME` says it to its stages
 RAW, UNREAD = Path("data/raw"), "data/raw/README.md"  # the files of real data sets, and one that no stage reads
 SWEEP = "ablations"  # the section that lists runs and seeds, and the name of its outputs
-_VARIANT = re.compile("[0-9a-f]{8}")
+REPRO = "repro"  # the main graph, in words of the command line
 _LABEL = re.compile(r"(?P<run>\w{1,200})(-(?P<variant>[0-9a-f]{8}))?(-seed(?P<seed>\d{1,19}))?", re.ASCII)
 
 
@@ -66,15 +66,9 @@ class RunId:
         return self.name + ("" if self.seed is None else f"-seed{self.seed}")
 
     @property
-    def words(self) -> list[str]:
-        """The options by which a command line names it."""
-        seed = [] if self.seed is None else ["--seed", str(self.seed)]
-        return ["--run", self.name, *seed, *(["--sweep", self.sweep] if self.sweep else [])]
-
-    @property
-    def argument(self) -> str:
-        """How a command line names it by its label, and its sweep."""
-        return self.label + f" --sweep {self.sweep}" * bool(self.sweep)
+    def word(self) -> str:
+        """How a command line names it: `ppo-seed3`, of a sweep `ablations/ppo-seed3`."""
+        return f"{self.sweep}/{self.label}" if self.sweep else self.label
 
     @property
     def lock(self) -> Path:
@@ -86,10 +80,15 @@ class RunId:
         return f"{self.sweep}/dvc.yaml:{name}" if self.sweep else name
 
     @classmethod
-    def named(cls, name: str, seed: int | None = None, sweep: str = "") -> Self:
-        """The training that the options of a command line mean."""
-        run, _, variant = name.partition("-")
-        return cls(run, seed, sweep, variant) if _VARIANT.fullmatch(variant) else cls(name, seed, sweep)
+    def meant(cls, word: str) -> Self:
+        """The training that a word of a command line means; `repro/ppo-seed3` is that of the main graph, too."""
+        graph, _, label = word.rpartition("/")
+        return cls.parse(label if graph in (REPRO, SWEEP) else word, graph * (graph == SWEEP))
+
+    @classmethod
+    def exact(cls, word: str) -> Self | str:
+        """The training that a word names by its graph, `repro/ppo` or `ablations/ppo-seed3`; else the word."""
+        return cls.meant(word) if word.startswith((f"{REPRO}/", f"{SWEEP}/")) else word
 
     @classmethod
     def parse(cls, label: str, sweep: str = "") -> Self:

@@ -1,4 +1,4 @@
-"""Serves an index to many clients: `agent-r1 serve_search --index FOLDER --port 8700`."""
+"""Serves an index to many clients: `agent-r1 serve-search --index FOLDER --port 8700`."""
 
 from __future__ import annotations
 

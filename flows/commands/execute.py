@@ -6,7 +6,7 @@ import logging
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import typer
 from typer import Argument, Option
@@ -14,7 +14,7 @@ from typer import Argument, Option
 from agent_r1 import params
 from agent_r1.params.places import RunId
 from agent_r1.params.stages import Baseline, Budget, Protocol
-from flows.commands.options import Model, OneRun, RunName, SeedOption, Served, Sweep, acting, app, completed_overlays
+from flows.commands.options import Label, OfPolicy, Served, Sweep, app, completed_overlays, completed_runs
 from flows.stage import report_to_own_server, run_stage
 from flows.terminal import show
 
@@ -52,7 +52,7 @@ def index() -> None:
 app.command("index", rich_help_panel=PANEL, help="Builds the index over the passages.")(lambda: run_stage(index))
 
 
-@app.command("warm_start", rich_help_panel=PANEL)
+@app.command("warm-start", rich_help_panel=PANEL)
 def warm_start() -> None:
     """Makes the policy that trainings start from."""
     from flows.warm_start import start
@@ -60,36 +60,36 @@ def warm_start() -> None:
     start()
 
 
-@app.command(rich_help_panel=PANEL)
+@app.command(cls=OfPolicy, rich_help_panel=PANEL)
 def train(
-    run: OneRun,
-    seed: SeedOption = None,
-    sweep: Sweep = None,
+    run: Label,
     fresh: Annotated[bool, Option("--fresh", help="Starts over, and moves the earlier training aside.")] = False,
 ) -> None:
     """Trains a run of params.yaml, or goes on with it."""
     from flows.train import start
 
-    start(RunId.named(run, seed, sweep or ""), fresh=fresh)
+    start(RunId.meant(run), fresh=fresh)
 
 
-@app.command(rich_help_panel=PANEL)
-def register(run: OneRun, seed: SeedOption = None, sweep: Sweep = None) -> None:
+@app.command(cls=OfPolicy, rich_help_panel=PANEL)
+def register(run: Label) -> None:
     """Registers the policy that a training finished with."""
     from flows.operation.register import register as stage
 
-    run_stage(stage, run=RunId.named(run, seed, sweep or ""))
+    run_stage(stage, run=RunId.meant(run))
 
 
-@app.command(rich_help_panel=PANEL)
+def completed_subjects(incomplete: str) -> list[str]:
+    """Runs and baselines that begin so."""
+    return [*completed_runs(incomplete), *(name for name in get_args(Baseline) if name.startswith(incomplete))]
+
+
+@app.command(cls=OfPolicy, rich_help_panel=PANEL)
 def evaluate(
-    run: RunName = None,
-    seed: SeedOption = None,
-    sweep: Sweep = None,
-    baseline: Annotated[
-        Baseline | None, Option(help="In place of --run: the model that trainings start from, chance, or a solver.")
-    ] = None,
-    model: Model = None,
+    policy: Annotated[
+        str,
+        Argument(autocompletion=completed_subjects, help="As of `chat`, or a baseline such as random, of a sweep too."),
+    ],
     endpoint: Served = None,
     protocol: Annotated[Protocol | None, Option(help="In place of tool_call, how runs are trained.")] = None,
     dataset: Annotated[str | None, Option(help="Asks the questions of this prepared data set alone.")] = None,
@@ -104,11 +104,8 @@ def evaluate(
     from flows.evaluate import EvaluationRequest
     from flows.evaluate import evaluate as stage
 
-    if sum(map(bool, (run, baseline, model))) != 1:
-        raise ValueError("say what to evaluate: one of --run, --baseline and --model, a reference, folder or hub id")
-    word, of_sweep = acting(run, seed, None if baseline else sweep, baseline or model), sweep or ""
     asked = EvaluationRequest(
-        word, sweep=of_sweep, endpoint=endpoint, protocol=protocol, dataset=dataset, as_label=as_label, into=into
+        RunId.exact(policy), endpoint=endpoint, protocol=protocol, dataset=dataset, as_label=as_label, into=into
     )
     run_stage(stage, asked=asked)
 

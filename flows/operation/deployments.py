@@ -92,12 +92,12 @@ def training(run: str, seed: Natural | None = None, overrides: Overrides = None)
         write_text(settings.places.variant(meant), json.dumps(overrides))
     for stage in STARTS_FROM:
         reproduce(stage)
-    run_command("train", *meant.words)
-    run_command("register", *meant.words)
+    run_command("train", meant.word)
+    run_command("register", meant.word)
     registered = json.loads(settings.places.version(meant).read_text())["version"]
     said = show_training(settings.places.training(meant), settings.places)
     with expendable("the training has no new page of its trajectories"):
-        run_command("view", *meant.words)
+        run_command("view", meant.word)
     emit_event(REGISTERED, {"prefect.resource.id": f"{MODEL}.{meant.label}"}, payload={"model": registered})
     return Completed(message=f"{said}; registered as {registered}")
 
@@ -254,4 +254,4 @@ def _show_pages(challengers: Sequence[registry.Version]) -> None:
             reproduce(f"baseline@{BASE_TOOL_CALL}")
     for made in (challenger.descriptor for challenger in challengers):
         with expendable(f"{made.label} has no new page of its trajectories"):
-            run_command("view", *RunId.parse(made.label, made.sweep).words)
+            run_command("view", RunId.parse(made.label, made.sweep).word)

@@ -277,7 +277,7 @@ def registered() -> str:
     known = {each.descriptor.policy_hash for each in registry.versions(places.model)} if files and is_there else set()
     lost = [file for file in files if json.loads(file.read_text())["policy"] not in known]
     if lost:
-        again = " && ".join(f"agent-r1 register {' '.join(files[file].words)}" for file in lost)
+        again = " && ".join(f"agent-r1 register {files[file].word}" for file in lost)
         raise Warned(f"the store lacks the versions of {', '.join(map(str, lost))}; {again}")
     return f"the store has the versions of all {len(files)} trainings that were registered"
 

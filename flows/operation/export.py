@@ -1,4 +1,4 @@
-"""Exports a policy as a folder for others: `agent-r1 export --model MODEL --to FOLDER --license NAME`."""
+"""Exports a policy as a folder for others: `agent-r1 export POLICY --to FOLDER --license NAME`."""
 
 from __future__ import annotations
 

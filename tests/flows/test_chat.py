@@ -108,7 +108,7 @@ def test_lines_of_a_pipe_are_answered_plainly_by_the_default_engine(
     process.stdin.write(f"{asked[0]}\n".encode())
     process.stdin.flush()
     who, first = (process.stdout.readline().decode() for _ in range(2))  # at once, though the pipe stays open
-    assert who == "the warm start, untrained (see --run), answers\n"
+    assert who == "the warm start, untrained (`chat RUN` asks a run), answers\n"
     output, errors = process.communicate("\n".join(["", "  ", asked[1], ""]).encode())
     text = first + output.decode()
     assert process.returncode == 0, errors.decode()
@@ -122,7 +122,14 @@ def test_lines_of_a_pipe_are_answered_plainly_by_the_default_engine(
 def test_a_conversation_at_a_terminal(project: Path, asked: list[str]) -> None:
     """Two questions, each with a prompt after it; an empty line between them is nothing; Ctrl-D at the prompt ends."""
     with terminal(project) as screen:
-        assert "the warm start, untrained (see --run), answers; Ctrl-D ends" in screen.until("question> ")
+        head = " ".join(re.sub(r"\x1b\[[\d;]*m", "", screen.until("question> ")).split())
+        title, _, about = head.partition(" answers; Ctrl-D ends ")
+        assert title.endswith("the warm start, untrained (`chat RUN` asks a run),")
+        assert re.match(r"\d\.\d million weights, which know atlas alone ", about)
+        questions = read_rows(project / "data/prepared/questions.parquet", Question)
+        assert all(row.text in about for row in [row for row in questions if row.split == "test"][:3])
+        screen.type("Hi, who are you?\r")
+        assert "'hi' is no word of it: " in " ".join(screen.until("question> ").split())
         screen.type(f"{asked[0]}\r")
         first = screen.until("question> ")
         assert "\x1b[2;3m" in first  # a thought, dim and italic
@@ -208,15 +215,21 @@ def said(
     ("arguments", "message"),
     [
         (
-            ["--run", "grpo", "--seed", "7", "--sweep", "ablations"],
+            ["pppo"],
+            "there is no folder pppo; name one, or a hub id such as owner/name, or a run; did you mean 'ppo'?",
+        ),
+        (
+            ["ablations/grpo-seed7"],
             "there is no checkpoint at outputs/ablations/train/grpo-seed7/checkpoint; train it first "
-            "(`agent-r1 train --run grpo --seed 7 --sweep ablations`)",
+            "(`agent-r1 train ablations/grpo-seed7`)",
         ),
         ([], "there is no model at outputs/warm_start; make it (`dvc repro warm_start`), or name another model"),
-        (["--model", "models:/agent_r1@champion"], "the registry is empty; a training that finishes"),
+        (["models:/agent_r1@champion"], "the registry is empty; a training that finishes"),
+        (["--seed", "1"], "--seed and --sweep tell apart runs; name one, such as ppo-seed3 or ablations/ppo-seed3"),
         (["--temperature", "nan"], "Invalid value for '--temperature'"),
         (["--draws", "1"], "--draws has no effect at temperature 0; give --temperature"),
-        (["--run", "ppo", "--model", "."], "--run and --model each name a policy; give one of them"),
+        (["ppo", "."], "unexpected extra argument"),
+        (["--run", "ppo", "--model", "."], "unexpected extra argument"),
     ],
 )
 def test_faults_of_the_command_line(arguments: list[str], message: str, said: Callable[..., str]) -> None:

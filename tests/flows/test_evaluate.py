@@ -293,12 +293,12 @@ def test_a_run_with_an_env_of_its_own_is_trained_measured_and_asked_in_it(
             assert ("final/tool/calculator/calls" in shown.data.metrics) == (steps == 2)
         rows = read_rows(PLACES.training(RunId("own")) / "trajectories/000.parquet", Trajectory)
         assert max(len(row.steps) for row in rows) == 2
-        for model in ({"run": "own"}, {"model": version.reference}):
+        for word in ("own", version.reference):
             asked = []
             monkeypatch.setattr("agent_r1.inspection.conversation.chat", lambda *_: None)
             opened = "agent_r1.training.agent.open_agent"
             monkeypatch.setattr(opened, lambda own, *_, asked=asked, **__: asked.append(own.env))
-            chat(**model)
+            chat(word)
             assert asked == [load().of(RunId("own")).env]
 
 

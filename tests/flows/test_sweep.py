@@ -24,7 +24,7 @@ def swept(small_project: Path, ppo: Path, inside: Inside) -> Path:
     """The project with everything done that `make ablations` does."""
     with inside(small_project):
         for baseline in ("base_tool_call", "naive_rag"):
-            evaluate(EvaluationRequest(baseline, sweep="ablations"))
+            evaluate(EvaluationRequest(RunId(baseline, sweep="ablations")))
         for seed in SEEDS:
             train(RunId("ppo", seed, "ablations"))
             evaluate(EvaluationRequest(RunId("ppo", seed, "ablations")))

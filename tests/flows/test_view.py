@@ -78,12 +78,12 @@ def test_health_names_what_went_wrong_and_links_to_it(
         health("ppo")
         printed = capsys.readouterr().out
         [command] = re.findall("`agent-r1 (.+?)`", printed)
-        assert command == "view --run ppo"
+        assert command == "view ppo"
         view(RunId("ppo"), trajectories=16)
         with pytest.raises(ValueError, match="there is no run 'pppo' under runs:; did you mean 'ppo'"):
             health("pppo")
         with pytest.raises(FileNotFoundError, match="ppo-seed7 holds no finished iteration"):
-            health("ppo", seed=7)
+            health("ppo-seed7")
     page = content(project / "outputs/view/ppo.html")
     links = re.findall(r"file://(\S+)#(\S+)", printed)
     assert {Path(path) for path, _ in links} == {project / "outputs/view/ppo.html"}

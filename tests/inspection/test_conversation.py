@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
+from safetensors.numpy import save_file
 
-from agent_r1.inspection.conversation import Screen
+from agent_r1.inspection.conversation import Knowledge, Screen
 from agent_r1.inspection.wire import Limits
-from agent_r1.records import Call, CallStatus, Outcome, Step, StopReason
+from agent_r1.params import SHIPPED, load
+from agent_r1.records import Call, CallStatus, Outcome, Passage, Question, Step, StopReason
 from agent_r1.rollout.episode import StepView
+from agent_r1.tables import write_rows
+from tests.trajectories import question_fields
 
 LIMITS = Limits(max_steps=5, max_tokens=512, parallel_calls=1)
 THOUGHT = "The director first."
@@ -152,3 +158,38 @@ def test_escape_sequences_do_not_reach_the_terminal(terminal: bool) -> None:
     assert not set("\x07\x08\r\x9b\u202e") & set(text)
     assert "\x1b[31m" not in text
     assert terminal or "\x1b" not in text
+
+
+@pytest.fixture
+def built_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Knowledge:
+    """Of a policy of 6 weights, beside two questions and a passage."""
+    monkeypatch.chdir(tmp_path)
+    settings = load(SHIPPED)
+    rows = [
+        Question(**question_fields(question_id=split, split=split, text=text))
+        for split, text in (("train", "Who directed Low Tide?"), ("test", "Where was Mara Quill born?"))
+    ]
+    write_rows(settings.places.questions, rows, Question)
+    write_rows(settings.places.passages, [Passage(passage_id="0", title="Tesk", text="A city.")], Passage)
+    save_file({"weight": np.zeros((2, 3), np.float32)}, "model.safetensors")
+    return Knowledge.of(settings, tmp_path, built_in=True)
+
+
+def test_a_built_in_model_knows_the_words_of_its_world_alone(built_in: Knowledge) -> None:
+    assert built_in.about == "0.0 million weights, which know atlas alone"
+    assert built_in.examples == ["Where was Mara Quill born?"]
+    built_in.require_known("Who directed the city Tesk?")
+    with pytest.raises(ValueError, match=r"'hi' is no word of it: .* know atlas alone; ask such as: Where was Mara"):
+        built_in.require_known("Hi!")
+
+
+def test_any_other_model_is_asked_everything(built_in: Knowledge, tmp_path: Path) -> None:
+    for folder, about in ((tmp_path, "0.0 million weights, which practised atlas"), (Path("owner/name"), "a model of")):
+        other = Knowledge.of(load(SHIPPED), folder, built_in=False)
+        assert other.about.startswith(about)
+        other.require_known("Hi!")
+
+
+def test_without_data_nothing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Knowledge.of(load(SHIPPED), tmp_path, built_in=True) == Knowledge("", (), set())

@@ -106,9 +106,9 @@ class Policy:
 
 
 @contextmanager
-def serving(agent: Agent, port: int, *, lenient: bool = False) -> Iterator[str]:
+def serving(agent: Agent, port: int) -> Iterator[str]:
     """The address of an agent's server in a thread of this process."""
-    server = Server(configured(Service(agent, "ppo", 0.0, lenient=lenient).app(), "127.0.0.1", port, Lasting))
+    server = Server(configured(Service(agent, "ppo", 0.0).app(), "127.0.0.1", port, Lasting))
     agent.shared.tools(0)
     thread = threading.Thread(target=agent.shared.run, args=(server.serve(),))
     thread.start()
@@ -222,18 +222,58 @@ def test_a_stop_sequence_cuts_the_answer(url: str) -> None:
     assert ask(url, stop=whole[3:]).choices[0].message.content == whole.partition(whole[3:])[0]
 
 
-def test_a_system_message_stands_before_the_question_of_a_lenient_agent_and_its_answer_says_so(
-    agent: Agent, policy: Policy, chat: Chat, free_port: FreePort
+def test_a_system_message_stands_before_the_question_and_its_answer_says_so(
+    url: str, policy: Policy, chat: Chat
 ) -> None:
-    with serving(agent, free_port(), lenient=True) as url:
-        complete = client(url).chat.completions.create
-        found = complete(model="ppo", messages=[SYSTEM, *ASKED["messages"]])
-        streamed = [*complete(model="ppo", messages=[SYSTEM, *ASKED["messages"]], stream=True)]
-        assert "system_fingerprint" not in ask(url).model_fields_set
+    complete = client(url).chat.completions.create
+    found = complete(model="ppo", messages=[SYSTEM, *ASKED["messages"]])
+    streamed = [*complete(model="ppo", messages=[SYSTEM, *ASKED["messages"]], stream=True)]
+    assert "system_fingerprint" not in ask(url).model_fields_set
     read = {chat.decode(context).count("Be brief.\n\nWho?") for context, _ in policy.sampled}
     assert read == {0, 1}
     said = "system message put before the question"
     assert {each.system_fingerprint for each in (found, *streamed)} == {said}
+
+
+def conversation(url: str, *questions: str, system: bool = False) -> list[str]:
+    """The answers of a chat loop, which sends all that was said before with each question."""
+    messages, answers = [SYSTEM] * system, list[str]()
+    for question in questions:
+        messages.append({"role": "user", "content": question})
+        found = client(url).chat.completions.create(model="ppo", messages=messages)
+        answers.append(found.choices[0].message.content)
+        messages.append({"role": "assistant", "content": answers[-1]})
+    return answers
+
+
+def test_a_second_question_stands_behind_the_first_and_its_answer(url: str, policy: Policy, chat: Chat) -> None:
+    """The prompt is what `env.examples` would make of that exchange."""
+    first, second = conversation(url, "Who?", "And where?", system=True)
+    assert first != second
+    [prompt] = {
+        chat.decode(context)
+        for context, _ in policy.sampled
+        if "And where?" in chat.decode(context) and CALL not in chat.decode(context)
+    }
+    places = [prompt.index(text) for text in ("user\nWho?", f"<answer>{first}</answer>", "Be brief.\n\nAnd where?")]
+    assert places == sorted(places)
+
+
+def test_of_a_long_conversation_the_last_exchanges_are_read(url: str, policy: Policy, chat: Chat) -> None:
+    """A quarter of 400 tokens holds some, and the agent acts in the rest."""
+    questions = [f"Who is number {number}?" for number in range(12)]
+    answers = conversation(url, *questions)
+    assert len(set(answers)) == 12
+    last = next(text for context, _ in policy.sampled if questions[-1] in (text := chat.decode(context)))
+    read = [question in last for question in questions]
+    assert 1 < sum(read) < 12
+    assert read == sorted(read)
+
+
+def test_a_question_without_an_answer_is_left_out(url: str, policy: Policy, chat: Chat) -> None:
+    messages = [*ASKED["messages"], {"role": "assistant", "content": None}, *asked("And where?")["messages"]]
+    client(url).chat.completions.create(model="ppo", messages=messages)
+    assert not [context for context, _ in policy.sampled if "Who?" in chat.decode(context)]
 
 
 def test_steps_come_as_they_are_taken(url: str, policy: Policy) -> None:
@@ -270,11 +310,12 @@ def test_who_leaves_ends_the_episode(url: str, policy: Policy, stream: bool) -> 
         ({"top_p": True}, 400, "top_p: this agent takes null or 1 alone"),
         ({"reasoning_effort": "low"}, 400, "reasoning_effort: this agent takes null alone; leave it out"),
         ({"stop": [*"abcde"]}, 400, "List should have at most 4 items"),
-        ({"messages": [SYSTEM, *ASKED["messages"]]}, 400, "has its own system message; put this one into the user's"),
+        ({"messages": [*ASKED["messages"]] * 2}, 400, "user and assistant in turn, the user last, and was sent 2 mess"),
+        ({"messages": [SYSTEM]}, 400, "the user last, and was sent 1 messages ()"),
         (
-            {"messages": [*ASKED["messages"]] * 2},
+            {"messages": [*ASKED["messages"], {"role": "assistant", "content": "</answer>"}, *ASKED["messages"]]},
             400,
-            "in one message of role user, and was sent 2 messages (user, user)",
+            "no answer of this agent's reads '</answer>'; leave tags out of it",
         ),
         (asked(" "), 400, "the question is empty"),
         (asked([{"type": "image_url"}]), 400, "messages.0.content"),

@@ -222,7 +222,7 @@ def test_versions_that_the_store_lacks(project: Path, register_descriptor: Calla
     assert "the store lacks the versions of outputs/register/ppo.json, " in lacking.message
     assert lacking.message.endswith(", outputs/ablations/register/ppo-seed3.json")
     register_descriptor("a" * 64)
-    assert found("registered").remedy == "agent-r1 register --run ppo --seed 3 --sweep ablations"
+    assert found("registered").remedy == "agent-r1 register ablations/ppo-seed3"
 
 
 def test_where_a_bare_dvc_unpickles(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

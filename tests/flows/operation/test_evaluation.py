@@ -136,7 +136,7 @@ def test_a_challenger_is_evaluated_on_one_data_set_without_a_champion_and_withou
     with caplog.at_level(logging.WARNING):
         state = evaluation(["ppo"], dataset="atlas", return_state=True)
     assert str(state.message).startswith("agent_r1-v1: exact match ")
-    assert pages == [("--run", "ppo")]
+    assert pages == [("ppo",)]
     assert len(list(HOME.with_name("agent_r1-v1-atlas").iterdir())) == 1
     assert "no champion to compare with; the first becomes one only by `agent-r1 promote" in caplog.text
     assert registry.champion() is None

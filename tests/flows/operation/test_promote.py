@@ -49,8 +49,9 @@ class Evaluations:
         self.right, self.asked = right, list[list[str]]()
 
     def __call__(self, arguments: Sequence[str]) -> None:
-        given = dict(zip(arguments[::2], arguments[1::2], strict=True))
-        version = registry.find(given["--model"])
+        reference, *options = arguments
+        given = dict(zip(options[::2], options[1::2], strict=True))
+        version = registry.find(reference)
         self.asked.append([version.reference, *(given[key] for key in given if key == "--dataset")])
         write_evaluation(Path(given["--into"]), version, self.right[version.number])
 
