@@ -11,8 +11,10 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+import yaml
 
 from benchmarks.reruns import stand_in
+from flows.package import HASHES, code_hashes, stages
 
 ROOT = Path(__file__).parents[2]
 SMALL = "prepare.atlas={people: 40, films: 20, companies: 10, cities: 10, countries: 4, train_questions: 60}"
@@ -71,6 +73,8 @@ def test_a_project_from_a_wheel_is_upgraded_as_the_page_says(wheels: list[Path],
     run(tmp_path, first, **given)
     run(tmp_path, f"agent-r1 new project faq --set '{SMALL}'", **given)
     project = tmp_path / "faq"
+    for stage in stages():
+        assert yaml.safe_load((project / HASHES / f"{stage}.yaml").read_text()) == code_hashes(stage), "as in the clone"
     identity = "git config user.name a && git config user.email a@localhost"
     run(project, f"{identity} && sed -i 's/ margin: 0.0 / margin: 0.5 /' params.yaml && git commit -qam mine", **given)
     run(project, "agent-r1 doctor code versions parameters && dvc repro -q prepare", **given)
