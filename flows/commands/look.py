@@ -38,7 +38,7 @@ NARROW = ("agent", "all", "greedily")  # columns
 INTERVAL = re.compile(r"(\d\.\d+) \[(\S+), (\S+)\]")
 NEXT = """\
 - the whole report: `{page}`; by kinds of questions, with costs: `agent-r1 results --whole`
-- the runs side by side in MLflow: `make ui`
+- the runs side by side in MLflow: `make ui`, or `agent-r1 serving --only-mlflow`
 - {agent}: `agent-r1 chat{word}`
 """
 

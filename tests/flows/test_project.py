@@ -242,6 +242,12 @@ def test_a_key_that_came_is_taken_beside_an_edit_and_one_that_went_is_refused_wi
     assert "params.yaml: promote.gone: leave it out\nmend that, commit it, and ask again" in str(refused.value)
 
 
+def test_every_key_of_the_changes_is_read() -> None:
+    rows = [line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("| `")]
+    assert [row for row in rows if not update.KEY.fullmatch(row)] == []
+    assert "train.monitor.stabilise" in {update.KEY.fullmatch(row)["key"] for row in rows}  # type: ignore[index]
+
+
 @pytest.mark.parametrize("where", ["params.yaml", "dvc.yaml"])
 def test_edits_that_git_does_not_keep_are_not_merged(faq: Path, upgrade: Callable[..., None], where: str) -> None:
     upgrade(
