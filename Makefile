@@ -87,14 +87,14 @@ game-%: $(INSTALLED)
 # a folder or hub id. TINY=1 is the first score, within an hour on two cores.
 RECIPE = recipes/$(NAME)$(if $(TINY),_tiny)
 RAW = $(RECIPE)/data/raw/$(notdir $(abspath $(DATA)))
-OF_MODEL = model.path=$(or $(realpath $(MODEL)),$(MODEL))
+OF_MODEL = $(or $(realpath $(MODEL)),$(MODEL))
 TINY_SET := train.iterations=4 runs.grpo.rollout.questions=4 warm_start.demonstrations=192 warm_start.steps=24 \
 	evaluate.questions=100 evaluate.temperature=0.0 repro_baselines=[with_examples,base_tool_call]
 
 recipe: $(INSTALLED)  ## train a real model from the model and its data to the report: NAME=smollm2 MODEL=FOLDER DATA=FOLDER
 	$(if $(and $(NAME),$(MODEL),$(DATA)),,$(error make recipe NAME=smollm2 MODEL=FOLDER DATA=FOLDER, and TINY=1 for a first score))
-	$(call project,$(RECIPE),$(NAME),--set $(OF_MODEL) $(if $(TINY),$(TINY_SET:%=--set %)))
-	@grep -qF '$(OF_MODEL:model.path=%=path: %)' $(RECIPE)/params.yaml || { echo "$(RECIPE) is of another model: remove it, or edit its params.yaml"; exit 1; }
+	$(call project,$(RECIPE),$(NAME),--set model.path=$(OF_MODEL) $(if $(TINY),$(TINY_SET:%=--set %)))
+	@grep -qF 'path: $(OF_MODEL)' $(RECIPE)/params.yaml || { echo "$(RECIPE) is of another model: remove it, or edit its params.yaml"; exit 1; }
 	mkdir -p $(RAW) && ln -sf $(abspath $(DATA))/* $(RAW)/
 	cd $(RECIPE) && dvc repro index
 	test -e $(RAW)/examples.jsonl || (cd $(RECIPE) && agent-r1 new examples $(notdir $(RAW)))
