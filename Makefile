@@ -94,7 +94,7 @@ TINY_SET := train.iterations=4 runs.grpo.rollout.questions=4 warm_start.demonstr
 recipe: $(INSTALLED)  ## train a real model from the model and its data to the report: NAME=smollm2 MODEL=FOLDER DATA=FOLDER
 	$(if $(and $(NAME),$(MODEL),$(DATA)),,$(error make recipe NAME=smollm2 MODEL=FOLDER DATA=FOLDER, and TINY=1 for a first score))
 	$(call project,$(RECIPE),$(NAME),--set model.path=$(OF_MODEL) $(if $(TINY),$(TINY_SET:%=--set %)))
-	@grep -qF 'path: $(OF_MODEL)' $(RECIPE)/params.yaml || { echo "$(RECIPE) is of another model: remove it, or edit its params.yaml"; exit 1; }
+	@grep -qE 'path: "?$(OF_MODEL)"?( |$$)' $(RECIPE)/params.yaml || { echo "$(RECIPE) is of another model: remove it, or edit its params.yaml"; exit 1; }
 	mkdir -p $(RAW) && ln -sf $(abspath $(DATA))/* $(RAW)/
 	cd $(RECIPE) && dvc repro index
 	test -e $(RAW)/examples.jsonl || (cd $(RECIPE) && agent-r1 new examples $(notdir $(RAW)))
