@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from xdist.remote import Producer
-from xdist.scheduler import LoadFileScheduling
 
 # Fixtures that take seconds, or are for what does: a test that uses one of them is marked as slow.
 SLOW = {
@@ -42,9 +40,6 @@ SLOW = {
     "teacher_server",
     "venv",
 }
-
-# Files that ask the one stock server of vLLM: a process of the suite runs them one after the other.
-STOCK_SERVER = {"tests/rollout/test_vllm_engine.py", "tests/training/test_served_training.py"}
 
 # Tests reach no server, store or account of whoever runs them, follow none of their settings, and tell nobody.
 LAUNCHED = ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
@@ -100,18 +95,6 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_xdist_auto_num_workers() -> int:
     """One more than there are cores, since servers and processes are waited for; four at most."""
     return min(4, len(os.sched_getaffinity(0)) + 1)
-
-
-class ByFile(LoadFileScheduling):
-    """Deals out the files of tests, of which those of the stock server are one."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        file = super()._split_scope(nodeid)
-        return min(STOCK_SERVER) if file in STOCK_SERVER else file
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
-    return ByFile(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

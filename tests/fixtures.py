@@ -199,11 +199,11 @@ def vllm_server(folder: Path, *options: str, **environment: str) -> Iterator[str
         process.wait()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def engine_server(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerFast) -> Iterator[str]:
     """The URL of a real vLLM server with a model of the tiny model's shape, which reads 1,024 tokens.
 
-    Files that use it are listed in tests/conftest.py, so that one process runs them all, with one server.
+    It takes half a minute to start: one file alone has tests of it.
     """
     folder = tmp_path_factory.mktemp("engine_server")
     new_model(tiny_tokenizer, hidden_size=64, layers=2, heads=2, max_tokens=1024, seed=1).save_pretrained(folder)

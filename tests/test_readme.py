@@ -125,7 +125,7 @@ def test_commands_targets_and_modules_exist(page: Path) -> None:
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert {*re.findall(r"(?:`|^|&& )make ([a-z]+)", text, re.MULTILINE)} - {*targets} == set()
     group: Any = get_command(commands.app)
-    assert {*re.findall(r"agent-r1 ([a-z_]+)", text)} - {*group.commands} == set()
+    assert {*re.findall(r"agent-r1 ([a-z][a-z-]+)", text)} - {*group.commands} == set()
     files = re.findall(r"`((?:agent_r1|flows|tests|benchmarks|overlays)/[\w./-]*[\w/])`", text)
     assert [file for file in files if not (ROOT / file).exists()] == []
     modules = re.findall(

@@ -167,7 +167,7 @@ def new(
         Option("--set", metavar="KEY=VALUE", help="Of a project: parameters on top; may be given again."),
     ] = None,
 ) -> None:
-    """Begins a project, tool, reward, world, data or examples of your own."""
+    """Begins a project, tool, reward, world or data of your own."""
     from flows.new import begin, write_examples
     from flows.project import begin_project
 
@@ -183,7 +183,7 @@ def new(
 def update(
     yes: Annotated[bool, Option("--yes", help="Also does it, without asking.")] = False,
 ) -> None:
-    """Brings a project of your own up to the installed package, when you have read what changes."""
+    """Brings a project of your own up to the installed package."""
     from flows.update import plan, take
 
     planned = plan()

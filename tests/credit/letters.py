@@ -8,6 +8,7 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
+from hypothesis import strategies as st
 
 from agent_r1.credit.batch import Batch, after_prompt, select_tokens
 from agent_r1.params.credit import CreditParams, RewardWeights
@@ -15,6 +16,14 @@ from agent_r1.records import Outcome, Source, Trajectory
 from tests.trajectories import from_parts
 
 LETTERS = {"P": Source.PROMPT, "A": Source.ACTION, "O": Source.OBSERVATION, "T": Source.TEMPLATE}
+
+# Rows of `batch`. Eighths add and multiply exactly, so equality can be exact where nothing is divided.
+EIGHTHS = st.integers(-16, 16).map(lambda n: n / 8)
+ROW = st.tuples(
+    st.sampled_from(["PA", "PAAOTA", "PPAOA|AAO", "AA|A|A", "PO"]),
+    st.lists(EIGHTHS, min_size=3, max_size=3),
+    st.lists(EIGHTHS, min_size=9, max_size=9),
+)
 
 
 def trajectory(

@@ -63,6 +63,9 @@ def without(row: Iteration, metric: str) -> Iteration:
     return {name: value for name, value in row.items() if name != metric}
 
 
+ENTROPY = {"entropy_fall": 0.1, "entropy_rise": 4.0}
+
+
 def test_every_threshold_has_its_sign_and_every_sign_is_worked_here() -> None:
     assert set(SIGNS) == set(MONITOR.thresholds.model_dump()) == set(WORKED)
 
@@ -76,16 +79,9 @@ def test_a_sign_shows_beyond_its_limit_unless_its_threshold_is_0(sign: str) -> N
     assert alarm.limit == pytest.approx(limit)
     assert seen(history(metric, CALM[metric], calm), judged) == []
     assert seen(history(metric, CALM[metric], value), monitor()) == []
-
-
-@pytest.mark.parametrize("sign", WORKED)
-def test_an_alarm_needs_the_sign_as_often_in_a_row_as_patience_says(sign: str) -> None:
-    metric, threshold, _, value, calm = WORKED[sign]
+    rows = history(metric, *[CALM[metric]] * 3, value, value, calm, value, value, value)
     patient = monitor(patience=3, **{sign: threshold})
-    values = [CALM[metric]] * 3 + [value, value, calm, value, value, value]
-    rows = history(metric, *values)
-    fired = [n - 1 for n in range(1, len(rows) + 1) if seen(rows[:n], patient)]
-    assert fired == [8]
+    assert [n for n in range(1, 10) if seen(rows[:n], patient)] == [9], "as often in a row as patience says"
 
 
 @pytest.mark.parametrize(
@@ -103,43 +99,33 @@ def test_a_run_that_collapses_at_once_is_held_against_its_only_calm_iteration() 
     assert [n for n in range(1, 8) if seen(rows[:n], patient)] == [4, 5, 6, 7]
 
 
-def test_later_iterations_are_no_reference() -> None:
-    """Thoughts were as different as can be since: half of the way from 0.4 to 1 is the limit, not half from 0."""
-    repeats = monitor(thought_repetition=0.5)
-    assert seen(history("rollout/thought_repetition", 0.4, 0.4, 0.4, 0.0, 0.6), repeats) == []
-    assert seen(history("rollout/thought_repetition", 0.4, 0.0, 0.4, 0.4, 0.6), repeats) == ["thought_repetition"]
-
-
-def test_entropy_is_held_against_the_median_of_the_first() -> None:
-    """0.3 2.0 0.4: the limits are 0.1 x 0.4 and 4 x 0.4, whatever the extremes."""
-    both = monitor(entropy_fall=0.1, entropy_rise=4.0)
-    assert seen(history("rollout/surprisal", 0.3, 2.0, 0.4, 0.1), both) == []
-    assert seen(history("rollout/surprisal", 0.3, 2.0, 0.4, 0.039), both) == ["entropy_fall"]
-    assert seen(history("rollout/surprisal", 0.3, 2.0, 0.4, 1.5), both) == []
-    assert seen(history("rollout/surprisal", 0.3, 2.0, 0.4, 1.61), both) == ["entropy_rise"]
-
-
-def test_surprisal_jumps_from_the_last_iterations_without_a_jump() -> None:
-    """From 0.4 at a threshold of 1.5, though it was higher once, and though one before had jumped."""
-    jumps = monitor(surprisal_jump=1.5)
-    assert seen(history("rollout/surprisal", 0.8, 0.8, 0.8, 0.4, 0.4, 0.61), jumps) == ["surprisal_jump"]
-    assert seen(history("rollout/surprisal", 0.8, 0.8, 0.8, 0.4, 0.4, 0.59), jumps) == []
-    assert seen(history("rollout/surprisal", 0.4, 0.5, 0.6, 0.61), jumps) == []
-    assert seen(history("rollout/surprisal", 0.4, 0.4, 0.9, 0.9, 0.9, 0.61), jumps) == ["surprisal_jump"]
-
-
-def test_a_step_is_too_long_in_any_run() -> None:
-    """Also where the steps before were no shorter; an iteration that trains no policy has none."""
-    long = monitor(long_step=0.1)
-    assert seen(history("policy/kl_step", 0.5, 0.11), long) == ["long_step"]
-    assert seen([*history("policy/kl_step", 0.5, 0.5), without(CALM, "policy/kl_step")], long) == []
-
-
-def test_a_gradient_spikes_against_the_median_of_all_before() -> None:
-    """0.1 0.2 0.4 0.8: the lower median is 0.2, so 1.1 spikes at a threshold of 5. After 0.8 more it is 0.4."""
-    spikes = monitor(grad_norm_spike=5.0)
-    assert seen(history("policy/grad_norm", 0.1, 0.2, 0.4, 0.8, 1.1), spikes) == ["grad_norm_spike"]
-    assert seen(history("policy/grad_norm", 0.1, 0.2, 0.4, 0.8, 0.8, 1.1), spikes) == []
+@pytest.mark.parametrize(
+    ("metric", "values", "signs", "shown"),
+    [
+        # Thoughts were as different as can be since: half of the way from 0.4 to 1 is the limit, not half from 0.
+        ("rollout/thought_repetition", [0.4, 0.4, 0.4, 0.0, 0.6], {"thought_repetition": 0.5}, []),
+        ("rollout/thought_repetition", [0.4, 0.0, 0.4, 0.4, 0.6], {"thought_repetition": 0.5}, ["thought_repetition"]),
+        # The median of 0.3 2.0 0.4: the limits are 0.1 x 0.4 and 4 x 0.4, whatever the extremes.
+        ("rollout/surprisal", [0.3, 2.0, 0.4, 0.1], ENTROPY, []),
+        ("rollout/surprisal", [0.3, 2.0, 0.4, 0.039], ENTROPY, ["entropy_fall"]),
+        ("rollout/surprisal", [0.3, 2.0, 0.4, 1.5], ENTROPY, []),
+        ("rollout/surprisal", [0.3, 2.0, 0.4, 1.61], ENTROPY, ["entropy_rise"]),
+        # A jump is from the last iterations without one, though it was higher once, and though one before had jumped.
+        ("rollout/surprisal", [0.8, 0.8, 0.8, 0.4, 0.4, 0.61], {"surprisal_jump": 1.5}, ["surprisal_jump"]),
+        ("rollout/surprisal", [0.8, 0.8, 0.8, 0.4, 0.4, 0.59], {"surprisal_jump": 1.5}, []),
+        ("rollout/surprisal", [0.4, 0.5, 0.6, 0.61], {"surprisal_jump": 1.5}, []),
+        ("rollout/surprisal", [0.4, 0.4, 0.9, 0.9, 0.9, 0.61], {"surprisal_jump": 1.5}, ["surprisal_jump"]),
+        # A step is too long also where those before were no shorter.
+        ("policy/kl_step", [0.5, 0.11], {"long_step": 0.1}, ["long_step"]),
+        # The lower median of all before is 0.2, so 1.1 spikes at a threshold of 5. After 0.8 more it is 0.4.
+        ("policy/grad_norm", [0.1, 0.2, 0.4, 0.8, 1.1], {"grad_norm_spike": 5.0}, ["grad_norm_spike"]),
+        ("policy/grad_norm", [0.1, 0.2, 0.4, 0.8, 0.8, 1.1], {"grad_norm_spike": 5.0}, []),
+    ],
+)
+def test_an_iteration_is_held_against_the_earlier_ones_that_its_sign_names(
+    metric: str, values: list[float], signs: dict[str, float], shown: list[str]
+) -> None:
+    assert seen(history(metric, *values), monitor(**signs)) == shown
 
 
 def test_a_metric_that_is_missing_is_not_judged() -> None:
@@ -149,6 +135,7 @@ def test_a_metric_that_is_missing_is_not_judged() -> None:
     assert seen([*warm_up, spike], spikes) == []
     assert seen([*warm_up, CALM, spike], spikes) == ["grad_norm_spike"]
     assert seen([CALM, spike, *warm_up], spikes) == []
+    assert seen([CALM, without(CALM, "policy/kl_step")], monitor(long_step=0.1)) == []
 
 
 def test_with_one_sample_the_std_of_the_batch_is_judged() -> None:

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.credit.batch import step_spans, token_advantages
+from agent_r1.credit.batch import token_advantages
 from agent_r1.credit.estimators import ESTIMATORS, bi_level_gae, gae, reinforce_pp, step_gae
 from agent_r1.params.credit import CreditParams
-from tests.credit.letters import batch, params
+from tests.credit.letters import ROW, batch, params
 
 VALUES = np.array([[9.0, 0.5, 1.0, 2.0, -1.0, 0.5]])  # the prompt's 9 must not matter
 EPISODE = ("PAAOOA", [1, 2], VALUES[0])
@@ -93,25 +93,7 @@ def test_a_reward_outside_the_time_steps_is_a_bug(estimator: Callable[..., Any])
         estimator(made, params(estimator.__name__))
 
 
-def test_step_spans() -> None:
-    spans = step_spans(batch([("PAA|AOA", []), ("PP", []), ("A", [])]).steps)
-    assert spans.first.astype(int).tolist() == [[0, 1, 0, 1, 0, 1], [0] * 6, [1, 0, 0, 0, 0, 0]]
-    assert spans.starts.tolist() == [0, 2, 3, 4]
-    assert spans.tokens.tolist() == [2, 1, 1, 1]
-    assert spans.per_trajectory.tolist() == [3, 0, 1]
-
-
-# Properties. Eighths add and multiply exactly, so equality can be exact.
-eighths = st.integers(-16, 16).map(lambda n: n / 8)
-episodes = st.lists(
-    st.tuples(
-        st.sampled_from(["PA", "PAAOTA", "PPAOA|AAO", "AA|A|A", "PO"]),
-        st.lists(eighths, min_size=3, max_size=3),
-        st.lists(eighths, min_size=9, max_size=9),
-    ),
-    min_size=1,
-    max_size=5,
-)
+episodes = st.lists(ROW, min_size=1, max_size=5)
 share = st.floats(0, 1)
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.credit.batch import Batch, group_statistics
+from agent_r1.credit.batch import Batch
 from agent_r1.credit.estimators import ESTIMATORS as BY_NAME
 from agent_r1.credit.estimators import dr_grpo, grpo, maxrl, rloo
 from agent_r1.params.credit import WITH_GROUPS, CreditParams
@@ -72,16 +72,6 @@ def test_a_group_of_one_gets_nothing_and_a_warning(caplog: pytest.LogCaptureFixt
     assert "1 of 3 trajectories are alone in their group" in caplog.text
 
 
-@ESTIMATORS
-@pytest.mark.parametrize("recursion", [True, False])
-def test_an_advantage_is_the_same_at_all_time_steps(estimator: Callable[..., Any], recursion: bool) -> None:
-    made = batch([("PAAOTA", [1, 2]), ("PAAOTA", [])], recursion=recursion)
-    found = estimator(made, params("grpo")).advantages
-    high, low = advantages(estimator, made, params("grpo"))
-    assert high == -low > 0
-    assert np.array_equal(found, np.where(made.time_steps, [[high], [low]], 0))
-
-
 members = st.lists(st.tuples(st.integers(0, 3), st.integers(-16, 16)), min_size=2, max_size=16)  # group, return
 
 
@@ -95,11 +85,3 @@ def test_advantages_sum_to_nothing_within_every_group(
     found = advantages(estimator, made, params("grpo"))
     for group in set(made.groups):
         assert abs(found[made.groups == group].sum()) < 1e-9
-
-
-def test_group_statistics() -> None:
-    # Group 4: 1 and 5, mean 3, sample std sqrt(8). Group 1: alone.
-    deviations, stds, sizes = group_statistics(np.array([1.0, 7, 5]), np.array([4, 1, 4]))
-    assert deviations.tolist() == [-2, 0, 2]
-    np.testing.assert_allclose(stds, [math.sqrt(8), 0, math.sqrt(8)])
-    assert sizes.tolist() == [2, 1, 2]

@@ -13,9 +13,10 @@ from agent_r1.credit.metrics import reference_metrics, step_metrics
 from agent_r1.records import Trajectory
 from tests.credit.letters import params, progress, trajectory
 
-# "PAAOA": sampled with -1, -2 and -3; the reference gives -1.5, -1.75 and -4 there, and -9 to the observation.
+# "PAAOA": sampled with -1, -2 and -3; the reference gives -1.5, -1.75 and -4 there, 7 to the prompt and -9 to the
+# observation.
 LOGPROBS = np.array([0, -1, -2, 0, -3], np.float32)
-REFERENCE = np.array([0, -1.5, -1.75, -9, -4], np.float32)
+REFERENCE = np.array([7, -1.5, -1.75, -9, -4], np.float32)
 KL = [0, -0.5, 0.25, 0, -1]
 
 
@@ -65,24 +66,17 @@ def test_a_teacher_alone_gives_every_token_its_own_advantage(episode: Trajectory
     assert credit.advantages[episode.action_mask].tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_reference_without_a_price_changes_no_credit(episode: Trajectory) -> None:
+@pytest.mark.parametrize("masks", [True, False])
+def test_a_reference_without_a_price_changes_no_credit_and_is_kept(episode: Trajectory, masks: bool) -> None:
+    """Its logprobs are kept at action tokens, whatever the loss mask."""
     values = [np.array([0, 0.5, 1, 0, -1], np.float32)]
-    [bare], metrics = assign([episode], values, params())
-    [credit], more = assign([episode], values, params(), reference=[REFERENCE])
+    chosen = params(loss_mask=masks, recursion=masks)
+    [bare], metrics = assign([episode], values, chosen)
+    [credit], more = assign([episode], values, chosen, reference=[REFERENCE])
     for name in ("advantages", "value_targets"):
         assert getattr(credit, name).tolist() == getattr(bare, name).tolist()
     assert more.keys() - metrics.keys() == {"reward/kl", "policy/reference_kl"}
     assert not bare.reference_logprobs.any()
-
-
-@pytest.mark.parametrize("on", [True, False])
-def test_credit_keeps_the_references_logprobs_of_action_tokens_whatever_the_loss_mask(
-    episode: Trajectory, on: bool
-) -> None:
-    chosen = params(loss_mask=on, recursion=on)
-    reference = REFERENCE.copy()
-    reference[0] = 7
-    [credit], _ = assign([episode], [np.zeros(5, np.float32)], chosen, reference=[reference])
     assert credit.reference_logprobs.tolist() == [0, -1.5, -1.75, 0, -4]
     assert credit.reference_logprobs.dtype == np.float32
 

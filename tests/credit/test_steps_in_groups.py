@@ -153,13 +153,3 @@ def test_credit_compares_what_it_is_asked_to(state: str, expected: list[list[flo
     chosen = params("gigpo", gigpo={"state": state})
     found = [credit.advantages[[1, 3]].tolist() for credit in assign(rows, None, chosen)[0]]
     assert found == expected
-
-
-def test_credit_compares_the_states_of_what_was_sampled() -> None:
-    """Two episodes act and read alike until the second step, a third goes another way at once."""
-    facts = [[{"rewards": {"progress": each}} for each in pair] for pair in ((0, 3), (0, 1), (2, 0))]
-    rows = [trajectory("PAOA", steps, name=str(i)) for i, steps in enumerate(facts)]
-    rows[2] = replace(rows[2], token_ids=np.array([0, 7, 2, 3], np.int32))
-    found = [credit.advantages[[1, 3]].tolist() for credit in assign(rows, None, params("gigpo"))[0]]
-    # Returns 3, 1, 2: episodes 1, -1, 0. First steps the same, of one state; second ones 3 and 1, the third alone.
-    assert found == [[2, 2], [-2, -2], [0, 0]]

@@ -34,8 +34,11 @@ def reference_answer(question: Question, plan: Plan, facts: Facts) -> str:
 
 
 def test_answers_are_true(rows: Rows, atlas: World) -> None:
+    """And stand in no question, unless it offers two."""
     for question, plan in rows:
         assert question.answers == [plan.answer] == [reference_answer(question, plan, atlas.facts)], question
+        offers = [hop.entity for hop in plan.hops] if question.strata["kind"] == "comparison" else []
+        assert contains(question.text, question.answers) == (plan.answer in offers), question
 
 
 def test_every_hop_is_a_fact_and_leads_to_the_next(rows: Rows, atlas: World) -> None:
@@ -59,16 +62,10 @@ def test_the_mix(rows: Rows) -> None:
         ("bridge", 3): 60,
         ("comparison", 2): 30,
     }
-    closed = Counter(plan.answer for _, plan in train if plan.answer in ("yes", "no"))
-    assert closed == {"yes": 7, "no": 7}
+    yes, no = (Counter(plan.hops[0].relation for _, plan in train if plan.answer == answer) for answer in ("yes", "no"))
+    assert yes == no, "the relation does not give the answer away"
+    assert yes.total() == 7
     assert Counter(question.split for question, _ in rows) == {"train": 200, "dev": 40, "test": 40}
-
-
-def test_the_relation_of_a_yes_no_question_does_not_give_the_answer_away(rows: Rows) -> None:
-    relations = {
-        answer: Counter(plan.hops[0].relation for _, plan in rows if plan.answer == answer) for answer in ("yes", "no")
-    }
-    assert relations["yes"] == relations["no"]
 
 
 def test_no_two_questions_are_alike(rows: Rows) -> None:
@@ -81,12 +78,6 @@ def test_no_two_questions_are_alike(rows: Rows) -> None:
     assert len(asked) == len(texts) == len(ids) == len(rows)
 
 
-def test_no_question_contains_its_answer_unless_it_offers_two(rows: Rows) -> None:
-    for question, plan in rows:
-        offers = [hop.entity for hop in plan.hops] if question.strata["kind"] == "comparison" else []
-        assert contains(question.text, question.answers) == (plan.answer in offers), question
-
-
 def test_the_same_seed_gives_the_same_questions_and_plans(rows: Rows, atlas_params: AtlasParams) -> None:
     found = generate_atlas(atlas_params, 3)
     assert found.questions == [question for question, _ in rows]
@@ -94,12 +85,14 @@ def test_the_same_seed_gives_the_same_questions_and_plans(rows: Rows, atlas_para
     assert generate_atlas(atlas_params, 4).questions != found.questions
 
 
-def test_a_world_too_small_is_refused_with_the_remedy(atlas: World, atlas_params: AtlasParams) -> None:
+def test_a_world_too_small_and_shares_of_less_than_all_are_refused(atlas: World, atlas_params: AtlasParams) -> None:
     """61 people with 4 facts (one unmarried), 30 films with 4, 12 companies with 3, 10 cities with 2, 4 countries
     with 3: 243 + 120 + 36 + 20 + 12 = 431 lookups."""
     params = atlas_params.model_copy(update={"train_questions": 5000})
     with pytest.raises(ValueError, match=r"431 lookup questions and 1016 are asked for; raise people"):
         generate_questions(atlas, params, 3)
+    with pytest.raises(ValueError, match=r"together make 0\.9 of all"):
+        AtlasShares(**NOTHING | {"lookup": 0.9})
 
 
 TEXT = "Where was the director of Kiss and Tell born?"
@@ -120,20 +113,6 @@ def test_titles_become_a_plan_and_without_them_the_question_is_searched_for(
     plan = plan_from_titles(Question(**fields))
     assert [(hop.query, hop.value) for hop in plan.hops] == hops
     assert plan.answer == "Tesk"
-
-
-def test_the_kinds_of_questions_have_their_shares(atlas: World, atlas_params: AtlasParams) -> None:
-    """40 questions: 10 with three hops, and the other 30 of the last kind; yes/no ones come in pairs, 3 become 2."""
-    shares = NOTHING | {"three_hops": 0.25, "yes_no": 0.08, "earlier": 0.67}
-    params = atlas_params.model_copy(update={"shares": AtlasShares(**shares), "train_questions": 0})
-    test = [question for question, _ in generate_questions(atlas, params, seed=3) if question.split == "test"]
-    kinds = Counter((question.strata["hops"], question.answers[0] in ("yes", "no")) for question in test)
-    assert kinds == {("3", False): 10, ("2", True): 2, ("2", False): 28}
-
-
-def test_shares_that_do_not_make_all_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"together make 0\.9 of all"):
-        AtlasShares(**NOTHING | {"lookup": 0.9})
 
 
 @pytest.fixture(scope="module")

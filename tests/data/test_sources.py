@@ -145,11 +145,15 @@ def test_hidden_copies_are_no_data(tmp_path: Path) -> None:
         ("nowhere.json", r"nowhere.*json does not exist; .*correct prepare\.files in params"),
         ("nowhere/*.json", r"nowhere.*json does not exist; .*correct prepare\.files in params"),
         ("", r"holds no \.json, \.jsonl, \.parquet, \.csv, \.tsv file"),
+        ("x.json", r"x\.json holds no rows"),
     ],
 )
-def test_a_missing_file_is_named(tmp_path: Path, name: str, message: str) -> None:
-    with pytest.raises(FileNotFoundError, match=message):
-        fields(tmp_path / name)
+@pytest.mark.parametrize("content", ["", "[]"])
+def test_a_file_that_is_missing_or_empty_is_named(tmp_path: Path, name: str, message: str, content: str) -> None:
+    if name == "x.json":
+        (tmp_path / "x.json").write_text(content)
+    with pytest.raises((FileNotFoundError, ValueError), match=message):
+        count(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -190,14 +194,6 @@ def test_a_broken_row_does_not_make_the_whole_file_stay_in_memory(monkeypatch: p
     assert text.tell() < 400
 
 
-@pytest.mark.parametrize("content", ["", "[]", "\n"])
-def test_a_file_without_rows_is_refused(tmp_path: Path, content: str) -> None:
-    (tmp_path / "x.json").write_text(content)
-    assert fields(tmp_path / "x.json") == []
-    with pytest.raises(ValueError, match=r"x\.json holds no rows"):
-        count(tmp_path / "x.json")
-
-
 def test_what_is_small_on_disk_stays_small_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "LONGEST_ROW", 1000)
     monkeypatch.setattr(sources, "_UNPACKED_BYTES", 1 << 20)
@@ -208,6 +204,7 @@ def test_what_is_small_on_disk_stays_small_in_memory(tmp_path: Path, monkeypatch
         "1: cannot be decoded in 32 MiB": nulls,
         "2: longer than 1000 bytes": pa.array(["x", "x" * 1001]),
         "3073: the file unpacks to more than 1 MiB": pa.array(["x" * 300] * 10_000),
+        "2: a value cannot be read .'utf-8' codec": pa.array([b"good", b"\xff"]).view(pa.string()),
     }
     for message, column in tables.items():
         pq.write_table(pa.table({"text": column}), tmp_path / "x.parquet", compression="zstd", store_schema=False)
@@ -251,10 +248,3 @@ def test_a_field_that_no_row_has_is_named(tmp_path: Path, content: bytes, messag
     (tmp_path / "x.jsonl").write_bytes(content)
     with pytest.raises(ValueError, match=message):
         [row.pairs("context", "x") for row in read(tmp_path / "x.jsonl")]
-
-
-def test_a_value_of_a_parquet_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    text = pa.array([b"good", b"\xff"]).view(pa.string())
-    pq.write_table(pa.table({"text": text}), tmp_path / "x.parquet")
-    with pytest.raises(ValueError, match=r"x\.parquet, row 2: a value cannot be read .'utf-8' codec"):
-        list(read(tmp_path / "x.parquet"))

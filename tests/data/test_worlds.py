@@ -75,11 +75,6 @@ def test_pairs_that_are_turned_stand_in_the_other_order_in_the_test_and_say_noth
     assert sum(board.arms[0] == board.high for board in boards["test"]) == len(bandit.TRAIN) / 2
 
 
-def test_a_row_of_gymnasium_says_a_name_and_a_seed() -> None:
-    [row] = draw("others", OthersParams(env="gymnasium", name="ice", test=[7, 8]))["test"]
-    assert (json.loads(row.setup), row.env, row.strata) == ({"name": "ice", "seed": 7}, "gymnasium", {})
-
-
 SEED, LEVEL = {"seed": 7}, {"level": 3, "at": ["{seed}"]}
 TASK = {"split": "{split}", "index": "{index}", "title": "{split} {seed}"}
 FILED = {"n": 8, "question": "Eight?", "answer": 8}
@@ -88,6 +83,7 @@ FILED = {"n": 8, "question": "Eight?", "answer": 8}
 @pytest.mark.parametrize(
     ("given", "key", "content"),
     [
+        ({"env": "gymnasium"}, "seed", 7),
         ({"env": "openenv"}, "reset", SEED),
         ({"env": "toolbox"}, "row", SEED),
         ({"env": "openenv", "reset": TASK}, "reset", {"split": "test", "index": 1, "title": "test 7"}),
@@ -99,7 +95,7 @@ FILED = {"n": 8, "question": "Eight?", "answer": 8}
     ],
 )
 def test_a_row_holds_what_its_world_is_begun_with(
-    given: dict[str, Any], key: str, content: dict[str, Any], tmp_path: Path
+    given: dict[str, Any], key: str, content: Any, tmp_path: Path
 ) -> None:
     rows = [{"n": n} for n in range(7)] + [FILED]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))

@@ -48,26 +48,19 @@ def env(question: Question, index: Search) -> ToolEnv:
 
 def test_a_good_episode(env: ToolEnv) -> None:
     """Two searches find one new gold passage each, the second shows the first one again; then the answer."""
+    assert env.state == ""
     first = act(env, f"<think>The director.</think>{call('search', query='Low Tide')}")
-    assert first.observations == ("Low Tide: Low Tide is a film by Mara Quill.",)
+    assert first.observations == ("Low Tide: Low Tide is a film by Mara Quill.",) == (env.state,)
     [made] = first.calls
     assert (made.tool, made.arguments, made.status) == ("search", '{"query": "Low Tide"}', CallStatus.OK)
     assert (first.rewards, first.rewards_when_read) == ({"think": 1.0}, {"progress": 1.0})
     second = act(env, call("search", query="Mara Quill Low Tide"))
     assert (second.rewards, second.rewards_when_read) == ({"think": 0.0}, {"progress": 1.0})
     last = act(env, "<answer>in Tesk</answer>")
-    assert last.outcome is Outcome.ANSWERED
-    assert last.observations == ()
-    assert last.answer == "in Tesk"
+    assert (last.outcome, last.observations, last.answer) == (Outcome.ANSWERED, (), "in Tesk")
     # F1: precision 1/2, recall 1. "Mara Quill was born in Tesk" holds the answer's words in a row.
     assert last.rewards == {"em": 0.0, "f1": pytest.approx(2 / 3), "grounded": 1.0, "think": 0.0}
     assert last.call_status is CallStatus.NONE
-
-
-def test_the_state_of_a_question_is_the_last_observation(env: ToolEnv) -> None:
-    assert env.state == ""
-    read = [act(env, each).observations for each in (call("search", query="Low Tide"), "<answer>")]
-    assert (env.state,) == read[1] != read[0]
 
 
 def test_a_search_that_finds_nothing_is_a_good_call(env: ToolEnv) -> None:
@@ -220,16 +213,10 @@ def test_passages_come_with_the_question_and_ground_its_answer(
     transition = act(env, action)
     assert transition.outcome is Outcome.ANSWERED
     assert transition.rewards == dict(zip(("em", "f1", "grounded", "progress", "think"), rewards, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("action", "status"),
-    [("Tesk", CallStatus.MALFORMED), (call("search"), CallStatus.UNKNOWN_TOOL)],
-)
-def test_anything_but_an_answer_is_malformed(question: Question, action: str, status: CallStatus) -> None:
-    transition = act(AnswerEnv(question, PASSAGES[:1]), action)
-    assert (transition.outcome, transition.call_status, transition.answer) == (Outcome.MALFORMED, status, "")
-    assert transition.rewards == {"think": 0.0, "progress": 1.0}
+    for other, status in (("Tesk", CallStatus.MALFORMED), (call("search"), CallStatus.UNKNOWN_TOOL)):
+        ended = act(AnswerEnv(question, shown), other)
+        assert (ended.outcome, ended.call_status, ended.answer) == (Outcome.MALFORMED, status, "")
+        assert ended.rewards == {"think": 0.0, "progress": rewards[3]}
 
 
 @pytest.mark.parametrize("instructions", ["", " Be brief."])

@@ -223,6 +223,7 @@ def said(
             "there is no checkpoint at outputs/ablations/train/grpo-seed7/checkpoint; train it first "
             "(`agent-r1 train ablations/grpo-seed7`)",
         ),
+        (["--endpoint", "127.0.0.1"], "'127.0.0.1' is no server's address"),
         ([], "there is no model at outputs/warm_start; make it (`dvc repro warm_start`), or name another model"),
         (["models:/agent_r1@champion"], "the registry is empty; a training that finishes"),
         (["--seed", "1"], "--seed and --sweep tell apart runs; name one, such as ppo-seed3 or ablations/ppo-seed3"),

@@ -23,7 +23,7 @@ from tests.reading import metrics, predictions, trajectories
 
 REAL = Path(__file__).parents[2].parent / "shared/data/multihop/musique"
 FILES = ("musique_ans_v1.0_train.subset.jsonl.gz", "musique_ans_v1.0_dev.subset.jsonl.gz")
-CHANGES = {
+CHANGES: dict[str, Any] = {
     "warm_start": {"demonstrations": 48, "naive_rag_demonstrations": 8, "batch_size": 8, "steps": 4},
     "env": {"top_k": 3, "max_steps": 4, "max_tokens": 3000, "max_result_characters": 1200, "max_action_tokens": 96},
     "train": {
@@ -72,7 +72,8 @@ def test_the_same_stages_run_on_a_release(
 ) -> None:
     search = {"kind": "hybrid", "dense": {"encoder": str(tiny_encoder), "max_tokens": 32}}
     data = {"datasets": ["musique"], "files": {"musique": release(tmp_path)}}
-    write_params(tmp_path, {**CHANGES, "prepare": data, "search": search})
+    env = CHANGES["env"] | ({} if REAL.is_dir() else {"top_k": 20})  # a random encoder ranks many short passages alike
+    write_params(tmp_path, {**CHANGES, "prepare": data, "search": search, "env": env})
     with inside(tmp_path):
         prepare()
         index()

@@ -62,13 +62,6 @@ def test_what_does_nothing_is_no_difference(was: str, becomes: str) -> None:
     ("was", "becomes", "gone", "came"),
     [
         ("LIMIT = 3", "LIMIT = 4", ["LIMIT = 3"], ["LIMIT = 4"]),
-        ("factor: int = 2", "factor: int = 3", ["factor: int = 2"], ["factor: int = 3"]),
-        (
-            "def apply(self, value)",
-            "def apply(self, value=0)",
-            ["def apply(self, value):"],
-            ["def apply(self, value=0):"],
-        ),
         # What stands below another condition is another statement.
         (
             "value > LIMIT",

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.main import get_command
@@ -81,6 +80,7 @@ def made(
     folder = tmp_path_factory.mktemp("made")
     for name in ("data", "outputs", ".tracking"):
         shutil.copytree(small_project / name, folder / name)
+    shutil.rmtree(folder / PLACES.training(RunId("refilled")), ignore_errors=True)  # trained by another file
     (folder / "dvc.yaml").write_text(GRAPH)
     shutil.copy(folder / TRAINING / "metrics.jsonl", folder / SCORES)
     write_params(folder, {})
@@ -211,30 +211,6 @@ def test_what_is_not_trained_registered_or_promoted_yet(project: Path) -> None:
             asks()
         typed(*re.findall("`([^`]+)`", str(refused.value)))
         asks()
-
-
-OTHER_SETTINGS: dict[str, Any] = {
-    "model": {"packing": True, "gradient_checkpointing": True, "float32_output": True},
-    "engine": {"transformers": {"batch_size": 8}},
-    "learner": {"processes": 2},
-    "env": {"aborted_share": 0.5},
-    "train": {
-        "update": {"max_tokens_per_microbatch": 512},
-        "validation": {"every": 2, "questions": 6},
-        "checkpoint": {"every": 2},
-    },
-}
-
-
-def test_dvc_leaves_a_finished_run_as_it_is_under_settings_that_round_or_give_room(
-    project: Path, write_params: WriteParams
-) -> None:
-    before = contents(TRAINING)
-    write_params(project, OTHER_SETTINGS)
-    typed("dvc repro evaluate@ppo")
-    assert contents(TRAINING) == before
-    assert not PLACES.aside.exists()
-    assert not out_of_date("evaluate@ppo", "train@ppo")
 
 
 def test_a_training_that_made_room_is_restored_with_its_lock_and_scores(

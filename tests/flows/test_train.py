@@ -204,14 +204,17 @@ def moved_aside(project: Path) -> list[dict[str, bytes]]:
 
 
 def test_a_finished_run_trains_nothing(finished: Path, write_params: WriteParams) -> None:
-    """Nor under other parameters of other stages."""
+    """Nor under parameters of other stages, nor under those that round or give room."""
     before = contents(finished / PPO)
     for _ in range(2):
         train(RunId("ppo"))
     assert contents(finished / PPO) == before
     others = {"engine": {"vllm": {"max_num_seqs": 8}}, "evaluate": {"questions": 3}, "warm_start": {"batch_size": 2}}
+    others |= {"model": {"packing": True}, "env": {"aborted_share": 0.5}}
+    others |= {"train": {"update": {"max_tokens_per_microbatch": 512}, "checkpoint": {"every": 2}}}
     write_params(finished, others | {"runs": {"ppo": {}}})
     train(RunId("ppo"))
+    assert contents(finished / PPO) == before
 
 
 def test_a_finished_run_keeps_what_is_asked_for_and_stays_finished(finished: Path, write_params: WriteParams) -> None:

@@ -12,6 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from agent_r1.learn.adapter import trained_state
+from agent_r1.learn.learner import Learner
+from agent_r1.learn.optimizers import flat
 from agent_r1.params import load
 from agent_r1.params.sections import override
 from agent_r1.params.stages import LoraParams
@@ -61,6 +64,28 @@ def weights(*modules: nn.Module | None) -> list[Tensor]:
 
 def same_bits(left: list[Tensor], right: list[Tensor]) -> bool:
     return len(left) == len(right) and all(map(torch.equal, left, right))
+
+
+def record_of(learner: Learner) -> list[Any]:
+    """All that an update changes, as bytes: weights, gradients, states of the optimisers, torch's random state."""
+    states = {name: optimizer.state_dict() for name, optimizer in learner.optimizers.items()}
+    own = [weight for module in (learner.policy, learner.critic) if module for weight in module.parameters()]
+    kept = dict(sorted(flat({name: state["state"] for name, state in states.items()}).items()))
+    tensors = [*own, *(weight.grad for weight in own), *kept.values(), torch.get_rng_state()]
+    return [
+        [None if each is None else each.detach().reshape(-1).view(torch.uint8).numpy().tobytes() for each in tensors],
+        [*kept],
+        [state["param_groups"] for state in states.values()],
+        learner.policy_version,
+    ]
+
+
+def move(learner: Learner) -> None:
+    """Stands for an update of adapters that changes what the policy says, and makes a version more."""
+    learner.policy_version += 1
+    generator = torch.Generator().manual_seed(learner.policy_version)
+    for weight in trained_state(learner.policy).values():
+        weight += 0.2 * torch.randn(weight.shape, generator=generator)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -25,26 +25,18 @@ from agent_r1.learn.adapter import (
     merged_state,
     read_stored,
     require_fit,
-    trained_state,
 )
-from agent_r1.learn.learner import Learner
 from agent_r1.learn.model import load_policy
 from agent_r1.learn.scoring import token_logprobs
 from agent_r1.params.stages import LoraParams
 from agent_r1.records import Trajectory
-from tests.learn.learning import CPU, LORA, Samples, contents
+from tests.learn.learning import CPU, LORA, Samples, contents, move
 
 Make = Callable[..., Any]
 
 
 def trained_names(model: nn.Module) -> set[str]:
     return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-
-
-def move(learner: Learner) -> None:
-    """Far enough to change what the policy says."""
-    for name, weight in trained_state(learner.policy).items():
-        weight += 0.2 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(len(name)))
 
 
 @pytest.fixture
@@ -169,16 +161,6 @@ def test_adapters_alone_are_merged_later_to_the_same_bits(
     assert contents(tmp_path / "alone") == contents(tmp_path / "merged")
 
 
-def test_what_is_stored_says_what_it_belongs_to(make_learner: Make, tiny_model: Path, tmp_path: Path) -> None:
-    params = LORA.model_copy(update={"targets": ["q_proj", "down_proj"]})
-    make_learner(adapter=params).save_policy(tmp_path)
-    stored = read_stored(tmp_path)
-    assert stored is not None
-    assert (stored.params, stored.beneath) == (params, model_hash(str(tiny_model)))
-    require_fit(stored, tmp_path, tiny_model)
-    assert read_stored(tiny_model) is None
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -240,12 +222,15 @@ def test_tensors_that_do_not_fit_the_model_are_refused(
 
 
 def test_adapters_of_another_model_or_shape_are_refused(
-    make_learner: Make, tmp_path: Path, changed_model: Path
+    make_learner: Make, tmp_path: Path, tiny_model: Path, changed_model: Path
 ) -> None:
     learner = make_learner(adapter=LORA)
     learner.save_policy(tmp_path)
     stored = read_stored(tmp_path)
     assert stored is not None
+    assert (stored.params, stored.beneath) == (LORA, model_hash(str(tiny_model)))
+    require_fit(stored, tmp_path, tiny_model)
+    assert read_stored(tiny_model) is None
     with pytest.raises(ValueError, match="beside another model"):
         require_fit(stored, tmp_path, changed_model)
     with pytest.raises(ValueError, match="beside another model"):

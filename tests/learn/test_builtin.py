@@ -39,11 +39,6 @@ def test_any_text_comes_back(text: str) -> None:
     assert BYTES.decode(BYTES.encode(text, add_special_tokens=False)) == unicodedata.normalize("NFC", text)
 
 
-def test_the_same_texts_give_the_same_tokenizer() -> None:
-    one, two = (train_tokenizer(["Mara Quill was born in Tesk. " * 3] * 5, vocab_size=400) for _ in range(2))
-    assert one.backend_tokenizer.to_str() == two.backend_tokenizer.to_str()
-
-
 def test_a_saved_model_loads_in_plain_transformers(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     """And cuts text as it was trained to, though transformers has Qwen2's own word cutting."""
     model = new_model(tiny_tokenizer, **SHAPE, seed=1)

@@ -28,21 +28,11 @@ def split() -> Trajectory:
 def alone(whole: Trajectory, span: slice, index: int) -> Trajectory:
     """One context as a trajectory of its own."""
     steps = [step for step in whole.steps if span.start <= step.action_start < span.stop]
-    moved = [
-        dataclasses.replace(
-            step, action_start=step.action_start - span.start, action_stop=step.action_stop - span.start
-        )
-        for step in steps
-    ]
-    return dataclasses.replace(
-        whole,
-        trajectory_id=f"alone {index}",
-        token_ids=whole.token_ids[span],
-        source=whole.source[span],
-        logprobs=whole.logprobs[span],
-        context_starts=[0],
-        steps=moved,
-    )
+    places = [(step.action_start - span.start, step.action_stop - span.start) for step in steps]
+    pairs = zip(steps, places, strict=True)
+    moved = [dataclasses.replace(step, action_start=start, action_stop=stop) for step, (start, stop) in pairs]
+    entries = {name: getattr(whole, name)[span] for name in ("token_ids", "source", "logprobs")}
+    return dataclasses.replace(whole, trajectory_id=f"alone {index}", context_starts=[0], steps=moved, **entries)
 
 
 def test_a_context_sees_no_other(make_learner: Make, split: Trajectory) -> None:
@@ -68,12 +58,9 @@ def test_an_update_is_that_of_the_contexts_alone(make_learner: Make, split: Traj
     credit = make_credit(split)
     parts = [alone(split, span, index) for index, span in enumerate(split.contexts)]
     names = ("advantages", "values", "value_targets", "reference_logprobs", "loss_mask", "critic_mask")
-    credits = [
-        dataclasses.replace(
-            credit, trajectory_id=part.trajectory_id, **{name: getattr(credit, name)[span] for name in names}
-        )
-        for part, span in zip(parts, split.contexts, strict=True)
-    ]
+    entries = [{name: getattr(credit, name)[span] for name in names} for span in split.contexts]
+    pairs = zip(parts, entries, strict=True)
+    credits = [dataclasses.replace(credit, trajectory_id=part.trajectory_id, **each) for part, each in pairs]
     learners = [make_learner(ratio=ratio) for _ in range(2)]
     whole = learners[0].update([split], [credit], 0)
     apart = learners[1].update(parts, credits, 0)

@@ -130,13 +130,9 @@ def test_spans_follow_the_steps() -> None:
     assert [span_lengths(episode, on, by[ratio]) for ratio in RATIOS] == [None, [3, 2], [5]]
     assert span_lengths(episode, off, by["step"]) == [5, 2], "an observation belongs to the step that it answers"
     assert span_lengths(episode, off, by["sequence"]) == [7]
-
-
-def test_steps_that_touch_are_two_spans() -> None:
-    episode = make_trajectory(0, [P, A, A, A])
-    first, second = replace(episode.steps[0], action_stop=2), replace(episode.steps[0], action_start=2)
-    params = with_changes(UPDATE, ratio="step")
-    assert span_lengths(replace(episode, steps=[first, second]), episode.action_mask, params) == [1, 2]
+    touching = make_trajectory(0, [P, A, A, A])
+    first, second = replace(touching.steps[0], action_stop=2), replace(touching.steps[0], action_start=2)
+    assert span_lengths(replace(touching, steps=[first, second]), touching.action_mask, by["step"]) == [1, 2]
 
 
 @pytest.mark.parametrize("cap", [0.0, 2.0])

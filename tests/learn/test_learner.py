@@ -88,44 +88,38 @@ left_out = partial(
 
 EVERYTHING = {"kl_loss": 0.3, "entropy_bonus": 0.2, "importance_cap": 1.5}
 RATIOS = ["token", "step", "sequence"]
-AGGREGATIONS = [("token_mean", 0), ("sequence_mean", 0), ("constant_length", 10)]
+TOKENS, SEQUENCES, LENGTH = AGGREGATIONS = [
+    {"aggregation": "token_mean"},
+    {"aggregation": "sequence_mean"},
+    {"aggregation": "constant_length", "constant_length": 10},
+]
 
 
 @pytest.mark.parametrize("terms", [{}, EVERYTHING], ids=["plain", "everything"])
-@pytest.mark.parametrize(("aggregation", "length"), AGGREGATIONS)
+@pytest.mark.parametrize("aggregation", AGGREGATIONS, ids=str)
 @pytest.mark.parametrize("ratio", RATIOS)
 def test_two_micro_batches_equal_one(
-    make_learner: Make,
-    trajectories: list[Trajectory],
-    monkeypatch: pytest.MonkeyPatch,
-    ratio: str,
-    aggregation: str,
-    length: int,
-    terms: dict[str, float],
+    make_learner: Make, samples: Samples, monkeypatch: pytest.MonkeyPatch, ratio: str, aggregation: Any, terms: Any
 ) -> None:
-    stale = off_policy(trajectories)
+    stale = off_policy(samples.trajectories)
     credits = [make_credit(each, loss_mask=np.arange(len(each.token_ids)) > 1) for each in stale]
-    make = partial(make_learner, ratio=ratio, aggregation=aggregation, constant_length=length, **terms)
-    learners = [make(max_tokens_per_microbatch=tokens, max_grad_norm=1e9) for tokens in (1000, 1)]
+    make = partial(make_learner, ratio=ratio, max_grad_norm=1e9, **aggregation, **terms)
+    learners = [make(max_tokens_per_microbatch=tokens) for tokens in (1000, 1)]
     whole, parts = (gradients_of(monkeypatch, learner, stale, credits) for learner in learners)
     assert max(gradient.abs().max().item() for gradient in whole.values()) > 1e-2
     assert_close(whole, parts)
 
 
-@pytest.mark.parametrize(
-    ("aggregation", "length", "share"),
-    [
-        ("token_mean", 0, 5 / 18),  # the others have 2, 6 and 5 loss tokens
-        ("sequence_mean", 0, 1 / 4),
-        ("constant_length", 10, 1 / 4),
-    ],
-)
+@pytest.mark.parametrize(("aggregation", "share"), [(TOKENS, 5 / 18), (SEQUENCES, 1 / 4), (LENGTH, 1 / 4)])
 def test_the_loss_is_divided_by_what_the_whole_step_holds_gradient_or_not(
-    make_learner: Make, samples: Samples, monkeypatch: pytest.MonkeyPatch, aggregation: str, length: int, share: float
+    make_learner: Make, samples: Samples, monkeypatch: pytest.MonkeyPatch, aggregation: Any, share: float
 ) -> None:
-    """Beside three rows of advantage 0, the policy's gradient of row 0, with 5 loss tokens, shrinks to its share."""
+    """Beside three rows of advantage 0, the policy's gradient of row 0, with 5 loss tokens, shrinks to its share.
+
+    The others have 2, 6 and 5 loss tokens.
+    """
     trajectories, credits = samples
-    make = partial(make_learner, aggregation=aggregation, constant_length=length, max_grad_norm=1e9)
+    make = partial(make_learner, max_grad_norm=1e9, **aggregation)
     silent = without_critic(without_advantage(credits, slice(1, None)), slice(1, None))
     alone = gradients_of(monkeypatch, make(), trajectories[:1], credits[:1])
     beside = gradients_of(monkeypatch, make(), trajectories, silent)
@@ -372,9 +366,11 @@ def test_bfloat16_compute_keeps_float32_weights(make_learner: Make, samples: Sam
 
 @pytest.mark.parametrize("adapter", [None, LoraParams(rank=2, alpha=4, targets=["all-linear"])])
 def test_the_output_layer_alone_computes_in_float32(
-    make_learner: Make, samples: Samples, tmp_path: Path, adapter: LoraParams | None
+    make_learner: Make, samples: Samples, tmp_path: Path, adapter: LoraParams | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its logits are those of float32 weights times what bfloat16 layers gave it, and it learns and is saved."""
+    assert not make_learner(dtype="auto", float32_output=True).compute.float32_output
+    assert "float32_output: true has no effect" in caplog.text
     learner = make_learner(dtype="bfloat16", float32_output=True, adapter=adapter)
     narrow = make_learner(dtype="bfloat16", adapter=adapter)
     seen: list[torch.Tensor] = []
@@ -389,11 +385,6 @@ def test_the_output_layer_alone_computes_in_float32(
     learner.save_policy(tmp_path / "policy")
     saved = load_policy(tmp_path / "policy", device=CPU).get_output_embeddings().weight
     torch.testing.assert_close(saved, output.weight.float())
-
-
-def test_in_float32_there_is_no_output_layer_to_widen(make_learner: Make, caplog: pytest.LogCaptureFixture) -> None:
-    assert not make_learner(dtype="auto", float32_output=True).compute.float32_output
-    assert "float32_output: true has no effect" in caplog.text
 
 
 @pytest.mark.parametrize("adapter", [None, LoraParams(rank=2, alpha=4, targets=["all-linear"])])

@@ -121,9 +121,7 @@ def test_k3_by_hand() -> None:
     # x = ln 2: 2 - 1 - ln 2; x = -ln 2: 1/2 - 1 + ln 2; x = 0: 0
     estimates = k3(torch.zeros(3), logs(2, 0.5, 1))
     assert estimates.tolist() == pytest.approx([1 - math.log(2), math.log(2) - 0.5, 0])
-
-
-def test_an_estimate_of_k3_ends_at_10_and_has_no_gradient_there() -> None:
+    # An estimate ends at 10, where it has no gradient.
     # Drawn with log q - log p of 12, -100, 3 and 2; e^3 - 1 - 3 > 10; the slope in log p at x = 2 is -(e^2 - 1).
     logprobs = torch.tensor([-12.0, 100.0, -3.0, -2.0], requires_grad=True)
     estimates = k3(logprobs, torch.zeros(4))

@@ -31,14 +31,14 @@ from agent_r1.learn.memory import (
     require_fit,
 )
 from agent_r1.learn.model import load_policy, precision
-from agent_r1.learn.optimizers import blank_state, flat, take_state
+from agent_r1.learn.optimizers import blank_state, take_state
 from agent_r1.params import Params, load
 from agent_r1.params.places import RunId
 from agent_r1.params.sections import override
 from agent_r1.params.stages import DtypeName, LoraParams
 from agent_r1.pretrained import require_window
 from benchmarks.synthetic import SHAPES, config_of
-from tests.learn.learning import CPU, LORA, Samples
+from tests.learn.learning import CPU, LORA, Samples, record_of
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
 LIMITS = load(PARAMS).env.model_copy(update={"max_tokens": 30})
@@ -204,20 +204,6 @@ def test_a_checkpoint_takes_the_disk_space_that_is_expected(
     assert on_disk == pytest.approx(checkpoint_gib(demand), rel=0.2)  # names and shapes weigh something at this size
 
 
-def contents(learner: Learner) -> list[Any]:
-    """All that an update changes, as bytes: weights, gradients, states of the optimisers, torch's random state."""
-    states = {name: optimizer.state_dict() for name, optimizer in learner.optimizers.items()}
-    weights = [weight for module in (learner.policy, learner.critic) if module for weight in module.parameters()]
-    kept = flat({name: state["state"] for name, state in states.items()})
-    tensors = [*weights, *(weight.grad for weight in weights), *kept.values(), torch.get_rng_state()]
-    return [
-        [None if each is None else each.detach().reshape(-1).view(torch.uint8).numpy().tobytes() for each in tensors],
-        [*kept],
-        [state["param_groups"] for state in states.values()],
-        learner.policy_version,
-    ]
-
-
 @pytest.mark.parametrize("changes", [{}, {"adapter": LORA, "dtype": "bfloat16"}, {"with_critic": False}], ids=str)
 @pytest.mark.parametrize("trained", [False, True])
 def test_a_measurement_leaves_no_trace(
@@ -229,17 +215,14 @@ def test_a_measurement_leaves_no_trace(
         learner.update(*samples, 0)
         for weight in learner.policy.parameters():
             weight.grad = torch.ones_like(weight) if weight.requires_grad else None
-    before = contents(learner)
+    before = record_of(learner)
     assert measure(learner, LIMITS) > 0.05
-    assert contents(learner) == before
+    assert record_of(learner) == before
 
 
 @pytest.mark.parametrize(("budget", "shape"), [(64, (3, 21)), (60, (2, 30)), (10, (1, 30))])
 def test_the_largest_micro_batch_is_measured(
-    make_learner: Callable[..., Learner],
-    caplog: pytest.LogCaptureFixture,
-    budget: int,
-    shape: tuple[int, int],
+    make_learner: Callable[..., Learner], caplog: pytest.LogCaptureFixture, budget: int, shape: tuple[int, int]
 ) -> None:
     """Contexts of at most 30 tokens, as many as the budget allows, at least one; two of them in each of two steps."""
     learner, seen = make_learner(max_tokens_per_microbatch=budget, kl_loss=0.1), list[Any]()
@@ -259,7 +242,7 @@ def test_too_little_memory_is_refused_and_leaves_no_trace(
 ) -> None:
     """It runs out where policy and critic have been stepped and the second step has gradients."""
     learner = make_learner()
-    before, steps = contents(learner), list[int]()
+    before, steps = record_of(learner), list[int]()
     real = learner.critic_optimizer.step
 
     def run_out() -> None:
@@ -274,7 +257,7 @@ def test_too_little_memory_is_refused_and_leaves_no_trace(
     ) as refused:
         measure(learner, LIMITS)
     assert refused.value.__context__ is None, "which would hold on to the activations"
-    assert contents(learner) == before
+    assert record_of(learner) == before
 
 
 def test_ranks_share_out_what_stays_and_gather_what_is_computed() -> None:

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -83,12 +84,7 @@ def test_weights_that_wait_are_those_of_a_process(config: PreTrainedConfig, dtyp
     ],
 )
 def test_a_folder_without_a_part_is_refused(
-    tmp_path: Path,
-    tiny_model: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    missing: str,
-    load: Callable[[Path], object],
-    remedy: str,
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, missing: str, load: Any, remedy: str
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     folder = shutil.copytree(tiny_model, tmp_path / "model")
@@ -142,11 +138,6 @@ def test_a_tokenizer_is_read_as_it_was_saved(tmp_path: Path, tiny_model: Path) -
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"tokenizer_class": "LlamaTokenizer"}))
     text = "Who is\n it?"
     assert load_tokenizer(folder).encode(text) == load_tokenizer(tiny_model).encode(text)
-
-
-def test_a_folder_that_is_not_there_is_no_hub_id() -> None:
-    with pytest.raises(FileNotFoundError, match=r"there is no model at outputs/nowhere; make it"):
-        load_pretrained(AutoConfig, Path("outputs/nowhere"))
 
 
 CODE = """
@@ -212,13 +203,6 @@ def test_gradient_checkpointing_drops_nothing_where_layers_drop_out_themselves()
     plain = model(ids).logits
     recompute_activations(model)
     assert torch.equal(model(ids).logits, plain)
-
-
-def test_a_model_without_checkpointing_is_refused(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = load_policy(tiny_model, device=CPU)
-    monkeypatch.setattr(model, "supports_gradient_checkpointing", False)
-    with pytest.raises(ValueError, match="Qwen2ForCausalLM does not support gradient checkpointing"):
-        recompute_activations(model)
 
 
 IDS = torch.tensor([[30, 31, 32, 33], [40, 41, 42, 43]])

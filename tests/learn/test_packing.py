@@ -120,10 +120,7 @@ def test_long_and_short_share_a_pack_without_padding() -> None:
     assert pack_by_length(lengths, 12) == [[1], [0, 2], [3, 4]]
     assert pack_tightly(lengths, 12) == [[1, 3], [0, 2, 4]]
     assert pack_tightly([[20], [3]], 12) == [[0], [1]]
-
-
-def test_ranks_get_even_shares_where_long_and_short_share_a_pack() -> None:
-    """Two trajectories for each of two ranks: 9 + 1 and 6 + 4, where alike ones make 9 + 6 and 4 + 1."""
+    # Two trajectories for each of two ranks: 9 + 1 and 6 + 4, where alike ones make 9 + 6 and 4 + 1.
     lengths = [[9], [6], [4], [1]]
     for packed, shares in ((False, [[0, 1], [2, 3]]), (True, [[0, 3], [1, 2]])):
         assert [deal(lengths, 20, packed=packed, rank=rank, ranks=2) for rank in range(2)] == [

@@ -120,13 +120,10 @@ def test_hidden_states_of_masked_tokens_have_exactly_no_gradient(tiny_model: Pat
     assert torch.equal((seen[0].grad != 0).any(-1), F.pad(MASK[:, 1:], (0, 1)))
 
 
-def test_the_first_token_of_a_row_is_refused(tiny_model: Path) -> None:
-    with pytest.raises(ValueError, match="selects the first token of a row, which nothing predicts"):
-        output_of(load_policy(tiny_model, device=CPU), IDS, torch.ones_like(MASK))
-
-
-def test_a_model_that_reads_other_states_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_token_and_a_model_that_reads_other_states_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(CONFIGS["nested"])
+    with pytest.raises(ValueError, match="selects the first token of a row, which nothing predicts"):
+        output_of(model, IDS, torch.ones_like(MASK))
     monkeypatch.setattr(model, "get_decoder", lambda: model.base_model)  # its model asks the decoder in that
     with pytest.raises(ValueError, match=r"OPTForCausalLM does not go on from what its get_decoder\(\) says"):
         token_logprobs(model, IDS, MASK)
@@ -162,10 +159,7 @@ COMPUTE = Compute(device=CPU, dtype=torch.float32, max_tokens=100)
 def test_micro_batches_by_hand() -> None:
     # Sorted: 9 | 5 4 | 4 2 1 with a budget of 12: 9 alone, 2 rows of 5 are 10 (3 would be 15), 3 rows of 4 are 12.
     assert pack_by_length([[4], [9], [1], [5], [4], [2]], max_tokens=12) == [[1], [3, 0], [4, 5, 2]]
-
-
-def test_the_contexts_of_a_trajectory_stay_together() -> None:
-    # Three rows of 4 are 12, and with a fourth 16; a trajectory of four rows of 4 is beyond the budget and alone.
+    # The contexts of a trajectory stay together: three rows of 4 are 12, and a fourth makes 16; four are too many.
     assert pack_by_length([[2, 3], [4], [3]], max_tokens=12) == [[1, 0], [2]]
     assert pack_by_length([[4], [4, 1, 1, 1], [2]], max_tokens=12) == [[0], [1], [2]]
 

@@ -123,19 +123,13 @@ def test_killed_it_takes_the_steps_that_are_left_and_ends_with_the_same_bits(
     assert "left: going on, though the code has changed: agent_r1/x.py" in caplog.text
 
 
-@pytest.mark.parametrize(("lessons", "reason"), [(11, "lessons "), (12, "steps 5 -> 6")])
 def test_what_another_training_left_is_moved_aside(
-    left: Unfinished,
-    fitted: Callable[..., Fitted],
-    rows: list[Trajectory],
-    caplog: pytest.LogCaptureFixture,
-    lessons: int,
-    reason: str,
+    left: Unfinished, fitted: Callable[..., Fitted], rows: list[Trajectory], caplog: pytest.LogCaptureFixture
 ) -> None:
-    taken = replace(left, identity=Identity(parameters={"steps": 5 if lessons < 12 else 6}))
-    _, losses = fitted(rows[:lessons], unfinished=taken)
+    taken = replace(left, identity=Identity(parameters={"steps": 6}))
+    _, losses = fitted(rows[:11], unfinished=taken)
     assert len(losses) == 5
-    assert f"is another run's: {reason}" in caplog.text
+    assert "is another run's: steps 5 -> 6, lessons " in caplog.text
     [aside] = left.aside.iterdir()
     assert (aside / "SHA256SUMS").exists()
 

@@ -104,13 +104,8 @@ def told(observed):
 class Boxed(Said):
     action_space = spaces.Box(0, 1)
 
-gymnasium.register("Said-v0", Said)
-gymnasium.register("Drawn-v0", Drawn)
-gymnasium.register("Boxed-v0", Boxed)
-gymnasium.register("Grid-v0", Grid)
-gymnasium.register("Sees-v0", Sees)
-gymnasium.register("Counted-v0", Counted)
-gymnasium.register("Tenths-v0", Tenths)
+for kind in (Said, Drawn, Boxed, Grid, Sees, Counted, Tenths):
+    gymnasium.register(f"{kind.__name__}-v0", kind)
 """
 ROW = asked("gymnasium", {"name": "w", "seed": 7})
 
@@ -239,9 +234,9 @@ def test_what_is_no_move_is_told_and_costs_a_step() -> None:
 
 
 def test_its_own_limit_and_ours_are_turn_limits() -> None:
-    cut = made({**ICE, "kwargs": {**ICE["kwargs"], "max_episode_steps": 2}})
-    assert [step.outcome for step in play(cut, "Left", "Left")] == [None, Outcome.TURN_LIMIT]
-    assert [step.outcome for step in play(made(ICE, max_steps=2), "Left", "Left")] == [None, Outcome.TURN_LIMIT]
+    cut = {**ICE, "kwargs": {**ICE["kwargs"], "max_episode_steps": 2}}
+    for env in (made(cut), made(ICE, max_steps=2)):
+        assert [step.outcome for step in play(env, "Left", "Left")] == [None, Outcome.TURN_LIMIT]
 
 
 def test_a_row_decides_the_beginning_and_the_episode_the_rest() -> None:

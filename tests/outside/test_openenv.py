@@ -20,7 +20,7 @@ from agent_r1.outside import openenv
 from agent_r1.outside.openenv import OpenEnv, OpenEnvTools, require_openenv
 from agent_r1.records import CallStatus, Outcome
 from agent_r1.rollout.chat import Chat
-from tests.outside.worlds import asked, collected, limits, play, played, shared
+from tests.outside.worlds import asked, call, collected, limits, play, shared
 
 FIELDS = {"observation": "prompt", "action": "message", "timeout_s": 5}
 SCHEMA = {
@@ -101,6 +101,11 @@ def made(url: str, setup: Any = NAMED, seed: int = 0, max_steps: int = 4, **chan
     return OpenEnv(asked("openenv", setup), shared(openenv=declared, max_steps=max_steps), seed)
 
 
+def required(url: str, setup: Any = NAMED, **changes: Any) -> None:
+    """Requires a row whose world is declared with some changes."""
+    require_openenv([asked("openenv", setup)], limits(openenv={"w": FIELDS | {"url": url} | changes}))
+
+
 def test_an_episode_with_an_honest_server(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("AGENT_R1_OPENENV_KEY_W", "k3y")
     caplog.set_level(logging.DEBUG)
@@ -133,16 +138,6 @@ def test_success_is_a_matter_of_the_reward(success_above: float, guess: str, out
         [last] = play(env, "7")
     assert env.user == 'Win.\n\n{"a": 1}'
     assert last.rewards == {"think": 0.0, "env": 1.0, "success": 1.0}
-
-
-def test_many_episodes_at_once() -> None:
-    async def together(url: str) -> list[Any]:
-        setups = [{"name": "w", "reset": {"seed": seed}} for seed in range(40)]
-        return await asyncio.gather(*(played(made(url, setup), "0", "1") for setup in setups[2:]))
-
-    with serving(guessing) as url:
-        ends = asyncio.run(together(url))
-    assert [[step.rewards["env"] for step in steps] for steps in ends] == [[-0.5, -0.5]] * 38
 
 
 BEGUN = frame("begun")
@@ -211,17 +206,14 @@ def test_an_episode_that_a_server_leaves_is_aborted(chat: Chat) -> None:
 
 
 def test_a_server_that_is_not_there_is_the_worlds_fault() -> None:
-    def require(url: str) -> None:
-        require_openenv([asked("openenv", NAMED)], limits(openenv={"w": FIELDS | {"url": url}}))
-
     with serving(guessing) as url:
         pass
     with pytest.raises(WorldFault, match=r"OpenEnv server w .* failed in a connection: ConnectionRefusedError"):
         play(made(url))
     with pytest.raises(WorldFault, match=r"OpenEnv server w .* does not say its schema: ConnectionError"):
-        require(url)
+        required(url)
     with serving(guessing, status=503) as url, pytest.raises(WorldFault, match="schema: OSError: status 503"):
-        require(url)
+        required(url)
 
 
 @pytest.mark.parametrize(
@@ -237,12 +229,11 @@ def test_a_server_that_is_not_there_is_the_worlds_fault() -> None:
     ],
 )
 def test_a_server_of_another_kind_is_refused(schema: Any, changes: dict[str, Any], message: str) -> None:
-    with serving(guessing, schema if isinstance(schema, bytes) else SCHEMA | schema) as url:
-        declared = limits(openenv={"w": FIELDS | {"url": url} | changes})
-        with pytest.raises(ValueError, match=rf"the OpenEnv server w \(http://127.*{message}"):
-            require_openenv([asked("openenv", NAMED)], declared)
+    refused = pytest.raises(ValueError, match=rf"the OpenEnv server w \(http://127.*{message}")
+    with serving(guessing, schema if isinstance(schema, bytes) else SCHEMA | schema) as url, refused:
+        required(url, **changes)
     with serving(guessing) as url:
-        require_openenv([asked("openenv", NAMED)], limits(openenv={"w": FIELDS | {"url": url}}))
+        required(url)
 
 
 @pytest.mark.parametrize(
@@ -257,9 +248,8 @@ def test_a_server_of_another_kind_is_refused(schema: Any, changes: dict[str, Any
     ],
 )
 def test_rows_and_settings_that_are_refused(setup: Any, changes: dict[str, Any], message: str) -> None:
-    declared = FIELDS | {"url": "http://127.0.0.1:1"} | changes
     with pytest.raises(ValueError, match=message):
-        require_openenv([asked("openenv", setup)], limits(openenv={"w": declared}))
+        required(setup=setup, **{"url": "http://127.0.0.1:1"} | changes)
     for url in ("https://a/b", "https://a/b/", "wss://a/b", "wss://a/b/ws"):  # may be that of the socket
         assert limits(openenv={"w": FIELDS | {"url": url}}).openenv["w"].url == "https://a/b"
 
@@ -310,10 +300,6 @@ def tools_at(url: str, index: int = 1, **changes: Any) -> OpenEnvTools:
     return made
 
 
-def call(tool: str, **arguments: Any) -> str:
-    return f"<tool_call>{json.dumps({'name': tool, 'arguments': arguments})}</tool_call>"
-
-
 def test_an_environment_with_tools_and_a_task_of_a_split() -> None:
     calls = [call("wait"), call("fail"), call("guess"), call("guess", word="a") * 2, call("guess", word="ghost")]
     with serving(with_tools) as url:
@@ -343,14 +329,14 @@ def test_an_environment_with_tools_and_a_task_of_a_split() -> None:
 def test_environments_without_tools_are_refused(reply: str, kind: type[Exception], message: str) -> None:
     fault = pytest.raises(kind, match=rf"the OpenEnv server w \(http://127.*{message}")
     with serving(by_hand(BEGUN, reply)) as url, fault:
-        require_openenv([asked("openenv", NAMED)], limits(openenv={"w": {"url": url, "timeout_s": 5}}))
+        required(url, action=None, observation=None)
 
 
 def test_what_an_environment_with_tools_lacks_is_named_before_a_model_is_loaded() -> None:
-    row = asked("openenv", {"name": "w", "reset": {"split": "train", "index": 0}})
+    setup = {"name": "w", "reset": {"split": "train", "index": 0}}
     with serving(with_tools, {"action": {"properties": {"tool_name": {}}}, "observation": {}}) as url:
-        require_openenv([row], limits(openenv={"w": {"url": url, "timeout_s": 5}}))
+        required(url, setup, action=None, observation=None)
         with pytest.raises(
             ValueError, match=r"its action has no field 'message'.*leave out `action` to call its tools"
         ):
-            require_openenv([row], limits(openenv={"w": FIELDS | {"url": url}}))
+            required(url, setup)

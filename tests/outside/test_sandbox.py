@@ -69,6 +69,22 @@ def test_what_is_printed_and_the_last_value_are_shown(run: Callable[[str], ToolR
     assert run(code) == ToolResult(text=shown)
 
 
+@pytest.mark.parametrize("code", [1, "'\ud800'"])
+def test_code_that_is_no_text_is_a_bad_argument(runner: asyncio.Runner, sandbox: Sandbox, code: Any) -> None:
+    tool = PythonTool(sandbox, 0)
+    assert (tool.name, tool.waits, tool.schema["function"]["parameters"]["required"]) == ("python", True, ["code"])
+    assert runner.run(tool.call({"code": code})).call_status is CallStatus.BAD_ARGUMENTS
+
+
+def texts(runner: asyncio.Runner, tool: PythonTool, *codes: str) -> list[str]:
+    """The results of calls that are made at once."""
+
+    async def play() -> list[ToolResult]:
+        return await asyncio.gather(*(tool.call({"code": code}) for code in codes))
+
+    return [result.text for result in runner.run(play())]
+
+
 def test_names_stay_for_an_episode_and_no_other_sees_them(runner: asyncio.Runner, sandbox: Sandbox) -> None:
     async def play(number: int) -> list[str]:
         tool = PythonTool(sandbox, seed=number)
@@ -81,29 +97,18 @@ def test_names_stay_for_an_episode_and_no_other_sees_them(runner: asyncio.Runner
     for number, (*_, own, other) in enumerate(runner.run(play_all())):
         assert own == f"[{number}, 1]"
         assert other == f"NameError: name 'mine{(number + 1) % 40}' is not defined"
-
-
-def test_calls_of_an_episode_that_are_made_at_once_run_in_their_order(runner: asyncio.Runner, sandbox: Sandbox) -> None:
-    tool = PythonTool(sandbox, seed=0)
-
-    async def play() -> list[ToolResult]:
-        return await asyncio.gather(*(tool.call({"code": code}) for code in ("n = 1", "n += 1", "n *= 5", "n")))
-
-    assert runner.run(play())[-1].text == "10"
+    in_order = texts(runner, PythonTool(sandbox, seed=0), "n = 1", "n += 1", "n *= 5", "n")
+    assert in_order[-1] == "10", "though all were made at once"
 
 
 def test_chance_is_seeded_and_time_stands_still(runner: asyncio.Runner, sandbox: Sandbox) -> None:
-    async def drawn(seed: int) -> list[str]:
-        tool = PythonTool(sandbox, seed)
-        return [(await tool.call({"code": "import random\nrandom.random()"})).text for _ in range(3)]
-
-    first, again, other = (runner.run(drawn(seed)) for seed in (2**63, 2**63, 5))
+    draws = ["import random\nrandom.random()"] * 3
+    first, again, other = (texts(runner, PythonTool(sandbox, seed), *draws) for seed in (2**63, 2**63, 5))
     assert first == again
     assert len({*first, *other}) == 6
-    now = PythonTool(sandbox, 0).call({"code": "import datetime, time\ntime.sleep(9e9)\nstr(datetime.datetime.now())"})
-    assert runner.run(now).text == repr(str(NOW))
-    order = PythonTool(sandbox, 0).call({"code": "hash('abc')"})
-    assert runner.run(order).text == "-1222198482973350627"
+    now = "import datetime, time\ntime.sleep(9e9)\nstr(datetime.datetime.now())"
+    shown = texts(runner, PythonTool(sandbox, 0), now, "hash('abc')")
+    assert shown == [repr(str(NOW)), "-1222198482973350627"]
 
 
 @pytest.mark.parametrize(
@@ -146,25 +151,13 @@ def test_attacks_have_a_status_and_leave_nothing_behind(
 
 def test_a_known_result_is_recalled_without_being_shown_again(runner: asyncio.Runner, sandbox: Sandbox) -> None:
     called, recalling = PythonTool(sandbox, 3), PythonTool(sandbox, 3)
-
-    async def play() -> tuple[str, str]:
-        for code in ("import random\nx = random.random()", "x = 0\n1/0", "y = 2"):
-            arguments = {"code": code}
-            await recalling.recall(arguments, await called.call(arguments))
-        await recalling.recall({"code": "y = 3"}, ToolResult(text="", call_status=CallStatus.TIMEOUT))
-        last = {"code": "x, y, random.random()"}
-        return (await called.call(last)).text, (await recalling.call(last)).text
-
-    first, second = runner.run(play())
+    for code in ("import random\nx = random.random()", "x = 0\n1/0", "y = 2"):
+        arguments = {"code": code}
+        runner.run(recalling.recall(arguments, runner.run(called.call(arguments))))
+    late = ToolResult(text="", call_status=CallStatus.TIMEOUT)
+    runner.run(recalling.recall({"code": "y = 3"}, late))
+    first, second = (texts(runner, tool, "x, y, random.random()") for tool in (called, recalling))
     assert first == second
-
-
-def test_the_schema_and_bad_arguments(runner: asyncio.Runner, sandbox: Sandbox) -> None:
-    tool = PythonTool(sandbox, 0)
-    assert (tool.name, tool.waits) == ("python", True)
-    assert tool.schema["function"]["parameters"]["required"] == ["code"]
-    assert runner.run(tool.call({"code": 1})).call_status is CallStatus.BAD_ARGUMENTS
-    assert runner.run(tool.call({"code": "'\ud800'"})).call_status is CallStatus.BAD_ARGUMENTS
 
 
 def workers() -> list[psutil.Process]:

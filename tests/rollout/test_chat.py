@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from types import SimpleNamespace
@@ -303,8 +302,13 @@ def test_tools_in_words_by_hand(tokenizer_of: TokenizerOf) -> None:
     )
 
 
-def test_a_new_context_by_hand(tokenizer_of: TokenizerOf) -> None:
+def test_a_new_context_by_hand(tokenizer_of: TokenizerOf, caplog: pytest.LogCaptureFixture) -> None:
+    """A template that rewrites is announced with the first span."""
+    assert Chat(tokenizer_of("qwen2_5"))
+    assert not caplog.messages
     chat = Chat(tokenizer_of("qwen3"))
+    assert "rewrites earlier messages" in caplog.text
+    assert "<think>a</think>b" in caplog.text
     reply = Dialogue(chat, "Be brief.", "Who?").reply(chat.encode_action(THOUGHT), ["seen"], closed=True)
     runs = dict.fromkeys(Source, "")
     for index, source in zip(reply.ids, reply.source, strict=True):
@@ -317,18 +321,6 @@ def test_a_new_context_by_hand(tokenizer_of: TokenizerOf) -> None:
         Source.TEMPLATE: "\n<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n",
         Source.DEMONSTRATION: "",
     }
-
-
-def test_a_template_that_rewrites_is_announced_with_the_first_span(
-    tokenizer_of: TokenizerOf, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        Chat(tokenizer_of("qwen2_5"))
-        assert not caplog.records
-        Chat(tokenizer_of("qwen3"))
-    [record] = caplog.records
-    assert "rewrites earlier messages" in record.getMessage()
-    assert "<think>a</think>b" in record.getMessage()
 
 
 def test_a_template_that_writes_the_date_writes_the_same_every_day(
@@ -365,12 +357,9 @@ def test_templates_that_cannot_be_used(
         Chat(with_template(tiny_tokenizer, template.replace(old, new)))
 
 
-def test_a_tokenizer_that_gives_a_mark_for_what_it_does_not_know_is_refused(tokenizer_of: TokenizerOf) -> None:
+def test_what_a_tokenizer_cannot_write_is_refused(chat: Chat, tokenizer_of: TokenizerOf) -> None:
     with pytest.raises(ValueError, match="as its added token '<unk>'; use a tokenizer that has bytes"):
         Chat(unigram(str(tokenizer_of("qwen2_5").chat_template), fallback=False))
-
-
-def test_half_of_a_character_is_refused(chat: Chat) -> None:
     with pytest.raises(ValueError, match=r"half of a character, which UTF-8 cannot write: '.*\\ud800"):
         Dialogue(chat, "s", "\ud800").opening  # noqa: B018
 

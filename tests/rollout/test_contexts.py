@@ -133,14 +133,6 @@ def test_a_summary_is_text_in_the_next_context(chat: Chat, hostile: str) -> None
     assert int(marks.sum()) == 3 + 2  # the beginnings of system, user and assistant, and two ends
 
 
-def test_a_script_without_thoughts_has_empty_summaries(chat: Chat) -> None:
-    """Every action reaches the environment, and a summary is the end token alone."""
-    recording, [each, _] = play(ScriptedSampler([["go"] * STEPS] * EPISODES, chat), chat, "summary", 4)
-    said = [chat.decode(action.token_ids[:-1]) for _, action in recording.of(0)]
-    assert said == [text for step in range(1, STEPS + 1) for text in ["go", *[""] * (step % 4 == 0)]]
-    assert each.outcome is Outcome.TURN_LIMIT
-
-
 @pytest.mark.parametrize("style", ["built_in", "qwen2_5", "qwen3", "llama3", "mistral"])
 @pytest.mark.parametrize("keep", [0, 1, 2, 9])
 @pytest.mark.parametrize("with_tools", [True, False])

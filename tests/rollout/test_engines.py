@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from agent_r1.rollout.engines import choose, draw_uniforms, generate, pad_left
+from agent_r1.rollout.engines import choose, draw_uniforms, generate
 
 THREE = torch.tensor([[0.2, 0.3, 0.5]]).log() + 7.0  # logits: adding to all of them changes nothing
 
@@ -46,18 +45,6 @@ def test_what_is_impossible_is_never_chosen(possible: int, uniform: float, tempe
     logits[0, possible] = 0.0
     tokens, logprobs = choose(logits, torch.tensor([uniform], dtype=torch.float64), temperature)
     assert (tokens.item(), logprobs.item()) == (possible, 0.0)
-
-
-def test_draws_belong_to_a_seed() -> None:
-    assert draw_uniforms(3, 8).tolist() == draw_uniforms(3, 8).tolist()
-    assert draw_uniforms(3, 4).tolist() == draw_uniforms(3, 8)[:4].tolist()
-    assert not np.isin(draw_uniforms(3, 8), draw_uniforms(4, 8)).any()
-
-
-def test_padding_is_on_the_left() -> None:
-    ids, mask = pad_left([[5, 6, 7], [8]])
-    assert ids.tolist() == [[5, 6, 7], [0, 0, 8]]
-    assert mask.tolist() == [[1, 1, 1], [0, 0, 1]]
 
 
 @pytest.fixture(scope="module")

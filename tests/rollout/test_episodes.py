@@ -351,11 +351,6 @@ def test_what_the_world_cuts_short_twice_is_aborted_and_only_so_often(chat: Chat
     assert answered.outcome is Outcome.ANSWERED
 
 
-def test_who_looks_on_learns_what_the_world_did(chat: Chat) -> None:
-    views = watch(ScriptedSampler([["a", "b"]], chat), chat, Flaky("o", 1, faults=1))
-    assert [(view.outcome, view.fault) for view in views] == [(None, ""), (Outcome.ABORTED, "the search is down")]
-
-
 def test_an_episode_of_several_contexts(tokenizer_of: TokenizerOf) -> None:
     """Three steps: a thought is dropped after the first, the second has none, the third ends the episode."""
     chat = Chat(tokenizer_of("qwen3"))

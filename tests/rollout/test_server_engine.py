@@ -137,28 +137,19 @@ def test_an_episode_stays_with_its_home_and_answers_come_in_order(two: Two) -> N
     assert [sorted(echo.asked) for echo in two.echoes] == [[*range(100, 120, 2)], [*range(101, 120, 2)]]
 
 
-class Crowd:
-    """A server that takes its time, and counts how many ask it at once."""
-
-    def __init__(self, server: Echo) -> None:
-        self._server, self._asking, self.most = server, list[None](), 0
-
-    def __call__(self, path: str, body: dict[str, Any]) -> Reply:
-        self._asking.append(None)
-        self.most = max(self.most, len(self._asking))
-        try:
-            time.sleep(0.02)
-            return self._server(path, body)
-        finally:
-            self._asking.pop()
-
-
 def test_no_more_connections_are_open_than_there_is_room_for(
     opened: Open, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Episodes by arrival may ask all at once, and from several loops."""
     monkeypatch.setattr(server_engine, "room", lambda: 3)
-    crowd = Crowd(Echo(tiny_model))
+    echo, asking, counts = Echo(tiny_model), list[str](), list[int]()
+
+    def crowd(path: str, body: dict[str, Any]) -> Reply:
+        asking.append(path)
+        counts.append(len(asking))
+        time.sleep(0.02)
+        asking.pop()
+        return echo(path, body)
 
     async def all_at_once(engine: Engine) -> list[list[int]]:
         actions = await asyncio.gather(*(flowing(engine, "arrival").act(request) for request in REQUESTS))
@@ -167,7 +158,7 @@ def test_no_more_connections_are_open_than_there_is_room_for(
     with serving(crowd) as url, opened(tiny_model, [url]) as engine:
         for _ in range(2):
             assert asyncio.run(all_at_once(engine)) == [[100 + i, 9] for i in range(20)]
-    assert crowd.most == 3
+    assert max(counts) == 3
 
 
 def restart(echo: Echo) -> None:

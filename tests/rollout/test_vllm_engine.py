@@ -25,7 +25,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from agent_r1.envs.kinds import attempts_at
 from agent_r1.envs.shared import Shared
 from agent_r1.learn import checkpoint
-from agent_r1.learn.adapter import trained_state
 from agent_r1.learn.learner import Learner, Options
 from agent_r1.params import load
 from agent_r1.params.env import Order
@@ -44,9 +43,11 @@ from agent_r1.rollout.sampling import (
 )
 from agent_r1.rollout.vllm_engine import VllmEngine, claim_scratch, places
 from agent_r1.seeds import derive
+from agent_r1.training.loop import iterate
 from agent_r1.weight_sums import differing, sums_of
 from tests.answering import Heard, Said, answering
 from tests.fixtures import Task
+from tests.learn.learning import move
 from tests.rollout.turns import CONTEXTS, LIMITS, InTurn, run, without_latency
 
 CLOSE = 1e-4  # nats, in float32
@@ -237,8 +238,7 @@ def test_two_processes_give_the_bits_of_one(
 
 
 def is_running(pid: int) -> bool:
-    status = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
-    return status.strip() != "" and not status.startswith("Z")
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.parametrize("open_kind", ["vllm"], indirect=True)
@@ -275,12 +275,7 @@ GPUS, CORES = "CUDA_VISIBLE_DEVICES", "VLLM_CPU_OMP_THREADS_BIND"
     ],
 )
 def test_where_processes_run(
-    monkeypatch: pytest.MonkeyPatch,
-    replicas: int,
-    parts: int,
-    threads: int,
-    gpus: list[str],
-    found: list[dict[str, str]] | str,
+    monkeypatch: pytest.MonkeyPatch, replicas: int, parts: int, threads: int, gpus: list[str], found: Any
 ) -> None:
     """A single one is left all that there is."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
@@ -423,15 +418,6 @@ def test_a_plain_reload_leaves_a_servers_tied_output_layer_stale_and_its_sum_say
         assert differing(held.sums, sums_of(state.items(), torch.float32)) == ["lm_head.weight"]
 
 
-@pytest.mark.parametrize("open_kind", ["server"], indirect=True)
-def test_weights_that_another_training_loaded_are_noticed(open_kind: Open, tiny_model: Path) -> None:
-    """The second engine takes the server over, and the first one says so instead of going on."""
-    with open_kind(tiny_model) as first, open_kind(tiny_model) as second:
-        assert len(second.sample(requests())) == 24
-        with pytest.raises(EngineError, match=r"has other weights than it was given.* give every training its own"):
-            first.sample(requests())
-
-
 def test_a_server_that_dies_amid_its_answers_changes_no_bit(
     opener: Callable[..., Open], tiny_model: Path, engine_server: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -459,6 +445,19 @@ def test_a_server_that_dies_amid_its_answers_changes_no_bit(
             opener("server", urls=[url], retries=0)(tiny_model)
 
 
+def test_a_server_samples_a_training_whose_every_update_is_proved(
+    calling: Task, open_training: Callable[..., Any], engine_server: str
+) -> None:
+    """The entropy bonus makes every iteration an update."""
+    update = {"learning_rate": 1e-3, "entropy_bonus": 0.01}
+    changes = {"iterations": 3, "credit": {"estimator": "grpo"}, "update": update}
+    engine = {"kind": "server", "server": {"urls": [engine_server]}}
+    with open_training(calling, changes, ONE_CALL, engine) as training:
+        iterate(training)
+    assert training.learner.policy_version == 3
+    assert all(line["rollout/canary_gap"] < CLOSE for line in training.folder.history())
+
+
 ADAPTED = [
     Request(episode=index, step=0, context=[*range(index, index + 20 + index)], seed=index, max_tokens=12)
     for index in range(6)
@@ -473,14 +472,6 @@ def make(tiny_model: Path) -> Callable[[], Learner]:
     model = settings.model.model_copy(update={"lora": adapter})
     options = Options(device=torch.device("cpu"), merges=False)
     return lambda: Learner(tiny_model, settings.train.update, model, with_critic=False, seed=0, options=options)
-
-
-def move(learner: Learner) -> None:
-    """Far enough to change the policy's actions."""
-    learner.policy_version += 1
-    generator = torch.Generator().manual_seed(learner.policy_version)
-    for weight in trained_state(learner.policy).values():
-        weight += 0.2 * torch.randn(weight.shape, generator=generator)
 
 
 def save(learner: Learner, folder: Path) -> Path:

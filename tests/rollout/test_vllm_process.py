@@ -133,28 +133,16 @@ def test_new_weights_wait_for_requests_whose_callers_have_left() -> None:
         play(engine, lambda worker: worker.load_weights(WEIGHTS))
 
 
-RELOADED = ["take_weights"]
-
-
 @pytest.mark.parametrize(
-    ("adapters", "ask", "wakes", "again"),
+    ("adapters", "samples", "told"),
     [
-        (True, lambda worker: worker.sample(ASKED[:1]), ["wake weights", "wake kv_cache", "add"], ["add"]),
-        (
-            True,
-            lambda worker: worker.load_weights(WEIGHTS),
-            ["wake weights", "add_lora", "wake kv_cache"],
-            ["add_lora"],
-        ),
-        (False, lambda worker: worker.load_weights(WEIGHTS), ["wake weights", *RELOADED, "wake kv_cache"], RELOADED),
+        (True, True, ["sleep 1", "wake weights", "wake kv_cache", "add", "add"]),
+        (True, False, ["sleep 1", "wake weights", "add_lora", "wake kv_cache", "add_lora"]),
+        (False, False, ["sleep 2", "wake weights", "take_weights", "wake kv_cache", "take_weights"]),
     ],
 )
 def test_a_sampler_that_sleeps_wakes_for_whatever_is_asked_of_it(
-    monkeypatch: pytest.MonkeyPatch,
-    adapters: bool,
-    ask: Callable[[Worker], Coroutine[Any, Any, Any]],
-    wakes: list[str],
-    again: list[str],
+    monkeypatch: pytest.MonkeyPatch, adapters: bool, samples: bool, told: list[str]
 ) -> None:
     """Only weights beneath adapters are kept, and the cache waits until new ones are loaded, as vLLM documents it."""
 
@@ -165,13 +153,13 @@ def test_a_sampler_that_sleeps_wakes_for_whatever_is_asked_of_it(
         engine.finish = [0]
         await worker.rest()
         await worker.rest()
-        await ask(worker)
-        await ask(worker)
+        for _ in range(2):
+            await (worker.sample(ASKED[:1]) if samples else worker.load_weights(WEIGHTS))
 
     monkeypatch.setattr(Worker, "_load_adapter", load_adapter)
     engine = ByHand()
     play(engine, script, adapters=adapters)
-    assert engine.told == [f"sleep {1 if adapters else 2}", *wakes, *again]
+    assert engine.told == told
 
 
 def test_weights_that_were_given_up_sample_nothing() -> None:

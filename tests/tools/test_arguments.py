@@ -60,14 +60,11 @@ def deep(levels: int) -> list[Any]:
     ("schema", "value"),
     [
         ({"properties": {"a": {"multipleOf": 0.5}}}, 10**400),
-        ({"properties": {"a": {"multipleOf": 0.5}}}, float("inf")),
         ({"properties": {"a": {"pattern": "(a+)+$"}}}, "a" * 100_000 + "b"),
         (doubled(20), "x"),
         ({"properties": {"a": {"uniqueItems": True}}}, [at if at % 2 else {"b": at} for at in range(4000)]),
-        ({"properties": {"a": {"items": {"enum": [*range(2800)]}}}}, [2799] * 4000),
         ({"properties": {"a": {"enum": [1]}}}, deep(sys.getrecursionlimit() - 200)),
         ({"properties": {"a": {"items": {}}}}, [1] * (MAX_WORK + 1)),
-        ({"properties": {"a": {"anyOf": [{"type": "string"}] * 500}}}, [*range(20_000)]),
     ],
 )
 def test_arguments_that_nobody_can_judge_cheaply_do_not_fit(schema: Any, value: Any) -> None:

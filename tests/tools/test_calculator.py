@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_r1.records import CallStatus
-from agent_r1.tools.base import FunctionTool, ToolError, ToolResult
+from agent_r1.tools.base import FunctionTool, ToolError
 from agent_r1.tools.calculator import calculator
 
 
@@ -66,14 +66,6 @@ def test_sums(expression: str, answer: str) -> None:
 def test_what_is_no_sum_is_refused(expression: str, problem: str) -> None:
     with pytest.raises(ToolError, match=problem):
         calculator(expression)
-
-
-def test_it_is_a_tool() -> None:
-    tool = FunctionTool(calculator)
-    assert not tool.waits
-    assert asyncio.run(tool.call({"expression": "1 + 1"})) == ToolResult(text="2")
-    assert asyncio.run(tool.call({"expression": "1/0"})).call_status is CallStatus.FAILED
-    assert asyncio.run(tool.call({"expression": 1})).call_status is CallStatus.BAD_ARGUMENTS
 
 
 @given(st.text(alphabet="0123456789+-*/%()<>=!.^ ex,", max_size=300))

@@ -530,6 +530,7 @@ def train(path: Path, every: int) -> None:
         folder.tidy()
 
 
+@pytest.mark.slow  # a process for each place that it is killed at
 @pytest.mark.parametrize("every", [1, 3])
 def test_a_run_killed_where_it_writes_renames_or_removes_ends_with_the_same_files(tmp_path: Path, every: int) -> None:
     """In the middle of all times that it comes there; `python -m benchmarks.injected` kills more, and real stages."""

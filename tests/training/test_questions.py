@@ -9,8 +9,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agent_r1.params import load
 from agent_r1.params.places import RunId
@@ -55,16 +53,8 @@ def test_a_pass_takes_every_question_once_and_the_next_in_another_order() -> Non
     assert sorted(first) == sorted(second) == ids(pool(12))
     assert first != second
     assert drawn(50, 10, 3) == drawn(50, 10, 3) != drawn(50, 10, 3, seed=1)
-
-
-@given(st.integers(1, 20), st.data(), st.integers(0, 30), st.integers(0, 3))
-def test_an_iteration_holds_its_number_of_questions_and_none_twice(
-    size: int, data: st.DataObject, iteration: int, seed: int
-) -> None:
-    """Twice the same question would be two groups of the same episodes, id for id."""
-    count = data.draw(st.integers(1, size))
-    found = drawn(size, count, iteration, seed)
-    assert len(found) == len(set(found)) == count
+    across = [drawn(7, 5, iteration) for iteration in range(9)]
+    assert all(len({*names}) == 5 for names in across), "none twice where a pass ends amidst an iteration"
 
 
 def test_another_stands_in_for_a_question_without_room_and_the_others_keep_their_places() -> None:

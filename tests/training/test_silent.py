@@ -1,7 +1,8 @@
 """What peers' users reported as silent failures, played here: each has a line that says it.
 
 docs/troubleshooting.md has the table. Tools that one kind of engine alone would call are in
-tests/rollout/test_vllm_engine.py, rows with other fields in tests/data/test_formats.py.
+tests/rollout/test_vllm_engine.py, rows with other fields in tests/data/test_formats.py, ends of a single turn in
+tests/training/test_findings.py.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from agent_r1.credit.own import Episode
-from agent_r1.params import SHIPPED, load
 from agent_r1.params.env import EnvParams
 from agent_r1.rollout.chat import Chat
 from agent_r1.training.loop import iterate
@@ -24,8 +24,6 @@ from tests.fixtures import ONE_ACTION, Task
 Said = Callable[..., str]
 
 QUESTIONS = {f"Is it true of {name}?": "yes" for name in "ABCDEFGH"}
-CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "Veld"}}\n</tool_call>'
-ONE_CALL = ONE_ACTION.model_copy(update={"max_tokens": 192, "max_action_tokens": 64})
 # A template for pictures: a message's content is a list of parts.
 PARTS = """{% for message in messages %}<|im_start|>{{ message.role }}
 {% for part in message.content %}{{ part.text }}{% endfor %}<|im_end|>
@@ -63,18 +61,6 @@ def said(open_training: Callable[..., Any], caplog: pytest.LogCaptureFixture) ->
         return caplog.text
 
     return train
-
-
-def test_a_loop_of_one_turn_is_told_by_its_ends_and_is_not_the_default(
-    one_action_task: Callable[..., Task], said: Said
-) -> None:
-    calling = one_action_task(QUESTIONS, lambda _: CALL, steps=150, env=ONE_CALL)
-    text = said(calling, ONE_CALL)
-    assert re.search(r"iteration 0: no episode comes to an answer \(.*\), and .*; what helps: .*env.max_steps", text), (
-        text
-    )
-    assert int(re.search(r"turn_limit (\d+)", text)[1]) > 32, "of 64"
-    assert load(SHIPPED).env.max_steps > 1
 
 
 def test_a_message_that_the_template_does_not_write_is_refused(tiny_tokenizer: PreTrainedTokenizerFast) -> None:

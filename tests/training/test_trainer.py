@@ -51,7 +51,6 @@ def made(folder: Path, model: Path, **changes: Any) -> Trainer:
         ({"rewards": [partial(short)]}, r"functools.partial.* cannot be found by a name; define it with def"),
         ({"tools": []}, "Trainer: env: tools: a question cannot be answered without any tool"),
         ({"questions": ["Who?"]}, "questions.jsonl, row 1: field 'answer' must be a text"),
-        ({"questions": []}, "questions.jsonl holds no rows"),
         ({"passages": [{"title": "Veld"}]}, "passages.jsonl, row 1: field 'text' must be a text"),
         ({"run": "grop"}, "there is no run 'grop' under runs:; did you mean 'grpo'?"),
         ({"changes": {"train": {"iteration": 1}}}, "Trainer: runs.grpo: unknown key 'iteration'; did you mean"),

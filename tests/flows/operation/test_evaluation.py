@@ -74,13 +74,13 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluates and shows in this process, where imports cost nothing."""
 
     def run(stage: str, *arguments: str) -> None:
-        given: dict[str, Any] = {
-            key.removeprefix("--"): value for key, value in zip(arguments[::2], arguments[1::2], strict=True)
+        policy, *options = arguments
+        if stage == "view":
+            return view(RunId.parse(policy))
+        values: dict[str, Any] = {
+            option.removeprefix("--"): value for option, value in zip(options[::2], options[1::2], strict=True)
         }
-        if stage == "evaluate":
-            evaluate(EvaluationRequest(given.pop("model"), **given | {"into": Path(given["into"])}))
-        else:
-            view(RunId(given["run"], int(given["seed"]) if "seed" in given else None, given.get("sweep", "")))
+        return evaluate(EvaluationRequest(policy, **values | {"into": Path(values["into"])}))
 
     monkeypatch.setattr("flows.operation.deployments.run_command", run)
 
