@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 from contextlib import AbstractContextManager
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from agent_r1 import params
 from agent_r1.params.places import REPRO
+from flows.made_of import SHIPPED
 from flows.stage import prepare_process, started_by_another
 
 if TYPE_CHECKING:
@@ -81,7 +83,8 @@ def completed_runs(incomplete: str) -> list[str]:
 
 
 def completed_overlays(incomplete: str) -> list[str]:
-    return [path.stem for path in sorted(Path("overlays").glob("*.yaml")) if path.stem.startswith(incomplete)]
+    folders = (SHIPPED / "overlays", Path("overlays"))
+    return sorted({path.stem for folder in folders for path in folder.glob(f"{escape(incomplete)}*.yaml")})
 
 
 def opened(settings: params.Params, policy: Policy, temperature: float) -> AbstractContextManager[Agent]:
