@@ -27,6 +27,7 @@ SLOW = {
     "lay_dvc",
     "mlflow_server",
     "mortal_server",
+    "newer_prefect",
     "one_action_task",
     "ppo",
     "prefect_api",
