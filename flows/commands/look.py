@@ -120,8 +120,8 @@ def chat(
     must not be those of a training.
     """
     from agent_r1.http.endpoint import Endpoint
-    from agent_r1.inspection.conversation import Knowledge, elsewhere, here
     from agent_r1.inspection.conversation import chat as talk
+    from agent_r1.inspection.conversation import elsewhere, here, made_for
     from flows.policies import policy_of
 
     for stream in (sys.stdin, sys.stdout):
@@ -139,8 +139,9 @@ def chat(
     settings = params.load()
     acting = policy_of(settings, policy)
     title = acting.title if policy else f"{acting.title}, untrained (`chat RUN` asks a run),"
-    known = Knowledge.of(settings, Path(acting.path), built_in=acting.seed is not None and not settings.model.path)
-    talk(here(options.opened(settings, acting, temperature), draws or 0, title, known), question)
+    built_in = acting.seed is not None and not settings.model.path
+    known = made_for(settings, Path(acting.path), built_in=built_in)
+    talk(here(options.opened(settings, acting, temperature), draws or 0, title, *known), question)
 
 
 @app.command("try", rich_help_panel=PANEL)
