@@ -47,6 +47,9 @@ NEXT = """\
 def results(
     sweep: Sweep = None,
     whole: Annotated[bool, Option("--whole", help="Also by kinds of questions, and the costs of the runs.")] = False,
+    html: Annotated[
+        Path | None, Option(metavar="FILE", help="Writes the report as one page, with a question of the best run.")
+    ] = None,
 ) -> None:
     """Prints the head of the last report."""
     from rich.markdown import Markdown
@@ -58,12 +61,18 @@ def results(
     if not page.exists():
         command = f"make {sweep or 'repro'}"
         raise ValueError(f"{page} does not exist; the stage `report` writes it, at the end of `{command}`")
+    best = best_run(settings, sweep or "")
+    if html:
+        from agent_r1.inspection.report_page import report_page
+        from agent_r1.inspection.viewer import best_pair
+
+        write_text(html, report_page(page.parent, best_pair(best) if best else ""))
+        return
     _, about, *parts = harmless_lines(page.read_text()).split("\n\n")
     tables = [part for part in parts if part.startswith("|")][:1]
     shown = [about, *(tables if whole else map(_narrow, tables))]
     costs = page.with_name("costs.md")
     shown += harmless_lines(costs.read_text()).split("\n\n")[1:] if whole and costs.exists() else []
-    best = best_run(settings, sweep or "")
     agent = "the best run of the report" if best else "the untrained warm start"
     following = NEXT.format(page=page, agent=agent, word=f" {best.word}" if best else "")
     show(Markdown("\n\n".join([*shown, following])))
