@@ -19,11 +19,11 @@ iframe {width: 100%; height: 90vh; border: 1px solid #8886}
 
 
 def report_page(folder: Path, viewer: str) -> str:
-    """The report of a folder, and below it a page of the viewer, "" for none."""
+    """The report of a folder, and below it a page of the viewer, whose first question training changed most, or ""."""
     text = MarkdownIt("commonmark", {"html": False}).enable("table").render((folder / "report.md").read_text())
     for picture in folder.glob("*.png"):
         inside = base64.b64encode(picture.read_bytes()).decode()
         text = text.replace(f'src="{picture.name}"', f'src="data:image/png;base64,{inside}"')
     if viewer:
-        text += f'<h2>A test question before and after training</h2><iframe srcdoc="{escape(viewer)}"></iframe>'
+        text += f'<h2>Test questions before and after training</h2><iframe srcdoc="{escape(viewer)}"></iframe>'
     return f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Report</title><style>{STYLE}</style>{text}'

@@ -135,13 +135,13 @@ class Selection:
     def groups(self, count: int, before: Path, after: Path, examples: Collection[str] = ()) -> list[list[Shown]]:
         """At most `count` trajectories in groups of one question; test and training questions alternate.
 
-        Half of them answer test questions before and after training, if `tested` finds any. The rest are of training,
+        Half of them answer test questions before and after training, if `_tested` finds any. The rest are of training,
         with the `examples`, which are ids.
         """
-        tested = self.tested(count // 4, before, after)
+        tested = self._tested(count // 4, before, after)
         return interleaved([tested, self._trained(count - sum(map(len, tested)), examples)])
 
-    def tested(self, count: int, before: Path, after: Path) -> list[list[Shown]]:
+    def _tested(self, count: int, before: Path, after: Path) -> list[list[Shown]]:
         """Pairs of answers before and after training; none, and a line in the log, without two that can be compared."""
         if not all((folder / "hashes.json").exists() for folder in (before, after)):
             logger.info("the page shows no test questions: %s or %s is not there yet", before, after)

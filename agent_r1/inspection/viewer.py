@@ -26,7 +26,7 @@ from agent_r1.evaluation.scores import BASE_TOOL_CALL
 from agent_r1.files import sha256, write_text
 from agent_r1.inspection.health import FailureKind, audit
 from agent_r1.inspection.stored import Selection, Shown, StoredRun, When
-from agent_r1.params import Params, load
+from agent_r1.params import load
 from agent_r1.params.places import RunId
 from agent_r1.params.train import TrainParams
 from agent_r1.records import QA, Decode, Question, StopReason, words_of
@@ -215,7 +215,6 @@ def action_parts(pieces: Sequence[str], *, ended: bool) -> list[tuple[str, int]]
 LARGEST_PAGE = 5_000_000  # bytes
 SCRIPTS = ("model.js", "tokens.js", "reading.js", "app.js")
 ARTIFACT = "viewer.html"
-PAIRED = 1000  # episodes of a question, at most
 NOTES = [
     "Test questions, answered greedily before and after training, are chosen so that every kind of change is there: "
     "their shares are not those of the whole test.",
@@ -230,27 +229,6 @@ logger = logging.getLogger(__name__)
 
 def view(run: RunId, out: Path | None = None, trajectories: int = 200, traces: int = 20) -> None:
     """Writes a training's page to outputs/view/LABEL.html or `out`; MLflow gets it too, and traces that it lacks."""
-    settings, stored, selection, evaluations = _opened(run)
-    config = settings.run(run)
-    found = audit(stored, config.credit, settings.env.max_tokens)
-    examples = {each.episodes[-1] for each in found[: trajectories // 8]}
-    groups = selection.groups(trajectories, *evaluations, examples)
-    text, path = page(run.label, _about(stored, config, found), groups, stored.decode), out or settings.places.page(run)
-    write_text(path, text)
-    logger.info("%s: %.1f MB", path, len(text) / 1e6)
-    later = [shown for shown in chain.from_iterable(groups) if shown.when is not When.BEFORE]
-    _track(stored, text, later[:traces])
-
-
-def best_pair(run: RunId) -> str:
-    """The page of the test question that comes first on a training's page; "" where it was not tested."""
-    settings, stored, selection, evaluations = _opened(run)
-    pairs = selection.tested(PAIRED, *evaluations)[:1]
-    return page(run.label, _about(stored, settings.run(run), []), pairs, stored.decode) if pairs else ""
-
-
-def _opened(run: RunId) -> tuple[Params, StoredRun, Selection, tuple[Path, Path]]:
-    """What a page is made of, with the evaluations before and after training."""
     settings = load().of(run)
     config, places = settings.run(run), settings.places
     stored = StoredRun(run.run, places.training(run), places.warm_start)
@@ -258,7 +236,14 @@ def _opened(run: RunId) -> tuple[Params, StoredRun, Selection, tuple[Path, Path]
     selection = Selection(stored, questions, config.credit, settings.env.max_tokens, config.seed)
     version = registry.of_policy(sha256(stored.policy_folder), places.model)
     after = (latest_folder(version, places) if version else None) or places.evaluation(run.label, run.sweep)
-    return settings, stored, selection, (places.evaluation(BASE_TOOL_CALL), after)
+    found = audit(stored, config.credit, settings.env.max_tokens)
+    examples = {each.episodes[-1] for each in found[: trajectories // 8]}
+    groups = selection.groups(trajectories, places.evaluation(BASE_TOOL_CALL), after, examples)
+    text, path = page(run.label, _about(stored, config, found), groups, stored.decode), out or places.page(run)
+    write_text(path, text)
+    logger.info("%s: %.1f MB", path, len(text) / 1e6)
+    later = [shown for shown in chain.from_iterable(groups) if shown.when is not When.BEFORE]
+    _track(stored, text, later[:traces])
 
 
 def _track(stored: StoredRun, text: str, traced: Sequence[Shown]) -> None:

@@ -48,7 +48,7 @@ def results(
     sweep: Sweep = None,
     whole: Annotated[bool, Option("--whole", help="Also by kinds of questions, and the costs of the runs.")] = False,
     html: Annotated[
-        Path | None, Option(metavar="FILE", help="Writes the report as one page, with a question of the best run.")
+        Path | None, Option(metavar="FILE", help="Writes the report as one page, with the viewer of the best run.")
     ] = None,
 ) -> None:
     """Prints the head of the last report."""
@@ -64,9 +64,11 @@ def results(
     best = best_run(settings, sweep or "")
     if html:
         from agent_r1.inspection.report_page import report_page
-        from agent_r1.inspection.viewer import best_pair
 
-        write_text(html, report_page(page.parent, best_pair(best) if best else ""))
+        viewed = settings.places.page(best) if best else None
+        if viewed and not viewed.exists():
+            raise ValueError(f"{viewed} is not there to be part of it; `agent-r1 view {best.word}` makes it")
+        write_text(html, report_page(page.parent, viewed.read_text() if viewed else ""))
         return
     _, about, *parts = harmless_lines(page.read_text()).split("\n\n")
     tables = [part for part in parts if part.startswith("|")][:1]

@@ -65,26 +65,23 @@ def export(settings: Params, policy: Policy, target: Path, license_name: str) ->
 
 def require_pushable(name: str) -> None:
     """Raises ValueError unless a token is there and the Hub could have a repository of this name."""
+    validate_repo_id(name)
     if not os.environ.get("HF_TOKEN"):
         raise ValueError(f"there is no HF_TOKEN to push to {name} with; set it to a token that may write there")
-    validate_repo_id(name)
-    if "/" not in name:
-        raise ValueError(f"{name!r} names nobody whose repository it is; give ORG/NAME")
 
 
 def push(folder: Path, name: str) -> None:
     """Commits an exported folder to a repository of the Hub, or of HF_ENDPOINT; a new one is private.
 
-    Raises ValueError if the Hub refuses, and OSError if it fails.
+    Raises ValueError if it does not take the folder.
     """
     hub = HfApi()
     try:
         hub.create_repo(name, private=True, exist_ok=True)
         made = hub.upload_folder(repo_id=name, folder_path=folder, commit_message=f"{folder.name}, by agent_r1")
     except HfHubHTTPError as fault:
-        kind = ValueError if fault.response.status_code < 500 else OSError
-        remedy = "correct name or HF_TOKEN, and push the folder with `hf upload`"
-        raise kind(f"{folder} is written, and {hub.endpoint} did not take it as {name}: {fault}; {remedy}") from fault
+        said = f"{folder} is written, and {hub.endpoint} did not take it as {name}: {fault}"
+        raise ValueError(f"{said}; correct name or HF_TOKEN, and push it with `hf upload`") from fault
     logger.info("%s is at %s", folder, made.commit_url)
 
 
