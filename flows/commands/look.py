@@ -65,10 +65,12 @@ def results(
     if html:
         from agent_r1.inspection.report_page import report_page
 
-        viewed = settings.places.page(best) if best else None
-        if viewed and not viewed.exists():
+        if best is None:
+            write_text(html, report_page(page.parent, ""))
+        elif (viewed := settings.places.page(best)).exists():
+            write_text(html, report_page(page.parent, viewed.read_text()))
+        else:
             raise ValueError(f"{viewed} is not there to be part of it; `agent-r1 view {best.word}` makes it")
-        write_text(html, report_page(page.parent, viewed.read_text() if viewed else ""))
         return
     _, about, *parts = harmless_lines(page.read_text()).split("\n\n")
     tables = [part for part in parts if part.startswith("|")][:1]
