@@ -7,7 +7,7 @@ PREFECT_PORT ?= 4200
 MLFLOW_PORT ?= 5000
 # Whether `serve` and `ui` ask for a password; off opens them to everybody who can log in here.
 AUTH ?= on
-# What `games` makes: names of overlays, each in a folder of its own, so that params.yaml stays as it is meanwhile.
+# What `games` makes: names of overlays, each in a project of its own, so that params.yaml stays as it is meanwhile.
 GAMES ?= bandit slippery_lake frozen_lake sokoban
 
 # Servers that were told to end have not failed.
@@ -76,27 +76,33 @@ ablations: $(INSTALLED)  ## train, evaluate and compare every run of params.yaml
 games: $(INSTALLED)  ## play every game, or GAMES=sokoban: the same sweep in games/NAME
 	@$(MAKE) --no-print-directory -j2 $(GAMES:%=game-%)
 
+# Makes a folder that git ignores a project under an overlay, unless it is there. Its runs are in this clone's MLflow.
+project = @test -e $(1)/params.yaml || { agent-r1 new project $(1) --from $(2) $(3) && ln -s ../../.tracking $(1)/.tracking; }
+
 # Of several games two are under way, so that no place of operate.side_by_side stays empty during a warm start, and no stage
 # is alone (ALONE of flows/stage.py). Their lines begin with the game's name then; they are read to their end where Ctrl-C
 # ends what writes them.
 game-%: SHELL := bash
 game-%: .SHELLFLAGS := -o pipefail -c
 game-%: $(INSTALLED)
-	@( $(if $(word 2,$(GAMES)),export GOMP_SPINCOUNT=0 && )agent-r1 overlay $* --into games/$* && cd games/$* && agent-r1 doctor parameters && \
+	$(call project,games/$*,$*)
+	@( $(if $(word 2,$(GAMES)),export GOMP_SPINCOUNT=0 && )cd games/$* && agent-r1 doctor parameters && \
 	agent-r1 pipeline --sweep ablations && agent-r1 results --sweep ablations \
 	) $(if $(word 2,$(GAMES)),2>&1 | (trap '' INT; awk '{print "$*  " $$0; fflush()}'))
 
-# A recipe is an overlay in a folder of its own, on files and a model that are there. DATA is named as the data set; MODEL is
+# A recipe is an overlay in a project of its own, on files and a model that are there. DATA is named as the data set; MODEL is
 # a folder or hub id. TINY=1 is the first score, within an hour on two cores.
 RECIPE = recipes/$(NAME)$(if $(TINY),_tiny)
-RAW = data/raw/$(notdir $(abspath $(DATA)))
+RAW = $(RECIPE)/data/raw/$(notdir $(abspath $(DATA)))
+OF_MODEL = model.path=$(or $(realpath $(MODEL)),$(MODEL))
 TINY_SET := train.iterations=4 runs.grpo.rollout.questions=4 warm_start.demonstrations=192 warm_start.steps=24 \
 	evaluate.questions=100 evaluate.temperature=0.0 repro_baselines=[with_examples,base_tool_call]
 
 recipe: $(INSTALLED)  ## train a real model from the model and its data to the report: NAME=smollm2 MODEL=FOLDER DATA=FOLDER
 	$(if $(and $(NAME),$(MODEL),$(DATA)),,$(error make recipe NAME=smollm2 MODEL=FOLDER DATA=FOLDER, and TINY=1 for a first score))
+	$(call project,$(RECIPE),$(NAME),--set $(OF_MODEL) $(if $(TINY),$(TINY_SET:%=--set %)))
+	@grep -qF '$(OF_MODEL:model.path=%=path: %)' $(RECIPE)/params.yaml || { echo "$(RECIPE) is of another model: remove it, or edit its params.yaml"; exit 1; }
 	mkdir -p $(RAW) && ln -sf $(abspath $(DATA))/* $(RAW)/
-	agent-r1 overlay $(NAME) --into $(RECIPE) --set model.path=$(or $(realpath $(MODEL)),$(MODEL)) $(if $(TINY),$(TINY_SET:%=--set %))
 	cd $(RECIPE) && dvc repro index
 	test -e $(RAW)/examples.jsonl || (cd $(RECIPE) && agent-r1 new examples $(notdir $(RAW)))
 	cd $(RECIPE) && agent-r1 pipeline && agent-r1 results
@@ -136,8 +142,7 @@ lock: $(INSTALLED)  ## write requirements/cpu.txt, gpu.txt and build.txt anew fr
 	echo setuptools | $(COMPILE) - --constraint requirements/cpu.txt --output-file requirements/build.txt
 
 clean:  ## remove what the stages and checks wrote, registered policies too; keeps .venv, data/raw and .tracking
-	git clean -ffdxq -- outputs  # what git keeps stays: scores and curves
-	rm -rf scales games recipes data/prepared data/index data/.index.* .dvc/cache .dvc/tmp dvc_plots build *.egg-info models/*/
+	rm -rf outputs dvc.lock ablations/dvc.* scales games recipes data/prepared data/index data/.index.* .dvc/cache .dvc/tmp dvc_plots build *.egg-info models/*/
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # Where the environment was installed, if not here. The scripts in the environment of a copied clone run the original's code.

@@ -37,6 +37,7 @@ from agent_r1.replaced import keep_results_own
 from flows import processes
 from flows.dvc_files import DVC, collect_graph, dvc_environment
 from flows.graph import Pool, StageFailed, StageUnavailable, out_of_date, stages, waiting
+from flows.package import require_current
 from flows.stage import ALONE, EXIT_CODE_FILE, PARENT_TASK_RUN, TERMINATED, UNAVAILABLE
 from flows.terminal import SideBySide, speak
 
@@ -290,6 +291,7 @@ def run_pipeline(sweep: str = "", pool: str = "") -> None:
     """
     if pool and not processes.server_answers():
         raise OSError("a pool is on a Prefect server, and none answers; set PREFECT_API_URL to that of its workers")
+    require_current()
     file = collect_graph(Path(sweep)) if sweep else "dvc.yaml"
     if not os.environ.get("PREFECT_API_URL") and not out_of_date("--with-deps", file):
         logger.info("everything is up to date")

@@ -23,8 +23,9 @@ from agent_r1.training.identity import START
 from agent_r1.training.loop import Training, Verb, iterate, leaves_work
 from agent_r1.training.watch import reseeded
 from flows import ranks
+from flows.made_of import code_of
 from flows.policies import teacher_of
-from flows.ranks import code_of, facts_of, following, leading, shortfalls
+from flows.ranks import facts_of, following, leading, shortfalls
 from flows.stage import accelerator, started_by_another, task
 from flows.terminal import counted
 

@@ -26,7 +26,6 @@ SLOW = {
     "inside",
     "lay_dvc",
     "mlflow_server",
-    "mortal_server",
     "newer_prefect",
     "one_action_task",
     "ppo",

@@ -30,11 +30,11 @@ def step_rewards(
     """
     if params.rewards.overlong and max_tokens is None:
         raise ValueError(f"rewards.overlong {params.rewards.overlong} needs env.max_tokens; give it, or set that to 0")
-    named = parts_of(params, max_tokens)
+    functions = parts_of(params, max_tokens)
     if not trajectory.counts:
-        return np.zeros(len(trajectory.steps)), {name: np.zeros(len(trajectory.steps)) for name in named}
+        return np.zeros(len(trajectory.steps)), {name: np.zeros(len(trajectory.steps)) for name in functions}
     _check_facts(trajectory, params.rewards)
-    parts = {name: part(trajectory) for name, part in named.items()}
+    parts = {name: part(trajectory) for name, part in functions.items()}
     totals = np.zeros(len(trajectory.steps))
     for name, weight in params.rewards.weights.items():
         totals += weight * parts[name]
@@ -100,13 +100,13 @@ def failed_call(trajectory: Trajectory) -> Floats:
 
 def repeat_call(trajectory: Trajectory) -> Floats:
     """-1 for every call of the same tool with the same arguments as an earlier one. Unread arguments repeat nothing."""
-    made: set[tuple[str, str]] = set()
+    past_calls: set[tuple[str, str]] = set()
     rewards = np.zeros(len(trajectory.steps))
     for number, step in enumerate(trajectory.steps):
         for call in step.calls:
-            rewards[number] -= (call.tool, call.arguments) in made
+            rewards[number] -= (call.tool, call.arguments) in past_calls
             if call.arguments:
-                made.add((call.tool, call.arguments))
+                past_calls.add((call.tool, call.arguments))
     return rewards
 
 
@@ -128,8 +128,8 @@ def overlong(trajectory: Trajectory, *, max_tokens: int | None, buffer: int) -> 
     if max_tokens is None or not buffer:
         return _on_last_step(trajectory, 0.0)
     last = trajectory.contexts[-1]
-    within = (max_tokens - buffer - (last.stop - last.start)) / buffer
-    return _on_last_step(trajectory, float(np.clip(within, -1.0, 0.0)))
+    margin = (max_tokens - buffer - (last.stop - last.start)) / buffer
+    return _on_last_step(trajectory, float(np.clip(margin, -1.0, 0.0)))
 
 
 def length(trajectory: Trajectory) -> Floats:

@@ -52,7 +52,8 @@ class GymEnv(TextEnv):
         self._setup, self._params = meant(question, GymSetup, shared.limits.gymnasium)
         super().__init__(self._params.task or question.text, shared.limits)
         self.moves = self._params.actions or ()
-        self._seed, self._return = seed, 0.0
+        self._seed = seed
+        self._return = 0.0
         self._read = _reader(self._setup.name, self._params)
         self.world: GymWorld | None = None
 
@@ -70,25 +71,25 @@ class GymEnv(TextEnv):
         observed, reward, terminated, truncated, info = self.world.step(action)
         earned = number(reward, f"env.gymnasium.{self._setup.name}")
         self._return += earned
-        over = Outcome.ENDED if terminated else Outcome.TURN_LIMIT if truncated else None
-        seen = "" if over else _seen(self.world, self._read(observed))
-        return Moved(seen, earned, self._succeeded(earned, over, info), over)
+        outcome = Outcome.ENDED if terminated else Outcome.TURN_LIMIT if truncated else None
+        observation = "" if outcome else _seen(self.world, self._read(observed))
+        return Moved(observation, earned, self._succeeded(earned, outcome, info), outcome)
 
     async def close(self) -> None:
         if self.world:
             self.world.close()
 
-    def _succeeded(self, reward: float, over: Outcome | None, info: Mapping[str, Any]) -> bool:
+    def _succeeded(self, reward: float, outcome: Outcome | None, info: Mapping[str, Any]) -> bool:
         match self._params.success:
             case "terminated":
-                return over is Outcome.ENDED
+                return outcome is Outcome.ENDED
             case "truncated":
-                return over is Outcome.TURN_LIMIT
+                return outcome is Outcome.TURN_LIMIT
             case {"last_reward": float(least)}:
                 return _reaches(reward, least)
             case {"return": float(least)}:
-                return _reaches(self._return, least) and (over is not None or least > 0)
-        if over and "success" not in info:
+                return _reaches(self._return, least) and (outcome is not None or least > 0)
+        if outcome and "success" not in info:
             raise ValueError(_no_success(self._setup.name, self._params))
         return bool(info.get("success"))
 
@@ -98,16 +99,16 @@ def require_gymnasium(questions: Sequence[Question], limits: EnvParams) -> None:
     used = [meant(question, GymSetup, limits.gymnasium) for question in questions]
     for name, params in {setup.name: params for setup, params in used}.items():
         read = _reader(name, params)
-        with closing(_make(name, params)) as world, closing(_make(name, params)) as other:
-            begun = [_seen(each, read(each.reset(seed=0)[0])) for each in (world, other)]
+        with closing(_make(name, params)) as world, closing(_make(name, params)) as twin:
+            beginnings = [_seen(env, read(env.reset(seed=0)[0])) for env in (world, twin)]
             _require_success(world, name, params, limits.max_steps)
-        if len(begun[0]) > limits.max_result_characters and world.render_mode != "ansi":
+        if len(beginnings[0]) > limits.max_result_characters and world.render_mode != "ansi":
             raise ValueError(
-                f"env.gymnasium.{name}: an observation of {params.id} takes {len(begun[0]):,} characters, of which "
-                f"env.max_result_characters shows {limits.max_result_characters:,}; raise that, or name a key of it or "
-                "a function (module:name) under observation"
+                f"env.gymnasium.{name}: an observation of {params.id} takes {len(beginnings[0]):,} characters, of "
+                f"which env.max_result_characters shows {limits.max_result_characters:,}; raise that, or name a key of "
+                "it or a function (module:name) under observation"
             )
-        if begun[0] != begun[1]:
+        if beginnings[0] != beginnings[1]:
             raise ValueError(
                 f"env.gymnasium.{name}: {params.id} begins in two ways with the same seed, so that nothing could be "
                 "repeated; choose kwargs with which its seed decides"
@@ -123,8 +124,8 @@ def _require_success(world: GymWorld, name: str, params: GymnasiumParams, max_st
             f"env.max_steps {max_steps} reaches; raise that, or set kwargs.max_episode_steps to {max_steps} or less"
         )
     if params.success in (None, "info"):
-        shown = _shows_success(world, max_steps)
-        if shown is False or (shown is None and params.success is None):
+        has_success = _shows_success(world, max_steps)
+        if has_success is False or (has_success is None and params.success is None):
             raise ValueError(_no_success(name, params))
 
 
@@ -220,11 +221,11 @@ def plain(drawn: str) -> str:
     return _CONTROL.sub("", _COLOURED.sub(_bracketed, drawn))
 
 
-def _bracketed(found: re.Match[str]) -> str:
-    codes = [int(code) for code in found[1].split(";") if code]
+def _bracketed(match: re.Match[str]) -> str:
+    codes = [int(code) for code in match[1].split(";") if code]
     if any(40 <= code < 50 or code == 7 for code in codes):
-        return f"[{found[2]}]"
+        return f"[{match[2]}]"
     for code in codes:
         if 30 <= code < 30 + len(_COLOURS):
-            return f"({_COLOURS[code - 30]} {found[2]})"
-    return found[2]
+            return f"({_COLOURS[code - 30]} {match[2]})"
+    return match[2]

@@ -17,7 +17,8 @@ MODEL = "agent_r1"  # the registered model of a project without a scale
 SCHEME = "models:/"  # of a registered version's reference, in MLflow's own syntax
 MODELS = Path("models")  # DVC's files of registered policies
 NAMED_BY_DVC = "DVC_EXP_NAME"  # `dvc exp run --name NAME` says it to its stages
-RAW, UNREAD = Path("data/raw"), "data/raw/README.md"  # the files of real data sets, and one that no stage reads
+RAW = Path("data/raw")  # the files of real data sets
+UNREAD = "data/raw/README.md"  # one of them that no stage reads
 SWEEP = "ablations"  # the section that lists runs and seeds, and the name of its outputs
 REPRO = "repro"  # the main graph, in words of the command line
 _LABEL = re.compile(r"(?P<run>\w{1,200})(-(?P<variant>[0-9a-f]{8}))?(-seed(?P<seed>\d{1,19}))?", re.ASCII)
@@ -25,11 +26,11 @@ _LABEL = re.compile(r"(?P<run>\w{1,200})(-(?P<variant>[0-9a-f]{8}))?(-seed(?P<se
 
 def project_root() -> Path:
     """The nearest folder from the current one upwards that holds params.yaml; a ValueError says that there is none."""
-    here = Path.cwd()
-    for folder in (here, *here.parents):
+    current = Path.cwd()
+    for folder in (current, *current.parents):
         if (folder / PARAMS).exists():
             return folder
-    raise ValueError(f"no {PARAMS} in {here} or above it; run from inside the project")
+    raise ValueError(f"no {PARAMS} in {current} or above it; run from inside the project")
 
 
 def tracking_folder() -> Path:
@@ -93,11 +94,11 @@ class RunId:
     @classmethod
     def parse(cls, label: str, sweep: str = "") -> Self:
         """Reads a label back; a ValueError says that it is none."""
-        found = _LABEL.fullmatch(label)
-        if not found:
+        match = _LABEL.fullmatch(label)
+        if not match:
             raise ValueError(f"{label!r} is no label of a training; labels look like ppo or ppo-seed3")
-        seed = found["seed"]
-        return cls(found["run"], None if seed is None else int(seed), sweep, found["variant"] or "")
+        seed = match["seed"]
+        return cls(match["run"], None if seed is None else int(seed), sweep, match["variant"] or "")
 
 
 def _relative(folder: str) -> str:

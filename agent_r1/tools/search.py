@@ -34,10 +34,10 @@ def tool_on(index: Search, function: Callable[..., ToolResult], threads: Executo
         return FunctionTool(function)
 
     @wraps(function)
-    async def elsewhere(**arguments: Any) -> ToolResult:
+    async def in_thread(**arguments: Any) -> ToolResult:
         return await asyncio.get_running_loop().run_in_executor(threads, partial(function, **arguments))
 
-    return FunctionTool(elsewhere)
+    return FunctionTool(in_thread)
 
 
 def render_passages(passages: Sequence[Passage]) -> str:

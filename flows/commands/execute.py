@@ -144,31 +144,47 @@ def overlay(
     name: Annotated[
         str, Argument(autocompletion=completed_overlays, help="Of a file in overlays/, without .yaml; or base.")
     ],
-    into: Annotated[
-        Path | None, Option(metavar="FOLDER", help="Which becomes a project of its own at that scale.")
-    ] = None,
-    changes: Annotated[
-        list[str] | None,
-        Option("--set", metavar="KEY=VALUE", help="With --into, on top; may be given again."),
-    ] = None,
 ) -> None:
     """Switches params.yaml to another scale, and back."""
-    from flows.overlay import lay_out, switch
+    from flows.overlay import switch
 
-    if changes and not into:
-        raise ValueError("--set has no effect without --into; edit the overlay, or name a folder")
-    if into:
-        lay_out(name, into, changes or [])
-    else:
-        switch(name)
+    switch(name)
 
 
 @app.command(rich_help_panel=PANEL)
 def new(
-    kind: Literal["tool", "reward", "world", "data", "examples"],
-    name: Annotated[str, Argument(help="Of its module or folder and its test; or of a data set.")],
+    kind: Literal["project", "tool", "reward", "world", "data", "examples"],
+    name: Annotated[
+        str, Argument(help="Of its module or folder and its test, of a data set, or the project's folder.")
+    ],
+    overlay: Annotated[
+        str, Option("--from", autocompletion=completed_overlays, help="Of a project: the overlay that it begins with.")
+    ] = "",
+    changes: Annotated[
+        list[str] | None,
+        Option("--set", metavar="KEY=VALUE", help="Of a project: parameters on top; may be given again."),
+    ] = None,
 ) -> None:
-    """Begins a tool, reward, world, data or examples of your own."""
+    """Begins a project, tool, reward, world or data of your own."""
     from flows.new import begin, write_examples
+    from flows.project import begin_project
 
-    show(write_examples(name) if kind == "examples" else begin(kind, name))
+    if (overlay or changes) and kind != "project":
+        raise ValueError(f"--from and --set have no effect on a {kind}; they are for `agent-r1 new project`")
+    if kind == "project":
+        show(begin_project(Path(name), overlay, changes or []))
+    else:
+        show(write_examples(name) if kind == "examples" else begin(kind, name))
+
+
+@app.command(rich_help_panel=PANEL)
+def update(
+    yes: Annotated[bool, Option("--yes", help="Also does it, without asking.")] = False,
+) -> None:
+    """Brings a project of your own up to the installed package."""
+    from flows.update import agreed, plan, take
+
+    planned = plan()
+    show(planned.in_words)
+    if planned.files and (yes or agreed()):
+        take(planned)

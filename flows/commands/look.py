@@ -17,7 +17,7 @@ from agent_r1.files import write_text
 from agent_r1.params.places import RunId
 from flows.commands import options
 from flows.commands.options import Label, Model, OfPolicy, Served, Sweep, Temperature, Word, app
-from flows.made_of import CODE
+from flows.made_of import SHIPPED
 from flows.stage import run_stage
 from flows.terminal import show
 
@@ -32,7 +32,7 @@ SomeIterations = Annotated[
         help="A number, or all; may be given again. Else the last that the warm start sampled, and the last.",
     ),
 ]
-RECIPES = CODE / "docs/measured/recipes"
+RECIPES = SHIPPED / "recipes"
 PATIENCE_S = 600.0  # with a served agent, for one answer
 NARROW = ("agent", "all", "greedily")  # columns
 INTERVAL = re.compile(r"(\d\.\d+) \[(\S+), (\S+)\]")
@@ -121,7 +121,7 @@ def compare(
 def chat(
     policy: Word = "",
     endpoint: Annotated[
-        str | None, Option(metavar="URL", help="Of `agent-r1 serve_agent`; its key: AGENT_R1_ENDPOINT_KEY.")
+        str | None, Option(metavar="URL", help="Of `agent-r1 serve-agent`; its key: AGENT_R1_ENDPOINT_KEY.")
     ] = None,
     temperature: Temperature = 0.0,
     question: Annotated[str | None, Option(metavar="TEXT", help="Answers this one and ends.")] = None,
@@ -327,7 +327,7 @@ def lineage(
         Argument(
             metavar="MODEL|DATA",
             help="models:/agent_r1@champion, models:/agent_r1/3 or a label such as ppo; or a path such as "
-            "data/prepared, a hash, a git revision.",
+            "data/prepared, or a hash of data.",
         ),
     ],
 ) -> None:

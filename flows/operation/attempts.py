@@ -14,7 +14,7 @@ from agent_r1.tracking.runs import CODE_TAG
 from agent_r1.training.identity import Identity, read_start
 from flows.dvc_files import entries_of, put_entries, require_dvc
 from flows.graph import out_of_date
-from flows.ranks import code_of
+from flows.made_of import code_of
 
 TIME = r"-\d{8}T[\d.]+Z"  # the end of the name of a folder that was moved aside
 MAKER = "train"  # the beginning of the names of stages that make a training

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import os
 import pty
@@ -10,13 +9,11 @@ import re
 import subprocess
 import sys
 import termios
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from rich.console import Console
 from transformers import PreTrainedTokenizerFast
@@ -34,12 +31,10 @@ from agent_r1.search.base import Search
 from agent_r1.tables import read_rows
 from agent_r1.training.agent import Agent
 from flows.commands import app
-from flows.commands.look import chat
 from flows.operation.register import register
 from flows.policies import policy_of, version_of
-from tests.fixtures import Inside, WriteParams
+from tests.fixtures import ROOT, Inside, WriteParams
 
-ROOT = Path(__file__).parents[2]
 FOOTER = re.compile(r"\d steps?, \d calls?, \d+ tokens, \d+\.\d s")
 CALL = '<think>The film first.</think><tool_call>{"name": "search", "arguments": {"query": "Low Tide"}}</tool_call>'
 
@@ -74,55 +69,24 @@ class Terminal:
     def __init__(self, folder: Path, *arguments: str) -> None:
         self._master, slave = pty.openpty()
         termios.tcsetwinsize(slave, (24, 60))
-        self.process = started(
-            folder,
-            *arguments,
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C is a signal
-        )
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), slave)
+        self.process = started(folder, *arguments, **streams, start_new_session=True)
         os.close(slave)
-        self.seen = ""
 
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
 
     def until(self, text: str) -> str:
-        """Reads on until a text comes; returns what came with it."""
+        """What comes up to a text."""
         found = ""
         while text not in found:
-            found += self._read()
+            found += os.read(self._master, 65536).decode(errors="replace")
         return found
-
-    def rest(self) -> str:
-        found = ""
-        while more := self._read():
-            found += more
-        self.process.wait()
-        return found
-
-    def until_it_waits(self) -> None:
-        """Until the process sleeps: a Ctrl-C between a prompt and the wait for a key shows at the next key only."""
-        process, asleep = psutil.Process(self.process.pid), 0
-        while asleep < 3:
-            asleep = asleep + 1 if process.status() == psutil.STATUS_SLEEPING else 0
-            time.sleep(0.05)
 
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
         os.close(self._master)
-
-    def _read(self) -> str:
-        try:
-            more = os.read(self._master, 65536).decode(errors="replace")
-        except OSError:  # what Linux says where the other side has closed
-            more = ""
-        self.seen += more
-        assert more or self.process.wait() is not None, self.seen
-        return more
 
 
 @contextmanager
@@ -156,10 +120,7 @@ def test_lines_of_a_pipe_are_answered_plainly_by_the_default_engine(
 
 
 def test_a_conversation_at_a_terminal(project: Path, asked: list[str]) -> None:
-    """Two questions, each with a prompt after it; an empty line between them is nothing; Ctrl-C at the prompt ends.
-
-    Ctrl-C elsewhere is the rim's, as of every command.
-    """
+    """Two questions, each with a prompt after it; an empty line between them is nothing; Ctrl-D at the prompt ends."""
     with terminal(project) as screen:
         head = " ".join(re.sub(r"\x1b\[[\d;]*m", "", screen.until("question> ")).split())
         title, _, about = head.partition(" answers; Ctrl-D ends ")
@@ -177,22 +138,8 @@ def test_a_conversation_at_a_terminal(project: Path, asked: list[str]) -> None:
         assert not FOOTER.search(screen.until("question> "))
         screen.type(f"{asked[1]}\r")
         assert FOOTER.search(screen.until("question> "))
-        screen.until_it_waits()
-        screen.type("\x03")
-        screen.rest()
-        assert screen.process.returncode == 0
-        assert "Traceback" not in screen.seen
-
-
-@pytest.mark.usefixtures("ppo")
-def test_one_question_of_a_trained_run(
-    project: Path, asked: list[str], inside: Inside, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with inside(project):
-        chat("ppo", question=asked[0])
-    shown = capsys.readouterr().out
-    assert shown.splitlines()[0] == "ppo after 3 iterations answers"
-    assert len(FOOTER.findall(shown)) == 1
+        screen.type("\x04")
+        assert screen.process.wait(300) == 0
 
 
 class Film(Search):
@@ -276,12 +223,10 @@ def said(
             "there is no checkpoint at outputs/ablations/train/grpo-seed7/checkpoint; train it first "
             "(`agent-r1 train ablations/grpo-seed7`)",
         ),
+        (["--endpoint", "127.0.0.1"], "'127.0.0.1' is no server's address"),
         ([], "there is no model at outputs/warm_start; make it (`dvc repro warm_start`), or name another model"),
-        (["./nowhere"], "there is no folder ./nowhere; name one, or a hub id such as owner/name"),
-        (["."], ". has no config.json; save a model and its tokenizer into one folder"),
         (["models:/agent_r1@champion"], "the registry is empty; a training that finishes"),
         (["--seed", "1"], "--seed and --sweep tell apart runs; name one, such as ppo-seed3 or ablations/ppo-seed3"),
-        (["--temperature", "-1"], "Invalid value for '--temperature'"),
         (["--temperature", "nan"], "Invalid value for '--temperature'"),
         (["--draws", "1"], "--draws has no effect at temperature 0; give --temperature"),
         (["ppo", "."], "unexpected extra argument"),
@@ -290,11 +235,6 @@ def said(
 )
 def test_faults_of_the_command_line(arguments: list[str], message: str, said: Callable[..., str]) -> None:
     assert message in said(*arguments)
-
-
-def test_a_missing_index(tiny_model: Path, said: Callable[..., str]) -> None:
-    message = said(str(tiny_model), "--question", "Who?")
-    assert re.fullmatch(r"there is no index at .*; run the .* stage \(.*\)", message)
 
 
 def test_who_answers(project: Path, ppo: Path, inside: Inside) -> None:

@@ -7,8 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +18,7 @@ from agent_r1.files import write_text
 from flows import commands
 from flows.commands.look import results
 from flows.commands.options import in_one_word
-
-ROOT = Path(__file__).parents[2]
+from tests.fixtures import ROOT, Inside, WriteParams
 
 
 def typed(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -97,13 +94,7 @@ def test_what_is_no_command_is_refused_before_anything_is_loaded(line: list[str]
 @pytest.mark.parametrize(
     ("line", "code", "message"),
     [
-        (
-            ["chat", "pppo"],
-            1,
-            "there is no folder pppo; name one, or a hub id such",
-        ),
         (["train", "ppo-seedone"], 1, "'ppo-seedone' is no label of a training"),
-        (["chat", "--endpoint", "127.0.0.1"], 1, "'127.0.0.1' is no server's address"),
         (["chat", "--endpoint", "http://127.0.0.1:9/v1"], 75, "http://127.0.0.1:9/v1 does not answer"),
         (["overlay", "moon"], 1, "there is no overlay 'moon'"),
     ],
@@ -146,7 +137,6 @@ def test_an_underscore_is_read_as_a_hyphen() -> None:
 @pytest.mark.parametrize(
     ("sweep", "successes", "line"),
     [
-        ("", {}, "the untrained warm start: agent-r1 chat"),
         ("", {"ppo": 0.2, "grpo": 0.7, "base_tool_call": 0.9}, "the best run of the report: agent-r1 chat grpo"),
         (
             "ablations",
@@ -160,8 +150,8 @@ def test_the_results_lead_to_the_best_run(
     successes: dict[str, float],
     line: str,
     tmp_path: Path,
-    write_params: Callable[..., None],
-    inside: Callable[..., AbstractContextManager[None]],
+    write_params: WriteParams,
+    inside: Inside,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -178,7 +168,7 @@ def test_the_results_lead_to_the_best_run(
 
 @pytest.mark.parametrize(("sweep", "command"), [(None, "make repro"), ("ablations", "make ablations")])
 def test_results_that_are_not_there_yet_name_the_command_that_makes_them(
-    sweep: Any, command: str, tmp_path: Path, write_params: Callable[..., None], inside: Any
+    sweep: Any, command: str, tmp_path: Path, write_params: WriteParams, inside: Any
 ) -> None:
     write_params(tmp_path, {})
     with inside(tmp_path), pytest.raises(ValueError, match=f"at the end of `{command}`"):

@@ -30,7 +30,7 @@ from flows.commands.operate import serve_agent
 from flows.evaluate import EvaluationRequest, evaluate
 from flows.report import report
 from tests.answering import Heard, Said, answering
-from tests.fixtures import PLACES, Inside, WriteParams
+from tests.fixtures import PLACES, FreePort, Inside, WriteParams
 
 PATIENCE_S = 300.0
 
@@ -202,7 +202,7 @@ def test_a_served_agent_answers_as_chat_does(
     project: Path,
     inside: Inside,
     start: Callable[..., subprocess.Popen[str]],
-    free_port: Callable[[], int],
+    free_port: FreePort,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -244,7 +244,7 @@ def test_a_served_policy_answers_an_agent_that_has_a_loop_of_its_own(
     write_params: WriteParams,
     inside: Inside,
     start: Callable[..., subprocess.Popen[str]],
-    free_port: Callable[[], int],
+    free_port: FreePort,
 ) -> None:
     agents = {"agents": {"mine": {"function": "mine:solve", "timeout_s": 60}}}
     write_params(project, {"env": {**agents, "agent": "mine", "order": "arrival"}, "engine": {"kind": "vllm"}})

@@ -15,9 +15,9 @@ import vl_convert
 
 from agent_r1.records import Prediction, Source, Trajectory
 from agent_r1.tables import write_rows
+from tests.fixtures import ROOT
 from tests.trajectories import from_parts
 
-ROOT = Path(__file__).parents[2]
 GRAPH = """
 stages:
   train:

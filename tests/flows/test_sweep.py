@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -16,8 +14,8 @@ from agent_r1.tables import read_rows
 from flows.evaluate import EvaluationRequest, evaluate
 from flows.report import report
 from flows.train import train
+from tests.fixtures import Inside
 
-Inside = Callable[[Path], AbstractContextManager[None]]
 SEEDS = (0, 1)
 
 

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from safetensors.numpy import save_file
 
-from agent_r1.inspection.conversation import Screen, made_for, passage
+from agent_r1.inspection.conversation import Screen, made_for
 from agent_r1.inspection.wire import Limits
 from agent_r1.params import SHIPPED, Params, load
 from agent_r1.records import Call, CallStatus, Outcome, Passage, Question, Step, StopReason
@@ -158,12 +158,6 @@ def test_escape_sequences_do_not_reach_the_terminal(terminal: bool) -> None:
     assert not set("\x07\x08\r\x9b\u202e") & set(text)
     assert "\x1b[31m" not in text
     assert terminal or "\x1b" not in text
-
-
-def test_only_a_title_is_bold() -> None:
-    assert [span.style for span in passage("Tesk: a city: old").spans] == ["bold"]
-    assert passage("Tesk: a city: old").plain == "Tesk: a city: old"
-    assert passage("nothing found").spans == []
 
 
 @pytest.fixture
