@@ -39,9 +39,7 @@ def completed(line: str) -> list[str]:
     return typed(**asked).stdout.split()
 
 
-def test_results_are_written_as_one_page(
-    tmp_path: Path, write_params: Callable[..., None], inside: Callable[..., AbstractContextManager[None]]
-) -> None:
+def test_results_are_written_as_one_page(tmp_path: Path, write_params: WriteParams, inside: Inside) -> None:
     write_params(tmp_path, {})
     with inside(tmp_path):
         write_text(params.load().places.report() / "report.md", "# Report\n\n4 agents.\n")
