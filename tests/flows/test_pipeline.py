@@ -201,6 +201,8 @@ def test_a_server_of_another_minor_version_runs_a_pipeline_and_is_warned_of(
     assert f"is Prefect {NEWER}, and this project has {version('prefect')}; where they misunderstand" in caplog.text
     assert states(pipeline) == {"prepare": "Completed", "index": "Completed"}
     assert states(pipeline) == {"prepare": "Cached", "index": "Cached"}
+    with get_client(sync_client=True) as client:
+        assert [run.name for run in client.read_flow_runs()] == ["pipeline"] * 2
 
 
 def test_the_sweep_brings_what_it_is_made_of_up_to_date_first(prefect_api: str, project: Path) -> None:

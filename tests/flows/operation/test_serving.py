@@ -170,8 +170,7 @@ def at_a_browser(look: Callable[[Page], str]) -> str:
 
 def enter(page: Page, password: str) -> None:
     """Types the password, before which the page shows nothing of what it was refused."""
-    page.wait_for_load_state("networkidle")
-    assert page.locator("[class*=toast]").all_inner_texts()
+    page.locator("[class*=toast]").first.wait_for(state="attached")
     assert not page.locator("[class*=toast]:visible").all_inner_texts()
     page.locator("input[type=password]").fill(password)
     page.keyboard.press("Enter")
