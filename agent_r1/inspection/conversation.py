@@ -72,7 +72,7 @@ def here(
     with opening as agent:
 
         def ask(text: str) -> Iterator[StepView]:
-            strange = [word for word in normalize(text).split() if words and word not in words]
+            strange = [word for word in normalize(text).split() if words and word.isalpha() and word not in words]
             if strange:
                 raise ValueError(f"It never read {strange[0]!r}. {' '.join(about[:2])}")
             asked[text] += 1
