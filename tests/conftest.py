@@ -26,6 +26,7 @@ SLOW = {
     "inside",
     "lay_dvc",
     "mlflow_server",
+    "newer_prefect",
     "one_action_task",
     "ppo",
     "prefect_api",
