@@ -220,7 +220,9 @@ def one_action_task(
         answers: Mapping[str, str], action: Callable[[str], str], *, steps: int = 200, env: EnvParams = ONE_ACTION
     ) -> Task:
         questions = [
-            Question(**question_fields(text, split="train", text=text, answers=[answer], gold_titles=[]))
+            Question(
+                **question_fields(text, dataset="test", split="train", text=text, answers=[answer], gold_titles=[])
+            )
             for text, answer in answers.items()
         ]
         chat = Chat(tiny_tokenizer)
