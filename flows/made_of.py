@@ -20,7 +20,9 @@ from typing import Any
 import yaml
 
 CODE = Path(__file__).parents[1]  # the root of the code; the project in the current folder may be another
-SHIPPED = Path(__file__).with_name("shipped")  # what a project of one's own is made from
+SHIPPED = Path(__file__).with_name(
+    "shipped"
+)  # what a project of one's own is made from; none of it has a name that DVC looks for
 OF_STAGE = "DVC_STAGE"  # set by DVC for its stages: the address of the stage
 HASHED_BYTES = 2**16  # the largest file that is read; DVC too knows a file by size, time and inode
 
@@ -40,7 +42,7 @@ def code_as_begun() -> dict[Path, str]:
 
 def code_of(stage: str) -> dict[str, str]:
     """The sha256 of every code file that a stage depends on, by its path, as this process began with it."""
-    defined = read_yaml(CODE / "flows/shipped/dvc.yaml")["stages"][stage]
+    defined = read_yaml(CODE / "flows/shipped/pipeline.yaml")["stages"][stage]
     listed = defined.get("do", defined)["deps"]
     rooms = [CODE / path for path in listed if path.startswith(("agent_r1/", "flows/"))]
     files, begun = [file for room in rooms for file in members(room)], code_as_begun()

@@ -11,7 +11,6 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
-import yaml
 from packaging.version import Version
 
 from flows.made_of import SHIPPED, code_of, members, read_yaml
@@ -28,16 +27,8 @@ def installed() -> str:
     return version(DISTRIBUTION)
 
 
-def code_hashes() -> dict[str, str]:
-    """The files of HASHES as the installed package has them, with their texts."""
-    return {
-        str(HASHES / f"{stage}.yaml"): yaml.safe_dump(_rooms(stage))
-        for stage in read_yaml(SHIPPED / "dvc.yaml")["stages"]
-    }
-
-
-def _rooms(stage: str) -> dict[str, str]:
-    """A hash over the files in each room that a stage executes, by the room."""
+def code_hashes(stage: str) -> dict[str, str]:
+    """A hash over the files in each room of the installed package that a stage executes, by the room."""
     from agent_r1.params import fingerprint  # not before the code was noted
 
     rooms: dict[str, dict[str, str]] = {}
@@ -46,13 +37,19 @@ def _rooms(stage: str) -> dict[str, str]:
     return {room: fingerprint(files) for room, files in rooms.items()}
 
 
-def changed_rooms() -> dict[str, list[str]]:
+def stages() -> list[str]:
+    """The stages of the graph, by the names of their files in HASHES."""
+    return [*read_yaml(SHIPPED / "pipeline.yaml")["stages"]]
+
+
+def changed_rooms(*names: str) -> dict[str, list[str]]:
     """Stage -> the rooms of the installed package that are others than this project's graph was brought up to."""
     changed = {}
-    for file, text in code_hashes().items():
-        ours, theirs = read_yaml(Path(file)) or {}, yaml.safe_load(text)
-        changed[Path(file).stem] = sorted(room for room in {*ours, *theirs} if ours.get(room) != theirs.get(room))
-    return {stage: rooms for stage, rooms in changed.items() if rooms}
+    for stage in names or stages():
+        ours, theirs = read_yaml(HASHES / f"{stage}.yaml") or {}, code_hashes(stage)
+        if rooms := sorted(room for room in {*ours, *theirs} if ours.get(room) != theirs.get(room)):
+            changed[stage] = rooms
+    return changed
 
 
 def require_not_older() -> None:
@@ -62,15 +59,14 @@ def require_not_older() -> None:
         raise ValueError(f"agent_r1 {has} is installed, and this project is one of {needs}: {remedy}")
 
 
-def require_current(stage: str = "") -> None:
-    """Raises ValueError if DVC would take the installed package for the one of this project, for a stage or for all."""
+def require_current(*names: str) -> None:
+    """Raises ValueError if DVC would take the installed package for the one of this project, for some stages or all."""
     if not VERSION.exists():
         return
     require_not_older()
-    changed = changed_rooms()
-    if shown := [f"{name} ({', '.join(rooms)})" for name, rooms in changed.items() if stage in ("", name)]:
+    if changed := "; ".join(f"{stage} ({', '.join(rooms)})" for stage, rooms in changed_rooms(*names).items()):
         remedy = "`agent-r1 update` says what that changes, and asks"
-        raise ValueError(f"another package is installed than this project is of: {'; '.join(shown)}; {remedy}")
+        raise ValueError(f"another package is installed than this project is of: {changed}; {remedy}")
 
 
 def finish_update() -> None:

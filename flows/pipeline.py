@@ -29,7 +29,7 @@ from prefect.events.worker import EventsWorker
 from prefect.exceptions import PrefectException, TerminationSignal
 from prefect.futures import PrefectConcurrentFuture
 from prefect.logging.handlers import APILogWorker
-from prefect.runtime import deployment
+from prefect.runtime import deployment, flow_run
 from prefect.states import Completed
 
 from agent_r1 import params
@@ -257,7 +257,12 @@ def _stage_environment(*, alone: bool) -> dict[str, str]:
     }
 
 
-@flow(name="pipeline")
+def _asked() -> str:
+    """What a run of a graph is called: `ablations`, `pipeline by gpus`."""
+    return " by ".join(filter(None, [flow_run.flow_name, flow_run.parameters["pool"]]))
+
+
+@flow(name="pipeline", flow_run_name=_asked)
 def pipeline(pool: str = "") -> None:
     """Brings every stage of dvc.yaml up to date; after one that fails no other is begun.
 
@@ -268,7 +273,7 @@ def pipeline(pool: str = "") -> None:
     reproduce_all("dvc.yaml", pool)
 
 
-@flow(name="ablations")
+@flow(name="ablations", flow_run_name=_asked)
 def ablations(pool: str = "") -> None:
     """Brings every stage of the sweep's graph up to date, with all stages that the sweep depends on.
 

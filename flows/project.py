@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from agent_r1 import params
 from agent_r1.files import replaced_folder, write_text
 from agent_r1.params.places import PARAMS
@@ -16,16 +18,17 @@ from agent_r1.params.sections import changed, override
 from flows.made_of import CODE, SHIPPED
 from flows.new import filled
 from flows.overlay import BASE, laid_over, read_overlay
-from flows.package import HASHES, OWN, VERSION, code_hashes, installed
+from flows.package import HASHES, OWN, VERSION, code_hashes, installed, stages
 
 BASES = OWN / "shipped.json"  # the package's files as the project took them: the base of the next merge
 COPIES = {
     ".dvcignore": "dvcignore",
+    ".dvc/plots.html": "plots.html",
     ".dvc/plots/runs.json": "plots/runs.json",
     "prefect.toml": "prefect.toml",
     "prefect.yaml": "prefect.yaml",
 }
-GRAPHS = {"dvc.yaml": "dvc.yaml", "ablations/graph.yaml": "graph.yaml"}
+GRAPHS = {"dvc.yaml": "pipeline.yaml", "ablations/graph.yaml": "ablations.yaml"}
 HEADER = f"""\
 # The package's graph, which `agent-r1 update` merges with your edits. A stage depends on the code that it can execute
 # by its file in {HASHES}: a hash for each room of the package.
@@ -51,16 +54,15 @@ def begin_project(folder: Path, overlay: str = "", assignments: Sequence[str] = 
         changes = override({"places": {"scale": overlay}}, own)
     for assignment in assignments:
         changes = override(changes, changed(assignment))
-    files, following = shipped_files(folder.absolute().name)
+    files, following = shipped_files(folder)
     project = files | records(files)
     project[PARAMS] = laid_over(files[PARAMS], changes, overlay or PARAMS) if changes else files[PARAMS]
     with replaced_folder(folder, lasting=False) as fresh:
         for path, text in project.items():
-            (fresh / path).parent.mkdir(parents=True, exist_ok=True)
             write_text(fresh / path, text)
         for arguments in (("init", "--quiet"), ("add", "--all"), (*COMMIT, f"Begin with agent_r1 {installed()}")):
             subprocess.run(["git", *arguments], cwd=fresh, check=True)
-    return f"wrote {folder}\n\n{following.replace('FOLDER', str(folder))}"
+    return f"wrote {folder}\n\n{following}"
 
 
 def _require_place(folder: Path) -> None:
@@ -74,10 +76,10 @@ def _require_place(folder: Path) -> None:
         raise ValueError(f"{folder} lies inside of a git repository, which would take it for its own; {remedy}")
 
 
-def shipped_files(name: str) -> tuple[dict[str, str], str]:
-    """The files of a project of that name as the package has them, by their paths, and what is to be typed next."""
+def shipped_files(folder: Path) -> tuple[dict[str, str], str]:
+    """The files of a project in a folder as the package has them, by their paths, and what is to be typed next."""
     base = CODE / BASE if (CODE / BASE).exists() else params.SHIPPED  # a clone's params.yaml may be a composition
-    templates, following = filled("project", {"name": name})
+    templates, following = filled("project", {"name": folder.absolute().name, "folder": str(folder)})
     files = {PARAMS: laid_over(base.read_text(), {}, PARAMS)}
     files |= {path: graph_of((SHIPPED / source).read_text()) for path, source in GRAPHS.items()}
     files |= {path: (SHIPPED / source).read_text() for path, source in COPIES.items()}
@@ -86,7 +88,8 @@ def shipped_files(name: str) -> tuple[dict[str, str], str]:
 
 def records(files: Mapping[str, str]) -> dict[str, str]:
     """The files in which a project says what it is of: the package's version, its files, and its code."""
-    return {str(VERSION): f"{installed()}\n", str(BASES): json.dumps(files, indent=1)} | code_hashes()
+    codes = {str(HASHES / f"{stage}.yaml"): yaml.safe_dump(code_hashes(stage)) for stage in stages()}
+    return {str(VERSION): f"{installed()}\n", str(BASES): json.dumps(files, indent=1)} | codes
 
 
 def graph_of(shipped: str) -> str:

@@ -6,40 +6,38 @@ import json
 import logging
 import re
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from agent_r1.facts import differences, some
 from agent_r1.files import replaced_folder, write_text
-from agent_r1.params import Params, fingerprint
+from agent_r1.params import Params
 from agent_r1.params.places import PARAMS
-from agent_r1.params.sections import bring_up, flatten, override, validated
+from agent_r1.params.sections import bring_up, changed, flatten, override, validated
 from flows.made_of import SHIPPED, read_yaml, value_at
 from flows.overlay import BASE, RECORDS, dumped, round_trip
-from flows.package import HASHES, NEXT, VERSION, changed_rooms, code_hashes, finish_update, installed, require_not_older
+from flows.package import HASHES, NEXT, VERSION, changed_rooms, finish_update, installed, require_not_older
 from flows.project import BASES, records, shipped_files
 
 # A line of a section of CHANGELOG.md: a key, perhaps with the value that it is about, and what to do.
 KEY = re.compile(r"\| `(?P<key>[\w.*]+)(: (?P<value>[^`]+))?` \| (?P<remedy>.+) \|")
-THEIRS = re.compile(r"^=======\n(.*?)^>>>>>>> ", re.MULTILINE | re.DOTALL)  # of a conflict
+CONFLICT = re.compile(r"^<<<<<<< yours\n(.*?)^=======\n(.*?)^>>>>>>> package\n", re.MULTILINE | re.DOTALL)
 BEHIND = """\
 So do the stages behind them, where an output differs. Unfinished trainings go on. Of finished ones that would be
 trained anew, `agent-r1 keep RUN` accepts one as it is once the project is updated; else it is moved aside, and
 `agent-r1 restore RUN` brings it back."""
+UNDONE = "Nothing is changed before you say yes, here or by --yes."
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(NamedTuple):
     """The files of a project that an update changes, with their texts, and what it does in words."""
 
     files: dict[str, str]
@@ -61,20 +59,20 @@ def plan() -> Update:
     parameters = read_yaml(Path(PARAMS))
     if not isinstance(parameters, dict):
         raise ValueError(f"{PARAMS} cannot be read as YAML; mend it, or `git checkout {PARAMS}`, and ask again")
-    shipped, _ = shipped_files(Path.cwd().name)
-    bases, codes = json.loads(BASES.read_text()), code_hashes()
-    versions = (VERSION.read_text().strip(), {path: _text(path) for path in codes}), (installed(), codes)
-    said = [" -> ".join(f"{number} (code {fingerprint(code)[:8]})" for number, code in versions)]
-    found = {path: _merged(path, bases.get(path), text, said) for path, text in shipped.items()}
-    merged = {path: text for path, text in found.items() if text is not None}
+    shipped, _ = shipped_files(Path.cwd())
+    bases, own = json.loads(BASES.read_text()), records(shipped)
+    said = [f"agent_r1 {VERSION.read_text().strip()} -> {installed()}"]
+    merged = {path: _merged(path, bases.get(path), text, said) for path, text in shipped.items()}
     said += _keys(parameters)
-    merged[PARAMS] = _parameters(merged[PARAMS], bases[PARAMS], shipped[PARAMS], said)
-    files = {path: text for path, text in (merged | records(shipped)).items() if _text(path) != text}
+    merged[PARAMS] = whole = _parameters(str(merged[PARAMS]), bases[PARAMS], shipped[PARAMS], said)
+    files = {path: text for path, text in (merged | own).items() if text is not None and text != _text(path)}
     if not files:
         return Update(files, "everything is up to date")
-    _require_kept(files)
+    command = ["git", "status", "--porcelain", "--", *files]
+    if edited := subprocess.run(command, capture_output=True, text=True).stdout.split()[1::2]:
+        raise ValueError(f"{some(edited)}: git does not keep your edits yet; commit them, and ask again")
     said += [f"writes {path}" for path in files if path in shipped]
-    said += _again(yaml.safe_load(merged[PARAMS]))
+    said += [*_again(yaml.safe_load(whole)), UNDONE]
     return Update(files, "\n".join(said))
 
 
@@ -84,16 +82,7 @@ def take(update: Update) -> None:
         for path, text in update.files.items():
             write_text(fresh / path, text)
     finish_update()
-    logger.info("the project is one of agent_r1 %s; look at `git diff`, and commit it", installed())
-
-
-def agreed() -> bool:
-    """Whether somebody at a terminal types y."""
-    if not sys.stdin.isatty():
-        logger.info("nothing is changed; `agent-r1 update --yes` does it")
-        return False
-    logger.warning("all this is done if you type y, and nothing if you type anything else")
-    return sys.stdin.readline().strip() == "y"
+    logger.info("the project is brought up; look at `git diff`, and commit it")
 
 
 def _text(path: str) -> str | None:
@@ -114,26 +103,20 @@ def _merged(path: str, base: str | None, theirs: str, said: list[str]) -> str | 
         for name, text in {"yours": ours, "base": base, "package": theirs}.items():
             (Path(folder) / name).write_text(text)
         command = ["git", "merge-file", "-p", "yours", "base", "package"]
-        marked = subprocess.run(command, cwd=folder, capture_output=True, text=True).stdout
-        command.insert(3, "--ours")
-        merged = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
-    for lines in THEIRS.findall(marked):
+        merged = subprocess.run(command, cwd=folder, capture_output=True, text=True).stdout
+    for _, lines in CONFLICT.findall(merged):
         said.append(f"{path}: both changed the same lines, and yours stay; the package has\n{lines.rstrip()}")
-    return merged
+    return CONFLICT.sub(r"\1", merged)
 
 
 def _parameters(merged: str, base: str, theirs: str, said: list[str]) -> str:
     """A merged params.yaml that is valid: with keys that came, and without those that became constants."""
-    content, package = round_trip().load(merged), round_trip().load(theirs)
-    changes = [*bring_up(content)]
-    have, had = flatten(content), flatten(yaml.safe_load(base))
-    lacking = [key for key in flatten(package) if key not in have and key not in had]
-    for key in lacking:
-        value = value_at(package, key)
-        for part in reversed(key.split(".")):
-            value = {part: value}
-        content = override(content, value)
-    said += [f"{PARAMS}: {each}" for each in changes]
+    content, package = round_trip().load(merged), flatten(yaml.safe_load(theirs))
+    changes = [f"{PARAMS}: {change}" for change in bring_up(content)]
+    lacking = package.keys() - flatten(content).keys() - flatten(yaml.safe_load(base)).keys()
+    for key in sorted(lacking):
+        content = override(content, changed(f"{key}={json.dumps(package[key])}"))
+    said += changes
     try:
         validated(Params, yaml.safe_load(dumped(content)), PARAMS)
     except ValueError as fault:
@@ -145,10 +128,9 @@ def _keys(parameters: Mapping[str, Any]) -> Iterator[str]:
     """The keys of a params.yaml that went or changed their meaning since its version, with the remedy."""
     lines = (SHIPPED / "CHANGELOG.md").read_text().splitlines()
     later = takewhile(lambda line: line != f"## {VERSION.read_text().strip()}", lines)
-    own = flatten(parameters)
     for row in filter(None, map(KEY.fullmatch, later)):
-        named = {key for key in own if fnmatchcase(f"{key}.", f"{row['key']}.*")}
-        if any(row["value"] in (None, str(own[key])) for key in named):
+        values = [str(value) for key, value in flatten(parameters).items() if fnmatchcase(f"{key}.", f"{row['key']}.*")]
+        if values and row["value"] in (None, *values):
             yield f"{PARAMS}: {row['key']}: {row['remedy']}"
 
 
@@ -158,19 +140,11 @@ def _again(parameters: Mapping[str, Any]) -> Iterator[str]:
     for record in filter(Path.exists, map(Path, RECORDS)):
         for name, entry in yaml.safe_load(record.read_text())["stages"].items():
             code = [Path(dep["path"]).stem for dep in entry.get("deps", ()) if Path(dep["path"]).parent == HASHES]
-            was = flatten(entry.get("params", {}).get(PARAMS, {}))
-            now = flatten({key: value_at(parameters, key) for key in entry.get("params", {}).get(PARAMS, {})})
-            why = some([*(room for stage in code for room in rooms.get(stage, ())), *differences(was, now)])
+            was = entry.get("params", {}).get(PARAMS, {})
+            now = {key: value_at(parameters, key) for key in was}
+            why = [*(room for stage in code for room in rooms.get(stage, ())), *differences(flatten(was), flatten(now))]
             if why:
-                reasons.setdefault(why, []).append(name)
-    for why, names in reasons.items():
-        yield f"runs again: {some(names)} (changed: {why})"
+                reasons.setdefault(some(why), []).append(name)
+    yield from (f"runs again: {some(names)} (changed: {why})" for why, names in reasons.items())
     if reasons:
         yield BEHIND
-
-
-def _require_kept(files: Mapping[str, str]) -> None:
-    """Raises ValueError if git does not keep the project's edits of files, so that an update could lose them."""
-    command = ["git", "status", "--porcelain", "--", *files]
-    if edited := subprocess.run(command, capture_output=True, text=True).stdout.split()[1::2]:
-        raise ValueError(f"{some(edited)}: git does not keep your edits yet; commit them, and ask again")

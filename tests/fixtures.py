@@ -221,9 +221,10 @@ def one_action_task(
     def build(
         answers: Mapping[str, str], action: Callable[[str], str], *, steps: int = 200, env: EnvParams = ONE_ACTION
     ) -> Task:
+        of_test = {"dataset": "test", "split": "train", "gold_titles": []}
+        pairs = answers.items()
         questions = [
-            Question(**question_fields(text, split="train", text=text, answers=[answer], gold_titles=[]))
-            for text, answer in answers.items()
+            Question(**question_fields(text, text=text, answers=[answer], **of_test)) for text, answer in pairs
         ]
         chat = Chat(tiny_tokenizer)
         with Shared(env, index) as shared:

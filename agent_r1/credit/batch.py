@@ -146,9 +146,9 @@ def step_states(trajectory: Trajectory, *, by_env: bool) -> NDArray[np.int64]:
 def _pad(rows: Sequence[NDArray[Any]], fill: int = 0) -> NDArray[Any]:
     """[B, L] the rows side by side, filled on the right up to the longest."""
     lengths = np.array([len(row) for row in rows])
-    filled = np.arange(lengths.max()) < lengths[:, None]
-    padded = np.full(filled.shape, fill, dtype=rows[0].dtype)
-    padded[filled] = np.concatenate(rows)
+    mask = np.arange(lengths.max()) < lengths[:, None]
+    padded = np.full(mask.shape, fill, dtype=rows[0].dtype)
+    padded[mask] = np.concatenate(rows)
     return padded
 
 
@@ -168,11 +168,11 @@ def discounted_sums(entries: Floats, lengths: Counts, factor: float) -> Floats:
     """[N] S_n = x_n + factor S_{n+1} of entries x [N], S 0 after the end of a sequence; `lengths` [S] may be 0."""
     if lengths.sum() != len(entries):
         raise RuntimeError(f"{len(entries)} entries for sequences of {lengths.sum()} together")
-    filled = np.arange(lengths.max(initial=0)) < lengths[:, None]  # [S, longest]
-    sums = scatter(entries, filled).T.copy()  # [longest, S], in which a row is in one piece
+    mask = np.arange(lengths.max(initial=0)) < lengths[:, None]  # [S, longest]
+    sums = scatter(entries, mask).T.copy()  # [longest, S], in which a row is in one piece
     for next_row, row in pairwise(sums[::-1]):
         row += factor * next_row
-    return sums.T[filled]
+    return sums.T[mask]
 
 
 def whitened(advantages: Floats, batch: Batch, floor: float) -> Floats:
@@ -182,9 +182,9 @@ def whitened(advantages: Floats, batch: Batch, floor: float) -> Floats:
 
 def whiten(advantages: Floats, mask: Mask, floor: float) -> Floats:
     """[B, L] scaled so that the tokens of `mask` have mean 0 and population std 1; a std counts as `floor` at least."""
-    counted = advantages[mask]
-    mean = float(counted.mean())
-    std = float(counted.std())
+    selection = advantages[mask]
+    mean = float(selection.mean())
+    std = float(selection.std())
     return (advantages - mean) / (max(std, floor) + WHITENING_EPSILON)
 
 
@@ -209,8 +209,8 @@ class StepSpans(NamedTuple):
 
     def sums(self, rewards: Floats) -> Floats:
         """[S] a step's reward is the sum of its tokens' rewards [B, L]."""
-        summed: Floats = np.add.reduceat(rewards_at(rewards, self.acting), self.starts)
-        return summed
+        sums: Floats = np.add.reduceat(rewards_at(rewards, self.acting), self.starts)
+        return sums
 
 
 def step_spans(steps: NDArray[np.int32]) -> StepSpans:
@@ -241,10 +241,10 @@ def on_steps(advantages: Floats, spans: StepSpans) -> Floats:
 
 def token_advantages(rewards: Floats, values: Floats, time_steps: Mask, params: CreditParams) -> Floats:
     """[B, L] the generalised advantages of every trajectory's time steps; tokens between them get exactly 0."""
-    received = rewards_at(rewards, time_steps)
+    flat_rewards = rewards_at(rewards, time_steps)
     lengths = time_steps.sum(axis=1)
-    flat = generalized_advantages(received, values[time_steps], lengths, gamma=params.gamma, lam=params.lam)
-    return scatter(flat, time_steps)
+    advantages = generalized_advantages(flat_rewards, values[time_steps], lengths, gamma=params.gamma, lam=params.lam)
+    return scatter(advantages, time_steps)
 
 
 def rewards_at(rewards: Floats, time_steps: Mask) -> Floats:

@@ -295,9 +295,11 @@ def _compare_returns(batch: Batch) -> tuple[Floats, Floats, Counts]:
 
 
 def _warn_of_groups_of_one(batch: Batch) -> None:
-    alone = np.count_nonzero(np.unique(batch.groups, return_counts=True)[1] == 1)
-    if alone:
-        logger.warning("%d of %d trajectories are alone in their group: their advantage is 0", alone, len(batch.groups))
+    singles = np.count_nonzero(np.unique(batch.groups, return_counts=True)[1] == 1)
+    if singles:
+        logger.warning(
+            "%d of %d trajectories are alone in their group: their advantage is 0", singles, len(batch.groups)
+        )
 
 
 def without_critic(advantages: Floats) -> Estimate:

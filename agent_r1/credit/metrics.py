@@ -33,12 +33,12 @@ def step_metrics(
 
     The tokens were drawn before it. Nothing where there are none.
     """
-    moves = [
+    differences = [
         (new.astype(np.float64) - old)[t.action_mask]
         for t, old, new in zip(trajectories, old_logprobs, new_logprobs, strict=True)
     ]
-    moved = np.concatenate([np.zeros(0), *moves])
-    return {"policy/kl_step": _k3(moved)} if len(moved) else {}
+    all_differences = np.concatenate([np.zeros(0), *differences])
+    return {"policy/kl_step": _k3(all_differences)} if len(all_differences) else {}
 
 
 def _k3(differences: Floats) -> float:

@@ -163,7 +163,7 @@ def _check_facts(trajectory: Trajectory, weights: RewardWeights) -> None:
                     f"trajectory {trajectory.trajectory_id!r}: reward {name!r} of step {k} is {value}; "
                     "an environment must state finite numbers"
                 )
-    answering = trajectory.steps[-1:] if trajectory.outcome is Outcome.ANSWERED else []
+    answer_steps = trajectory.steps[-1:] if trajectory.outcome is Outcome.ANSWERED else []
     weighted = weights.weights
     for name, function in weights.own.items():
         who = function.function or "its agent"
@@ -174,9 +174,9 @@ def _check_facts(trajectory: Trajectory, weights: RewardWeights) -> None:
             )
     for part in ("agent_r1", "em", "f1", "grounded", "think"):
         fact = "em" if part == "agent_r1" else part
-        steps = trajectory.steps if part == "think" else answering
+        steps = trajectory.steps if part == "think" else answer_steps
         if weighted[part] and any(fact not in step.rewards for step in steps):
             raise ValueError(
-                f"trajectory {trajectory.trajectory_id!r}: a step{' that answers' * (steps is answering)} carries no "
-                f"reward {fact!r}, which {part} is made of; the environment must state it, or the weight must be 0"
+                f"trajectory {trajectory.trajectory_id!r}: a step{' that answers' * (steps is answer_steps)} carries "
+                f"no reward {fact!r}, which {part} is made of; the environment must state it, or the weight must be 0"
             )

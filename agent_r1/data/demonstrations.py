@@ -189,8 +189,8 @@ def _compare(plan: Plan, hops: Sequence[Hop]) -> list[str]:
 
 def _add_up(plan: Plan, hops: Sequence[Hop]) -> list[str]:
     """A thought before each search of two years: both needs, then the first finding and the second need."""
-    needed = [f"the {hop.relation} of {hop.entity}" for hop in plan.hops]
-    return [f"I need {' and '.join(needed)}.", *(f"{findings([hop])}Next {needed[1]}." for hop in hops[:-1])]
+    needs = [f"the {hop.relation} of {hop.entity}" for hop in plan.hops]
+    return [f"I need {' and '.join(needs)}.", *(f"{findings([hop])}Next {needs[1]}." for hop in hops[:-1])]
 
 
 def _can_calculate(plan: Plan, hops: Sequence[Hop]) -> bool:

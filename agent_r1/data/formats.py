@@ -60,8 +60,8 @@ def with_aliases(rows: Iterable[Row], split: Path) -> Iterator[Row]:
     Source: the evaluation script of 2WikiMultihopQA (github.com/Alab-NII/2wikimultihop), which accepts the aliases and
     demonyms of the entity that `answer_id` names.
     """
-    listed = split.with_name(ALIASES)
-    aliases = read(listed) if listed.exists() else iter(())
+    alias_file = split.with_name(ALIASES)
+    aliases = read(alias_file) if alias_file.exists() else iter(())
     names = {row.text("Q_id"): [*row.texts("aliases"), *row.texts("demonyms")] for row in aliases}
     for row in rows:
         other_names = names.get(str(row.fields.get("answer_id")), [])
@@ -191,26 +191,26 @@ def flashrag_question(row: Row, dataset: str, split: str) -> Question:
     Gold titles and kind are those of its `metadata`, where that has `supporting_facts` and `type`. Source:
     github.com/RUC-NLPIR/FlashRAG.
     """
-    more = _metadata(row)
+    metadata = _metadata(row)
     fields = {
         **row.fields,
         "answers": _answers_of(row, "golden_answers"),
-        "gold_titles": [title for title, _ in more.pairs(FACTS, "sent_id")] if more.has(FACTS) else [],
-        "kind": more.fields.get("type"),
+        "gold_titles": [title for title, _ in metadata.pairs(FACTS, "sent_id")] if metadata.has(FACTS) else [],
+        "kind": metadata.fields.get("type"),
     }
     return generic_question(replace(row, fields=fields), dataset, split)
 
 
 def flashrag_context(row: Row) -> list[tuple[str, str]]:
     """The paragraphs of the `metadata`, joined as in the release that they come from; none where it has no context."""
-    more = _metadata(row)
-    match more.fields.get("context"):
+    metadata = _metadata(row)
+    match metadata.fields.get("context"):
         case None:
             return []
         case {"title": titles, "content": sentences}:  # 2WikiMultihopQA's
             fields = {"context": {"title": titles, "sentences": sentences}}
-            return joined_context(replace(more, fields=fields), separator=" ")
-    return joined_context(more, separator="")
+            return joined_context(replace(metadata, fields=fields), separator=" ")
+    return joined_context(metadata, separator="")
 
 
 def _metadata(row: Row) -> Row:

@@ -62,8 +62,8 @@ def make_plans(params: PrepareParams, questions: Sequence[Question]) -> tuple[di
                     plans[question_id] = replace(plans[question_id], hops=tuple(hops))
     if BUILT_IN not in params.datasets:
         return plans, {}
-    generated = generate_atlas(params.atlas, params.seed)
-    return {**generated.plans, **plans}, generated.facts
+    atlas = generate_atlas(params.atlas, params.seed)
+    return {**atlas.plans, **plans}, atlas.facts
 
 
 def borne_out(
@@ -87,8 +87,8 @@ def borne_out(
             reasons[str(reason)] += 1
     if reasons:
         why = ", ".join(f"{reason} ({number})" for reason, number in reasons.most_common())
-        tried = reasons.total() + len(usable)
-        logger.info("%d of %d questions cannot be demonstrated: %s", reasons.total(), tried, why)
+        attempts = reasons.total() + len(usable)
+        logger.info("%d of %d questions cannot be demonstrated: %s", reasons.total(), attempts, why)
     return usable, actions
 
 
@@ -197,8 +197,8 @@ def first_written(phrases: Iterable[str], text: str) -> str:
     """
     for phrase in phrases:
         words = r"\W+".join(re.escape(word) for word in _WORD.findall(phrase))
-        closing = r"\)?" if phrase.endswith(")") else ""
-        match = re.search(rf"\b{words}\b{closing}", text, re.IGNORECASE) if words else None
+        bracket = r"\)?" if phrase.endswith(")") else ""
+        match = re.search(rf"\b{words}\b{bracket}", text, re.IGNORECASE) if words else None
         if match:
             return match[0]
     return ""

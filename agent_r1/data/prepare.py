@@ -79,15 +79,17 @@ def _write_rows(params: PrepareParams, questions: Path, passages: Path) -> Disti
     """Writes all rows; returns what their ids and contents were held to."""
     distinct = Distinct()
     with row_writer(questions, Question) as add_question, row_writer(passages, Passage) as add_passage:
-        generated = generate_atlas(params.atlas, params.seed) if BUILT_IN in params.datasets else None
-        drawn = {name: worlds.draw(name, world) for name, world in params.worlds.items() if name in params.datasets}
-        for entry in _entries(params, generated.questions if generated else [], drawn):
+        atlas = generate_atlas(params.atlas, params.seed) if BUILT_IN in params.datasets else None
+        world_questions = {
+            name: worlds.draw(name, world) for name, world in params.worlds.items() if name in params.datasets
+        }
+        for entry in _entries(params, atlas.questions if atlas else [], world_questions):
             distinct.take_question(entry.question, entry.where)
             add_question(entry.question)
             for passage in entry.passages:
                 if distinct.is_new(passage, entry.where):
                     add_passage(passage)
-        for where, passage in _searchable(params, generated.passages if generated else []):
+        for where, passage in _searchable(params, atlas.passages if atlas else []):
             if distinct.is_new(passage, where):
                 add_passage(passage)
     return distinct
@@ -105,24 +107,27 @@ def _qualify(path: Path, shared_ids: Collection[str]) -> None:
 
 
 def _entries(
-    params: PrepareParams, generated: Sequence[Question], drawn: Mapping[str, Mapping[str, list[Question]]]
+    params: PrepareParams,
+    atlas_questions: Sequence[Question],
+    world_questions: Mapping[str, Mapping[str, list[Question]]],
 ) -> Iterator[Entry]:
     for split in SPLITS:
         portions: list[Portion[Entry]] = []
         for name in params.datasets:
             if name == BUILT_IN:
-                entries = [Entry(BUILT_IN, question) for question in generated if question.split == split]
+                entries = [Entry(BUILT_IN, question) for question in atlas_questions if question.split == split]
                 portions.append((len(entries), entries))
-            elif name in drawn:
-                portions.append((len(drawn[name][split]), [Entry(name, question) for question in drawn[name][split]]))
+            elif name in world_questions:
+                entries = [Entry(name, question) for question in world_questions[name][split]]
+                portions.append((len(entries), entries))
             elif split in params.files[name].splits:
                 portions.append(from_files(name, params.files[name], split, params.seed))
         yield from progress(interleave(portions), f"{split} questions", sum(size for size, _ in portions))
 
 
-def _searchable(params: PrepareParams, generated: Sequence[Passage]) -> Iterator[tuple[str, Passage]]:
+def _searchable(params: PrepareParams, atlas_passages: Sequence[Passage]) -> Iterator[tuple[str, Passage]]:
     """The passages that do not come with a question; a corpus that several data sets name is read once."""
-    yield from ((BUILT_IN, passage) for passage in generated)
+    yield from ((BUILT_IN, passage) for passage in atlas_passages)
     corpora = (params.files[name].corpus for name in params.datasets if name in params.files)
     for corpus in dict.fromkeys(path for path in corpora if path is not None):
         yield from progress(read_passages(corpus), f"passages of {corpus.name}")

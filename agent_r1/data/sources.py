@@ -398,8 +398,8 @@ def _weight(column: pa.Array[Any]) -> int:
 
 def _batch_size(metadata: pq.FileMetaData) -> int:
     """Rows that come to _BATCH_BYTES by the file's own figures."""
-    claimed = sum(metadata.row_group(at).total_byte_size for at in range(metadata.num_row_groups))
-    return max(1, min(_BATCH, _BATCH_BYTES * metadata.num_rows // max(1, claimed)))
+    size = sum(metadata.row_group(at).total_byte_size for at in range(metadata.num_row_groups))
+    return max(1, min(_BATCH, _BATCH_BYTES * metadata.num_rows // max(1, size)))
 
 
 def _fields(batch: pa.RecordBatch, weight: int) -> Iterable[Any]:
@@ -434,10 +434,10 @@ def _list_items(text: TextIO) -> Iterator[Any]:
             rest = window[at:]  # read twice as much each time: a long value is decoded few times
             if len(rest) > LONGEST_ROW:
                 raise BrokenRowError(f"broken, or longer than {LONGEST_ROW} characters") from None
-            more = text.read(max(_CHUNK, len(rest)))
-            if not more:
+            chunk = text.read(max(_CHUNK, len(rest)))
+            if not chunk:
                 raise
-            window = rest + more
+            window = rest + chunk
             at = 0
         else:
             _refuse_halves(value, window, start.start(), at)
@@ -445,8 +445,8 @@ def _list_items(text: TextIO) -> Iterator[Any]:
             yield value
     rest = window[end.end() :].lstrip()
     while not rest:
-        more = text.read(_CHUNK)
-        if not more:
+        chunk = text.read(_CHUNK)
+        if not chunk:
             return
-        rest = more.lstrip()
+        rest = chunk.lstrip()
     raise json.JSONDecodeError(f"the list is followed by {rest[:40]!r}", rest, 0)

@@ -130,12 +130,12 @@ def _starts(params: OthersParams, split: str, first: int, stop: int) -> Iterator
 
 def _fill(template: dict[str, Any], **values: int | str) -> dict[str, Any]:
     """Arguments with the row's own in place of their names in braces, which YAML reads as mappings without quotes."""
-    spelled = json.dumps(template, default=str)
+    text = json.dumps(template, default=str)
     for name, value in values.items():
-        for alone in (f'"{{{name}}}"', f'{{"{name}": null}}'):
-            spelled = spelled.replace(alone, json.dumps(value))
-        spelled = spelled.replace(f"{{{name}}}", str(value))
-    return dict(json.loads(spelled))
+        for placeholder in (f'"{{{name}}}"', f'{{"{name}": null}}'):
+            text = text.replace(placeholder, json.dumps(value))
+        text = text.replace(f"{{{name}}}", str(value))
+    return dict(json.loads(text))
 
 
 def _task_and_answers(row: Row) -> tuple[str, list[str]]:

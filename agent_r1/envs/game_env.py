@@ -130,13 +130,13 @@ class GameEnv(Env):
         self.steps_left -= 1
         parsed = parse_action(action)
         names = [name.strip() for name in (parsed.answer or "").split(SEPARATOR) if name.strip()]
-        calls, earned = self._make(names[: self.moves_per_step])
-        rewards = {"env": earned, "think": float(bool(parsed.thought and names))}
+        calls, reward = self._make(names[: self.moves_per_step])
+        rewards = {"env": reward, "think": float(bool(parsed.thought and names))}
         if self._is_over():
             limit = Outcome.TURN_LIMIT if names else Outcome.MALFORMED
             outcome = Outcome.ENDED if self.game.done else limit
             return Transition(outcome=outcome, calls=calls, rewards=rewards | {"success": float(self.game.won)})
-        feedback = self._style.reward.format(reward=round(earned, 6)) + self._amiss(names, calls, parsed.problem)
+        feedback = self._style.reward.format(reward=round(reward, 6)) + self._amiss(names, calls, parsed.problem)
         return Transition(observations=(feedback + self._turn(),), calls=calls, rewards=rewards)
 
     def redraw(self, seed: int) -> None:
@@ -150,17 +150,17 @@ class GameEnv(Env):
         if not names:
             return (Call(status=CallStatus.MALFORMED),), 0.0
         calls = list[Call]()
-        earned = 0.0
+        reward = 0.0
         for name in names:
             if self.game.done or not self.moves_left:
                 break
             move = self._moves.get(name.casefold())
             if move is not None:
-                earned += self.game.play(move)
+                reward += self.game.play(move)
                 self.moves_left -= 1
             status = CallStatus.BAD_ARGUMENTS if move is None else CallStatus.OK
             calls.append(Call(tool="move", arguments=json.dumps(move or name, ensure_ascii=False), status=status))
-        return tuple(calls), earned
+        return tuple(calls), reward
 
     def _amiss(self, names: list[str], calls: tuple[Call, ...], problem: str) -> str:
         """The parts of an action that were not done, a line for each reason."""

@@ -103,10 +103,10 @@ class Room:
         """The box that the plan pushes next, and where that is done from."""
         start = state.player
         for move in self.plan(state):
-            following = self.after(state, move)
-            if following.boxes != state.boxes:
-                return following.player, f"push {move} from {_away(start, state.player)}"
-            state = following
+            next_state = self.after(state, move)
+            if next_state.boxes != state.boxes:
+                return next_state.player, f"push {move} from {_away(start, state.player)}"
+            state = next_state
         return min(state.boxes - self._targets), "stuck"
 
     def _beside(self, state: sokoban.RoomState, move: str) -> str:

@@ -113,16 +113,16 @@ class TextEnv(Env):
         return self._transition(parsed, reply, (call,))
 
     async def _moved(self, text: str) -> tuple[Moved, Call]:
-        started = time.perf_counter()
+        start = time.perf_counter()
         status = CallStatus.OK
         try:
             reply = await self.move(text)
         except ToolError as refusal:
             reply = Moved(f"Error: {refusal}", 0.0, False)
             status = CallStatus.FAILED
-        seconds = time.perf_counter() - started
-        spelled = json.dumps(text, ensure_ascii=False)
-        return reply, Call(tool=MOVE, arguments=spelled, status=status, latency_s=seconds)
+        seconds = time.perf_counter() - start
+        move_json = json.dumps(text, ensure_ascii=False)
+        return reply, Call(tool=MOVE, arguments=move_json, status=status, latency_s=seconds)
 
     def _transition(self, parsed: ParsedAction, reply: Moved, calls: tuple[Call, ...]) -> Transition:
         rewards = {"think": think(parsed), "env": reply.reward}

@@ -121,36 +121,36 @@ class ToolEnv(Env):
         """Makes an action's calls at the same time and returns their results."""
         if parsed.problem:
             text = f"{parsed.problem}. {advice(self.example_call, self._answers)}"
-            malformed = ToolResult(text=text, call_status=CallStatus.MALFORMED)
-            return [_Exchange(Call(status=CallStatus.MALFORMED), malformed)]
+            result = ToolResult(text=text, call_status=CallStatus.MALFORMED)
+            return [_Exchange(Call(status=CallStatus.MALFORMED), result)]
         coroutines = [self._call(place, *call) for place, call in enumerate(parsed.calls)]
         return [await coroutines[0]] if len(coroutines) == 1 else list(await asyncio.gather(*coroutines))
 
     async def _call(self, place: int, tool: str, arguments: dict[str, Any]) -> _Exchange:
-        spelled = canonical(arguments)
+        arguments_json = canonical(arguments)
         if tool not in self._tools:
             problem = f"there is no tool {tool!r}, only {', '.join(self._tools)}"
             result = ToolResult(text=problem, call_status=CallStatus.UNKNOWN_TOOL)
-            return _Exchange(Call(tool=tool, arguments=spelled, status=result.call_status), result)
+            return _Exchange(Call(tool=tool, arguments=arguments_json, status=result.call_status), result)
         instance = self._tools[tool]
         at = CallPlace(self._seed, self._step, place)
         journal = self._journal if instance.waits else None
-        entry = journal.find(at, tool, spelled) if journal else None
+        entry = journal.find(at, tool, arguments_json) if journal else None
         if entry:
             await instance.recall(arguments, entry.result)
             return _Exchange(entry.made, entry.result)
-        exchange = await _timed(instance, arguments, spelled)
+        exchange = await _timed(instance, arguments, arguments_json)
         if journal and not exchange.fault:
             journal.add(at, exchange.call, exchange.result)
         return exchange
 
     def _take_in(self, results: Sequence[ToolResult]) -> dict[str, float]:
         """Remembers the results of calls that succeeded; returns their `progress`."""
-        succeeded = [result for result in results if result.call_status is CallStatus.OK]
-        self.shown += [result.text for result in succeeded]
-        if self.gold is None or not succeeded:
+        successes = [result for result in results if result.call_status is CallStatus.OK]
+        self.shown += [result.text for result in successes]
+        if self.gold is None or not successes:
             return {}
-        titles = self.unseen.intersection(title for result in succeeded for title in result.titles)
+        titles = self.unseen.intersection(title for result in successes for title in result.titles)
         self.unseen -= titles
         return {"progress": float(len(titles))}
 
@@ -168,17 +168,17 @@ class _Exchange(NamedTuple):
         return self.result.text if self.call.status is CallStatus.OK else f"Error: {self.result.text}"
 
 
-async def _timed(tool: Tool, arguments: dict[str, Any], spelled: str) -> _Exchange:
+async def _timed(tool: Tool, arguments: dict[str, Any], arguments_json: str) -> _Exchange:
     fault = ""
-    started = time.perf_counter()
+    start = time.perf_counter()
     try:
         result = await tool.call(arguments)
     except WorldFault as error:
         fault = error.words
         status = CallStatus.TIMEOUT if isinstance(error, TimeoutError) else CallStatus.FAILED
         result = ToolResult(text=fault, call_status=status)
-    latency_s = time.perf_counter() - started
-    call = Call(tool=tool.name, arguments=spelled, status=result.call_status, latency_s=latency_s)
+    latency_s = time.perf_counter() - start
+    call = Call(tool=tool.name, arguments=arguments_json, status=result.call_status, latency_s=latency_s)
     return _Exchange(call, result, fault)
 
 
@@ -226,7 +226,9 @@ def think(parsed: ParsedAction) -> float:
 def calls_without_tools(parsed: ParsedAction) -> tuple[Call, ...]:
     """The calls of an action that does not answer, in an environment without tools."""
     unknown = ((call.tool, canonical(call.arguments)) for call in parsed.calls)
-    calls = tuple(Call(tool=tool, arguments=spelled, status=CallStatus.UNKNOWN_TOOL) for tool, spelled in unknown)
+    calls = tuple(
+        Call(tool=tool, arguments=arguments_json, status=CallStatus.UNKNOWN_TOOL) for tool, arguments_json in unknown
+    )
     return calls or (Call(status=CallStatus.MALFORMED),)
 
 

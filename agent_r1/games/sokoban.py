@@ -154,8 +154,8 @@ class Game(rules.Game):
     def _make_move(self, move: str) -> float:
         on_targets = len(self.state.boxes & self._targets)
         self.state = self.board.after(self.state, move)
-        gained = len(self.state.boxes & self._targets) - on_targets
-        return _MOVE + (_ON if gained > 0 else _OFF if gained < 0 else 0.0) + (_SOLVED if self.won else 0.0)
+        gain = len(self.state.boxes & self._targets) - on_targets
+        return _MOVE + (_ON if gain > 0 else _OFF if gain < 0 else 0.0) + (_SOLVED if self.won else 0.0)
 
     def _cell(self, place: Cell) -> str:
         on = place in self._targets

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import signal
 import sys
 import time
@@ -12,12 +11,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
-from safetensors import safe_open
 
 from agent_r1.answers import normalize
 from agent_r1.envs.base import parse_action
@@ -47,58 +44,40 @@ class Answerer:
     about: Sequence[str] = ()  # what it is, and questions that it can be asked
 
 
-@dataclass(frozen=True, slots=True)
-class Knowledge:
-    """What a policy was made for."""
-
-    about: str  # a sentence; "" if nothing is known
-    examples: Sequence[str]  # test questions
-    words: Collection[str]  # of all that it has read; none for a model that has read more than this project
-
-    @classmethod
-    def of(cls, settings: Params, folder: Path, *, built_in: bool) -> Self:
-        """That of a policy in a folder, or of the hub, whose model is built in or not."""
-        places, words = settings.places, set[str]()
-        if not places.questions.exists():
-            return cls("", (), words)
-        questions = read_rows(places.questions, Question)
-        examples = [row.text for row in questions if row.split == "test" and row.text][:EXAMPLES]
-        data = ", ".join(settings.prepare.datasets)
-        about = f"{_weights(folder) / 1e6:.1f} million weights" if folder.is_dir() else "a model of the hub"
-        if built_in and examples:
-            read = [f"{row.title} {row.text}" for row in read_rows(places.passages, Passage)]
-            words.update(*(normalize(text).split() for text in [*read, *(row.text for row in questions)]))
-        return cls(f"{about}, which {'know' if words else 'practised'} {data}{' alone' * bool(words)}", examples, words)
-
-    def require_known(self, text: str) -> None:
-        """Raises ValueError, with an example, for words that the policy has never read."""
-        strange = [word for word in normalize(text).split() if word not in self.words] if self.words else []
-        if strange:
-            raise ValueError(f"{strange[0]!r} is no word of it: {self.about}; ask such as: {self.examples[0]}")
-
-
-def _weights(folder: Path) -> int:
-    count = 0
-    for file in folder.glob("*.safetensors"):
-        with safe_open(file, "np") as stored:
-            count += sum(math.prod(stored.get_slice(name).get_shape()) for name in stored.keys())  # noqa: SIM118
-    return count
+def made_for(settings: Params, folder: Path, *, built_in: bool) -> tuple[list[str], set[str]]:
+    """What a policy is, with test questions; and of a built-in model, which has read nothing else, all words."""
+    places = settings.places
+    if not places.questions.exists():
+        return [], set()
+    questions = read_rows(places.questions, Question)
+    examples = [row.text for row in questions if row.split == "test"][:EXAMPLES]
+    if not built_in:
+        return ["It practised questions such as:", *examples], set()
+    texts = [f"{row.title} {row.text}" for row in read_rows(places.passages, Passage)]
+    words = normalize(" ".join([*texts, *(row.text for row in questions)])).split()
+    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) / 4e6
+    data = ", ".join(settings.prepare.datasets)
+    return [f"It has {weights:.1f} million weights, and knows {data} alone. Ask it such as:", *examples], set(words)
 
 
 @contextlib.contextmanager
 def here(
-    opening: AbstractContextManager[Agent], seed: int, title: str, knowledge: Knowledge | None = None
+    opening: AbstractContextManager[Agent], seed: int, title: str, about: Sequence[str], words: Collection[str]
 ) -> Iterator[Answerer]:
-    """An agent in this process. A repeated question is sampled anew; the seed matters at temperatures above 0."""
-    asked, known = Counter[str](), knowledge or Knowledge("", (), ())
+    """An agent in this process, which knows these `words` alone, if any.
+
+    A repeated question is sampled anew; the seed matters at temperatures above 0.
+    """
+    asked: Counter[str] = Counter()
     with opening as agent:
 
         def ask(text: str) -> Iterator[StepView]:
-            known.require_known(text)
+            strange = [word for word in normalize(text).split() if words and word.isalpha() and word not in words]
+            if strange:
+                raise ValueError(f"It never read {strange[0]!r}. {' '.join(about[:2])}")
             asked[text] += 1
             return agent.ask(text, seed=seed, sample=asked[text] - 1)
 
-        about = [known.about, *known.examples] if known.about else []
         yield Answerer(title, Limits.of(agent.shared.limits), ask, about)
 
 

@@ -59,21 +59,21 @@ class GymEnv(TextEnv):
 
     async def begin(self) -> str:
         self.world = _make(self._setup.name, self._params)
-        observed, _ = self.world.reset(seed=self._setup.seed)
+        observation, _ = self.world.reset(seed=self._setup.seed)
         self.world.unwrapped.np_random = np.random.Generator(np.random.PCG64(self._seed))
         actions = f"Actions: {', '.join(self.moves)}.\n\n" if self.moves else ""
-        return actions + _seen(self.world, self._read(observed))
+        return actions + _drawing(self.world, self._read(observation))
 
     async def move(self, text: str) -> Moved:
         if self.world is None:
             raise RuntimeError("the environment was not opened")
         action = _action(text, self.moves, self.world.action_space)
-        observed, reward, terminated, truncated, info = self.world.step(action)
+        observation, reward, terminated, truncated, info = self.world.step(action)
         earned = number(reward, f"env.gymnasium.{self._setup.name}")
         self._return += earned
         outcome = Outcome.ENDED if terminated else Outcome.TURN_LIMIT if truncated else None
-        observation = "" if outcome else _seen(self.world, self._read(observed))
-        return Moved(observation, earned, self._succeeded(earned, outcome, info), outcome)
+        drawing = "" if outcome else _drawing(self.world, self._read(observation))
+        return Moved(drawing, earned, self._succeeded(earned, outcome, info), outcome)
 
     async def close(self) -> None:
         if self.world:
@@ -96,11 +96,11 @@ class GymEnv(TextEnv):
 
 def require_gymnasium(questions: Sequence[Question], limits: EnvParams) -> None:
     """Raises ValueError for a question whose world is not declared, or cannot be made or played."""
-    used = [meant(question, GymSetup, limits.gymnasium) for question in questions]
-    for name, params in {setup.name: params for setup, params in used}.items():
+    worlds = [meant(question, GymSetup, limits.gymnasium) for question in questions]
+    for name, params in {setup.name: params for setup, params in worlds}.items():
         read = _reader(name, params)
         with closing(_make(name, params)) as world, closing(_make(name, params)) as twin:
-            beginnings = [_seen(env, read(env.reset(seed=0)[0])) for env in (world, twin)]
+            beginnings = [_drawing(env, read(env.reset(seed=0)[0])) for env in (world, twin)]
             _require_success(world, name, params, limits.max_steps)
         if len(beginnings[0]) > limits.max_result_characters and world.render_mode != "ansi":
             raise ValueError(
@@ -189,14 +189,14 @@ def _action(text: str, moves: Sequence[str], space: spaces.Space[Any]) -> int | 
     return text
 
 
-def _seen(world: GymWorld, observed: Any) -> str:
+def _drawing(world: GymWorld, observation: Any) -> str:
     """The world's drawing, if it draws text, and else the whole of the observation."""
     if world.render_mode != "ansi":
-        return _written(observed)
-    drawn = world.render()
-    if not isinstance(drawn, str):
-        raise ValueError(f"{world} draws {type(drawn).__name__} under render_mode ansi, and not text")
-    return plain(drawn).strip("\n")
+        return _written(observation)
+    drawing = world.render()
+    if not isinstance(drawing, str):
+        raise ValueError(f"{world} draws {type(drawing).__name__} under render_mode ansi, and not text")
+    return plain(drawing).strip("\n")
 
 
 def _reader(name: str, params: GymnasiumParams) -> Callable[[Any], Any]:
@@ -206,12 +206,12 @@ def _reader(name: str, params: GymnasiumParams) -> Callable[[Any], Any]:
     return itemgetter(params.observation) if params.observation else lambda observed: observed
 
 
-def _written(observed: Any) -> str:
+def _written(observation: Any) -> str:
     """All of an observation; of a mapping a line for each value, the longest array last, as the end may be cut."""
     with np.printoptions(threshold=sys.maxsize):
-        if not isinstance(observed, Mapping):
-            return str(observed)
-        values = sorted(observed.items(), key=lambda item: item[1].size if isinstance(item[1], np.ndarray) else 0)
+        if not isinstance(observation, Mapping):
+            return str(observation)
+        values = sorted(observation.items(), key=lambda item: item[1].size if isinstance(item[1], np.ndarray) else 0)
         texts = {key: value if isinstance(value, str) else " ".join(str(value).split()) for key, value in values}
     return "\n".join(f"{key}: {text}" for key, text in texts.items())
 

@@ -97,8 +97,8 @@ class McpSession:
 
     async def close(self) -> None:
         self._end.set()
-        _, running = await asyncio.wait([self._task], timeout=STOP_S)
-        for task in running:
+        _, pending = await asyncio.wait([self._task], timeout=STOP_S)
+        for task in pending:
             task.cancel()
         await asyncio.wait([self._task])
         fault = None if self._task.cancelled() else self._task.exception()
@@ -264,8 +264,10 @@ class Server:
     def _require_same(self, schemas: list[Schema]) -> None:
         expected = [tool.schema for tool in self.tools] or schemas
         if schemas != expected:
-            changed = [schema for schema in (*schemas, *expected) if schema not in schemas or schema not in expected]
-            names = ", ".join(dict.fromkeys(schema["function"]["name"] for schema in changed)) or "their order"
+            differences = [
+                schema for schema in (*schemas, *expected) if schema not in schemas or schema not in expected
+            ]
+            names = ", ".join(dict.fromkeys(schema["function"]["name"] for schema in differences)) or "their order"
             raise ValueError(f"{self._session.who} has other tools than when this began ({names}); begin again")
 
 
@@ -326,8 +328,8 @@ async def _connected(params: McpParams, key: str, log: IO[str]) -> AsyncIterator
     if params.command:
         command, *arguments = params.command
         environment = {name: os.environ[name] for name in params.environment}
-        started = StdioServerParameters(command=command, args=arguments, env=environment)
-        async with Client(stdio_client(started, cast(TextIO, log)), cache=None) as client:
+        server = StdioServerParameters(command=command, args=arguments, env=environment)
+        async with Client(stdio_client(server, cast(TextIO, log)), cache=None) as client:
             yield client
         return
     headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {key}"} if key else {})

@@ -194,11 +194,11 @@ class OpenEnvTools(ToolWorld):
 
     async def open(self) -> None:
         self.show(await self._world.begin())
-        listed = await self._world.ask("step", {"type": "list_tools"})
-        if isinstance(listed, _Problem):
+        answer = await self._world.ask("step", {"type": "list_tools"})
+        if isinstance(answer, _Problem):
             raise ValueError("it knows no tools; name the fields of its action and its observation")
         with self._world.named("list of its tools"):
-            tools = TypeAdapter(list[Listed]).validate_python(listed.observation.get("tools"))
+            tools = TypeAdapter(list[Listed]).validate_python(answer.observation.get("tools"))
         schemas = [function_schema(tool.name, tool.description or "", tool.input_schema) for tool in tools]
         self.offer([ServedTool(schema, self._call_tool) for schema in schemas])
 
@@ -280,8 +280,8 @@ def _require_fields(schema: _Schema, params: OpenEnvParams) -> None:
         if name not in fields.properties:
             tools = "; leave out `action` to call its tools" if "tool_name" in fields.properties else ""
             raise ValueError(f"its {side} has no field {name!r}{nearest(str(name), fields.properties)}{tools}")
-    if more := [name for name in schema.action.required if name != params.action]:
-        raise ValueError(f"its action needs {more[0]!r} too, and the policy writes one text")
+    if missing := [name for name in schema.action.required if name != params.action]:
+        raise ValueError(f"its action needs {missing[0]!r} too, and the policy writes one text")
 
 
 def _who(name: str, params: OpenEnvParams) -> str:

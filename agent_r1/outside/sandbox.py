@@ -100,13 +100,13 @@ class Sandbox:
             raise ToolError(f"the names of the program hold more than {MAX_STATE >> 20} MiB; keep less")
         return printed.output, dump
 
-    def _explained(self, fault: MontyRuntimeError | MontySyntaxError, printed: str) -> ToolError:
+    def _explained(self, fault: MontyRuntimeError | MontySyntaxError, output: str) -> ToolError:
         """The policy's message. If a limit cut the program short, it shows nothing that depends on the moment."""
         if isinstance(fault.exception(), TimeoutError) and not fault.traceback():
             return self._too_long()
         if isinstance(fault.exception(), MemoryError):
             return ToolError(f"MemoryError: more than {self._params.memory_mib} MiB, or much too long an output")
-        return ToolError("\nprinted before that:\n".join(filter(None, (fault.display("type-msg"), printed.rstrip()))))
+        return ToolError("\nprinted before that:\n".join(filter(None, (fault.display("type-msg"), output.rstrip()))))
 
     def _too_long(self) -> ToolTimeout:
         return ToolTimeout(f"the program took longer than {self._params.timeout_s:g} s")
@@ -133,8 +133,8 @@ class PythonTool(FunctionTool):
 
     async def _run(self, code: str, patience: int = 1) -> str:
         async with self._one_at_a_time:
-            printed, self._state = await self._sandbox.run(code, self._state, seed=self._seed, patience=patience)
-        return printed.removesuffix("\n") or "nothing was printed"
+            output, self._state = await self._sandbox.run(code, self._state, seed=self._seed, patience=patience)
+        return output.removesuffix("\n") or "nothing was printed"
 
 
 def _give_up_rights() -> None:

@@ -166,10 +166,10 @@ class ToolboxParams(_WorldParams):
 
 def _here(url: str) -> str:
     """The address of a service on this machine; others cannot reach the gateway, and a ValueError refuses them."""
-    checked = address(url)
-    if urlsplit(checked).hostname not in LOOPBACK:
+    service = address(url)
+    if urlsplit(service).hostname not in LOOPBACK:
         raise ValueError(f"{without_password(url)!r} is on another machine, and the gateway listens on this one alone")
-    return checked
+    return service
 
 
 class AgentParams(Section):

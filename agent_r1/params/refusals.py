@@ -235,9 +235,9 @@ def credit(p: CreditParams) -> Refusals:
     if divides_by_std and p.kl_reward:
         why = "would be scaled up to unit variance where a group's rewards are equal"
         yield f"kl_reward {p.kl_reward} with {estimator} {why}; set it to 0, and train.update.kl_loss instead"
-    falling = [f"rewards.{part}" for part in FALLING if p.rewards.weights[part]] + ["kl_reward"] * (p.kl_reward > 0)
-    if p.estimator == "maxrl" and falling:
-        why = f"takes returns of 0 and above, and {falling[0]} may be below; set it to 0"
+    penalties = [f"rewards.{part}" for part in FALLING if p.rewards.weights[part]] + ["kl_reward"] * (p.kl_reward > 0)
+    if p.estimator == "maxrl" and penalties:
+        why = f"takes returns of 0 and above, and {penalties[0]} may be below; set it to 0"
         yield f"{estimator} {why}, and weigh others, such as success"
     if (p.rewards.overlong > 0) != (p.overlong_buffer > 0):
         setting = f"overlong_buffer {p.overlong_buffer} with rewards.overlong {p.rewards.overlong}"
@@ -425,10 +425,10 @@ def whole(p: Params) -> Refusals:
     if p.engine.kind == "transformers" and p.env.order != "rounds":
         why = "needs an engine that takes requests in while it samples, and engine.kind is transformers"
         yield f"env.order: {p.env.order} {why}; set env.order: rounds, or engine.kind: vllm"
-    shipped = {"as_shipped", "with_examples"}.intersection(p.repro_baselines + p.ablations.baselines)
-    if shipped and not p.model.path:
-        yield f"{' and '.join(sorted(shipped))} need a model that is shipped; set model.path, or leave them out"
-    if ("with_examples" in shipped) != bool(p.evaluate.examples):
+    baselines = {"as_shipped", "with_examples"}.intersection(p.repro_baselines + p.ablations.baselines)
+    if baselines and not p.model.path:
+        yield f"{' and '.join(sorted(baselines))} need a model that is shipped; set model.path, or leave them out"
+    if ("with_examples" in baselines) != bool(p.evaluate.examples):
         yield "evaluate.examples and the baseline with_examples go together; set both, or neither"
     for name in p.runs:
         if not RUN_NAME.fullmatch(name):

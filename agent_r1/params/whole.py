@@ -102,8 +102,8 @@ class Params(Section):
         """Raises ValueError if DVC would not notice an edit of a file that is read."""
         read = self.read_of_raw
         if read != UNREAD and not Path(read).is_relative_to(self.places.raw):
-            unnoticed = f"places.raw is {self.places.raw}, so that DVC would not notice an edit of {read}"
-            raise ValueError(f"{unnoticed}; set `raw: {read}` under places")
+            problem = f"places.raw is {self.places.raw}, so that DVC would not notice an edit of {read}"
+            raise ValueError(f"{problem}; set `raw: {read}` under places")
 
     def reported(self, sweep: str = "") -> list[str]:
         """The labels of the agents in a report: of the main graph's, or of a sweep's."""
@@ -164,9 +164,9 @@ class Params(Section):
         if run.seed is not None:
             merged["seed"] = run.seed
         where = f"{run.sweep}: runs.{run.name}" if run.sweep else f"runs.{run.name}"
-        resolved = validated(TrainParams, merged, where)
-        resolved.require_read(overrides, where)
-        return validated(OneRun, {"settings": self.of(run), "train": resolved}, where).train
+        train = validated(TrainParams, merged, where)
+        train.require_read(overrides, where)
+        return validated(OneRun, {"settings": self.of(run), "train": train}, where).train
 
     def of(self, run: RunId) -> Self:
         """All of it as it holds for one run, whose overrides may change `env` too.

@@ -294,8 +294,8 @@ def _kth_best(passages: Int32s, reached: Float32s, columns: Sequence[_Column], k
     """The smallest full score of the `k` passages that lead so far, with the other columns added."""
     if len(passages) < k:
         return 0.0
-    leading = np.argpartition(reached, -k)[-k:]
-    scores = reached[leading]
+    leaders = np.argpartition(reached, -k)[-k:]
+    scores = reached[leaders]
     for column in columns:
-        scores += np.float32(column.times) * column.at(passages[leading])
+        scores += np.float32(column.times) * column.at(passages[leaders])
     return float(scores.min())

@@ -47,8 +47,8 @@ class Encoder:
         order = sorted(range(len(texts)), key=lambda i: len(prefixed[i]))
         size = self._params.batch_size
         batches = [order[start : start + size] for start in range(0, len(order), size)]
-        encoded = np.concatenate([self._encode([prefixed[i] for i in batch]) for batch in batches])
-        return encoded[np.argsort(order)]
+        vectors = np.concatenate([self._encode([prefixed[i] for i in batch]) for batch in batches])
+        return vectors[np.argsort(order)]
 
     def query(self, text: str) -> Vectors:
         """[1, dimensions] of one query, alone: its last bits would depend on the padding of a batch."""

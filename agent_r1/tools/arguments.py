@@ -36,9 +36,9 @@ class ArgumentCheck:
 
     def __init__(self, schema: Schema) -> None:
         """Takes the parameters of a `function_schema`. Raises ValueError if they are no schema, or too much work."""
-        spelled = json.dumps(schema)
+        schema_json = json.dumps(schema)
         for part, most in MOST.items():
-            count = spelled.count(part)
+            count = schema_json.count(part)
             if count > most:
                 raise ValueError(f"its schema holds {part} {count:,} times, more than {most:,}")
         try:
@@ -47,7 +47,7 @@ class ArgumentCheck:
             raise ValueError(f"its parameters are no JSON schema: {fault.message[:200]}") from None
         self._budget = MAX_WORK
         self._searches = dict[str, Callable[[str], bool]]()
-        self._unread = {"$schema", *(_BY_PATTERN if _BY_PATTERN[0] in spelled else ())}
+        self._unread = {"$schema", *(_BY_PATTERN if _BY_PATTERN[0] in schema_json else ())}
         keywords = {**Draft202012Validator.VALIDATORS, "pattern": self._pattern}
         kind = create(
             meta_schema={},
@@ -55,7 +55,7 @@ class ArgumentCheck:
             id_of=lambda _: None,
             applicable_validators=self._applicable,
         )
-        self._validator = kind(json.loads(spelled, object_hook=self._read), registry=Registry())
+        self._validator = kind(json.loads(schema_json, object_hook=self._read), registry=Registry())
 
     def fits(self, arguments: dict[str, Any]) -> bool:
         """Whether arguments fit, and can be judged within the bound."""

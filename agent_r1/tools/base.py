@@ -39,12 +39,12 @@ def function_schema(name: str, description: str, parameters: Mapping[str, Any]) 
     if not NAME.fullmatch(name):
         raise ValueError(f"tool {name[:80]!r}: a name is made of 1 to 64 letters, digits, _ and -")
     try:
-        described = {"name": name, "description": description, "parameters": _object(parameters)}
-        _require_small(described)
+        function = {"name": name, "description": description, "parameters": _object(parameters)}
+        _require_small(function)
         _require_resolvable(parameters)
     except ValueError as fault:
         raise ValueError(f"tool {name!r}: {fault}") from None
-    return {"type": "function", "function": described}
+    return {"type": "function", "function": function}
 
 
 def _object(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -212,8 +212,8 @@ class FunctionTool(Tool):
         self._arguments = _arguments_model(function)
         if not function.__doc__:
             raise ValueError(f"tool {self.name!r} needs a docstring: the policy reads its first paragraph")
-        described = re.split(r"\n\n|\nArgs:", inspect.cleandoc(function.__doc__))[0]
-        self.schema = function_schema(self.name, " ".join(described.split()), _described(self._arguments))
+        description = re.split(r"\n\n|\nArgs:", inspect.cleandoc(function.__doc__))[0]
+        self.schema = function_schema(self.name, " ".join(description.split()), _described(self._arguments))
 
     async def call(self, arguments: dict[str, Any]) -> ToolResult:
         """Checks the arguments and calls the function.
@@ -269,12 +269,12 @@ class _UntitledSchema(GenerateJsonSchema):
 def _described(arguments: type[BaseModel]) -> Schema:
     """A model's JSON schema without the model's own name and settings."""
     schema = arguments.model_json_schema(schema_generator=_UntitledSchema)
-    defined = {
+    definitions = {
         name: {key: value for key, value in definition.items() if key != "title"}
         for name, definition in schema.get("$defs", {}).items()
     }
     parts = {key: schema[key] for key in ("type", "properties", "required") if key in schema}
-    return parts | ({"$defs": defined} if defined else {})
+    return parts | ({"$defs": definitions} if definitions else {})
 
 
 def _arguments_model(function: Function) -> type[BaseModel]:

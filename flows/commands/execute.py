@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
+import typer
 from typer import Argument, Option
 
 from agent_r1 import params
@@ -182,9 +184,9 @@ def update(
     yes: Annotated[bool, Option("--yes", help="Also does it, without asking.")] = False,
 ) -> None:
     """Brings a project of your own up to the installed package."""
-    from flows.update import agreed, plan, take
+    from flows.update import plan, take
 
     planned = plan()
     show(planned.in_words)
-    if planned.files and (yes or agreed()):
+    if planned.files and (yes or (sys.stdin.isatty() and typer.confirm("Do this?"))):
         take(planned)

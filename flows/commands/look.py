@@ -38,7 +38,7 @@ NARROW = ("agent", "all", "greedily")  # columns
 INTERVAL = re.compile(r"(\d\.\d+) \[(\S+), (\S+)\]")
 NEXT = """\
 - the whole report: `{page}`; by kinds of questions, with costs: `agent-r1 results --whole`
-- the runs side by side in MLflow: `make ui`
+- the runs side by side in MLflow: `make ui`, or `agent-r1 serving --only-mlflow`
 - {agent}: `agent-r1 chat{word}`
 """
 
@@ -47,6 +47,9 @@ NEXT = """\
 def results(
     sweep: Sweep = None,
     whole: Annotated[bool, Option("--whole", help="Also by kinds of questions, and the costs of the runs.")] = False,
+    html: Annotated[
+        Path | None, Option(metavar="FILE", help="Writes the report as one page, with the viewer of the best run.")
+    ] = None,
 ) -> None:
     """Prints the head of the last report."""
     from rich.markdown import Markdown
@@ -58,12 +61,22 @@ def results(
     if not page.exists():
         command = f"make {sweep or 'repro'}"
         raise ValueError(f"{page} does not exist; the stage `report` writes it, at the end of `{command}`")
+    best = best_run(settings, sweep or "")
+    if html:
+        from agent_r1.inspection.report_page import report_page
+
+        if best is None:
+            write_text(html, report_page(page.parent, ""))
+        elif (viewed := settings.places.page(best)).exists():
+            write_text(html, report_page(page.parent, viewed.read_text()))
+        else:
+            raise ValueError(f"{viewed} is not there to be part of it; `agent-r1 view {best.word}` makes it")
+        return
     _, about, *parts = harmless_lines(page.read_text()).split("\n\n")
     tables = [part for part in parts if part.startswith("|")][:1]
     shown = [about, *(tables if whole else map(_narrow, tables))]
     costs = page.with_name("costs.md")
     shown += harmless_lines(costs.read_text()).split("\n\n")[1:] if whole and costs.exists() else []
-    best = best_run(settings, sweep or "")
     agent = "the best run of the report" if best else "the untrained warm start"
     following = NEXT.format(page=page, agent=agent, word=f" {best.word}" if best else "")
     show(Markdown("\n\n".join([*shown, following])))
@@ -120,8 +133,8 @@ def chat(
     must not be those of a training.
     """
     from agent_r1.http.endpoint import Endpoint
-    from agent_r1.inspection.conversation import Knowledge, elsewhere, here
     from agent_r1.inspection.conversation import chat as talk
+    from agent_r1.inspection.conversation import elsewhere, here, made_for
     from flows.policies import policy_of
 
     for stream in (sys.stdin, sys.stdout):
@@ -139,8 +152,9 @@ def chat(
     settings = params.load()
     acting = policy_of(settings, policy)
     title = acting.title if policy else f"{acting.title}, untrained (`chat RUN` asks a run),"
-    known = Knowledge.of(settings, Path(acting.path), built_in=acting.seed is not None and not settings.model.path)
-    talk(here(acting.opened(settings, temperature), draws or 0, title, known), question)
+    built_in = acting.seed is not None and not settings.model.path
+    known = made_for(settings, Path(acting.path), built_in=built_in)
+    talk(here(acting.opened(settings, temperature), draws or 0, title, *known), question)
 
 
 @app.command("try", rich_help_panel=PANEL)

@@ -67,14 +67,21 @@ def export(
     license_name: Annotated[
         str, Option("--license", metavar="NAME", help="Of the weights, as Hugging Face calls it: apache-2.0, other.")
     ],
+    push: Annotated[
+        str, Option(metavar="ORG/NAME", help="On the Hub, which takes it with HF_TOKEN; a new one is private.")
+    ] = "",
 ) -> None:
     """Writes a policy as a folder for others, with a model card."""
-    from flows.operation.export import export as written
+    from flows.operation import export as exports
     from flows.policies import policy_of
 
+    if push:
+        exports.require_pushable(push)
     settings = params.load()
     exported = policy_of(settings, policy)
-    written(exported.as_trained(settings), exported, to, license_name)
+    exports.export(exported.as_trained(settings), exported, to, license_name)
+    if push:
+        exports.push(to, push)
 
 
 @app.command(rich_help_panel=PANEL)

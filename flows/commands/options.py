@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+from glob import escape
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,6 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from agent_r1 import params
 from agent_r1.params.places import REPRO
+from flows.made_of import SHIPPED
 from flows.stage import prepare_process, started_by_another
 
 ABOUT = "Trains tool-using language-model agents with reinforcement learning, as a tracked pipeline."
@@ -76,7 +78,8 @@ def completed_runs(incomplete: str) -> list[str]:
 
 
 def completed_overlays(incomplete: str) -> list[str]:
-    return [path.stem for path in sorted(Path("overlays").glob("*.yaml")) if path.stem.startswith(incomplete)]
+    folders = (SHIPPED / "overlays", Path("overlays"))
+    return sorted({path.stem for folder in folders for path in folder.glob(f"{escape(incomplete)}*.yaml")})
 
 
 # Words for a training, and for any policy.

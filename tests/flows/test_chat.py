@@ -125,11 +125,11 @@ def test_a_conversation_at_a_terminal(project: Path, asked: list[str]) -> None:
         head = " ".join(re.sub(r"\x1b\[[\d;]*m", "", screen.until("question> ")).split())
         title, _, about = head.partition(" answers; Ctrl-D ends ")
         assert title.endswith("the warm start, untrained (`chat RUN` asks a run),")
-        assert re.match(r"\d\.\d million weights, which know atlas alone ", about)
+        assert re.match(r"It has \d\.\d million weights, and knows atlas alone\. Ask it such as: ", about)
         questions = read_rows(project / "data/prepared/questions.parquet", Question)
         assert all(row.text in about for row in [row for row in questions if row.split == "test"][:3])
         screen.type("Hi, who are you?\r")
-        assert "'hi' is no word of it: " in " ".join(screen.until("question> ").split())
+        assert "It never read 'hi'. It has" in " ".join(screen.until("question> ").split())
         screen.type(f"{asked[0]}\r")
         first = screen.until("question> ")
         assert "\x1b[2;3m" in first  # a thought, dim and italic
@@ -158,7 +158,7 @@ def test_a_session_by_hand(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     chat = Chat(tiny_tokenizer)
     script = Agent(ScriptedSampler([[CALL, "<answer>Mara Quill</answer>"]], chat), chat, Shared(env, Film()))
     file = io.StringIO()
-    with here(nullcontext(script), 0, "a script") as agent:
+    with here(nullcontext(script), 0, "a script", (), ()) as agent:
         screen = Screen(Console(file=file, highlight=False, width=80), agent.limits)
         converse(agent, screen, ["Who?", "word " * 400, "Who?"], echo=False)
     episode = [
@@ -184,7 +184,7 @@ def test_a_repeated_question_draws_again(tiny_tokenizer: PreTrainedTokenizerFast
 
     for _ in range(2):
         noting = Agent(Noting([["<answer>a</answer>"]], chat), chat, Shared(env, Film()))
-        with here(nullcontext(noting), 3, "a script") as agent:
+        with here(nullcontext(noting), 3, "a script", (), ()) as agent:
             for text in ("Who?", "Who?", "Where?"):
                 list(agent.ask(text))
     assert len(set(seeds[:3])) == 3

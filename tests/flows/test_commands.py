@@ -39,6 +39,17 @@ def completed(line: str) -> list[str]:
     return typed(**asked).stdout.split()
 
 
+def test_results_are_written_as_one_page(tmp_path: Path, write_params: WriteParams, inside: Inside) -> None:
+    write_params(tmp_path, {})
+    with inside(tmp_path):
+        write_text(params.load().places.report() / "report.md", "# Report\n\n4 agents.\n")
+        results(html=tmp_path / "to/send.html")
+        assert "<h1>Report</h1>\n<p>4 agents.</p>" in (tmp_path / "to/send.html").read_text()
+        write_text(params.load().places.evaluation("ppo") / "scores.json", '{"success": 0.5}')
+        with pytest.raises(ValueError, match=r"view/ppo\.html is not there .* `agent-r1 view ppo` makes it"):
+            results(html=tmp_path / "to/send.html")
+
+
 def test_help_has_a_line_for_every_command_in_the_order_of_the_story() -> None:
     shown = typed("--help").stdout
     assert re.findall(r"─ ([A-Z][\w ]+) ─", shown) == [

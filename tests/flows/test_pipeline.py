@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +22,16 @@ import yaml
 from prefect import Flow, flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
 from flows.dvc_files import DVC
 from flows.graph import StageFailed, StageUnavailable, edges, stages, waiting
+from flows.operation.serving import require_server
 from flows.pipeline import ablations, pipeline, run_command, run_pipeline
+from flows.processes import Supervised, api_on, await_health, running
 from tests.fixtures import WriteParams
+
+NEWER = "3.9.1"  # of Prefect, whose fastapi vLLM 0.32 refuses
 
 # Stands in for a stage: counts its attempts, then does what its argument says.
 STAGE = """
@@ -160,6 +168,41 @@ def test_stages_run_in_dvcs_order_and_are_cached_afterwards(
     assert (project.parent / "order.txt").read_text() == "prepare\nindex\n"
     assert states(pipeline) == {"prepare": "Cached", "index": "Cached"}
     assert (project.parent / "order.txt").read_text() == "prepare\nindex\n"
+
+
+@pytest.fixture(scope="module")
+def newer_prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The API URL of a Prefect server of another minor version, from an environment of its own."""
+    folder = tmp_path_factory.mktemp("newer")
+    uv, python = (sys.executable, "-m", "uv"), folder / ".venv/bin/python"
+    subprocess.run([*uv, "venv", "-q", folder / ".venv"], check=True)
+    installing = [*uv, "pip", "install", "-q", "--python", python, f"prefect=={NEWER}"]
+    if (installed := subprocess.run(installing, capture_output=True, text=True)).returncode:
+        pytest.skip(f"Prefect {NEWER} cannot be installed here: {installed.stderr}")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = api_on(port := free.getsockname()[1])
+    command = [python, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    environment = {**os.environ, "PREFECT_HOME": str(folder / "home")}
+    log, health = folder / "log", f"{url}/health"
+    part = Supervised(name="other", command=[*map(str, command)], environment=environment, log=log, health=health)
+    with (
+        running(part) as (_, server),
+        temporary_settings({PREFECT_API_URL: url, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}),
+    ):
+        await_health(server, part)
+        yield url
+
+
+def test_a_server_of_another_minor_version_runs_a_pipeline_and_is_warned_of(
+    newer_prefect: str, project: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    require_server(newer_prefect)
+    assert f"is Prefect {NEWER}, and this project has {version('prefect')}; where they misunderstand" in caplog.text
+    assert states(pipeline) == {"prepare": "Completed", "index": "Completed"}
+    assert states(pipeline) == {"prepare": "Cached", "index": "Cached"}
+    with get_client(sync_client=True) as client:
+        assert [run.name for run in client.read_flow_runs()] == ["pipeline"] * 2
 
 
 def test_the_sweep_brings_what_it_is_made_of_up_to_date_first(prefect_api: str, project: Path) -> None:

@@ -190,7 +190,7 @@ def test_an_update_merges_the_packages_changes_with_ones_own(faq: Path, upgrade:
         "0.2.0",
         {
             "params.yaml": ("  iterations: 16\n", "  iterations: 18\n"),
-            "dvc.yaml": ("cmd: python -m flows index", "cmd: python -m flows index --all"),
+            "pipeline.yaml": ("cmd: python -m flows index", "cmd: python -m flows index --all"),
             "prefect.toml": ("= 30", "= 45"),
         },
         "| `env.top_k` | counts passages, and no titles: halve it |\n| `env.order: none` | no |\n| `model.gone` | no |",
@@ -199,8 +199,7 @@ def test_an_update_merges_the_packages_changes_with_ones_own(faq: Path, upgrade:
     planned = plan()
     assert files(faq) == before
     said = planned.in_words
-    assert said.startswith("0.1.0 (code ")
-    assert " -> 0.2.0 (code " in said.splitlines()[0]
+    assert said.startswith("agent_r1 0.1.0 -> 0.2.0\n")
     assert "params.yaml: both changed the same lines, and yours stay; the package has\n  iterations: 18" in said
     assert (
         "dvc.yaml: both changed the same lines, and yours stay; the package has\n    cmd: python -m flows index --all"
@@ -243,9 +242,17 @@ def test_a_key_that_came_is_taken_beside_an_edit_and_one_that_went_is_refused_wi
     assert "params.yaml: promote.gone: leave it out\nmend that, commit it, and ask again" in str(refused.value)
 
 
+def test_every_key_of_the_changes_is_read() -> None:
+    rows = [line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("| `")]
+    assert [row for row in rows if not update.KEY.fullmatch(row)] == []
+    assert "train.monitor.stabilise" in {update.KEY.fullmatch(row)["key"] for row in rows}  # type: ignore[index]
+
+
 @pytest.mark.parametrize("where", ["params.yaml", "dvc.yaml"])
 def test_edits_that_git_does_not_keep_are_not_merged(faq: Path, upgrade: Callable[..., None], where: str) -> None:
-    upgrade("0.2.0", {"params.yaml": ("Every knob", "Each knob"), "dvc.yaml": ("  prepare:", "  prepare:  # first")})
+    upgrade(
+        "0.2.0", {"params.yaml": ("Every knob", "Each knob"), "pipeline.yaml": ("  prepare:", "  prepare:  # first")}
+    )
     (faq / where).write_text((faq / where).read_text() + "# mine\n")
     before = files(faq)
     with pytest.raises(ValueError, match=rf"^{where}: git does not keep your edits yet; commit them"):

@@ -291,7 +291,7 @@ stages:
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "flows/shipped").mkdir(parents=True)
-    (tmp_path / "flows/shipped/dvc.yaml").write_text(GRAPH)
+    (tmp_path / "flows/shipped/pipeline.yaml").write_text(GRAPH)
     listed = ("agent_r1/policy/deep/learner.py", "agent_r1/policy/chat.jinja", "agent_r1/tables.py", "flows/train.py")
     others = ("agent_r1/policy/__pycache__/learner.pyc", "agent_r1/training/watch.py", "data/index/a")
     for name in (*listed, *others):

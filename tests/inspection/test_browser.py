@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +12,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from agent_r1.files import write_text
+from agent_r1.inspection.report_page import report_page
 from agent_r1.inspection.stored import Shown, When
 from agent_r1.inspection.viewer import page
 from agent_r1.records import CallStatus
@@ -222,3 +226,30 @@ def test_the_page_may_connect_nowhere(browser: Any, make_shown: MakeShown, words
     context.close()
     assert "Failed to fetch" in outcome
     assert refused == "img-src"
+
+
+def test_a_report_is_one_page_with_its_picture_and_a_question_before_and_after(
+    four: list[list[Shown]], words: Any, browser: Browser, tmp_path: Path
+) -> None:
+    pixel = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report/dot.png").write_bytes(base64.b64decode(pixel))
+    text = f"# Report\n\n{EVIL}\n\n![A dot](dot.png)\n\n| agent | all |\n| --- | ---: |\n| `ppo` | 0.565 |\n"
+    (tmp_path / "report/report.md").write_text(text)
+    file = tmp_path / "shared/report.html"
+    write_text(file, report_page(tmp_path / "report", page("ppo", ABOUT, four[:1], words.decode)))
+    shutil.rmtree(tmp_path / "report")
+    faults: list[str] = []
+    with browser.new_context(viewport=LAPTOP, offline=True) as context:
+        opened = context.new_page()
+        opened.on("pageerror", lambda error: faults.append(str(error)))
+        opened.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
+        opened.goto(file.as_uri())
+        assert opened.evaluate("document.images[0].naturalWidth") == 1
+        assert opened.locator("td").all_text_contents() == ["ppo", "0.565"]
+        inside = opened.frame_locator("iframe")
+        expect(inside.locator("#list .row")).to_have_count(2)
+        inside.locator("#list .row").first.click()
+        expect(inside.locator(".answer .tokens").first).to_contain_text("Veld")
+        assert opened.evaluate("window.evil") is None
+    assert faults == []

@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 from safetensors.numpy import save_file
 
-from agent_r1.inspection.conversation import Knowledge, Screen
+from agent_r1.inspection.conversation import Screen, made_for
 from agent_r1.inspection.wire import Limits
-from agent_r1.params import SHIPPED, load
+from agent_r1.params import SHIPPED, Params, load
 from agent_r1.records import Call, CallStatus, Outcome, Passage, Question, Step, StopReason
 from agent_r1.rollout.episode import StepView
 from agent_r1.tables import write_rows
@@ -161,8 +161,8 @@ def test_escape_sequences_do_not_reach_the_terminal(terminal: bool) -> None:
 
 
 @pytest.fixture
-def built_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Knowledge:
-    """Of a policy of 6 weights, beside two questions and a passage."""
+def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Params:
+    """Of a project with two questions, a passage, and a policy of 60,000 weights in its root."""
     monkeypatch.chdir(tmp_path)
     settings = load(SHIPPED)
     rows = [
@@ -171,25 +171,24 @@ def built_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Knowledge:
     ]
     write_rows(settings.places.questions, rows, Question)
     write_rows(settings.places.passages, [Passage(passage_id="0", title="Tesk", text="A city.")], Passage)
-    save_file({"weight": np.zeros((2, 3), np.float32)}, "model.safetensors")
-    return Knowledge.of(settings, tmp_path, built_in=True)
+    save_file({"weight": np.zeros((200, 300), np.float32)}, "model.safetensors")
+    return settings
 
 
-def test_a_built_in_model_knows_the_words_of_its_world_alone(built_in: Knowledge) -> None:
-    assert built_in.about == "0.0 million weights, which know atlas alone"
-    assert built_in.examples == ["Where was Mara Quill born?"]
-    built_in.require_known("Who directed the city Tesk?")
-    with pytest.raises(ValueError, match=r"'hi' is no word of it: .* know atlas alone; ask such as: Where was Mara"):
-        built_in.require_known("Hi!")
+def test_a_built_in_model_says_its_size_and_knows_the_words_of_its_data_alone(settings: Params) -> None:
+    about, words = made_for(settings, Path(), built_in=True)
+    assert about == [
+        "It has 0.1 million weights, and knows atlas alone. Ask it such as:",
+        "Where was Mara Quill born?",
+    ]
+    assert words == {*["who", "directed", "low", "tide", "where", "was", "mara", "quill", "born", "tesk", "city"]}
 
 
-def test_any_other_model_is_asked_everything(built_in: Knowledge, tmp_path: Path) -> None:
-    for folder, about in ((tmp_path, "0.0 million weights, which practised atlas"), (Path("owner/name"), "a model of")):
-        other = Knowledge.of(load(SHIPPED), folder, built_in=False)
-        assert other.about.startswith(about)
-        other.require_known("Hi!")
+def test_any_other_model_may_know_every_word(settings: Params) -> None:
+    about, words = made_for(settings, Path("owner/name"), built_in=False)
+    assert (about[1:], words) == (["Where was Mara Quill born?"], set())
 
 
-def test_without_data_nothing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert Knowledge.of(load(SHIPPED), tmp_path, built_in=True) == Knowledge("", (), set())
+def test_without_data_nothing_is_told(settings: Params) -> None:
+    settings.places.questions.unlink()
+    assert made_for(settings, Path(), built_in=True) == ([], set())

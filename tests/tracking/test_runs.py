@@ -382,12 +382,6 @@ def test_provenance_names_commit_and_data(tmp_path: Path, monkeypatch: pytest.Mo
     assert tracking.provenance("atlas") == {"dataset": "atlas", "git_commit": commit, "data_hash": ""}
     (tmp_path / "params.yaml").write_text("{a: 1}")
     assert tracking.provenance("atlas")["git_commit"] == f"{commit}+changes"
-    (tmp_path / "dvc.yaml").touch()
-    (folder := tmp_path / "games/ice").mkdir(parents=True)
-    (folder / "params.yaml").write_text("{}")
-    (folder / "dvc.yaml").symlink_to("../../dvc.yaml")
-    monkeypatch.chdir(folder)  # an overlay in a folder of its own: what changed is the project around it
-    assert tracking.provenance("ice")["git_commit"] == f"{commit}+changes"
 
 
 def test_a_project_of_another_owner_has_no_commit_which_is_said_once_with_gits_remedy(

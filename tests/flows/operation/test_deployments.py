@@ -282,6 +282,8 @@ def test_a_training_shows_its_scores_and_its_model_leads_to_its_trajectories(
     finished = checkpoint.progress(folder / "checkpoint")
     assert finished is not None, out + errors
     assert finished.iterations == ITERATIONS
+    with get_client(sync_client=True) as client:
+        assert "ppo-seed7, 0.5 credit.lam" in {run.name for run in client.read_flow_runs()}
     rows = json.loads(artifacts("scores-ppo-")[f"scores-{LABEL}"])
     assert [row["iteration"] for row in rows] == list(range(ITERATIONS))
     assert float(artifacts("progress-train-ppo-")[f"progress-train-{LABEL.replace('-seed', '-')}"]) == 100

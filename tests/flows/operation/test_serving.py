@@ -169,6 +169,9 @@ def at_a_browser(look: Callable[[Page], str]) -> str:
 
 
 def enter(page: Page, password: str) -> None:
+    """Types the password, before which the page shows nothing of what it was refused."""
+    page.locator("[class*=toast]").first.wait_for(state="attached")
+    assert not page.locator("[class*=toast]:visible").all_inner_texts()
     page.locator("input[type=password]").fill(password)
     page.keyboard.press("Enter")
     page.locator("input[type=password]").wait_for(state="hidden")
@@ -407,13 +410,23 @@ def test_a_port_in_use_is_named_with_the_remedy() -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ('"2.20.1"', rf" is Prefect 2\.20\.1, and this project has {version('prefect')}; run the same minor version"),
+        ('"2.20.1"', rf" is Prefect 2\.20\.1, and this project has {version('prefect')}; run the same major version"),
         ("<html>", " is no Prefect server; it should end in /api"),
     ],
 )
 def test_a_server_of_another_kind_or_version_is_refused(body: str, message: str) -> None:
     with a_version(body) as url, pytest.raises(ValueError, match=rf"{url}{message}"):
         require_server(url)
+
+
+def test_another_minor_version_is_taken_with_a_warning_and_a_patch_release_without(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    major, minor, _ = version("prefect").split(".")
+    for server, warned in ((f"{major}.{minor}.999", False), (f"{major}.{int(minor) + 2}.1", True)):
+        with a_version(f'"{server}"') as url:
+            require_server(url)
+        assert (f"is Prefect {server}, and this project has {version('prefect')}; where they" in caplog.text) == warned
 
 
 def test_a_server_that_does_not_answer_is_named() -> None:
