@@ -12,7 +12,10 @@ from typing import Any
 from mlflow.pyfunc.model import PythonModelContext, ResponsesAgent
 from mlflow.types.responses import ResponsesAgentRequest, ResponsesAgentResponse, to_chat_completions_input
 
-Ask = Callable[[str], list[dict[str, Any]]]  # a question -> its episode, as items of a response's output
+from agent_r1.records import Call
+
+Episode = tuple[list[tuple[Call, str]], str]  # its calls, with what was observed, and the answer
+Ask = Callable[[str], Episode]
 Opening = Callable[[Path, Path], AbstractContextManager[Ask]]  # files of descriptor and parameters -> the agent
 
 
@@ -32,8 +35,14 @@ class Answering(ResponsesAgent):
         """The calls, observations and answer of an episode; ValueError for anything but one question."""
         match to_chat_completions_input(request.input):
             case [{"role": "user", "content": str(question)}] if question.strip():
-                items = self._thread.submit(self._ask, question).result()
-                return ResponsesAgentResponse.model_validate({"output": items})
+                calls, answer = self._thread.submit(self._ask, question).result()
             case messages:
                 sent = f"was sent {[message['role'] for message in messages[:8]]}"
                 raise ValueError(f"this agent answers one question, in one message of role user, and {sent}")
+        items = list[dict[str, Any]]()
+        for number, (call, observation) in enumerate(calls):
+            name = f"call-{number}"
+            items.append(self.create_function_call_item(name, name, call.tool, call.arguments))
+            items.append(self.create_function_call_output_item(name, observation))
+        items.append(self.create_text_output_item(answer, "answer"))
+        return ResponsesAgentResponse.model_validate({"output": items})

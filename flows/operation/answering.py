@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter
 
 from agent_r1 import params
 from agent_r1.params.places import project_root
-from agent_r1.records import Outcome
 from agent_r1.rollout.episode import StepView
-from agent_r1.tracking.answering import Ask
+from agent_r1.tracking.answering import Ask, Episode
 from agent_r1.tracking.registry import Descriptor
 from flows.policies import of_descriptor
 from flows.stage import prepare_process
@@ -30,19 +28,9 @@ def opened(descriptor: Path, settings: Path) -> Iterator[Ask]:
     project_root()
     prepare_process()
     with of_descriptor(made).opened(stored, temperature=0.0) as agent:
-        yield lambda question: _items(list(agent.ask(question, seed=0)))
+        yield lambda question: _told(list(agent.ask(question, seed=0)))
 
 
-def _items(views: list[StepView]) -> list[dict[str, Any]]:
-    """An episode as items of a response of OpenAI's."""
-    last, items = views[-1], list[dict[str, Any]]()
-    for view in views:
-        for call, text in zip(view.step.calls, view.observations, strict=False):
-            name = f"call-{len(items)}"
-            about = {"id": name, "call_id": name, "name": call.tool, "arguments": call.arguments}
-            items.append({"type": "function_call", **about})
-            items.append({"type": "function_call_output", "call_id": name, "output": text})
-    status = "completed" if last.outcome is Outcome.ANSWERED else "incomplete"
-    content = [{"type": "output_text", "text": last.answer or last.fault}]
-    said = {"id": "answer", "role": "assistant", "status": status, "content": content}
-    return [*items, {"type": "message", **said}]
+def _told(views: list[StepView]) -> Episode:
+    calls = [pair for view in views for pair in zip(view.step.calls, view.observations, strict=False)]
+    return calls, views[-1].answer or views[-1].fault
