@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +23,6 @@ if TYPE_CHECKING:  # slow, and not needed to name a policy
     from transformers import PreTrainedTokenizerFast
 
     from agent_r1.rollout.chat import Chat
-    from agent_r1.training.agent import Agent
 
 logger = logging.getLogger(__name__)
 
@@ -90,19 +88,6 @@ class Policy:
             require_fit(self.path, settings)
         tokenizer = load_tokenizer(self.path, reads=0 if self.elsewhere else settings.env.max_tokens)
         return tokenizer, Chat(tokenizer, end_tokens(self.path))
-
-    def opened(self, settings: Params, temperature: float) -> AbstractContextManager[Agent]:
-        """It as an agent with its tools, in the environment that it was trained in.
-
-        It holds no lock: a conversation or a server may last, and trainings would wait for it.
-        """
-        from agent_r1.tools.toolbox import require_own
-        from agent_r1.training.agent import open_agent
-
-        trained = self.as_trained(settings)
-        require_own(trained.env)
-        beneath = self.beneath(settings)
-        return open_agent(trained, self.path, self.updates, beneath=beneath, temperature=temperature)
 
     def beneath(self, settings: Params) -> Beneath | None:
         """The model beneath its adapters, None if its own weights run; ValueError for adapters that cannot run."""

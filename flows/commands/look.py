@@ -135,6 +135,7 @@ def chat(
     from agent_r1.http.endpoint import Endpoint
     from agent_r1.inspection.conversation import chat as talk
     from agent_r1.inspection.conversation import elsewhere, here, made_for
+    from flows.operation.answering import agent_of
     from flows.policies import policy_of
 
     for stream in (sys.stdin, sys.stdout):
@@ -154,7 +155,7 @@ def chat(
     title = acting.title if policy else f"{acting.title}, untrained (`chat RUN` asks a run),"
     built_in = acting.seed is not None and not settings.model.path
     known = made_for(settings, Path(acting.path), built_in=built_in)
-    talk(here(acting.opened(settings, temperature), draws or 0, title, *known), question)
+    talk(here(agent_of(acting, settings, temperature), draws or 0, title, *known), question)
 
 
 @app.command("try", rich_help_panel=PANEL)

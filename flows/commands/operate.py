@@ -185,6 +185,7 @@ def serve_agent(
     from agent_r1.http.endpoint import ENDPOINT_KEY
     from agent_r1.http.guard import open_to_all
     from agent_r1.inspection.served import serve
+    from flows.operation.answering import agent_of
     from flows.policies import policy_of
 
     settings = params.load()
@@ -194,7 +195,7 @@ def serve_agent(
         raise ValueError(f"{given}; serve it with `agent-r1 serve-policy`, or set env.agent: null")
     if warning := open_to_all(ENDPOINT_KEY, host, "ask it, and have it use its tools as you"):
         logger.warning(warning)
-    with served.opened(settings, temperature) as agent:
+    with agent_of(served, settings, temperature) as agent:
         serve(agent, served.name, host=host, port=port, temperature=temperature)
 
 

@@ -1,9 +1,9 @@
-"""A registered version as MLflow loads it, by the files of `version/`, which are among its artifacts."""
+"""Policies that answer questions with tools: for a chat, a server, and MLflow, which loads a registered version."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -11,15 +11,28 @@ from pydantic import TypeAdapter
 from agent_r1 import params
 from agent_r1.params.places import project_root
 from agent_r1.rollout.episode import StepView
+from agent_r1.tools.toolbox import require_own
 from agent_r1.tracking.answering import Ask, Episode
 from agent_r1.tracking.registry import Descriptor
-from flows.policies import of_descriptor
+from agent_r1.training.agent import Agent, open_agent
+from flows.policies import Policy, of_descriptor
 from flows.stage import prepare_process
+
+
+def agent_of(policy: Policy, settings: params.Params, temperature: float) -> AbstractContextManager[Agent]:
+    """A policy as an agent with its tools, in the environment that it was trained in.
+
+    It holds no lock: a conversation or a server may last, and trainings would wait for it.
+    """
+    trained = policy.as_trained(settings)
+    require_own(trained.env)
+    beneath = policy.beneath(settings)
+    return open_agent(trained, policy.path, policy.updates, beneath=beneath, temperature=temperature)
 
 
 @contextmanager
 def opened(descriptor: Path, settings: Path) -> Iterator[Ask]:
-    """The agent of a descriptor, with the parameters that it was registered with and the data of this project.
+    """The agent of a descriptor, a file among the artifacts of a version, with the parameters that it was registered with and the data of this project.
 
     It answers greedily, as `agent-r1 chat` does. The process works in the project's root from then on. Raises as
     `folder_of`, and ValueError outside of a project.
@@ -27,7 +40,7 @@ def opened(descriptor: Path, settings: Path) -> Iterator[Ask]:
     made, stored = TypeAdapter(Descriptor).validate_json(descriptor.read_bytes()), params.load(settings)
     project_root()
     prepare_process()
-    with of_descriptor(made).opened(stored, temperature=0.0) as agent:
+    with agent_of(of_descriptor(made), stored, temperature=0.0) as agent:
         yield lambda question: _told(list(agent.ask(question, seed=0)))
 
 

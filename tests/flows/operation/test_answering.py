@@ -34,6 +34,7 @@ from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
 from agent_r1.tracking import registry
 from agent_r1.training.supervised import Lessons, fit
+from flows.operation.answering import agent_of
 from flows.operation.register import LOADED, register
 from flows.policies import policy_of
 from tests.fixtures import ROOT, FreePort, Inside
@@ -88,7 +89,7 @@ def chatted(project: Path) -> tuple[str, list[StepView]]:
     """A question for which chat searches twice, and its steps there."""
     settings = load()
     question = read_rows(settings.places.questions, Question)[0].text
-    with policy_of(settings, CHAMPION).opened(settings, 0.0) as agent:
+    with agent_of(policy_of(settings, CHAMPION), settings, 0.0) as agent:
         views = list(agent.ask(question, seed=0))
     assert [call.tool for view in views for call in view.step.calls] == ["search", "search"]
     return question, views
