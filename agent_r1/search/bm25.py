@@ -105,7 +105,7 @@ def _write_runs(source: Path, folder: Path) -> tuple[dict[str, int], Int64s, lis
     ids: dict[str, int] = {}  # by first appearance; a word and its plural are one
     raw_ids: dict[str, int] = {}
     lengths: list[Int64s] = [np.empty(0, np.int64)]
-    paths = []
+    paths = list[Path]()
     with open_rows(source) as file:
         count = file.metadata.num_rows
     with tqdm(total=count, desc="indexing", unit="passage", disable=None) as progress:  # None: on a terminal only
