@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agent_r1.params.sections import LOOPBACK
-from agent_r1.replaced import begin_mlflows_page, keep_artifacts_home, schedule_automations
+from agent_r1.replaced import begin_mlflows_page, begin_prefects_page, keep_artifacts_home, schedule_automations
 from flows.processes import IMPORTING, end_with_parent
 
 PASSWORD = "MLFLOW_TRACKING_PASSWORD"  # the variable in which MLflow's clients find it, and this server its own
@@ -35,6 +35,14 @@ SEEN = {  # entries of a browser's local storage, as a visitor of MLflow's pages
 OPENING = """<script>
 location.hash ||= %s;
 for (const [name, value] of Object.entries(%s)) localStorage[name] ??= JSON.stringify(value);
+</script>"""
+# Prefect's page asks before anybody typed a password, and shows each refusal: they go at the first key.
+LOGIN = """<style>html:not(.typed):has([type=password]) [class*=toast] {display: none}</style>
+<script>
+addEventListener("input", () => {
+  document.querySelectorAll("[class*=toast] button").forEach(close => close.click());
+  document.documentElement.classList.add("typed");
+}, {once: true});
 </script>"""
 GATEWAY = "/ajax-api/2.0/mlflow/gateway-proxy"  # which MLflow's first page asks, and shows a refusal in red
 OPEN = ("/health", "/version")  # to everybody on this machine
@@ -68,6 +76,7 @@ def prefect() -> ASGIApp:
     from prefect.server.api.server import create_app
 
     schedule_automations()
+    begin_prefects_page(LOGIN)
     return TrustedHostMiddleware(create_app(), allowed_hosts=LOOPBACK)
 
 

@@ -1,4 +1,4 @@
-"""The evaluate stage: `agent-r1 evaluate --run NAME`, `--baseline NAME`, or `--model MODEL` for any other policy.
+"""The evaluate stage: `agent-r1 evaluate POLICY`, for any policy, or a baseline.
 
 With `--endpoint URL` somebody else serves the model, and it is asked in text. Its evaluation says that it is not
 token-exact.
@@ -52,9 +52,8 @@ logger = logging.getLogger(__name__)
 class EvaluationRequest:
     """The options of an evaluation."""
 
-    policy: RunId | str  # a word of `policy_of`, a baseline, or with `endpoint` the name of the model there
+    policy: RunId | str  # a word of `policy_of`, a baseline of a graph, or with `endpoint` the name of the model there
     _: KW_ONLY
-    sweep: str = ""  # of a baseline that a sweep has for its own
     endpoint: str | None = None  # an address
     protocol: Protocol | None = None  # in place of `tool_call`
     dataset: str | None = None  # in place of all prepared data sets
@@ -84,34 +83,36 @@ class Subject:
 def subject_of(settings: Params, asked: EvaluationRequest) -> Subject:
     """The policy that is asked for, under its protocol; ValueError for options, names or labels that do not fit."""
     word, places = asked.policy, settings.places
-    baseline = scores.BASELINES.get(word) if isinstance(word, str) else None
+    name = word.label if isinstance(word, RunId) else word
+    baseline = scores.BASELINES.get(name)
     if asked.endpoint is not None and (baseline or not isinstance(word, str) or asked.protocol in SCRIPTED):
-        raise ValueError("--endpoint is where --model NAME acts; name one, and no protocol under which no model does")
+        raise ValueError("--endpoint is where a model acts; name it, and no protocol under which no model does")
     if baseline and asked.protocol:
-        remedy = f"leave out --protocol, or evaluate --model {places.warm_start}"
-        raise ValueError(f"{word} is the warm-started model under a protocol of its own; {remedy}")
+        remedy = f"leave out --protocol, or evaluate {places.warm_start}"
+        raise ValueError(f"{name} is the warm-started model under a protocol of its own; {remedy}")
     _require_known("there is no protocol", asked.protocol, PROTOCOLS)
     _require_known("no data set is prepared called", asked.dataset, settings.prepare.datasets)
     if asked.endpoint is not None:
-        policy = policy_at(settings, asked.endpoint, str(word))
+        policy = policy_at(settings, asked.endpoint, name)
     else:
-        shipped = word in (scores.AS_SHIPPED, scores.WITH_EXAMPLES)
+        shipped = name in (scores.AS_SHIPPED, scores.WITH_EXAMPLES)
         policy = policy_of(settings, settings.model.path if shipped else "" if baseline else word)
     changes = [change for change in (asked.protocol, asked.dataset, asked.as_label) if change]
     as_trained = policy.run if not (policy.version or changes) else None
-    label = asked.as_label or "-".join([policy.name if policy.run else plain_name(str(word)), *changes])
+    label = asked.as_label or "-".join([policy.name if policy.run else plain_name(name), *changes])
     if not LABEL.fullmatch(label):
         remedy = "give --as a name of letters, digits, _, - and ., and . not first"
         raise ValueError(f"{label!r} is to be a folder; {remedy}")
     whose = OF_A_SEED.sub("", label)
     if not as_trained and (changes or not baseline) and (whose in settings.runs or whose in scores.BASELINES):
         raise ValueError(f"{label!r} is the label of {whose}'s own evaluation; choose another with --as")
+    graph = policy.run if policy.run and not policy.version else word
     return Subject(
         policy=policy,
         protocol=baseline or asked.protocol or "tool_call",
         label=label,
         name=as_trained.name if as_trained else label,
-        sweep=word.sweep if isinstance(word, RunId) else asked.sweep,
+        sweep=graph.sweep if isinstance(graph, RunId) else "",
         training=places.training(as_trained) if as_trained else None,
     )
 

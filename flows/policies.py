@@ -13,7 +13,7 @@ from agent_r1.files import model_hash, sha256, write_text
 from agent_r1.http.endpoint import Endpoint
 from agent_r1.learn import checkpoint
 from agent_r1.params import Params
-from agent_r1.params.places import MODEL, PARAMS, SCHEME, RunId, adapter_in, policy_in
+from agent_r1.params.places import MODEL, PARAMS, REPRO, SCHEME, SWEEP, RunId, adapter_in, policy_in
 from agent_r1.params.sections import nearest
 from agent_r1.rollout.sampling import Beneath
 from agent_r1.tracking import registry
@@ -116,22 +116,32 @@ class Policy:
 def policy_of(settings: Params, word: RunId | str) -> Policy:
     """The policy that a word names; "" is the warm start.
 
-    A training is named by its RunId or label (`ppo-seed3`), a registered version by its reference
-    (`models:/agent_r1@champion`), and any other model by its folder or hub id. Raises FileNotFoundError if there is no
-    such policy, and ValueError if there is no such run or version, or if its files have changed.
+    A training is named by its RunId or label (`ppo-seed3`), which may be that of a sweep's, a registered version by its
+    reference (`models:/agent_r1@champion`), and any other model by its folder or hub id. Raises FileNotFoundError if
+    there is no such policy, and ValueError if there are two, if there is no such run or version, or if its files have
+    changed.
     """
+    word = word if isinstance(word, RunId) else RunId.exact(word)
     if isinstance(word, RunId):
         return _of_run(settings, word)
     if not word:
         return _warm_start(settings)
     if word.startswith(SCHEME):
         return _of_version(_registered(word, settings))
-    if (folder := Path(word).expanduser()).is_dir():
-        return _of_folder(word, folder)
+    folder = Path(word).expanduser()
     if "/" not in word and word.partition("-")[0] in settings.runs:
-        return _of_run(settings, RunId.parse(word))
+        runs = [RunId.parse(word), RunId.parse(word, SWEEP)]
+        trained = [run for run in runs if settings.places.training(run).is_dir()]
+        ways = [f"{run.sweep or REPRO}/{word}" for run in trained] + [f"./{word}"] * (folder / "config.json").exists()
+        if len(ways) > 1:
+            raise ValueError(f"{word} means {len(ways)} policies; name one of them: {', '.join(ways)}")
+        if trained or not ways:
+            return _of_run(settings, [*trained, *runs][0])
+    if folder.is_dir():
+        return _of_folder(word, folder)
     if word.startswith((".", "/", "~")) or word.count("/") != 1:
-        raise FileNotFoundError(f"there is no folder {word}; --model takes one, or a hub id such as owner/name")
+        near = "" if "/" in word else f", or a run{nearest(word, settings.runs)}"
+        raise FileNotFoundError(f"there is no folder {word}; name one, or a hub id such as owner/name{near}")
     return Policy(name=plain_name(word), title=word, path=word)
 
 
@@ -153,7 +163,7 @@ def _of_run(settings: Params, run: RunId) -> Policy:
     seed, folder = settings.run(run).seed, policy_in(settings.places.training(run))
     progress = checkpoint.peek(folder.parent)
     if progress is None:
-        training, command = settings.places.training(run), f"agent-r1 train {' '.join(run.words)}"
+        training, command = settings.places.training(run), f"agent-r1 train {run.word}"
         earlier = f", or bring the earlier one back (`dvc checkout --force {training}`)" if restorable(training) else ""
         raise FileNotFoundError(f"there is no checkpoint at {folder.parent}; train it first (`{command}`){earlier}")
     checkpoint.require_whole(folder.parent, checkpoint.POLICY)
@@ -201,14 +211,18 @@ def version_of(word: str, settings: Params) -> registry.Version:
     """The version of a reference or a label; a label means the policy in the training's folder, or else its latest."""
     if word.startswith(SCHEME):
         return _registered(word, settings)
-    run, known = RunId.parse(word), registry.versions(settings.places.model)
+    run, known = RunId.meant(word), registry.versions(settings.places.model)
     policy = policy_in(settings.places.training(run))
     if policy.is_dir():
         content = sha256(policy)
         found = [version for version in known if version.descriptor.policy_hash == content]
-        missing = f"{word}: the policy in {policy} is not registered; `agent-r1 register {' '.join(run.words)}` does"
+        missing = f"{word}: the policy in {policy} is not registered; `agent-r1 register {run.word}` does"
     else:
-        found = [version for version in known if (version.descriptor.label, version.descriptor.sweep) == (word, "")]
+        found = [
+            version
+            for version in known
+            if (version.descriptor.label, version.descriptor.sweep) == (run.label, run.sweep)
+        ]
         near = nearest(word, [version.descriptor.label for version in known]) if known else "; the registry is empty"
         missing = f"there is no registered model {word!r}{near}"
     if not found:

@@ -69,6 +69,10 @@ ABOUT_SPREADS = (
     "thirds of the others. Cosine: with the gradient of all groups."
 )
 ABOUT_VALUES = "Values as the run's critic gave them, against the undiscounted return yet to come."
+THOUGHTS = {"information": "thought/information", "retrieved": "thought/retrieved"}
+ABOUT_THOUGHTS = (
+    "Information of first thoughts about their inputs, in nats; retrieved is the share likeliest under its own."
+)
 ABOUT_HEALTH = (
     "Lost, per episode of the run: how much more the episodes without the kind earn, times the kind's share; it shows "
     "no cause. Named, in bold: kinds from a fifth of the episodes or a tenth of success lost on, and rewards that rise "
@@ -176,6 +180,8 @@ def replay_tables(replayed: Sequence[Replayed]) -> Iterator[Table | str]:
         yield f"Policy of the gradient in iteration {sharing}: {note}."
     if values := [(one.iteration, own.name, one.values) for one in replayed if one.values]:
         yield _iterations("Critic", VALUES, values, ABOUT_VALUES)
+    if thoughts := [(one.iteration, own.name, one.thoughts) for one in replayed if one.thoughts]:
+        yield _iterations("Thoughts", THOUGHTS, thoughts, ABOUT_THOUGHTS)
     for each in others:
         if reads_untrained_values(own.train.credit, each.train.credit):
             yield (
@@ -233,5 +239,5 @@ def health_tables(found: Sequence[FailureKind], run: RunId, page: Path) -> Itera
         kind = Text(harmless(each.kind), "bold" if each.named else "")
         table.add_row(kind, *counts, number(each.reward_lost), number(each.success_lost), each.remedy)
     yield table
-    yield f"`agent-r1 view {' '.join(run.words)}` makes the page that these links open, each at one kind:"
+    yield f"`agent-r1 view {run.word}` makes the page that these links open, each at one kind:"
     yield from (f"{page.resolve().as_uri()}#{urlencode({'kind': each.kind})}" for each in shown)

@@ -22,6 +22,7 @@ from agent_r1.credit.assign import Indices, assign
 from agent_r1.credit.batch import EQUAL, Floats, after_prompt, group_statistics, groups_of, returns_to_go
 from agent_r1.credit.rewards import step_rewards
 from agent_r1.inspection.stored import PolicyOnDisk, StoredRun
+from agent_r1.inspection.thoughts import thoughts
 from agent_r1.learn import losses
 from agent_r1.learn.gradients import join_credit, policy_pass
 from agent_r1.learn.learner import Learner, Reference, frozen, reference_of
@@ -80,6 +81,7 @@ class Replayed(NamedTuple):
     replays: list[Replay]  # the run's own first
     values: losses.Metrics  # errors of the run's critic; empty without one
     spreads: list[Spread]  # the smallest first; empty without gradients, or if no question was tried twice
+    thoughts: losses.Metrics  # what first thoughts say of their inputs; empty without gradients or thoughts
 
 
 def configurations(
@@ -180,14 +182,7 @@ class Replayer:
         trajectories, stored = self.stored.trajectories(number), self.stored.credits(number)
         policy = self.stored.policy(trajectories[0].policy_version)
         assigned = [self._assign(trajectories, stored, each) for each in self.compared]
-        again = zip(assigned[0][0], stored, strict=True)
-        gap = max(np.abs(new.advantages - old.advantages).max() for new, old in again)
-        if gap > OTHER_NUMERICS:
-            logger.warning(
-                "iteration %d: the advantages that %s was trained with differ by up to %.2g from those of its "
-                "configuration in params.yaml, which has changed since; the comparison is with params.yaml's",
-                *(number, self.stored.run, gap),
-            )
+        self._compare_with_stored(number, assigned[0][0], stored)
         replays, first = [], None
         for each, (credits_, metrics) in zip(self.compared, assigned, strict=True):
             gradient = self._gradient(number, policy, trajectories, credits_, each.train)
@@ -199,7 +194,17 @@ class Replayer:
         values = value_errors(trajectories, stored, credit, self.max_tokens) if credit.needs_critic else {}
         own = partial(self._gradient, number, policy, config=self.compared[0].train)
         parts = spreads(trajectories, assigned[0][0], own, first) if first else []
-        return Replayed(number, policy, replays, values, parts)
+        inputs = thoughts(trajectories, self.learner_at(policy)) if first else {}
+        return Replayed(number, policy, replays, values, parts, inputs)
+
+    def _compare_with_stored(self, number: int, assigned: list[Credit], stored: list[Credit]) -> None:
+        gap = max(np.abs(new.advantages - old.advantages).max() for new, old in zip(assigned, stored, strict=True))
+        if gap > OTHER_NUMERICS:
+            logger.warning(
+                "iteration %d: the advantages that %s was trained with differ by up to %.2g from those of its "
+                "configuration in params.yaml, which has changed since; the comparison is with params.yaml's",
+                *(number, self.stored.run, gap),
+            )
 
     def credited(self, number: int) -> list[list[Credit]]:
         """The credits of an iteration under every configuration."""

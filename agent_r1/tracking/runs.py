@@ -50,10 +50,8 @@ def provenance(dataset: str, sweep: str = "") -> dict[str, str]:
     `+changes` follows the commit if tracked files differ from it, apart from the files that DVC writes.
     """
     commit = git("rev-parse", "HEAD")
-    # An overlay in a folder of its own has the graph of the project by a link.
-    whole = str((project_root() / "dvc.yaml").resolve().parent)
     of_dvc = (":!*dvc.lock", ":!*.dvc", ":!outputs")
-    if git("-C", whole, "status", "--porcelain", "--untracked-files=no", "--", ".", *of_dvc):
+    if git("status", "--porcelain", "--untracked-files=no", "--", ".", *of_dvc):
         commit += "+changes"
     lock = project_root() / "dvc.lock"
     stages = yaml.safe_load(lock.read_text()).get("stages", {}) if lock.exists() else {}

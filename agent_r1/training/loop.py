@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -11,11 +10,9 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Self
 
-import numpy as np
-
 from agent_r1.costs import Costs, Purpose
 from agent_r1.credit.assign import assign, demonstration_credit
-from agent_r1.credit.metrics import step_metrics, thought_metrics, value_metrics
+from agent_r1.credit.metrics import step_metrics, value_metrics
 from agent_r1.credit.rewards import step_rewards
 from agent_r1.devices.sharing import ALONE, Ranks
 from agent_r1.envs.shared import Shared
@@ -186,21 +183,13 @@ class Training:
         reasons = findings(trajectories, returns, self._questions, chat, LOST, tools=tools)
         for reason in (*reasons, *strays(self.folder.history(), self.success)):
             logger.warning("iteration %d: %s", iteration, reason)
-        every = self.config.monitor.thoughts_every
-        return metrics | (self._thoughts(trajectories) if every and iteration % every == 0 else {})
+        return metrics
 
     def _reference(self, trajectories: Sequence[Trajectory]) -> list[Floats32]:
         """The reference's logprobs [L] of sampled tokens in nats, 0 elsewhere."""
         if self.teacher:
             return self.teacher.logprobs(trajectories, [each.action_mask for each in trajectories])
         return self.learner.reference_logprobs(trajectories)
-
-    def _thoughts(self, trajectories: Sequence[Trajectory]) -> Metrics:
-        """How much thoughts say of their inputs, by the learner's weights; nothing of a single thought."""
-        crossed = watch.crossed(trajectories, self.collector.sampler.chat.decode)
-        logprobs = zip(crossed, self.learner.logprobs(crossed), strict=True)
-        scores = np.array([found[each.action_mask].sum(dtype=np.float64) for each, found in logprobs])
-        return thought_metrics(scores.reshape(-1, math.isqrt(len(scores)))) if len(scores) > 1 else {}
 
     def update(self, iteration: int) -> Metrics:
         """Improves the policy and the critic, or the critic alone while its warm-up lasts."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import enum
 import logging
 import time
-from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -22,7 +21,6 @@ from agent_r1.rollout.sampling import Action, EngineError, HeldWeights
 from agent_r1.seeds import derive
 from agent_r1.weight_sums import differing
 
-CROSSED = 16  # thoughts that are read under each other's inputs
 RECENT = 5  # iterations, which tell how long the next ones take
 
 logger = logging.getLogger(__name__)
@@ -93,27 +91,6 @@ def with_action(trajectory: Trajectory, action: Action) -> Trajectory:
         context_starts=[0],
         steps=[step],
     )
-
-
-def crossed(trajectories: Sequence[Trajectory], decode: Callable[[Sequence[int]], str]) -> list[Trajectory]:
-    """[T * T] the thought of each first action, as if it had been sampled in each of the first contexts.
-
-    Of one trajectory per group, the first that thinks, and of at most `CROSSED` groups.
-    """
-    groups: dict[int, tuple[Trajectory, Action]] = {}
-    for each in trajectories:
-        if each.group not in groups and len(groups) < CROSSED and (thought := _first_thought(each, decode)):
-            groups[each.group] = each, thought
-    return [with_action(asked, thought) for _, thought in groups.values() for asked, _ in groups.values()]
-
-
-def _first_thought(trajectory: Trajectory, decode: Callable[[Sequence[int]], str]) -> Action | None:
-    """The tokens of a first action up to the tag that closes its thought; None without one."""
-    if not trajectory.steps:
-        return None
-    ids = trajectory.ids(slice(trajectory.steps[0].action_start, trajectory.steps[0].action_stop))
-    length = bisect_left(range(len(ids) + 1), True, key=lambda count: "</think>" in decode(ids[:count]))
-    return Action.of(ids[:length], [0.0] * length, ()) if length <= len(ids) else None
 
 
 def require_own(trajectories: Sequence[Trajectory], iteration: int, *, seed: int, policy_versions: range) -> None:

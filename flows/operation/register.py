@@ -1,4 +1,4 @@
-"""The register stage: `agent-r1 register --run NAME`. A training's policy becomes a version of the registry.
+"""The register stage: `agent-r1 register RUN`. A training's policy becomes a version of the registry.
 
 A repeated training overwrites its folder, and a training outside of `dvc repro` is in no dvc.lock. So DVC's cache gets
 every registered policy, as models/LABEL-HASH.dvc, and the folder of its training, as models/LABEL-HASH-training.dvc.
@@ -51,7 +51,7 @@ def _describe(settings: params.Params, run: RunId) -> registry.Descriptor:
     progress = checkpoint.peek(policy.parent)
     if progress is None or started is None:
         missing = f"{training} holds no training of this version of the project"
-        raise FileNotFoundError(f"{missing}; train it first (`agent-r1 train {' '.join(run.words)}`)")
+        raise FileNotFoundError(f"{missing}; train it first (`agent-r1 train {run.word}`)")
     config, done = settings.run(run), progress.iterations
     if not progress.stopped and done < (planned := progress.planned(config)):
         raise ValueError(f"{training} is at iteration {done} of {planned}; train it to its end")

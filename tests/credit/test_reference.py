@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agent_r1.credit.assign import assign, kl_rewards
-from agent_r1.credit.metrics import reference_metrics, step_metrics, thought_metrics
+from agent_r1.credit.metrics import reference_metrics, step_metrics
 from agent_r1.records import Trajectory
 from tests.credit.letters import params, progress, trajectory
 
@@ -93,13 +93,3 @@ def test_a_step_by_hand(episode: Trajectory) -> None:
     assert step_metrics([episode], [LOGPROBS], [after]) == pytest.approx({"policy/kl_step": sum(k3) / 3})
     assert step_metrics([episode], [LOGPROBS], [LOGPROBS]) == {"policy/kl_step": 0}
     assert step_metrics([], [], []) == {}
-
-
-def test_thoughts_that_tell_their_input_are_found_by_it() -> None:
-    """Means over inputs are .3 and .2: log(.5 / .3) and log 1; the second is as likely under the first input."""
-    found = thought_metrics(np.log([[0.5, 0.1], [0.2, 0.2]]))
-    assert found == pytest.approx({"thought/information": math.log(5 / 3) / 2, "thought/retrieved": 0.5})
-    alike = thought_metrics(np.full((4, 4), -2000.0))  # nats of a long thought, whose probability is no float
-    assert alike == pytest.approx({"thought/information": 0, "thought/retrieved": 1 / 4})
-    told = thought_metrics(np.where(np.eye(4), -20.0, -900.0))
-    assert told == pytest.approx({"thought/information": math.log(4), "thought/retrieved": 1})

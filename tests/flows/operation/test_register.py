@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -27,10 +26,9 @@ from flows.dvc_files import DVC, ask_dvc, require_listing
 from flows.operation import register as register_stage
 from flows.operation.register import keep
 from flows.policies import folder_of, version_of
+from tests.fixtures import ROOT, Inside, WriteParams
 
-ROOT = Path(__file__).parents[3]
 POLICY = Path("outputs/train/ppo/checkpoint/policy")
-Inside = Callable[[Path], AbstractContextManager[None]]
 Register = Callable[..., Version]
 
 
@@ -261,12 +259,6 @@ def test_without_dvc_only_the_folder_itself_serves(tmp_path: Path, inside: Insid
             folder_of(version)
 
 
-def test_what_dvc_cannot_keep_is_a_fault_that_says_how_to_go_on(project: Path) -> None:
-    with pytest.raises(OSError, match=r"DVC could not keep .*/policy \(.*git-ignored.*\); mend that"):
-        keep(POLICY, Path("outputs/ppo-1234.dvc"))
-    assert not Path("outputs/ppo-1234").exists()
-
-
 def test_a_policy_is_kept_while_dvc_runs_the_stage(project: Path) -> None:
     """DVC holds no lock that `dvc add` needs while it runs a stage's command."""
     code = "from pathlib import Path; from flows.operation.register import keep; "
@@ -307,7 +299,7 @@ def test_a_label_is_that_of_a_folder_or_of_a_version_or_refused(project: Path, r
     [(2, "is at iteration 2 of 3; train it to its end"), (3, "are not merged yet; start the")],
 )
 def test_what_is_not_finished_is_not_registered(
-    project: Path, ppo: Path, write_params: Callable[..., None], iterations: int, message: str
+    project: Path, ppo: Path, write_params: WriteParams, iterations: int, message: str
 ) -> None:
     """Of adapters the weights that they are merged into are the last to come."""
     write_params(project, {})
@@ -323,7 +315,7 @@ def test_what_is_not_finished_is_not_registered(
 
 
 def test_another_store_is_given_the_version_that_the_file_names(
-    project: Path, ppo: Path, write_params: Callable[..., None]
+    project: Path, ppo: Path, write_params: WriteParams
 ) -> None:
     write_params(project, {})
     shutil.rmtree("outputs")
