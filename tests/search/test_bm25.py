@@ -148,6 +148,7 @@ def test_the_same_passages_give_the_same_bytes_in_another_process(stored: Path, 
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="the shared multi-hop questions are not here")
+@pytest.mark.slow  # indexes three real corpora
 @pytest.mark.parametrize("name", RECALL)
 def test_recall_on_real_questions(name: str, bm25_index: Callable[[Sequence[Passage]], Search]) -> None:
     """The mean over the questions of the share of gold passages in the top k."""
