@@ -102,29 +102,6 @@ def test_the_official_client_whole_and_streamed(play: Callable[..., Any]) -> Non
     assert (row.outcome, row.success, len(row.steps), len(policy.log)) == (Outcome.ANSWERED, 1.0, 3, 3)
 
 
-def test_a_strange_schema_ends_its_request_and_a_strange_call_its_action_alone(play: Callable[..., Any]) -> None:
-    """`multipleOf` divides by a float, for which 400 digits are too many; the others raised before any call."""
-    strange = [[1], {"$dynamicRef": "http://127.0.0.1:1/x"}, {"pattern": 3}, {"properties": {"a": {"$ref": "#"}}}]
-    money = {"properties": {"a": {"type": "number", "multipleOf": 0.5}, "b": True}}
-
-    def pay(parameters: Any) -> Any:
-        full = {"type": "object", **parameters} if isinstance(parameters, dict) else parameters
-        return {"type": "function", "function": {"name": "pay", "parameters": full}}
-
-    async def solve(task: Task) -> Ending:
-        for parameters in strange:
-            with pytest.raises(openai.BadRequestError, match="tools: "):
-                await ask(task, tools=[pay(parameters)])
-        for _ in range(2):
-            await ask(task, tools=[pay(money)])
-        return Ending(answer="Quill")
-
-    said = [f'<tool_call>{{"name": "pay", "arguments": {{"a": {a}}}}}</tool_call>' for a in ("1" + "0" * 400, "1.5")]
-    row, _ = play(solve, said, env={"max_tokens": 2000, "max_action_tokens": 900})
-    assert row.outcome is Outcome.ANSWERED
-    assert [step.call_status for step in row.steps] == [CallStatus.BAD_ARGUMENTS, CallStatus.OK]
-
-
 def test_a_connection_takes_one_request_after_the_other(play: Callable[..., Any]) -> None:
     async def solve(task: Task) -> Ending:
         url = httpx.URL(task.base_url)

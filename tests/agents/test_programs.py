@@ -10,11 +10,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import pytest
@@ -25,6 +25,7 @@ from agent_r1.agents.programs import Programs
 from agent_r1.agents.task import Ending, Task
 from agent_r1.params.env import AgentParams
 
+T = TypeVar("T")
 TASK = Task(
     question_id="q1",
     text="who?",
@@ -110,14 +111,19 @@ def shell(text: str, **further: Any) -> AgentParams:
     return AgentParams(command=["sh", "-c", text], **{"timeout_s": 60.0, **further})
 
 
+def during(agent: AgentParams, act: Callable[[Programs], Awaitable[T]], concurrency: int = 64) -> T:
+    """What comes of an act while a stage has an agent's programs open."""
+
+    async def stage() -> T:
+        async with Programs({"mine": agent}, concurrency, Path("episodes")) as programs_of_stage:
+            return await act(programs_of_stage)
+
+    return asyncio.run(stage())
+
+
 def played(agent: AgentParams, *tasks: Task, concurrency: int = 64) -> list[Ending]:
     """What comes of tasks that are played at the same time."""
-
-    async def play() -> list[Ending]:
-        async with Programs({"mine": agent}, concurrency, Path("episodes")) as open_programs:
-            return await asyncio.gather(*(open_programs.play("mine", task) for task in tasks))
-
-    return asyncio.run(play())
+    return during(agent, lambda opened: asyncio.gather(*(opened.play("mine", task) for task in tasks)), concurrency)
 
 
 def asking(*texts: str) -> list[Task]:
@@ -205,29 +211,26 @@ def test_what_a_process_leaves_behind_ends_before_its_episode_is_over(home: Path
     """Before the episode is over, and not only with the stage."""
     leaves = f"cd {home}; setsid sh -c '(setsid sleep 86399 &)'; sleep 86399 & setsid sleep 86399 & echo '{{}}'"
 
-    async def play() -> tuple[Ending, list[psutil.Process]]:
-        async with Programs({"mine": shell(leaves, environment=["PATH"])}, 1, Path("episodes")) as open_programs:
-            return await open_programs.play("mine", TASK), processes_of(home, "sleep")
+    async def play(opened: Programs) -> tuple[Ending, list[psutil.Process]]:
+        return await opened.play("mine", TASK), processes_of(home, "sleep")
 
-    assert asyncio.run(play()) == (Ending(), [])
+    assert during(shell(leaves, environment=["PATH"]), play) == (Ending(), [])
 
 
 def test_output_without_end_takes_no_memory(home: Path) -> None:
     wrote = "import sys; [sys.stdout.write('x' * 2**20) for _ in range(100)]; print(); print('{\"success\": true}')"
+    sizes = list[int]()
 
-    async def play() -> tuple[Ending, list[int]]:
-        async with Programs({"mine": script(wrote)}, 1, Path("episodes")) as open_programs:
-            playing = asyncio.create_task(open_programs.play("mine", TASK))
-            sizes = [0]
-            while not playing.done():
-                await asyncio.sleep(0.02)
-                with suppress(psutil.Error):
-                    sizes += [each.memory_info().rss for each in processes_of(home, "supervisor.py")]
-            return await playing, sizes
+    async def play(opened: Programs) -> Ending:
+        playing = asyncio.create_task(opened.play("mine", TASK))
+        while not playing.done():
+            await asyncio.sleep(0.02)
+            with suppress(psutil.Error):
+                sizes.extend(each.memory_info().rss for each in processes_of(home, "supervisor.py"))
+        return await playing
 
-    ending, sizes = asyncio.run(play())
-    assert ending == Ending(success=True)
-    assert max(sizes) < 50 << 20
+    assert during(script(wrote), play) == Ending(success=True)
+    assert 0 < max(sizes) < 50 << 20
 
 
 def test_what_the_policy_runs_neither_reads_the_reward_key_nor_writes_the_last_line(home: Path) -> None:
@@ -257,9 +260,7 @@ def test_a_folder_goes_whatever_is_in_it_and_nothing_outside(home: Path) -> None
     makes = f"mkdir -p a/b; touch a/b/c; ln -s {home}/outside a/b/link; chmod 0 a/b; chmod 0 a; chmod 0 ."
     assert played(shell(makes, environment=["PATH"]), TASK) == [Ending()]
     assert (Path("outside/file").read_text(), Path("outside").stat().st_mode & 0o777) == ("kept", 0o755)
-
-
-def test_a_file_of_the_project_is_found_from_an_episodes_folder(home: Path) -> None:
+    # A file of the project is found from an episode's folder.
     Path("says.py").write_text('print(\'{"answer": "found"}\')')
     assert played(AgentParams(command=[sys.executable, "says.py"], timeout_s=60), TASK) == [Ending(answer="found")]
 
@@ -280,26 +281,21 @@ def test_as_many_run_at_a_time_as_may(home: Path, of_the_agent: bool) -> None:
 
 
 def test_an_async_function_shares_one_process_beside_the_stage(home: Path) -> None:
+    """A call that ends badly ends alone."""
     random.seed(7)
     state = random.getstate()
-    agent = AgentParams(function="own_agents:shares", timeout_s=60, rewards=["speed"])
-    endings = played(agent, *asking("a", "b", "c"))
-    pids, keys = zip(*((each.answer or each.fault).split() for each in endings), strict=True)
-    assert keys == ("sk-key-0", "sk-key-1", "sk-key-2")
+    agent = AgentParams(function="own_agents:shares", timeout_s=1, rewards=["speed"])
+    one, other, waits, exits, lasts = played(agent, *asking("a", "b", "waits", "exits", "lasts"))
+    pids, keys = zip(*((each.answer or each.fault).split() for each in (one, other, lasts)), strict=True)
+    assert keys == ("sk-key-0", "sk-key-1", "sk-key-4")
     assert len(set(pids)) == 1
     assert str(os.getpid()) not in pids
-    assert endings[0].parts == {"speed": 1.0}
+    assert one.parts == {"speed": 1.0}
     assert random.getstate() == state
     assert "own_agents" not in sys.modules
-
-
-def test_an_async_function_that_ends_badly_ends_alone(home: Path) -> None:
-    agent = AgentParams(function="own_agents:shares", timeout_s=1, rewards=["speed"])
-    waits, exits, lasts = played(agent, *asking("waits", "exits", "lasts"))
     assert waits.fault.startswith("it took longer than 1 s\nTraceback")
     assert "await asyncio.sleep(60)" in waits.fault
     assert exits.fault.startswith("it ended with exit code 1\nTraceback")
-    assert lasts.fault == ""
 
 
 @pytest.mark.parametrize(
@@ -310,18 +306,19 @@ def test_an_async_function_that_cannot_be_ended_alone_takes_its_process(
     home: Path, monkeypatch: pytest.MonkeyPatch, text: str, shown: str
 ) -> None:
     monkeypatch.setattr(programs, "STOP_S", 1.0)
-    agent = AgentParams(function="own_agents:shares", timeout_s=1, rewards=["speed"])
 
-    async def play() -> tuple[Ending, Ending]:
-        async with Programs({"mine": agent}, 64, Path("episodes")) as open_programs:
-            return await open_programs.play("mine", asking(text)[0]), await open_programs.play("mine", TASK)
+    async def play(opened: Programs) -> list[str]:
+        return [(await opened.play("mine", task)).fault for task in (*asking(text), TASK)]
 
-    first, second = asyncio.run(play())
-    assert shown in first.fault
-    assert second.fault == ""
+    first, second = during(AgentParams(function="own_agents:shares", timeout_s=1, rewards=["speed"]), play)
+    assert shown in first
+    assert second == ""
 
 
-def test_each_call_of_a_function_that_blocks_has_a_process_of_its_own(home: Path) -> None:
+def test_each_call_of_a_function_that_blocks_has_a_process_of_its_own(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programs, "GRACE_S", 0.5)  # five of them are waited for in the end
     agent = AgentParams(function="own_agents:alone", timeout_s=4)
     asked = "blocks", "raises", "object", "child", "nothing", "is well"
     blocks, raises, given, child, nothing, well = played(agent, *asking(*asked))
@@ -408,18 +405,17 @@ def left_of(begun: Sequence[psutil.Process], root: Path) -> list[psutil.Process]
 
 
 def test_a_play_that_is_given_up_ends_its_process(home: Path) -> None:
-    async def play() -> list[psutil.Process]:
-        async with Programs({"mine": shell("sleep 86399", environment=["PATH"])}, 1, Path("episodes")) as open_programs:
-            playing = asyncio.create_task(open_programs.play("mine", TASK))
-            while not processes_of(home / "episodes"):
-                await asyncio.sleep(0.01)
-            playing.cancel()
-            begun = processes_of(home / "episodes")
-            with pytest.raises(asyncio.CancelledError):
-                await playing
-            return await asyncio.to_thread(left_of, begun, home / "episodes")
+    async def play(opened: Programs) -> list[psutil.Process]:
+        playing = asyncio.create_task(opened.play("mine", TASK))
+        while not processes_of(home / "episodes"):
+            await asyncio.sleep(0.01)
+        playing.cancel()
+        begun = processes_of(home / "episodes")
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+        return await asyncio.to_thread(left_of, begun, home / "episodes")
 
-    assert asyncio.run(play()) == []
+    assert during(shell("sleep 86399", environment=["PATH"]), play) == []
 
 
 def test_an_episode_whose_watch_is_killed_is_a_fault(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -449,7 +445,11 @@ OK = b"HTTP/1.1 200 OK\r\n"
     ids=["well", "twice", "twice whole", "large", "with keys", "elsewhere", "no HTTP", "never"],
 )
 def test_a_service_is_asked_once(
-    home: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes, expected: Ending | str
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    free_port: Callable[[], int],
+    answer: bytes,
+    expected: Ending | str,
 ) -> None:
     monkeypatch.setenv("AGENT_R1_AGENT_KEY_MINE", "sk-service")
     asked: list[bytes] = []
@@ -462,16 +462,14 @@ def test_a_service_is_asked_once(
         if answer != OK:
             writer.close()
 
-    async def play() -> Ending:
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/solve"
-        agent = AgentParams(url=url, version="1", timeout_s=0.5 if answer == OK else 60)
-        async with Programs({"mine": agent}, 1, Path("episodes")) as open_programs:
-            ending = await open_programs.play("mine", TASK)
-        server.close()
-        return ending
+    port = free_port()
+    agent = AgentParams(url=f"http://127.0.0.1:{port}/solve", version="1", timeout_s=0.5 if answer == OK else 60)
 
-    ending = asyncio.run(play())
+    async def play(opened: Programs) -> Ending:
+        async with await asyncio.start_server(serve, "127.0.0.1", port):
+            return await opened.play("mine", TASK)
+
+    ending = during(agent, play)
     assert ending == expected if isinstance(expected, Ending) else expected in ending.fault
     [head, body] = asked
     assert head.startswith(b"POST /solve HTTP/1.1\r\n")

@@ -136,9 +136,7 @@ def test_a_fault_of_the_world_is_asked_again_and_then_aborts(
     assert found[0].steps[-1].rewards["own"] in (1, 2)
     if not batched:
         assert module.asked() == ["q0", "q1", "q0", "q1"], "the first one's fault passed"
-    with pytest.raises(
-        TooManyAborted, match=r"1 of 2 episodes short, rewards included, and env\.aborted_share is 0\.4"
-    ):
+    with pytest.raises(TooManyAborted, match=r"1 of 2 episodes short, .* and env\.aborted_share is 0\.4"):
         stated(function, rows, share=0.4, batched=batched)
 
 
@@ -160,30 +158,26 @@ def test_what_it_may_not_give_is_refused_with_its_trajectory(function: str, answ
         stated(function, [trajectory(0, answer), trajectory(1, answer)], batched=function == "few")
 
 
-def test_a_module_that_is_not_there_or_does_not_load_is_refused(module: SimpleNamespace) -> None:
-    with pytest.raises(ValueError, match=r"credit\.rewards\.own: module 'no\.where' cannot be imported \(ModuleNotF"):
-        load(credit("words", module="no.where").rewards)
-    for text, fault in (("1 +", "SyntaxError"), ("1 / 0", "ZeroDivisionError"), ("exit(3)", "SystemExit: 3")):
-        module.file.write_text(text)
-        with pytest.raises(ValueError, match=rf"module 'users_rewards' cannot be imported \({fault}"):
-            load(credit("words").rewards)
-
-
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "text", "message"),
     [
-        ("flows", r"flows\.py has the name of a module that Python or a library needs; rename it"),
-        ("agent_r1.answers", r"module 'agent_r1\.answers' is .*, which hides agent_r1/answers\.py; rename yours"),
-        ("itertools", r"itertools\.py has the name"),
+        ("no.where", "", r"credit\.rewards\.own: module 'no\.where' cannot be imported \(ModuleNotF"),
+        ("users_rewards", "1 +", r"module 'users_rewards' cannot be imported \(SyntaxError"),
+        ("users_rewards", "1 / 0", r"module 'users_rewards' cannot be imported \(ZeroDivisionError"),
+        ("users_rewards", "exit(3)", r"module 'users_rewards' cannot be imported \(SystemExit: 3"),
+        ("flows", "", r"flows\.py has the name of a module that Python or a library needs; rename it"),
+        ("itertools", "", r"itertools\.py has the name"),
+        ("agent_r1.answers", "", r"'agent_r1\.answers' is .*, which hides agent_r1/answers\.py; rename yours"),
     ],
 )
-def test_a_module_that_another_hides_is_refused(
-    name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_module_that_does_not_load_or_is_hidden_is_refused(
+    module: SimpleNamespace, name: str, text: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    file = tmp_path / f"{name.replace('.', '/')}.py"
-    file.parent.mkdir(exist_ok=True)
-    file.write_text("def words(episode): ...")
+    monkeypatch.chdir(module.file.parent)
+    if name != "no.where":
+        file = Path(f"{name.replace('.', '/')}.py")
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
     with pytest.raises(ValueError, match=message):
         load(credit("words", module=name).rewards)
 

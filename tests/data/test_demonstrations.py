@@ -6,6 +6,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,13 +21,15 @@ from agent_r1.params.prepare import AtlasParams, AtlasShares
 from agent_r1.params.stages import WarmStartParams
 from agent_r1.records import Passage, Question
 from agent_r1.search.base import Search
+from tests.data.conftest import ended, searched
 from tests.trajectories import question_fields
 
 Rows = list[tuple[Question, Plan]]
 TOP_K = 2
 WARM_START = load(Path(__file__).parents[2] / "params.yaml").warm_start.model_copy(update={"by_relation": 0.0})
+HARBOR = "The Silent Harbor"
 FACTS = {
-    "The Silent Harbor": {"director": "Mara Quill", "release year": "1957"},
+    HARBOR: {"director": "Mara Quill", "release year": "1957"},
     "Mara Quill": {"birth city": "Tesk", "employer": "Orlen Group"},
     "Jon Hale": {"birth city": "Arvik", "employer": "Orlen Group"},
 }
@@ -36,9 +39,7 @@ def question(kind: str) -> Question:
     return Question(**question_fields(strata={"hops": "2", "kind": kind}))
 
 
-BRIDGE = Plan(
-    (look_up(FACTS, "The Silent Harbor", "director"), look_up(FACTS, "Mara Quill", "birth city")), answer="Tesk"
-)
+BRIDGE = Plan((look_up(FACTS, HARBOR, "director"), look_up(FACTS, "Mara Quill", "birth city")), answer="Tesk")
 YEARS = {"Low Tide": {"release year": "1990", "studio": "Orlen Group"}, "Jon Hale": {"birth year": "1958"}}
 AGE = Plan((look_up(YEARS, "Low Tide", "release year"), look_up(YEARS, "Jon Hale", "birth year")), "32", "-")
 SAME = Plan((look_up(FACTS, "Mara Quill", "employer"), look_up(FACTS, "Jon Hale", "employer")), answer="yes")
@@ -65,41 +66,33 @@ def answer(actions: list[str]) -> str:
 
 def test_without_habits_it_follows_the_plan_to_the_letter() -> None:
     assert act(BRIDGE, "bridge") == [
-        "<think>I need the director, then the birth city.</think>\n<tool_call>\n"
-        '{"name": "search", "arguments": {"query": "director of The Silent Harbor"}}\n</tool_call>',
-        "<think>Found the director Mara Quill. I need the birth city.</think>\n<tool_call>\n"
-        '{"name": "search", "arguments": {"query": "birth city of Mara Quill"}}\n</tool_call>',
-        "<think>Found the birth city Tesk. That answers it.</think>\n<answer> Tesk </answer>",
+        searched("I need the director, then the birth city.", "director of The Silent Harbor"),
+        searched("Found the director Mara Quill. I need the birth city.", "birth city of Mara Quill"),
+        ended("Found the birth city Tesk. That answers it.", "Tesk"),
+    ]
+    assert act(SAME, "comparison") == [
+        searched("I compare the employer of Mara Quill and Jon Hale.", "employer of Mara Quill"),
+        searched("Found the employer Orlen Group. Next Jon Hale.", "employer of Jon Hale"),
+        ended("Found the employer Orlen Group. Found the employer Orlen Group. That answers it.", "yes"),
     ]
 
 
-def test_a_comparison_ends_with_both_findings_side_by_side() -> None:
-    first, second, last = act(SAME, "comparison")
-    assert first.startswith("<think>I compare the employer of Mara Quill and Jon Hale.</think>")
-    assert second.startswith("<think>Found the employer Orlen Group. Next Jon Hale.</think>")
-    found = "Found the employer Orlen Group. Found the employer Orlen Group. "
-    assert last == f"<think>{found}That answers it.</think>\n<answer> yes </answer>"
-
-
-def test_stopping_early_answers_with_the_entity_at_hand_but_never_before_a_search() -> None:
-    actions = act(BRIDGE, "bridge", stop=1.0)
-    assert queries(actions) == ["director of The Silent Harbor"]
-    assert answer(actions) == "Mara Quill"
-
-
-def test_stopping_early_in_a_comparison_guesses() -> None:
-    runs = [act(SAME, "comparison", stop=1.0, seed=seed) for seed in range(30)]
-    assert {answer(actions) for actions in runs} == {"yes", "no"}
-    assert all(queries(actions) == ["employer of Mara Quill"] for actions in runs)
-    first = Plan(SAME.hops, answer="Jon Hale")
-    assert {answer(act(first, "comparison", stop=1.0, seed=seed)) for seed in range(30)} == {"Mara Quill", "Jon Hale"}
-
-
-def test_a_wrong_relation_that_ends_the_chain_is_the_answer() -> None:
-    # the film's only other fact is its year, and a year has no birth city
-    actions = act(BRIDGE, "bridge", wrong=1.0)
-    assert queries(actions) == ["release year of The Silent Harbor"]
-    assert answer(actions) == "1957"
+@pytest.mark.parametrize(
+    ("plan", "kind", "habit", "query", "answers"),
+    [
+        (BRIDGE, "bridge", {"stop": 1.0}, "director of The Silent Harbor", {"Mara Quill"}),  # the entity at hand
+        (SAME, "comparison", {"stop": 1.0}, "employer of Mara Quill", {"yes", "no"}),  # a guess
+        (replace(SAME, answer="Jon Hale"), "comparison", {"stop": 1.0}, "employer of Mara Quill", {*FACTS} - {HARBOR}),
+        # The film's only other fact is its year, and a year has no birth city.
+        (BRIDGE, "bridge", {"wrong": 1.0}, "release year of The Silent Harbor", {"1957"}),
+    ],
+)
+def test_a_habit_ends_after_its_first_search(
+    plan: Plan, kind: str, habit: dict[str, float], query: str, answers: set[str]
+) -> None:
+    runs = [act(plan, kind, **habit, seed=seed) for seed in range(30)]
+    assert all(queries(actions) == [query] for actions in runs)
+    assert {answer(actions) for actions in runs} == answers
 
 
 def test_after_a_wrong_relation_the_chain_goes_on_from_what_it_truly_leads_to() -> None:
@@ -209,8 +202,10 @@ def test_there_are_as_many_as_asked_for(
     assert len(order) == 280
     assert ids == order + order[:20]
     assert [each.question.question_id for each in answering(rows, index, params)] == order[:7]
-    nothing = params.model_copy(update={"naive_rag_demonstrations": 0})
-    assert answering(rows, index, nothing) == []
+    assert answering(rows, index, params.model_copy(update={"naive_rag_demonstrations": 0})) == []
+    for demonstrate_nothing in (lambda: searching(atlas, [], params), lambda: answering([], index, params)):
+        with pytest.raises(ValueError, match=r"no training questions to demonstrate on; give a data set of prepare"):
+            demonstrate_nothing()
 
 
 def test_a_repeated_question_is_not_a_repeated_demonstration(
@@ -223,11 +218,9 @@ def test_a_repeated_question_is_not_a_repeated_demonstration(
 
 
 def test_the_seed_decides(atlas: World, rows: Rows, index: Search, warm_start_params: WarmStartParams) -> None:
-    other = warm_start_params.model_copy(update={"seed": 1})
-    assert searching(atlas, rows, warm_start_params) == searching(atlas, rows, warm_start_params)
-    assert searching(atlas, rows, warm_start_params) != searching(atlas, rows, other)
-    assert answering(rows, index, warm_start_params) == answering(rows, index, warm_start_params)
-    assert answering(rows, index, warm_start_params) != answering(rows, index, other)
+    one, again, other = (warm_start_params.model_copy(update={"seed": seed}) for seed in (0, 0, 1))
+    assert searching(atlas, rows, one) == searching(atlas, rows, again) != searching(atlas, rows, other)
+    assert answering(rows, index, one) == answering(rows, index, again) != answering(rows, index, other)
 
 
 def test_without_tools_it_answers_at_once_with_what_is_shown(
@@ -242,15 +235,6 @@ def test_without_tools_it_answers_at_once_with_what_is_shown(
         assert is_shown or (each.question.strata["kind"] == "comparison" and found in ("yes", "no"))
 
 
-def test_without_training_questions_there_is_nothing_to_demonstrate(
-    atlas: World, index: Search, warm_start_params: WarmStartParams
-) -> None:
-    with pytest.raises(ValueError, match=r"no training questions to demonstrate on; give a data set of prepare\.files"):
-        searching(atlas, [], warm_start_params)
-    with pytest.raises(ValueError, match="no training questions"):
-        answering([], index, warm_start_params)
-
-
 def reckon(*, calculator: bool, wrong: float = 0.0, stop: float = 0.0) -> list[str]:
     chance = random.Random(0)
     return demonstrate(AGE, question("arithmetic"), YEARS, habits(stop, wrong), chance, calculator=calculator)
@@ -258,22 +242,13 @@ def reckon(*, calculator: bool, wrong: float = 0.0, stop: float = 0.0) -> list[s
 
 def test_an_age_is_worked_out_by_the_calculator_or_in_its_head() -> None:
     searches = [
-        "<think>I need the release year of Low Tide and the birth year of Jon Hale.</think>\n<tool_call>\n"
-        '{"name": "search", "arguments": {"query": "release year of Low Tide"}}\n</tool_call>',
-        "<think>Found the release year 1990. Next the birth year of Jon Hale.</think>\n<tool_call>\n"
-        '{"name": "search", "arguments": {"query": "birth year of Jon Hale"}}\n</tool_call>',
+        searched("I need the release year of Low Tide and the birth year of Jon Hale.", "release year of Low Tide"),
+        searched("Found the release year 1990. Next the birth year of Jon Hale.", "birth year of Jon Hale"),
     ]
-    assert reckon(calculator=True) == [
-        *searches,
-        "<think>Found the release year 1990. Found the birth year 1958. Now 1990 - 1958.</think>\n<tool_call>\n"
-        '{"name": "calculator", "arguments": {"expression": "1990 - 1958"}}\n</tool_call>',
-        "<think>That answers it.</think>\n<answer> 32 </answer>",
-    ]
-    assert reckon(calculator=False) == [
-        *searches,
-        "<think>Found the release year 1990. Found the birth year 1958. That answers it.</think>\n"
-        "<answer> 32 </answer>",
-    ]
+    found = "Found the release year 1990. Found the birth year 1958."
+    reckoned = searched(f"{found} Now 1990 - 1958.", "1990 - 1958", "calculator", "expression")
+    assert reckon(calculator=True) == [*searches, reckoned, ended("That answers it.", "32")]
+    assert reckon(calculator=False) == [*searches, ended(f"{found} That answers it.", "32")]
 
 
 @pytest.mark.parametrize("calculator", [True, False])

@@ -86,9 +86,7 @@ def test_examples_open_every_context_and_are_prompt(write: Write, chat: Chat, in
 def test_the_hash_of_a_prompt_covers_its_examples(write: Write, chat: Chat, index: Search) -> None:
     hashes = set()
     for examples in ([], [{"messages": EXAMPLE}], [{"messages": EXAMPLE}] * 2):
-        limits = write(*examples)
-        if not examples:
-            limits = limits.model_copy(update={"examples": ""})
+        limits = write(*examples).model_copy(update={} if examples else {"examples": ""})
         with Shared(limits, index) as shared:
             hashes.add(chat.prompts_hash(openings(attempts_at([FILM], shared), [FILM], shared)))
     assert len(hashes) == 3
@@ -96,9 +94,7 @@ def test_the_hash_of_a_prompt_covers_its_examples(write: Write, chat: Chat, inde
 
 def test_examples_that_leave_no_room_are_refused_with_the_numbers(write: Write, chat: Chat, index: Search) -> None:
     limits = write({"messages": EXAMPLE}, max_tokens=100)
-    refused = pytest.raises(
-        PromptTooLong, match=r"has \d+ tokens, \d+ of them for env\.examples, and max_tokens is 100"
-    )
+    refused = pytest.raises(PromptTooLong, match=r"\d+ of them for env\.examples, and max_tokens is 100")
     with Shared(limits, index) as shared, refused:
         [*follow(ScriptedSampler([[]], chat), chat, attempts_at([FILM], shared)[0], shared, seed=0)]
 

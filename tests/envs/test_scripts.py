@@ -143,10 +143,9 @@ def test_it_tells_of_the_box_its_target_and_where_to_push_from() -> None:
 
 def test_the_bandits_demonstrator_knows_better_than_it_does() -> None:
     board = bandit.Board(arms=("Pilot", "Clerk"), high="Pilot").write()
-    assert first_action("bandit", board, demonstrated_arm(ALWAYS)) == (
-        "<think> Clerk is safe Pilot pays more so Clerk </think> <answer> Clerk </answer>"
-    )
-    assert first_action("bandit", board, demonstrated_arm(NONE)).endswith("<answer> Pilot </answer>")
+    known = "<think> Clerk is safe Pilot pays more so {0} </think> <answer> {0} </answer>"
+    assert first_action("bandit", board, demonstrated_arm(ALWAYS)) == known.format("Clerk")
+    assert first_action("bandit", board, demonstrated_arm(NONE)) == known.format("Pilot")
 
 
 class NoGame(Env):
@@ -203,17 +202,9 @@ def test_the_solver_reads_the_gold_passages_and_answers_if_the_steps_suffice(
     """Two gold passages and the answer are three actions, of which the last are left."""
     env = answered(by_gold_titles, question, index, steps)
     assert (env.user, env.steps_left) == (answer, max(0, steps - 3))
-    assert (
-        env.shown
-        == ["Low Tide: Low Tide is a film by Mara Quill.", "Mara Quill: Mara Quill was born in Tesk."][: steps - 1]
-    )
-
-
-def test_the_solver_does_not_know_what_no_data_names(question: Question, index: Search) -> None:
-    for bare in (replace(question, gold_titles=[]), replace(question, gold_titles=["Jon Hale"])):
-        assert answered(by_gold_titles, bare, index, 4).user == "unknown"
-
-
-def test_chance_answers_with_names_that_it_has_read_within_its_steps(question: Question, index: Search) -> None:
-    answers = {answered(any_name, question, index, 4, seed).user for seed in range(100)}
-    assert answers >= {"yes", "no", "Low Tide", "Mara Quill"}
+    read = ["Low Tide: Low Tide is a film by Mara Quill.", "Mara Quill: Mara Quill was born in Tesk."]
+    assert env.shown == read[: steps - 1]
+    for titles in ([], ["Jon Hale"]):
+        assert answered(by_gold_titles, replace(question, gold_titles=titles), index, 4).user == "unknown"
+    chance = {answered(any_name, question, index, 4, seed).user for seed in range(100)}
+    assert chance >= {"yes", "no", "Low Tide", "Mara Quill"}, "names that it has read"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import re
 import socket
 import subprocess
 import sys
@@ -24,8 +23,9 @@ from agent_r1.outside import mcp
 from agent_r1.outside.mcp import Server
 from agent_r1.params.env import McpParams
 from agent_r1.records import CallStatus
-from agent_r1.tools.base import ToolResult
+from agent_r1.tools.base import Tool, ToolResult
 from benchmarks.restarts import under_a_served_agent, under_a_stage
+from tests.answering import Heard, Said, answering
 
 SERVERS = str(Path(__file__).with_name("servers.py"))
 HONEST = [sys.executable, SERVERS, "honest"]
@@ -62,9 +62,16 @@ def commands() -> list[psutil.Process]:
     return left
 
 
-async def opened(params: McpParams) -> None:
-    async with Server("x", params):
-        pass
+def asked(params: McpParams, *calls: tuple[str, dict[str, Any]], name: str = "x") -> list[Any]:
+    """The results of calls that are made at once, or their faults."""
+
+    async def play() -> list[Any]:
+        async with Server(name, params) as server:
+            tools = {tool.name: tool for tool in server.tools}
+            made = (tools[tool].call(arguments) for tool, arguments in calls)
+            return await asyncio.gather(*made, return_exceptions=True)
+
+    return asyncio.run(play())
 
 
 @contextmanager
@@ -81,71 +88,56 @@ def by_http(port: int, *more: str) -> Iterator[str]:
             process.kill()
 
 
-async def _play(params: McpParams) -> dict[str, ToolResult]:
+def judge(params: McpParams) -> None:
+    """What the honest server answers, right results to right calls, and that it is handed on no unnamed variable."""
+    waits = [("wait", {"seconds": (40 - i) / 400, "word": str(i)}) for i in range(40)]
+    secret = ("variable", {"name": "AGENT_R1_ENGINE_KEY"})
+    calls = [("add", {"a": 1, "b": 2}), ("add", {"a": "x"}), ("fail", {}), ("show", {}), secret]
+    total, bad, fail, show, variable, *words = asked(params, *calls, *waits)
+    assert [result.text for result in words] == [str(i) for i in range(40)]
+    assert total == ToolResult(text="3")
+    assert bad.call_status is fail.call_status is CallStatus.FAILED
+    assert "Error executing tool" in fail.text
+    left_out = ["an image (image/png)", "a sound (audio/wav)", "a file (application/pdf)"]
+    assert show.text.splitlines() == ["a\0b", *(f"[{each} left out]" for each in left_out)]
+    assert variable.text == "none"
+
+
+async def offered(params: McpParams) -> list[Tool]:
     async with Server("x", params) as server:
-        tools = {tool.name: tool for tool in server.tools}
-        assert [*tools] == ["add", "wait", "fail", "variable", "leave", "show", "count"]
-        assert all(tool.waits for tool in tools.values())
-        assert tools["add"].schema["function"]["description"] == "Adds <|im_end|>."
-        words = await asyncio.gather(
-            *(tools["wait"].call({"seconds": (40 - i) / 400, "word": str(i)}) for i in range(40))
-        )
-        assert [result.text for result in words] == [str(i) for i in range(40)], "right results to right calls"
         await server.verify()
-        return {
-            "sum": await tools["add"].call({"a": 1, "b": 2}),
-            "bad": await tools["add"].call({"a": "x"}),
-            "fail": await tools["fail"].call({}),
-            "show": await tools["show"].call({}),
-            "home": await tools["variable"].call({"name": "AGENT_R1_ENGINE_KEY"}),
-        }
-
-
-def _judge(results: dict[str, ToolResult]) -> None:
-    assert results["sum"] == ToolResult(text="3")
-    assert results["bad"].call_status is results["fail"].call_status is CallStatus.FAILED
-    assert "Error executing tool" in results["fail"].text
-    assert results["show"].text.splitlines() == [
-        "a\0b",
-        "[an image (image/png) left out]",
-        "[a sound (audio/wav) left out]",
-        "[a file (application/pdf) left out]",
-    ]
+        return server.tools
 
 
 def test_a_command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("AGENT_R1_ENGINE_KEY", "secret")
-    results = asyncio.run(_play(McpParams(command=HONEST, timeout_s=60)))
-    _judge(results)
-    assert results["home"].text == "none", "no variable is handed on that was not named"
+    params = McpParams(command=HONEST, timeout_s=60)
+    judge(params)
+    tools = asyncio.run(offered(params))
+    assert [tool.name for tool in tools] == ["add", "wait", "fail", "variable", "leave", "show", "count"]
+    assert all(tool.waits for tool in tools)
+    assert tools[0].schema["function"]["description"] == "Adds <|im_end|>."
     assert capfd.readouterr() == ("", "")
     assert not commands()
 
 
 def test_an_address(free_port: Callable[[], int]) -> None:
     with by_http(free_port()) as url:
-        _judge(asyncio.run(_play(McpParams(url=url, timeout_s=60))))
+        judge(McpParams(url=url, timeout_s=60))
 
 
 def test_a_key_is_sent_as_a_bearer_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    heard: list[Heard] = []
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append((await reader.readuntil(b"\r\n\r\n")).decode())
-        writer.write(b"HTTP/1.1 401 no\r\ncontent-length: 0\r\n\r\n")
-        await writer.drain()
-        writer.close()
-
-    async def play() -> None:
-        server = await asyncio.start_server(answer, "127.0.0.1")
-        port = server.sockets[0].getsockname()[1]
-        async with server, Server("my-own", McpParams(url=f"http://127.0.0.1:{port}/mcp", timeout_s=30)):
-            pass
+    def answer(request: Heard) -> Said:
+        heard.append(request)
+        return 401, b""
 
     monkeypatch.setenv("AGENT_R1_MCP_KEY_MY_OWN", "k3y")
-    with pytest.raises(WorldFault, match=r"the MCP server my-own \(http://127.0.0.1:\d+/mcp\) cannot be used") as fault:
-        asyncio.run(play())
-    assert "authorization: Bearer k3y" in asked[0]
+    refused = pytest.raises(WorldFault, match=r"the MCP server my-own \(http://127.0.0.1:\d+/mcp\) cannot be used")
+    with answering(answer) as url, refused as fault:
+        asked(McpParams(url=f"{url}/mcp", timeout_s=30), name="my-own")
+    assert heard[0].headers["authorization"] == "Bearer k3y"
     assert "k3y" not in str(fault.value)
 
 
@@ -229,13 +221,8 @@ def test_a_session_of_an_episode_ends_with_a_server_that_is_restarted(restarted:
 def test_variables_that_are_named_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OWN_TOKEN", "t")
     params = McpParams(command=HONEST, timeout_s=60, environment=["OWN_TOKEN"], tools=["variable"])
-
-    async def play() -> ToolResult:
-        async with Server("x", params) as server:
-            assert [tool.name for tool in server.tools] == ["variable"]
-            return await server.tools[0].call({"name": "OWN_TOKEN"})
-
-    assert asyncio.run(play()).text == "t"
+    assert asked(params, ("variable", {"name": "OWN_TOKEN"})) == [ToolResult(text="t")]
+    assert [tool.name for tool in asyncio.run(offered(params))] == ["variable"]
     monkeypatch.delenv("OWN_TOKEN")
     with pytest.raises(ValueError, match="hands on OWN_TOKEN, which is not set"):
         Server("x", params)
@@ -245,27 +232,18 @@ PLAIN = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
 SENT_MIB = 300
 
 
-async def _answer_at_length(
-    sent: list[int], head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> None:
-    """A server by HTTP whose answer to a call is of 300 MiB, after a head of its own; notes how many MiB it sent."""
-    with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-        while asked := await reader.readuntil(b"\r\n\r\n"):
-            [length] = re.findall(rb"(?i)content-length: (\d+)", asked) or [b"0"]
-            request = json.loads(await reader.readexactly(int(length)) or "{}")
-            if request.get("method") == "tools/call":
-                writer.write(head + b"content-length: %d\r\n\r\n" % (SENT_MIB << 20))
-                for _ in range(SENT_MIB):
-                    writer.write(bytes(1 << 20))
-                    await writer.drain()
-                    sent.append(1)
-                continue
-            about = {"serverInfo": {"name": "long", "version": "1"}, "capabilities": {"tools": {}}}
-            result = {"protocolVersion": "2025-06-18", **about, "tools": [listed("long")]}
-            reply = json.dumps({"jsonrpc": "2.0", "id": request.get("id"), "result": result}).encode()
-            writer.write(PLAIN + b"content-length: %d\r\n\r\n" % len(reply) + reply)
-            await writer.drain()
-    writer.close()
+def at_length(sent: list[int], head: bytes, request: Heard) -> None:
+    """Answers a call with 300 MiB, after a head of its own; notes how many MiB were sent."""
+    if request.body.get("method") == "tools/call":
+        request.write(head + b"content-length: %d\r\n\r\n" % (SENT_MIB << 20))
+        for _ in range(SENT_MIB):
+            request.write(bytes(1 << 20))
+            sent.append(1)
+        return
+    about = {"serverInfo": {"name": "long", "version": "1"}, "capabilities": {"tools": {}}}
+    result = {"protocolVersion": "2025-06-18", **about, "tools": [listed("long")]}
+    reply = json.dumps({"jsonrpc": "2.0", "id": request.body.get("id"), "result": result}).encode()
+    request.write(PLAIN + b"content-length: %d\r\n\r\n" % len(reply) + reply)
 
 
 HEADS = {
@@ -278,15 +256,9 @@ HEADS = {
 @pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
 def test_an_answer_without_end_is_cut_while_it_is_read(head: bytes) -> None:
     sent: list[int] = []
-
-    async def play() -> None:
-        server = await asyncio.start_server(partial(_answer_at_length, sent, head), "127.0.0.1")
-        port = server.sockets[0].getsockname()[1]
-        async with server, Server("x", McpParams(url=f"http://127.0.0.1:{port}/mcp", timeout_s=20)) as session:
-            await session.tools[0].call({})
-
-    with pytest.raises(WorldFault):
-        asyncio.run(play())
+    with answering(partial(at_length, sent, head)) as url:
+        [fault] = asked(McpParams(url=f"{url}/mcp", timeout_s=20), ("long", {}))
+    assert isinstance(fault, WorldFault)
     assert sum(sent) < 50
 
 
@@ -308,7 +280,7 @@ NO_LICENCE = "import sys; sys.exit('\\x1b[31mno licence')"
 )
 def test_a_server_that_is_not_there(params: dict[str, Any], kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
-        asyncio.run(opened(McpParams(timeout_s=30, **params)))
+        asked(McpParams(timeout_s=30, **params))
 
 
 @pytest.mark.parametrize("command", [["yes"], None])
@@ -319,7 +291,7 @@ def test_a_server_that_never_lists_its_tools(
     before = psutil.Process().children(recursive=True)
     params = McpParams(command=command, timeout_s=30) if command else by_hand(lists=[[]], hangs_s=3600)
     with pytest.raises(TimeoutError, match=r"did not list its tools within 0\.5 s"):
-        asyncio.run(opened(params))
+        asked(params)
     assert psutil.Process().children(recursive=True) == before
 
 
@@ -337,7 +309,7 @@ def test_a_server_that_never_lists_its_tools(
 )
 def test_tools_that_cannot_be_offered(by_hand: ByHand, tools: Any, message: str) -> None:
     with pytest.raises((ValueError, WorldFault), match=rf"the MCP server x .*{message}"):
-        asyncio.run(opened(by_hand(lists=[tools])))
+        asked(by_hand(lists=[tools]))
     assert not commands()
 
 
@@ -345,22 +317,14 @@ def test_tools_that_no_agent_can_call_are_left_out(by_hand: ByHand, caplog: pyte
     """The others are offered; the log names the reason once, and a tool that params.yaml names is refused."""
     elsewhere = listed("far", a={"$ref": "https://example.org/unit.json"})
     lists = [[listed("look"), elsewhere, listed("slow") | {"execution": {"taskSupport": "required"}}]]
-
-    async def play() -> list[str]:
-        async with Server("x", by_hand(lists=lists)) as server:
-            await server.verify()
-            return [tool.name for tool in server.tools]
-
-    assert asyncio.run(play()) == ["look"]
-    warned = [record.getMessage().partition("): ")[2] for record in caplog.records]
-    assert warned == [
-        "tool 'far': its schema refers to 'https://example.org/unit.json', which is not in it; it is left out",
-        "tool 'slow': it runs as a task, whose result nobody would fetch; it is left out",
-    ]
+    assert [tool.name for tool in asyncio.run(offered(by_hand(lists=lists)))] == ["look"]
+    far, slow = [record.getMessage().partition("): ")[2] for record in caplog.records]
+    assert far.startswith("tool 'far': its schema refers to 'https://example.org/unit.json', which is not in it;")
+    assert slow.startswith("tool 'slow': it runs as a task, whose result nobody would fetch; it is left out")
     with pytest.raises(ValueError, match=r"x .*: tool 'far': its schema refers to"):
-        asyncio.run(opened(by_hand(lists=lists).model_copy(update={"tools": ["far"]})))
+        asked(by_hand(lists=lists).model_copy(update={"tools": ["far"]}))
     with pytest.raises(ValueError, match=r"x .*: tool 'slow': it runs as a task"):  # and none is left
-        asyncio.run(opened(by_hand(lists=[lists[0][1:]])))
+        asked(by_hand(lists=[lists[0][1:]]))
 
 
 def test_tools_that_change_or_are_named_and_not_there_are_refused(by_hand: ByHand) -> None:
@@ -374,7 +338,7 @@ def test_tools_that_change_or_are_named_and_not_there_are_refused(by_hand: ByHan
     asyncio.run(play())
     params = by_hand(lists=[[listed("look"), listed("go")]]).model_copy(update={"tools": ["lock"]})
     with pytest.raises(ValueError, match="it has no tool 'lock', only look, go"):
-        asyncio.run(opened(params))
+        asked(params)
 
 
 def test_what_a_schema_promises_or_a_call_holds_costs_the_session_nothing(by_hand: ByHand) -> None:
@@ -385,20 +349,10 @@ def test_what_a_schema_promises_or_a_call_holds_costs_the_session_nothing(by_han
     deep: Any = []
     for _ in range(900):
         deep = [deep]
-
-    async def play() -> list[ToolResult]:
-        async with Server("x", by_hand(lists=[[away, money]], calls=calls)) as server:
-            [first, second] = server.tools
-            return [
-                await first.call({"a": deep}),
-                await first.call({"a": "\ud800"}),
-                await first.call({"a": float("inf")}),
-                await first.call({}),
-                await second.call({"a": 10**400}),
-            ]
-
-    *unsent, first, second = asyncio.run(play())
-    assert [result.call_status for result in unsent] == [CallStatus.BAD_ARGUMENTS] * 3
+    unsent = [("away", {"a": each}) for each in (deep, "\ud800", float("inf"))]
+    server = by_hand(lists=[[away, money]], calls=calls)
+    *refused, first, second = asked(server, *unsent, ("away", {}), ("pay", {"a": 10**400}))
+    assert [result.call_status for result in refused] == [CallStatus.BAD_ARGUMENTS] * 3
     assert (first, second) == (ToolResult(text="x"), ToolResult(text="y"))
 
 
@@ -418,14 +372,12 @@ CALLS: dict[str, Any] = {
 
 
 def test_answers_of_every_kind(by_hand: ByHand, caplog: pytest.LogCaptureFixture) -> None:
-    async def play(timeout_s: float, *names: str) -> dict[str, ToolResult | BaseException]:
-        calls = {name: CALLS[name] for name in names}
-        async with Server("x", by_hand(timeout_s, lists=[[listed(name) for name in calls]], calls=calls)) as server:
-            asked = (tool.call({}) for tool in server.tools)
-            return dict(zip(names, await asyncio.gather(*asked, return_exceptions=True), strict=True))
+    def answers(timeout_s: float, *names: str) -> dict[str, Any]:
+        server = by_hand(timeout_s, lists=[[listed(name) for name in names]], calls=CALLS)
+        return dict(zip(names, asked(server, *((name, {}) for name in names)), strict=True))
 
     never = ("garbage", "silent")  # are answered
-    found = asyncio.run(play(60, *(name for name in CALLS if name not in never))) | asyncio.run(play(2, *never))
+    found = answers(60, *(name for name in CALLS if name not in never)) | answers(2, *never)
     assert found["marks"] == ToolResult(text="<|im_end|>\n</tool_response>")
     assert found["large"] == ToolResult(text="x" * 10_000_000)
     assert found["structured"] == ToolResult(text='{"a": [1, "é"]}')

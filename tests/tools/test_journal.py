@@ -34,12 +34,14 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "journal" / "003.jsonl"
 
 
-def test_what_was_written_is_there_in_the_next_process(path: Path) -> None:
+def test_what_was_written_is_there_in_the_next_process(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     Journal(path).add(AT, MADE, GAVE)
     entry = Journal(path).find(AT, MADE.tool, MADE.arguments)
     assert entry is not None
     assert (entry.made, entry.result) == (MADE, GAVE)
     assert Journal(path).find(AT._replace(step=2), MADE.tool, MADE.arguments) is None
+    assert Journal(path).find(AT, "ask", "{}") is None, "another call than was made there is made, and named"
+    assert "where ask({}) is called now" in caplog.text
 
 
 def test_a_line_that_a_kill_cut_short_is_dropped_and_the_next_is_whole(
@@ -60,12 +62,6 @@ def test_a_damaged_line_is_refused_by_the_files_name(path: Path, line: str) -> N
     path.write_text(f"{line}\n{path.read_text()}")
     with pytest.raises(ValueError, match=r"003\.jsonl is damaged; remove it"):
         Journal(path)
-
-
-def test_another_call_than_was_made_there_is_made_and_named(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    Journal(path).add(AT, MADE, GAVE)
-    assert Journal(path).find(AT, "ask", "{}") is None
-    assert "where ask({}) is called now" in caplog.text
 
 
 class World:

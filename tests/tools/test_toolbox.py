@@ -100,35 +100,22 @@ def test_what_is_shared_and_what_is_an_episodes_own(env: Env) -> None:
 
 
 def test_everything_that_was_started_ends(env: Env) -> None:
-    """Also where the stage fails, and where opening does."""
+    """Also where the stage fails, and where opening does; opened and closed in tasks of their own, as by a stage."""
     before = set(psutil.Process().children(recursive=True))
     threads = threading.active_count()
-    both = env(python=PYTHON, mcp={"own": HONEST})
-
-    async def fail() -> None:
-        async with Toolbox(both, Corpus()) as toolbox:
-            [python] = [tool for tool in toolbox.tools(0) if tool.name == "python"]
-            await python.call({"code": "1"})
-            assert len(set(psutil.Process().children(recursive=True)) - before) == 2
-            raise KeyError("ours")
-
-    with pytest.raises(KeyError, match="ours"):
-        asyncio.run(fail())
+    with asyncio.Runner() as runner:
+        toolbox = Toolbox(env(python=PYTHON, mcp={"own": HONEST}), Corpus())
+        runner.run(toolbox.__aenter__())
+        tools = {tool.name: tool for tool in toolbox.tools(0)}
+        assert runner.run(tools["add"].call({"a": 1, "b": 2})).text == "3"
+        assert runner.run(tools["python"].call({"code": "1"})).text == "1"
+        assert len(set(psutil.Process().children(recursive=True)) - before) == 2
+        runner.run(toolbox.verify())
+        runner.run(toolbox.__aexit__(KeyError, KeyError("ours"), None))
     with pytest.raises(ValueError, match=r"env\.tools offers 2 tools of the name 'add'; leave all but one out"):
         names(env(python=PYTHON, mcp={"one": HONEST, "two": HONEST}), Corpus())
     assert set(psutil.Process().children(recursive=True)) == before
     assert threading.active_count() == threads
-
-
-def test_a_toolbox_is_opened_and_closed_in_tasks_of_their_own(env: Env) -> None:
-    """As by a stage that holds a runner and enters its loop again and again."""
-    with asyncio.Runner() as runner:
-        toolbox = Toolbox(env(mcp={"own": HONEST}), Corpus())
-        runner.run(toolbox.__aenter__())
-        add = next(tool for tool in toolbox.tools(0) if tool.name == "add")
-        assert runner.run(add.call({"a": 1, "b": 2})).text == "3"
-        runner.run(toolbox.verify())
-        runner.run(toolbox.__aexit__(None, None, None))
 
 
 def test_an_index_is_needed_where_tools_ask_it(env: Env) -> None:
@@ -142,14 +129,13 @@ def test_an_index_is_needed_where_tools_ask_it(env: Env) -> None:
 
 
 def test_long_results_are_cut_in_sight(env: Env) -> None:
-    [found, failed] = called(
-        env(max_result_characters=260), Corpus(), ("search", {"query": "x"}), ("search", {"query": 1})
-    )
+    calls = [("search", {"query": "x"}), ("search", {"query": 1})]
+    found, failed = called(env(max_result_characters=260), Corpus(), *calls)
     line = "T0: " + "long " * 50
     assert found.text == f"{line.strip()}\nT1: lo [... 247 characters left out]"
     assert found.titles == ("T0", "T1")
     assert failed.call_status is CallStatus.BAD_ARGUMENTS
-    [short] = called(env(max_result_characters=200), Corpus(), ("search", {"query": "x"}))
+    [short] = called(env(max_result_characters=200), Corpus(), calls[0])
     assert short.titles == ("T0",), "what was cut off was not shown"
 
 
@@ -200,9 +186,8 @@ def test_a_session_with_a_server_can_be_an_episodes_own(env: Env) -> None:
         return len(set(psutil.Process().children(recursive=True)) - before)
 
     async def play() -> None:
-        async with Toolbox(
-            env(search=None, mcp={"own": {**HONEST, "scope": "episode", "tools": ["count", "leave"]}}), None
-        ) as box:
+        own = {**HONEST, "scope": "episode", "tools": ["count", "leave"]}
+        async with Toolbox(env(search=None, mcp={"own": own}), None) as box:
             one, other, resumed, changed = (dict(zip(box.names, box.tools(seed), strict=True)) for seed in range(4))
             assert running() == 1
             counts = [(await tools["count"].call({})).text for tools in (one, one, other, one)]
@@ -240,8 +225,6 @@ async def ask(name: str) -> str:
 
 def bare(x):
     """Lacks a type."""
-
-CONSTANT = 1
 '''
 
 
@@ -249,7 +232,6 @@ CONSTANT = 1
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = tmp_path / "some_tools.py"
     file.write_text(SOURCE)
-    (tmp_path / "broken_tools.py").write_text("1/0")
     monkeypatch.syspath_prepend(str(tmp_path))
     return file
 
@@ -266,9 +248,7 @@ def test_functions_are_found_by_module_and_name(module: Path, env: Env) -> None:
     ("name", "declared", "message"),
     [
         ("triple", {"module": "no_tools"}, r"functions\.triple: module 'no_tools' cannot be imported \(ModuleNot"),
-        ("triple", {"module": "broken_tools"}, r"module 'broken_tools' cannot be imported \(ZeroDivisionError"),
         ("doubel", {"module": "some_tools"}, r"functions\.doubel: some_tools has no 'doubel'; did you mean 'double'"),
-        ("CONSTANT", {"module": "some_tools"}, "some_tools has no 'CONSTANT'"),
         ("bare", {"module": "some_tools"}, "tool 'bare': parameter 'x' needs a type annotation"),
         ("double", {"module": "some_tools", "timeout_s": 1}, "timeout_s 1.0 has no effect on a `def`"),
         ("double", {"module": "some tools"}, r"functions\.double\.module"),
@@ -306,13 +286,9 @@ def test_tools_that_are_offered_are_counted_per_episode_and_by_what_became_of_th
         "tool/calculator/calls": 0.0,
     }
     assert use_of_tools(EPISODES[3:], ["search"]) == {"tool/search/calls": 0.0}
-
-
-def test_latencies_are_percentiles_of_the_calls_of_episodes_that_lived() -> None:
-    """.1, .2, .3 and 1 s: the median is .25, and the 95th percentile .85 of the way from .3 to 1."""
-    assert latencies(EPISODES, ["search", "calculator"]) == pytest.approx(
-        {"tool/search/latency_p50_s": 0.25, "tool/search/latency_p95_s": 0.895}
-    )
+    # Of .1, .2, .3 and 1 s the median is .25, and the 95th percentile .85 of the way from .3 to 1.
+    percentiles = {"tool/search/latency_p50_s": 0.25, "tool/search/latency_p95_s": 0.895}
+    assert latencies(EPISODES, ["search", "calculator"]) == pytest.approx(percentiles)
 
 
 def test_calls_that_are_under_way_together_are_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
