@@ -58,7 +58,8 @@ ROUTES = re.compile(
         logged-models(/search|/[^/]+(/params|/tags(/[^/]+)?|/artifacts/(directories|files))?)?|
         traces(/(batchGet|batchGetInfos|calculate-filter-correlation|delete-traces|get|link-(prompts|to-run)|metrics|search))?|
         traces/[^/]+(/info|/tags|/assessments(/[^/]+)?)?|
-        datasets/search|scorers/list|get-trace-artifact|server-info|ui-telemetry
+        datasets/(create|search)|datasets/[^/]+(/records|/tags(/[^/]+)?|/experiment-ids)?|
+        scorers/list|get-trace-artifact|server-info|ui-telemetry
     )
     """,
     re.VERBOSE,

@@ -30,11 +30,12 @@ from agent_r1.params import Params
 from agent_r1.params.places import RunId
 from agent_r1.params.sections import nearest
 from agent_r1.params.stages import PROTOCOLS, Protocol
-from agent_r1.records import GREEDY, Prediction, Question, Trajectory, words_of
+from agent_r1.records import GREEDY, Prediction, Question, Source, Trajectory, words_of
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.prompts import UNANSWERED, without_room
 from agent_r1.tables import read_rows, write_rows
-from agent_r1.tracking.runs import KIND_TAG, VERSION_TAG
+from agent_r1.tracking.runs import DIGEST, KIND_TAG, VERSION_TAG
+from agent_r1.tracking.store import TESTED
 from agent_r1.training.findings import findings
 from flows.policies import Policy, plain_name, policy_at, policy_of
 from flows.stage import accelerator
@@ -180,8 +181,9 @@ def _ask(settings: Params, subject: Subject, folder: Path, asked: EvaluationRequ
     write_text(folder / METRICS, json.dumps(spent) + "\n")
     tracked = tracking.run_of(subject.training) if subject.training else None
     tracked = tracked or _run_of_its_own(settings, subject, asked, began_s)
-    tracked.uses(tracking.prepared(settings, made.hashes), "test")
-    tracked.final(graded | spent)
+    _tie(tracked, settings, asked.dataset, made)
+    is_whole = not asked.dataset and subject.protocol == "tool_call"
+    tracked.final(graded | spent, subject.policy.version.tag if subject.policy.version and is_whole else "")
     logger.info("%s", scores.in_words(graded, words_of(made.questions).right))
     if subject.protocol not in SCRIPTED:
         tools = subject.protocol == "tool_call" and settings.env.agent is None
@@ -189,6 +191,17 @@ def _ask(settings: Params, subject: Subject, folder: Path, asked: EvaluationRequ
             logger.warning("a training of %s has little to learn from: %s", subject.policy.title, reason)
     _show(tracked, made)
     return tracked
+
+
+def _tie(tracked: tracking.Run, settings: Params, dataset: str | None, made: Attempted) -> None:
+    """Has MLflow keep the test questions and the prompt, by their hashes, and tie the run to them."""
+    digest = made.hashes["questions"]
+    name = f"{dataset or settings.prepare.dataset}{TESTED}{digest[:DIGEST]}, {len(made.questions)}"
+    measured_on = {name: (settings.places.questions, digest)}
+    tracked.uses(tracking.prepared(settings, made.hashes) | measured_on, "test")
+    tracking.keep_questions(name, digest, made.questions)
+    prompt = str(made.tokenizer.decode(made.trajectories[0].ids(slice(None), Source.PROMPT)))
+    tracking.keep_prompt(tracked.run_id, f"{settings.places.model}-prompt", made.hashes["prompt"], prompt)
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -214,7 +227,9 @@ def _show(tracked: tracking.Run, made: Attempted) -> None:
     for title, text in readable(made.trajectories, made.questions, plain_text(made.tokenizer)).items():
         tracked.text(text, f"examples/{title}.txt")
     by_id = {question.question_id: question for question in made.questions}
-    sample = made.trajectories[:: -(-len(made.trajectories) // TRACED)]
+    every = -(-len(made.trajectories) // TRACED)
+    chosen = [question.question_id for question in made.questions[::every]]  # with all of their samples
+    sample = [trajectory for trajectory in made.trajectories if trajectory.question_id in chosen]
     episodes = [tracking.Rewarded("test", by_id[trajectory.question_id], trajectory) for trajectory in sample]
     tracking.log_traces(tracked.run_id, episodes, lambda token_ids: str(made.tokenizer.decode(list(token_ids))))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ if TYPE_CHECKING:  # slow, and not needed to name a policy
     from transformers import PreTrainedTokenizerFast
 
     from agent_r1.rollout.chat import Chat
+    from agent_r1.training.agent import Agent
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +91,19 @@ class Policy:
         tokenizer = load_tokenizer(self.path, reads=0 if self.elsewhere else settings.env.max_tokens)
         return tokenizer, Chat(tokenizer, end_tokens(self.path))
 
+    def opened(self, settings: Params, temperature: float) -> AbstractContextManager[Agent]:
+        """It as an agent with its tools, in the environment that it was trained in.
+
+        It holds no lock: a conversation or a server may last, and trainings would wait for it.
+        """
+        from agent_r1.tools.toolbox import require_own
+        from agent_r1.training.agent import open_agent
+
+        trained = self.as_trained(settings)
+        require_own(trained.env)
+        beneath = self.beneath(settings)
+        return open_agent(trained, self.path, self.updates, beneath=beneath, temperature=temperature)
+
     def beneath(self, settings: Params) -> Beneath | None:
         """The model beneath its adapters, None if its own weights run; ValueError for adapters that cannot run."""
         folder, start = Path(self.path), settings.places.warm_start
@@ -127,7 +142,8 @@ def policy_of(settings: Params, word: RunId | str) -> Policy:
     if not word:
         return _warm_start(settings)
     if word.startswith(SCHEME):
-        return _of_version(_registered(word, settings))
+        version = _registered(word, settings)
+        return of_descriptor(version.descriptor, version)
     folder = Path(word).expanduser()
     if "/" not in word and word.partition("-")[0] in settings.runs:
         runs = [RunId.parse(word), RunId.parse(word, SWEEP)]
@@ -180,12 +196,12 @@ def _warm_start(settings: Params) -> Policy:
     return Policy(name=folder.name, title="the warm start", path=str(folder), seed=settings.warm_start.seed)
 
 
-def _of_version(version: registry.Version) -> Policy:
-    made = version.descriptor
+def of_descriptor(made: registry.Descriptor, version: registry.Version | None = None) -> Policy:
+    """The policy of a descriptor, of a version if that is known."""
     return Policy(
-        name=version.name,
-        title=f"version {version.number}, {made.label}",
-        path=str(folder_of(version)),
+        name=version.name if version else made.label,
+        title=f"version {version.number}, {made.label}" if version else made.label,
+        path=str(folder_of(made, version.reference if version else made.policy_hash[:8])),
         seed=made.seed,
         updates=made.policy_version,
         run=RunId(made.run, made.seed, made.sweep),
@@ -238,10 +254,9 @@ def _registered(reference: str, settings: Params) -> registry.Version:
     return version
 
 
-def folder_of(version: registry.Version) -> Path:
+def folder_of(found: registry.Descriptor, called: str) -> Path:
     """A folder with a version's policy: the training's own, or DVC's copy, brought back; ValueError for neither."""
-    found = version.descriptor
-    if in_training(version):
+    if _holds(Path(found.policy), found):
         return Path(found.policy)
     reason = "it was registered outside a DVC project, so there is no copy of it"
     if found.dvc_hash:
@@ -250,7 +265,7 @@ def folder_of(version: registry.Version) -> Path:
         if not reason and _holds(copy, found):
             return copy
         reason = reason or "DVC's copy is another one"
-    gone = f"the policy of {version.reference} ({found.label}) has gone: {found.policy} holds another one or none"
+    gone = f"the policy of {called} ({found.label}) has gone: {found.policy} holds another one or none"
     again = f"train it again as of commit {found.git_commit or 'unknown'}"
     raise ValueError(f"{gone}, and {reason}; {again}, or `dvc pull {found.dvc_file}` where a remote has it")
 

@@ -154,7 +154,7 @@ def chat(
     title = acting.title if policy else f"{acting.title}, untrained (`chat RUN` asks a run),"
     built_in = acting.seed is not None and not settings.model.path
     known = made_for(settings, Path(acting.path), built_in=built_in)
-    talk(here(options.opened(settings, acting, temperature), draws or 0, title, *known), question)
+    talk(here(acting.opened(settings, temperature), draws or 0, title, *known), question)
 
 
 @app.command("try", rich_help_panel=PANEL)

@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from agent_r1 import params
 from agent_r1.params.places import RunId
-from flows.commands.options import Label, OfPolicy, Temperature, Word, app, opened
+from flows.commands.options import Label, OfPolicy, Temperature, Word, app
 from flows.processes import HOST
 from flows.stage import report_to_own_server
 
@@ -194,7 +194,7 @@ def serve_agent(
         raise ValueError(f"{given}; serve it with `agent-r1 serve-policy`, or set env.agent: null")
     if warning := open_to_all(ENDPOINT_KEY, host, "ask it, and have it use its tools as you"):
         logger.warning(warning)
-    with opened(settings, served, temperature) as agent:
+    with served.opened(settings, temperature) as agent:
         serve(agent, served.name, host=host, port=port, temperature=temperature)
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import logging
-from contextlib import AbstractContextManager
 from glob import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -17,10 +16,6 @@ from agent_r1 import params
 from agent_r1.params.places import REPRO
 from flows.made_of import SHIPPED
 from flows.stage import prepare_process, started_by_another
-
-if TYPE_CHECKING:
-    from agent_r1.training.agent import Agent
-    from flows.policies import Policy
 
 ABOUT = "Trains tool-using language-model agents with reinforcement learning, as a tracked pipeline."
 EARLIER = argparse.ArgumentParser(add_help=False, allow_abbrev=False)  # options that named policies; dvc.yaml has them
@@ -85,19 +80,6 @@ def completed_runs(incomplete: str) -> list[str]:
 def completed_overlays(incomplete: str) -> list[str]:
     folders = (SHIPPED / "overlays", Path("overlays"))
     return sorted({path.stem for folder in folders for path in folder.glob(f"{escape(incomplete)}*.yaml")})
-
-
-def opened(settings: params.Params, policy: Policy, temperature: float) -> AbstractContextManager[Agent]:
-    """A policy as an agent with its tools, in the environment that it was trained in.
-
-    It holds no lock: a conversation or a server may last, and trainings would wait for it.
-    """
-    from agent_r1.tools.toolbox import require_own
-    from agent_r1.training.agent import open_agent
-
-    trained, beneath = policy.as_trained(settings), policy.beneath(settings)
-    require_own(trained.env)
-    return open_agent(trained, policy.path, policy.updates, beneath=beneath, temperature=temperature)
 
 
 # Words for a training, and for any policy.

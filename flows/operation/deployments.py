@@ -234,8 +234,7 @@ def _drifted(version: registry.Version, folder: Path, settings: Params) -> Drift
 def _decide(challengers: Sequence[registry.Version], *, asking: bool) -> Iterator[str]:
     """Has the gate compare each challenger with the current champion; gives its verdicts in words."""
     if challengers and registry.champion(challengers[0].model) is None:
-        crown = f"`agent-r1 promote {challengers[0].reference} --first`"
-        unmatched = f"there is no champion to compare with; the first becomes one only by {crown}"
+        unmatched = registry.no_champion(registry.versions(challengers[0].model))
         logger.warning("%s", unmatched)
         yield unmatched
         return

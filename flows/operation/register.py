@@ -19,12 +19,13 @@ from pathlib import Path
 from agent_r1 import params, tracking
 from agent_r1.files import remove_folder, sha256, write_text
 from agent_r1.learn import checkpoint
-from agent_r1.params.places import RunId, policy_in, registered_policy, registered_training
+from agent_r1.params.places import PARAMS, RunId, policy_in, registered_policy, registered_training
 from agent_r1.tracking import registry
 from agent_r1.tracking.runs import CODE_TAG, KIND_TAG
 from agent_r1.training.identity import read_start
 from flows.dvc_files import is_linked, kept, link, link_to_cache, run_dvc
 
+LOADED = Path(__file__).with_name("version")  # by which MLflow loads a version
 ORIGIN = ("git_commit", "data_hash", CODE_TAG)  # of a descriptor: tags of the training's MLflow run
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,8 @@ def register(run: RunId) -> None:
     run has, so that another store can be given the same version.
     """
     settings = params.load()
-    version = registry.register(_describe(settings, run), settings.places.model)
+    files = [Path(PARAMS), *(file for file in LOADED.iterdir() if file.is_file())]
+    version = registry.register(_describe(settings, run), settings.places.model, files)
     made = version.descriptor
     logger.info("%s is %s", made.policy, version.reference)
     named = {"version": version.reference, "policy": made.policy_hash} | {name: getattr(made, name) for name in ORIGIN}

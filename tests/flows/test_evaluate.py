@@ -35,7 +35,6 @@ from agent_r1.tables import read_rows
 from agent_r1.training.assembly import Assembly
 from agent_r1.training.identity import read_start
 from flows.commands.look import chat, profile
-from flows.commands.options import opened
 from flows.evaluate import EvaluationRequest, evaluate
 from flows.operation.export import NOT_SCORED, export, model_card, prompt_of
 from flows.operation.register import register
@@ -119,7 +118,7 @@ def test_a_card_says_how_to_ask_the_policy_without_the_project(evaluated: Path, 
         settings = load()
         policy = policy_of(settings, RunId("ppo"))
         export(settings, policy, tmp_path / "agent", "mit")
-        with opened(settings, policy, 0.0) as agent:
+        with policy.opened(settings, 0.0) as agent:
             first = next(agent.ask(QUESTION, seed=0)).action
     card = (tmp_path / "agent/README.md").read_text()
     [shown], [code] = (re.findall(rf"```{each}\n(.*?)```", card, re.DOTALL) for each in ("json", "python"))

@@ -5,6 +5,7 @@ And MLflow's other views, for a browser that knows the password and one that doe
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import mlflow
 import pytest
@@ -30,6 +32,7 @@ from tests.fixtures import ROOT, FreePort
 from tests.trajectories import from_parts, question_fields
 
 PATIENCE_MS = 60_000
+MEASURED_ON = "atlas test questions abababab, 9"
 
 
 @pytest.fixture
@@ -74,7 +77,7 @@ def known(project: Path) -> Any:
 @pytest.fixture
 def versions(project: Path, run_id: str) -> Iterator[None]:
     """Five versions of the registry, evaluated, and two traced episodes beside them."""
-    files = {"atlas questions": (Path("data/prepared/questions.parquet"), "ab" * 32)}
+    files = {MEASURED_ON: (Path("data/prepared/questions.parquet"), "ab" * 32)}
     for number in range(5):
         run = tracking.start(f"ppo-seed{number}", {"variant": "ppo", "seed": number}, {"kind": "training"})
         run.log({"rollout/success": 0.7734375}, step=0)
@@ -84,6 +87,8 @@ def versions(project: Path, run_id: str) -> Iterator[None]:
     played = from_parts([(Source.PROMPT, [0]), (Source.ACTION, [1, 1])], [{"rewards": {"em": 1.0}}])
     question = Question(**question_fields(text="Who directed Veld?"))
     tracking.log_traces(run_id, [Rewarded("test", question, played)], str)
+    tracking.keep_questions(MEASURED_ON, "ab" * 32, [question])
+    tracking.keep_prompt(run_id, "agent_r1-prompt", "cd" * 32, "Search, then answer.")
     yield
     mlflow.set_tracking_uri(None)  # type: ignore[arg-type]
 
@@ -132,4 +137,32 @@ def test_a_first_visitor_sees_runs_charts_models_versions_and_traces(
     frame.locator("#list .row").nth(1).click()
     expect(frame.locator(".column > header b").last).to_have_text("after training")
     assert context.cookies() == []
+    context.close()
+
+
+def test_one_click_from_the_address_leads_to_the_policies_that_were_measured_on_a_data_set(
+    browser: Browser, versions: None, mlflow_ui: str, project: Path
+) -> None:
+    """The run that was not measured is not among them. *Compare* opens on their scores; data and prompt have pages."""
+    context = browser.new_context(viewport={"width": 1280, "height": 800}, http_credentials=known(project))
+    context.set_default_timeout(PATIENCE_MS)
+    opened = context.new_page()
+    opened.goto(mlflow_ui)
+    with context.expect_page() as following:
+        opened.get_by_role("link", name=MEASURED_ON).first.click()
+    expect(following.value.get_by_text("5 matching runs")).to_be_visible(timeout=PATIENCE_MS)
+    client = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db")
+    trained = [run.info for run in client.search_runs(["1"], "tags.kind = 'training'")]
+    compared = quote(json.dumps([run.run_id for run in trained]))
+    opened.goto(f"{mlflow_ui}/#/compare-runs?runs={compared}&experiments={quote(json.dumps(['1']))}")
+    expect(opened.locator("body")).to_match_aria_snapshot('- text: "Metrics: final/success"', timeout=PATIENCE_MS)
+    [data] = client.search_datasets(["1"])
+    for view, text in (
+        ("experiments/1/datasets", MEASURED_ON),
+        (f"experiments/1/datasets/{data.dataset_id}", "Who directed Veld?"),
+        ("experiments/1/prompts", "agent_r1-prompt"),
+        ("prompts/agent_r1-prompt", "Search, then answer."),
+    ):
+        opened.goto(f"{mlflow_ui}/#/{view}")
+        expect(opened.get_by_text(text).first).to_be_visible(timeout=PATIENCE_MS)
     context.close()

@@ -64,7 +64,7 @@ def test_a_version_is_its_descriptor(client: MlflowClient, describe: Describe) -
     assert registry.versions() == [version] == [registry.find("models:/agent_r1/1")]
     stored = client.get_model_version("agent_r1", "1")
     assert stored.run_id == descriptor.mlflow_run_id
-    assert Descriptor(**json.loads(mlflow.artifacts.load_text(stored.source))) == descriptor
+    assert Descriptor(**json.loads(mlflow.artifacts.load_text(f"{stored.source}/descriptor.json"))) == descriptor
     assert client.get_run(descriptor.mlflow_run_id).data.tags["model_version"] == "1"
 
 
@@ -100,6 +100,32 @@ def test_a_version_that_was_stored_before_is_read_promoted_and_learns_where_it_i
     assert moved == registry.champion() == registry.find("models:/agent_r1/2")
     assert (moved.descriptor.policy, moved.descriptor.mlflow_run_id) == (again.policy, again.mlflow_run_id)
     assert client.get_model_version("agent_r1", "2").tags["policy"] == again.policy
+
+
+def test_a_version_whose_source_is_its_descriptor_goes_on(client: MlflowClient, describe: Describe) -> None:
+    """As they were before MLflow could load versions."""
+    descriptor = describe(A)
+    registry.register(describe(B))
+    client.log_text(
+        descriptor.mlflow_run_id, json.dumps(dataclasses.asdict(descriptor)), f"policies/{A[:8]}/descriptor.json"
+    )
+    source = f"{client.get_run(descriptor.mlflow_run_id).info.artifact_uri}/policies/{A[:8]}/descriptor.json"
+    client.create_model_version("agent_r1", source, descriptor.mlflow_run_id)
+    version = registry.of_policy(A)
+    assert version == Version(number=2, descriptor=descriptor) == registry.find("models:/agent_r1/2")
+    assert registry.promote(version, expected=None).is_champion
+    moved = registry.register(dataclasses.replace(descriptor, policy="outputs/train/ppo/checkpoint/policy"))
+    assert (moved.number, moved.descriptor.policy) == (2, "outputs/train/ppo/checkpoint/policy")
+    assert registry.champion() == moved
+
+
+def test_the_best_version_is_offered_as_the_first_champion(client: MlflowClient, describe: Describe) -> None:
+    """The latest is not."""
+    scored = [(A, "0.250"), (B, "0.892"), (C, "0.100")]
+    for number, (policy_hash, score) in enumerate(scored, 1):
+        registry.register(describe(policy_hash))
+        client.set_model_version_tag("agent_r1", str(number), "score", score)
+    refused("models:/agent_r1@champion", "`agent-r1 promote models:/agent_r1/2 --first`, the best so far")
 
 
 def test_the_same_policy_is_registered_once_and_learns_where_it_is(client: MlflowClient, describe: Describe) -> None:
@@ -194,9 +220,11 @@ def test_a_source_that_is_no_artifact_of_the_projects_runs_is_not_read(
     inside = client.get_run(honest.mlflow_run_id).info.artifact_uri
     for source in (
         f"{theirs.artifact_uri}/policies/{A[:8]}/descriptor.json",
+        f"{theirs.artifact_uri}/policies/{A[:8]}",
         f"http://127.0.0.1:9/{honest.mlflow_run_id}/artifacts/policies/{A[:8]}/descriptor.json",
         f"{inside}/../artifacts/policies/{A[:8]}/descriptor.json".replace("/artifacts/../", "/../"),
         f"{inside}/policies/{'0' * 8}/descriptor.json",
+        f"{inside}/policies/{'0' * 8}",
     ):
         caplog.clear()
         number = client.create_model_version("agent_r1", source, honest.mlflow_run_id).version

@@ -138,7 +138,7 @@ def test_a_challenger_is_evaluated_on_one_data_set_without_a_champion_and_withou
     assert str(state.message).startswith("agent_r1-v1: exact match ")
     assert pages == [("ppo",)]
     assert len(list(HOME.with_name("agent_r1-v1-atlas").iterdir())) == 1
-    assert "no champion to compare with; the first becomes one only by `agent-r1 promote" in caplog.text
+    assert "has no champion; the first becomes one only by `agent-r1 promote" in caplog.text
     assert registry.champion() is None
     assert "no page shows test questions before and after training: stage baseline@base_tool_call failed" in caplog.text
     assert "ppo has no new page of its trajectories: stage view failed" in caplog.text
