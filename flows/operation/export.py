@@ -12,8 +12,7 @@ from pathlib import Path
 from string import Template
 
 from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData
-from huggingface_hub.errors import HfHubHTTPError
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from agent_r1 import tracking
 from agent_r1.envs.kinds import attempts_at, openings
@@ -64,8 +63,9 @@ def export(settings: Params, policy: Policy, target: Path, license_name: str) ->
 
 
 def require_pushable(name: str) -> None:
-    """Raises ValueError unless a token is there and the Hub could have a repository of this name."""
-    validate_repo_id(name)
+    """Raises ValueError unless a token is there and the name has the form of the Hub's."""
+    if name.count("/") != 1:
+        raise ValueError(f"{name!r} names no repository of the Hub; give ORG/NAME")
     if not os.environ.get("HF_TOKEN"):
         raise ValueError(f"there is no HF_TOKEN to push to {name} with; set it to a token that may write there")
 
@@ -79,7 +79,7 @@ def push(folder: Path, name: str) -> None:
     try:
         hub.create_repo(name, private=True, exist_ok=True)
         made = hub.upload_folder(repo_id=name, folder_path=folder, commit_message=f"{folder.name}, by agent_r1")
-    except HfHubHTTPError as fault:
+    except (HfHubHTTPError, HFValidationError) as fault:
         said = f"{folder} is written, and {hub.endpoint} did not take it as {name}: {fault}"
         raise ValueError(f"{said}; correct name or HF_TOKEN, and push it with `hf upload`") from fault
     logger.info("%s is at %s", folder, made.commit_url)

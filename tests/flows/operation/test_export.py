@@ -115,7 +115,7 @@ def test_a_refusal_names_folder_repository_and_remedy_and_no_token(folder: Path,
     ("token", "name", "message"),
     [
         ("", "me/agent", "there is no HF_TOKEN to push to me/agent with; set it to a token that may write there"),
-        (TOKEN, "me/../agent", "me/../agent"),
+        (TOKEN, "me/../agent", "'me/../agent' names no repository of the Hub; give ORG/NAME"),
     ],
 )
 def test_without_token_or_name_nothing_is_pushed(
