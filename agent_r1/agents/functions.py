@@ -28,7 +28,8 @@ READY = b"r"  # is sent over the socket from which episodes come, once the funct
 
 def main(root: str, module: str, name: str) -> None:
     """Serves calls of a function, imported in `root`, which come over descriptor 3."""
-    control, folder = socket.socket(fileno=3), Path.cwd()
+    control = socket.socket(fileno=3)
+    folder = Path.cwd()
     control.set_inheritable(False)
     os.chdir(root)
     sys.path.insert(0, root)
@@ -41,8 +42,8 @@ def main(root: str, module: str, name: str) -> None:
         return
 
     def run(order: Mapping[str, Any]) -> None:
-        with open(0, closefd=False) as given:
-            last = _outcome(function(Task(**json.load(given))))
+        with open(0, closefd=False) as file:
+            last = _outcome(function(Task(**json.load(file))))
         sys.stdout.flush()
         os.write(1, f"\n{last}\n".encode())
         os._exit(0)
@@ -53,24 +54,28 @@ def main(root: str, module: str, name: str) -> None:
 
 
 async def _serve_calls(control: socket.socket, function: Callable[[Task], Any]) -> None:
-    loop, over, calls = asyncio.get_running_loop(), asyncio.Event(), set[asyncio.Task[None]]()
+    loop = asyncio.get_running_loop()
+    closing = asyncio.Event()
+    calls = set[asyncio.Task[None]]()
 
     def take() -> None:
         descriptors = socket.recv_fds(control, 1, 1, socket.MSG_CMSG_CLOEXEC)[1]
         if not descriptors:
-            over.set()
+            closing.set()
         for descriptor in descriptors:
-            calls.add(call := loop.create_task(_answer(socket.socket(fileno=descriptor), function)))
+            call = loop.create_task(_answer(socket.socket(fileno=descriptor), function))
+            calls.add(call)
             call.add_done_callback(calls.discard)
 
     loop.add_reader(control, take)
-    await over.wait()
+    await closing.wait()
 
 
 async def _answer(connection: socket.socket, function: Callable[[Task], Any]) -> None:
     """Awaits one call, and cancels it when the stage closes its end of the connection."""
     reader, writer = await asyncio.open_unix_connection(sock=connection, limit=1 << 30)
-    if not (line := await reader.readline()):
+    line = await reader.readline()
+    if not line:
         return  # the stage has gone
     order = json.loads(line)
     call = asyncio.create_task(_called(function, Task(**json.loads(order["input"]))))
@@ -90,9 +95,9 @@ async def _called(function: Callable[[Task], Any], task: Task) -> dict[str, Any]
         return {"code": 1, "last": "", "words": traceback.format_exc()}
 
 
-def _outcome(given: object) -> str:
+def _outcome(result: object) -> str:
     """A function's result as the last line of a command: nothing, an answer, or a mapping."""
-    text = json.dumps({"answer": given} if given is None or isinstance(given, str) else given)
+    text = json.dumps({"answer": result} if result is None or isinstance(result, str) else result)
     if len(text) > KEPT:
         raise ValueError(f"it returned {len(text)} characters; return at most {KEPT}")
     return text

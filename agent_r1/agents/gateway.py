@@ -11,7 +11,9 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import chain
 from typing import Annotated, Any, Self
 
 from pydantic import Field
@@ -42,42 +44,45 @@ class Posted(Stated):
     answer: Annotated[str, Field(max_length=1 << 16)] | None = None
 
 
+@dataclass(eq=False, slots=True)
 class Asking:
-    """A request that is answered, and whether the connection that asked it is gone."""
+    """A request that is answered."""
 
-    def __init__(self, drawing: asyncio.Task[GivenAction]) -> None:
-        self.drawing, self.gone = drawing, False
+    drawing: asyncio.Task[GivenAction]
+    gone: bool = False  # whether the connection that asked it is
 
 
 class OpenEpisode:
     """An episode at the gateway: its requests, and what its agent posted."""
 
     def __init__(self, session: Session, act: Act, episode: int, *, parallel: bool, parts: list[str]) -> None:
-        self.session, self.parts = session, parts
+        self.session = session
+        self.parts = parts
         self.posted: Posted | None = None
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # raises what ends the episode
-        self._act, self._episode = act, episode
+        self._act = act
+        self._episode = episode
         self._turn = nullcontext() if parallel else asyncio.Lock()
         self._asked = dict[bytes, list[Asking]]()
 
-    def ask(self, asked: Completing, body: bytes, *, again: bool) -> Asking:
+    def ask(self, chat_request: Completing, body: bytes, *, again: bool) -> Asking:
         """The answer to a request; one that is sent `again`, or whose connection is gone, has its answer already."""
         same = self._asked.setdefault(blake2b(body).digest(), [])
-        found = same[-1] if again and same else next((each for each in same if each.gone), None)
-        if found is None:
-            found = Asking(asyncio.create_task(self._draw(asked)))
-            found.drawing.add_done_callback(lambda drawing: drawing.cancelled() or drawing.exception())
-            same.append(found)
-        found.gone = False
-        return found
+        asking = same[-1] if again and same else next((twin for twin in same if twin.gone), None)
+        if asking is None:
+            asking = Asking(asyncio.create_task(self._draw(chat_request)))
+            asking.drawing.add_done_callback(lambda drawing: drawing.cancelled() or drawing.exception())
+            same.append(asking)
+        asking.gone = False
+        return asking
 
-    async def _draw(self, asked: Completing) -> GivenAction:
+    async def _draw(self, chat_request: Completing) -> GivenAction:
         try:
             async with self._turn:
-                await asyncio.to_thread(offered, asked.spelled_tools)  # keeps them: reading some takes seconds
-                place = self.session.place(asked)
-                request, first = self.session.request(place, asked, self._episode)
-                return self.session.take(place, asked, request, first, await self._act(request))
+                await asyncio.to_thread(offered, chat_request.spelled_tools)  # keeps them: reading some takes seconds
+                place = self.session.place(chat_request)
+                request, first = self.session.request(place, chat_request, self._episode)
+                return self.session.take(place, chat_request, request, first, await self._act(request))
         except ContextFull as fault:
             raise self.session.full(str(fault)) from None
         except Refused:
@@ -89,15 +94,17 @@ class OpenEpisode:
 
     def close(self) -> None:
         """Ends the requests that are under way."""
-        for each in (each for same in self._asked.values() for each in same):
-            each.drawing.cancel()
+        for asking in chain.from_iterable(self._asked.values()):
+            asking.drawing.cancel()
         self.broken.cancel()
 
 
 class Unhurried(Bounded):
     """Connections of many requests, which may wait for an episode's other ones."""
 
-    seconds, most, again = 3600.0, 4096, True
+    seconds = 3600.0
+    most = 4096
+    again = True
 
 
 class Completions(ABC):
@@ -129,25 +136,27 @@ class Completions(ABC):
     async def _complete(self, request: Request) -> Response:
         episode_of = self._asked_by(request)
         body = await received(request, MAX_BODY_BYTES, "send a shorter history")
-        asked = Completing.read(body)
-        require_model(asked.model, MODEL)
-        self._tell(asked)
-        asking = episode_of(asked).ask(asked, body, again=request.headers.get(_RETRIED, "0") != "0")
+        chat_request = Completing.read(body)
+        require_model(chat_request.model, MODEL)
+        self._tell(chat_request)
+        asking = episode_of(chat_request).ask(chat_request, body, again=request.headers.get(_RETRIED, "0") != "0")
         drawn = await unless_left(request, _shielded(asking.drawing))
         if drawn is None:
             asking.gone = True
             return Response(status_code=GONE)
-        if not asked.stream:
+        if not chat_request.stream:
             return JSONResponse(completion(drawn))
-        with_usage = asked.stream_options is not None and asked.stream_options.include_usage
+        with_usage = chat_request.stream_options is not None and chat_request.stream_options.include_usage
         return Response(stream(drawn, with_usage=with_usage), media_type="text/event-stream")
 
-    def _tell(self, asked: Completing) -> None:
+    def _tell(self, chat_request: Completing) -> None:
         """Says once that an agent asks for another temperature or top_p."""
-        if not self._told and (asked.temperature not in (None, 1) or asked.top_p not in (None, 1)):
+        if not self._told and (chat_request.temperature not in (None, 1) or chat_request.top_p not in (None, 1)):
             self._told = True
-            wanted = f"temperature {asked.temperature} and top_p {asked.top_p}"
-            logger.warning("an agent asks for %s, which changes nothing: the policy is sampled as it is set up", wanted)
+            options = f"temperature {chat_request.temperature} and top_p {chat_request.top_p}"
+            logger.warning(
+                "an agent asks for %s, which changes nothing: the policy is sampled as it is set up", options
+            )
 
 
 def application(routes: Sequence[Route]) -> Starlette:
@@ -159,7 +168,9 @@ class Gateway(Completions):
     """The server of a stage. A key opens the session of its own episode alone, while that is under way."""
 
     def __init__(self) -> None:
-        self._opened, self._rewards, self._over = dict[str, OpenEpisode](), dict[str, OpenEpisode](), set[str]()
+        self._opened = dict[str, OpenEpisode]()
+        self._rewards = dict[str, OpenEpisode]()
+        self._over = set[str]()
 
     async def __aenter__(self) -> Self:
         listening = socket.create_server(("127.0.0.1", 0))
@@ -178,7 +189,8 @@ class Gateway(Completions):
     def open(self, episode: OpenEpisode) -> tuple[str, str]:
         """The client's key and the reward's of an episode that begins."""
         key, reward_key = (secrets.token_urlsafe(32) for _ in range(2))
-        self._opened[key], self._rewards[reward_key] = episode, episode
+        self._opened[key] = episode
+        self._rewards[reward_key] = episode
         return key, reward_key
 
     def close(self, key: str, reward_key: str) -> None:
@@ -187,14 +199,14 @@ class Gateway(Completions):
         del self._rewards[reward_key]
         self._over |= {key, reward_key}
 
-    def _of(self, request: Request, opened: dict[str, OpenEpisode], which: str) -> OpenEpisode:
+    def _of(self, request: Request, episodes: dict[str, OpenEpisode], which: str) -> OpenEpisode:
         """The episode of a request's key."""
         key = request.headers.get("authorization", "").removeprefix("Bearer ")
         if key in self._over:
             raise Refused("the episode of this key is over", None, 401, "episode_over")
-        if key not in opened:
+        if key not in episodes:
             raise Refused(f"this needs the {which} key of an episode, as a bearer token", None, 401, "invalid_api_key")
-        return opened[key]
+        return episodes[key]
 
     def _asked_by(self, request: Request) -> Callable[[Completing], OpenEpisode]:
         episode = self._of(request, self._opened, "client's")
@@ -228,13 +240,14 @@ def completion(drawn: GivenAction) -> dict[str, Any]:
 
 def stream(drawn: GivenAction, *, with_usage: bool) -> str:
     """All events of an answer, the whole action in one."""
-    head, choice = _head(drawn, "chat.completion.chunk"), _choice(drawn, "delta")
-    said = choice["delta"]
-    opened = {**choice, "delta": {"role": said.pop("role"), "content": ""}, "finish_reason": None}
-    for at, call in enumerate(said.get("tool_calls", ())):
+    head = _head(drawn, "chat.completion.chunk")
+    choice = _choice(drawn, "delta")
+    delta = choice["delta"]
+    opening = {**choice, "delta": {"role": delta.pop("role"), "content": ""}, "finish_reason": None}
+    for at, call in enumerate(delta.get("tool_calls", ())):
         call["index"] = at
-    steps = [[opened], [{**choice, "finish_reason": None}], [{**choice, "delta": {}}]]
-    events = [head | {"choices": each} for each in steps]
+    steps = [[opening], [{**choice, "finish_reason": None}], [{**choice, "delta": {}}]]
+    events = [head | {"choices": choices} for choices in steps]
     events += [head | {"choices": [], "usage": _usage(drawn)}] if with_usage else []
     return "".join([*map(event, events), "data: [DONE]\n\n"])
 
@@ -243,7 +256,7 @@ def _head(drawn: GivenAction, kind: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{drawn.name}", "object": kind, "created": int(time.time()), "model": MODEL}
 
 
-def _choice(drawn: GivenAction, said: str) -> dict[str, Any]:
+def _choice(drawn: GivenAction, key: str) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": drawn.content or (None if drawn.calls else "")}
     if drawn.thought:
         message["reasoning_content"] = drawn.thought
@@ -255,9 +268,10 @@ def _choice(drawn: GivenAction, said: str) -> dict[str, Any]:
         ]
     cut = "length" if drawn.action.stop_reason is StopReason.LENGTH else "stop"
     ending = "tool_calls" if drawn.calls else cut
-    return {"index": 0, said: message, "finish_reason": ending, "logprobs": None}
+    return {"index": 0, key: message, "finish_reason": ending, "logprobs": None}
 
 
 def _usage(drawn: GivenAction) -> dict[str, int]:
-    prompt, sampled = len(drawn.place.ids), len(drawn.action.token_ids)
+    prompt = len(drawn.place.ids)
+    sampled = len(drawn.action.token_ids)
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}

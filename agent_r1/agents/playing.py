@@ -57,10 +57,12 @@ class Outside:
 
     def take_measures(self) -> dict[str, float]:
         """The metrics of the episodes since the last call: means of an episode, and shares."""
-        counts, self.counts = self.counts, Counter[str]()
+        counts = self.counts
+        self.counts = Counter[str]()
         episodes = counts.pop("episodes", 0)
-        shown, kept = counts.pop("shown", 0), counts.pop("kept", 0)
-        shares = {"agent/kept_share": kept / shown} if shown else {}
+        visible = counts.pop("shown", 0)
+        unchanged = counts.pop("kept", 0)
+        shares = {"agent/kept_share": unchanged / visible} if visible else {}
         return shares | {f"agent/{name}": counts[name] / episodes for name in counts}
 
 
@@ -81,7 +83,8 @@ def collect(
     An episode that is over is journaled at once, where there is a journal, and not played again. Raises ValueError if
     each of the first `concurrency` episodes of an agent is cut short: then its program is at fault.
     """
-    limits, outside = shared.limits, shared.once(Outside)
+    limits = shared.limits
+    outside = shared.once(Outside)
     scene = Scene(outside, chat, flowing(sampler, limits.order).act, shared, seed, play)
 
     def run(indices: Collection[int]) -> dict[int, Ended]:
@@ -95,12 +98,16 @@ def collect(
         shared.run(together(play(index) for index in indices))
         return ended
 
-    told = "%d of %d agents outside were cut short: %s"
+    message = "%d of %d agents outside were cut short: %s"
     ended = twice(
-        run, len(attempts), lambda each: each.fault if each.trajectory.aborted else "", limits.aborted_share, told
+        run,
+        len(attempts),
+        lambda episode: episode.fault if episode.trajectory.aborted else "",
+        limits.aborted_share,
+        message,
     )
-    for each in ended.values():
-        outside.counts.update({"episodes": 1, **each.counts})
+    for episode in ended.values():
+        outside.counts.update({"episodes": 1, **episode.counts})
     return [ended[index].trajectory for index in range(len(attempts))]
 
 
@@ -108,7 +115,11 @@ class Scene:
     """The episodes of one collection."""
 
     def __init__(self, outside: Outside, chat: Chat, act: Act, shared: Shared, seed: int, play: Play) -> None:
-        self._outside, self._chat, self._act, self._seed, self._play = outside, chat, act, seed, play
+        self._outside = outside
+        self._chat = chat
+        self._act = act
+        self._seed = seed
+        self._play = play
         self._limits = shared.limits
         self._examples = shared.examples
         self._journal = shared.journal.beside("episodes") if shared.journal else None
@@ -118,25 +129,16 @@ class Scene:
         """Plays an episode to its end, or takes it from the journal."""
         play = self._play
         parts = (self._seed, play.iteration, attempt.question_id, attempt.sample)
-        known = self._known.get(derive(*parts))
-        if known and known.trajectory.policy_version == play.policy_version:
-            return known
-        section, question = self._limits.agents[attempt.agent], attempt.question
-        if question is None:
+        journaled = self._known.get(derive(*parts))
+        if journaled and journaled.trajectory.policy_version == play.policy_version:
+            return journaled
+        section = self._limits.agents[attempt.agent]
+        if attempt.question is None:
             raise ValueError("an agent outside is asked questions that are prepared, and no others")
         session = Session(self._chat, self._limits, section, parts, play, self._examples if section.examples else ())
-        opened = OpenEpisode(session, self._act, number, parallel=section.parallel, parts=section.rewards)
-        key, reward_key = self._outside.gateway.open(opened)
-        broken = False
-        try:
-            ending = await self._ending(attempt.agent, opened, self._task(question, key, reward_key))
-        except WorldFault as fault:
-            ending, broken = Ending(fault=fault.words), True
-        finally:
-            self._outside.gateway.close(key, reward_key)
-        ending = _merged(ending, opened.posted)
-        outcome = Outcome.ABORTED if broken else _outcome(session, ending)
-        facts = _facts(ending, outcome, question, section.rewards)
+        episode = OpenEpisode(session, self._act, number, parallel=section.parallel, parts=section.rewards)
+        ending, outcome = await self._run(attempt.agent, attempt.question, episode)
+        facts = _facts(ending, outcome, attempt.question, section.rewards)
         row = _row(session, attempt, parts, play, outcome, ending.answer or "", facts)
         ended = Ended(row, _counts(session, row, ending), ending.fault)
         self._note(ended)
@@ -162,14 +164,25 @@ class Scene:
             model=MODEL,
         )
 
-    async def _ending(self, agent: str, opened: OpenEpisode, task: Task) -> Ending:
+    async def _run(self, agent: str, question: Question, episode: OpenEpisode) -> tuple[Ending, Outcome]:
+        """The ending of an episode with what was posted, and its outcome."""
+        keys = self._outside.gateway.open(episode)
+        try:
+            ending = _merged(await self._ending(agent, episode, self._task(question, *keys)), episode.posted)
+            return ending, _outcome(episode.session, ending)
+        except WorldFault as fault:
+            return _merged(Ending(fault=fault.words), episode.posted), Outcome.ABORTED
+        finally:
+            self._outside.gateway.close(*keys)
+
+    async def _ending(self, agent: str, episode: OpenEpisode, task: Task) -> Ending:
         """The ending of an episode; raises the fault that ends it before its program does."""
         playing = asyncio.create_task(self._outside.programs.play(agent, task))
         try:
-            both: set[asyncio.Future[Any]] = {playing, opened.broken}
+            both: set[asyncio.Future[Any]] = {playing, episode.broken}
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-            if opened.broken.done():
-                opened.broken.result()
+            if episode.broken.done():
+                episode.broken.result()
             return playing.result()
         finally:
             playing.cancel()
@@ -177,7 +190,7 @@ class Scene:
 
     def require_sound(self, agent: str, ended: Iterable[Ended], episodes: int) -> None:
         """Raises ValueError if so many episodes are over as run at a time, and all of them were cut short."""
-        faults = [each.fault for each in ended if each.trajectory.aborted]
+        faults = [episode.fault for episode in ended if episode.trajectory.aborted]
         first = min(self._limits.agents[agent].concurrency, episodes)
         if len(faults) == first == len(list(ended)):
             raise ValueError(f"env.agents.{agent}: its first {first} episodes all failed, the last with {faults[-1]}")
@@ -187,17 +200,17 @@ def _journaled(path: Path) -> Iterable[tuple[int, Ended]]:
     """The episodes of a journal, by their seeds."""
     for line in path.read_text().splitlines() if path.exists() else ():
         with suppress(json.JSONDecodeError):  # a kill may cut a line short
-            told = json.loads(line)
-            row = from_line(told["row"], Trajectory)
-            yield row.seed, Ended(row, told["counts"])
+            fields = json.loads(line)
+            row = from_line(fields["row"], Trajectory)
+            yield row.seed, Ended(row, fields["counts"])
 
 
 def _merged(ending: Ending, posted: Posted | None) -> Ending:
     """An ending, with the facts that were posted before it."""
-    told = posted.model_dump(exclude_defaults=True) if posted else {}
-    if twice := [name for name, value in asdict(ending).items() if value not in (None, {}) and name in told]:
+    posted_facts = posted.model_dump(exclude_defaults=True) if posted else {}
+    if twice := [name for name, value in asdict(ending).items() if value not in (None, {}) and name in posted_facts]:
         return replace(ending, fault=f"it posted {twice[0]} to /v1/reward, and stated it again in the end")
-    return replace(ending, **told)
+    return replace(ending, **posted_facts)
 
 
 def _outcome(session: Session, ending: Ending) -> Outcome:
@@ -233,19 +246,27 @@ def _row(
     answer: str,
     facts: Mapping[str, float],
 ) -> Trajectory:
-    ids, source, logprobs, starts, steps = list[int](), list[int](), list[float](), list[int](), list[Step]()
-    held = set[object]()
+    ids = list[int]()
+    source = list[int]()
+    logprobs = list[float]()
+    starts = list[int]()
+    steps = list[Step]()
+    stored = set[object]()
     for path in session.contexts():
         starts.append(len(ids))
         for drawn in path:
-            fresh, read, action = drawn not in held, drawn.place.read, drawn.action
-            begun = len(ids) + len(read.ids)
+            read = drawn.place.read
+            action = drawn.action
+            start = len(ids) + len(read.ids)
             ids += [*read.ids, *action.token_ids]
-            size = len(action.token_ids)
-            source += [*read.source, *[Source.ACTION] * size] if fresh else [Source.PROMPT] * (len(read.ids) + size)
-            logprobs += [0.0] * len(read.ids) + (action.logprobs.tolist() if fresh else [0.0] * size)
-            steps += [replace(drawn.step, action_start=begun, action_stop=len(ids))] if fresh else []
-            held.add(drawn)
+            if drawn in stored:  # in an earlier context
+                source += [Source.PROMPT] * (len(ids) - len(source))
+                logprobs += [0.0] * (len(ids) - len(logprobs))
+                continue
+            source += [*read.source, *[Source.ACTION] * len(action.token_ids)]
+            logprobs += [0.0] * len(read.ids) + action.logprobs.tolist()
+            steps.append(replace(drawn.step, action_start=start, action_stop=len(ids)))
+            stored.add(drawn)
     if steps:
         steps[-1] = replace(steps[-1], rewards={**steps[-1].rewards, **facts})
     return Trajectory(

@@ -67,13 +67,16 @@ class Programs:
 
         Starts nothing yet. Raises ValueError for a command or variable that is not there.
         """
-        self._agents, self._folder, self._numbers = agents, folder.absolute(), count()
+        self._agents = agents
+        self._folder = folder.absolute()
+        self._numbers = count()
         self._room = asyncio.Semaphore(concurrency)
         self._rooms = {name: asyncio.Semaphore(agent.concurrency) for name, agent in agents.items()}
         self._keys = {name: read_key(KEY, name) for name in agents}
         self._variables = {name: _variables(name, agent) for name, agent in agents.items()}
         self._commands = {name: own_code.command(name, agent) for name, agent in agents.items()}
-        self._functions, self._starting = dict[str, _Function](), asyncio.Lock()
+        self._functions = dict[str, _Function]()
+        self._starting = asyncio.Lock()
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -92,49 +95,50 @@ class Programs:
         """Runs one episode to its end. Raises ValueError for a function that cannot be imported."""
         async with self._rooms[agent], self._room:
             try:
-                told = parsed((await self._played(agent, task)).encode() or b"{}", Stated)
-                for part in told.parts:
+                statement = parsed((await self._played(agent, task)).encode() or b"{}", Stated)
+                for part in statement.parts:
                     if part not in self._agents[agent].rewards:
                         raise BadAnswerError(f"{part!r} is no part in env.agents.{agent}.rewards; name it there")
             except BadAnswerError as fault:
                 return Ending(fault=self._hidden(agent, f"what it stated is no outcome: {fault}", task))
             except (TimeoutError, ConnectionError, RefusalError) as fault:
                 return Ending(fault=self._hidden(agent, str(fault), task))
-            return Ending(**told.model_dump())
+            return Ending(**statement.model_dump())
 
     async def _played(self, agent: str, task: Task) -> str:
         """The JSON that an agent states at the end. Raises TimeoutError, ConnectionError, and the client's errors."""
-        section, client = self._agents[agent], {"base_url": task.base_url, "api_key": task.key, "model": task.model}
+        section = self._agents[agent]
+        client = {"base_url": task.base_url, "api_key": task.key, "model": task.model}
         question = {"id": task.question_id, "text": task.text, "setup": task.setup, "strata": task.strata}
-        asked = {"question": question, "reward_key": task.reward_key}
+        request = {"question": question, "reward_key": task.reward_key}
         if section.url:
             url = urlsplit(section.url)
             service = Client(f"{url.scheme}://{url.netloc}", section.timeout_s, self._keys[agent])
-            answer = await service.answer("POST", url.path or "/", json.dumps(asked | client), supervisor.KEPT)
+            answer = await service.answer("POST", url.path or "/", json.dumps(request | client), supervisor.KEPT)
             return answer.require_ok(again=()).body.decode(errors="replace")
         if section.function:
             return await (await self._function(agent)).call(self._order(asdict(task)), section.timeout_s)
         variables = {f"OPENAI_{name.upper()}": value for name, value in client.items()}
-        order = self._order(asked, command=self._commands[agent], environment=self._variables[agent] | variables)
+        order = self._order(request, command=self._commands[agent], environment=self._variables[agent] | variables)
         return await _last_line(await _sent(self._supervisor, order), section.timeout_s)
 
-    def _order(self, given: Any, **further: Any) -> dict[str, Any]:
+    def _order(self, content: Any, **fields: Any) -> dict[str, Any]:
         folder = str(self._folder / str(next(self._numbers)))
-        return {"input": json.dumps(given), "folder": folder, "grace_s": GRACE_S, **further}
+        return {"input": json.dumps(content), "folder": folder, "grace_s": GRACE_S, **fields}
 
     async def _function(self, agent: str) -> _Function:
         """The process of a function, a new one after its end; a ValueError says why there is none."""
         async with self._starting:
             if agent not in self._functions or self._functions[agent].is_over:
-                named = (self._agents[agent].function or "").split(":")
-                command = [sys.executable, "-P", "-m", "agent_r1.agents.functions", str(Path.cwd()), *named]
+                names = (self._agents[agent].function or "").split(":")
+                command = [sys.executable, "-P", "-m", "agent_r1.agents.functions", str(Path.cwd()), *names]
                 order = self._order({}, command=command, environment=self._variables[agent]) | {"grace_s": 5 * GRACE_S}
-                control, theirs = socket.socketpair()
-                with theirs:
-                    started = _Function(control, await _sent(self._supervisor, order, theirs))
-                self._functions[agent] = started
-                if not await started.is_ready():
-                    why = await started.end() or f"it was not imported within {START_S:g} s"
+                control, function_end = socket.socketpair()
+                with function_end:
+                    function = _Function(control, await _sent(self._supervisor, order, function_end))
+                self._functions[agent] = function
+                if not await function.is_ready():
+                    why = await function.end() or f"it was not imported within {START_S:g} s"
                     raise ValueError(self._hidden(agent, f"env.agents.{agent}.function cannot be used: {why}"))
             return self._functions[agent]
 
@@ -156,7 +160,9 @@ class _Function:
     def __init__(self, control: socket.socket, stream: Stream) -> None:
         """Calls are sent over `control`; `stream` ends the process, and tells how it ended."""
         control.setblocking(False)
-        self._control, self._stream, self.is_over = control, stream, False
+        self._control = control
+        self._stream = stream
+        self.is_over = False
         self._report = asyncio.create_task(_all_of(stream[0]))
 
     async def is_ready(self) -> bool:
@@ -178,21 +184,21 @@ class _Function:
         self.is_over = True
         with suppress(OSError):
             self._stream[1].write_eof()
-        done, _ = await asyncio.wait({self._report}, timeout=6 * GRACE_S)
+        finished, _ = await asyncio.wait({self._report}, timeout=6 * GRACE_S)
         self._stream[1].close()
         self._control.close()
-        return parsed(self._report.result(), _Report).words[-_SHOWN:] if done and self._report.result() else ""
+        return parsed(self._report.result(), _Report).words[-_SHOWN:] if finished and self._report.result() else ""
 
 
-async def _sent(control: socket.socket, order: Mapping[str, Any], further: socket.socket | None = None) -> Stream:
+async def _sent(control: socket.socket, order: Mapping[str, Any], program_end: socket.socket | None = None) -> Stream:
     """Sends an order over `control`, with a socket for its program; the stream of its end, or else _LostError."""
-    ours, theirs = socket.socketpair()
-    reader, writer = await asyncio.open_unix_connection(sock=ours)
+    stage_end, supervisor_end = socket.socketpair()
+    reader, writer = await asyncio.open_unix_connection(sock=stage_end)
     writer.write(json.dumps(order).encode() + b"\n")
-    with theirs:
+    with supervisor_end:
         while True:
             try:
-                socket.send_fds(control, [b"."], [each.fileno() for each in (theirs, further) if each])
+                socket.send_fds(control, [b"."], [end.fileno() for end in (supervisor_end, program_end) if end])
             except BlockingIOError:  # who takes it is behind
                 await asyncio.sleep(0.01)
             except OSError:
@@ -222,13 +228,13 @@ async def _last_line(stream: Stream, seconds: float) -> str:
     finally:
         report.cancel()
         writer.close()
-    told = parsed(report.result(), _Report)
-    words = told.words.strip()[-_SHOWN:]
+    result = parsed(report.result(), _Report)
+    words = result.words.strip()[-_SHOWN:]
     if late:
         raise TimeoutError(f"{late}\n{words}")
-    if told.code:
-        raise ConnectionError(f"it ended with {_how(told.code)}\n{words}")
-    return told.last
+    if result.code:
+        raise ConnectionError(f"it ended with {_how(result.code)}\n{words}")
+    return result.last
 
 
 async def _all_of(reader: asyncio.StreamReader) -> bytes:
@@ -254,15 +260,19 @@ async def _supervisor(folder: Path) -> AsyncIterator[socket.socket]:
     """Starts the supervisor; the socket over which it takes orders, and with which it ends and removes the folder."""
     if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
         raise OSError("agents outside need Linux, with a /proc that lists the children of a process; train on such one")
-    ours, theirs = socket.socketpair()
-    ours.setblocking(False)
+    stage_end, supervisor_end = socket.socketpair()
+    stage_end.setblocking(False)
     command = [sys.executable, "-I", "-S", supervisor.__file__]
-    with theirs:
+    with supervisor_end:
         process = subprocess.Popen(
-            command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env={FOLDER: str(folder)}, start_new_session=True
+            command,
+            stdin=supervisor_end.fileno(),
+            stdout=subprocess.DEVNULL,
+            env={FOLDER: str(folder)},
+            start_new_session=True,
         )
     try:
-        yield ours
+        yield stage_end
     finally:
-        ours.close()
+        stage_end.close()
         await asyncio.to_thread(process.wait)

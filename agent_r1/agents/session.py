@@ -15,13 +15,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, Field
 
-from agent_r1.envs.base import TAGS, Conversation, ParsedCall, hermes, object_of, parse_action, split_action
+from agent_r1.envs.base import (
+    TAGS,
+    Conversation,
+    ParsedAction,
+    ParsedCall,
+    hermes,
+    object_of,
+    parse_action,
+    split_action,
+)
 from agent_r1.envs.tool_env import canonical, think
 from agent_r1.http.client import in_words
 from agent_r1.http.completions import Asked, ChatMessage, Refused
@@ -35,7 +44,8 @@ from agent_r1.seeds import derive
 from agent_r1.tools.arguments import ArgumentCheck
 from agent_r1.tools.base import function_schema
 
-_OPEN, _CLOSE = chr(0x10FFFC), chr(0x10FFFD)  # around an earlier answer, which is looked for in a rendering
+_OPEN = chr(0x10FFFC)  # before an earlier answer, which is looked for in a rendering
+_CLOSE = chr(0x10FFFD)  # after it
 _ANSWER = re.compile(f"{_OPEN}([^{_OPEN}{_CLOSE}]*){_CLOSE}")
 _UNMARKED = str.maketrans({_OPEN: None, _CLOSE: None})
 _THOUGHT_END = "</think>"
@@ -86,13 +96,14 @@ class Offered(NamedTuple):
 @lru_cache(maxsize=64)
 def offered(spelled: str) -> Offered:
     """The tools of a request in the OpenAI function form, from their JSON. Raises Refused for what is none."""
-    tools, arguments = [], {}
+    tools = []
+    arguments = {}
     for tool in json.loads(spelled):
         match tool:
-            case {"type": "function", "function": {"name": str(name), **told}}:
-                schema: Any = told.get("parameters") or {"type": "object"}
+            case {"type": "function", "function": {"name": str(name), **fields}}:
+                schema: Any = fields.get("parameters") or {"type": "object"}
                 try:
-                    tools.append(function_schema(name, str(told.get("description") or ""), schema))
+                    tools.append(function_schema(name, str(fields.get("description") or ""), schema))
                     arguments[name] = ArgumentCheck(schema)
                 except ValueError as fault:
                     raise Refused(f"tools: {str(fault)[:400]}", "tools") from None
@@ -114,17 +125,18 @@ class Position(NamedTuple):
     @property
     def path(self) -> list[GivenAction]:
         """The actions before it in its context, the first one first."""
-        found, at = list[GivenAction](), self.parent
-        while at:
-            found.append(at)
-            at = at.place.parent
-        return found[::-1]
+        path = list[GivenAction]()
+        action = self.parent
+        while action:
+            path.append(action)
+            action = action.place.parent
+        return path[::-1]
 
     @property
     def ids(self) -> list[int]:
         """All tokens that the policy reads."""
-        before = (index for each in self.path for index in (*each.place.read.ids, *each.action.token_ids))
-        return [*before, *self.read.ids]
+        history = (index for drawn in self.path for index in (*drawn.place.read.ids, *drawn.action.token_ids))
+        return [*history, *self.read.ids]
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -169,8 +181,12 @@ class Session:
         """`parts` are those of the episode's seed; the examples stand behind the system messages of each request."""
         self._examples = examples
         self._example_turns = sum(len(example.actions) for example in examples)
-        self._chat, self._limits, self._agent, self._parts, self._play = chat, limits, agent, parts, play
-        self.drawn: list[GivenAction] = []
+        self._chat = chat
+        self._limits = limits
+        self._agent = agent
+        self._parts = parts
+        self._play = play
+        self.drawn = list[GivenAction]()
         self.counts = EpisodeCounts()
         self.refused: Outcome | None = None  # the limit at which a request was refused
         self._begun = 0  # actions, those under way too
@@ -178,11 +194,11 @@ class Session:
         self._by_call = dict[str, GivenAction]()
         self._by_text = dict[str, list[GivenAction]]()
 
-    def place(self, asked: Completing) -> Position:
+    def place(self, chat_request: Completing) -> Position:
         """Where a request stands. Raises Refused if its tools are none, or the template cannot write it."""
         try:
-            tools = offered(asked.spelled_tools)
-            messages, answers = self._read(asked)
+            tools = offered(chat_request.spelled_tools)
+            messages, answers = self._read(chat_request)
             opening = len(list(takewhile(lambda message: message[0] == "system", messages)))
             messages[opening:opening] = self._chat.example_messages(self._examples, tools.tools)
             return self._placed(messages, [*[None] * self._example_turns, *answers], tools)
@@ -196,31 +212,33 @@ class Session:
         escaped: Tools = self._chat.escape_all(tools.tools)
         self._chat.template.require_written(messages, escaped)
         text = self._chat.template.render(messages, escaped)
-        known = [each for each in self.drawn if text.startswith(each.closed)]
-        longest = max((len(each.closed) for each in known), default=0)
-        tied = [each for each in known if len(each.closed) == longest]
+        candidates = [drawn for drawn in self.drawn if text.startswith(drawn.closed)]
+        longest = max((len(drawn.closed) for drawn in candidates), default=0)
+        tied = [drawn for drawn in candidates if len(drawn.closed) == longest]
         last = answers[-1] if answers else None
-        parent = last if last in tied else min(tied, key=lambda each: each.action.token_ids, default=None)
+        parent = last if last in tied else min(tied, key=lambda drawn: drawn.action.token_ids, default=None)
         place = Position(parent, Encoded([], []), text, len(answers), messages, tools)
         return place._replace(read=self._tokens(place, escaped, answers))
 
-    def request(self, place: Position, asked: Completing, episode: int) -> tuple[Request, bool]:
+    def request(self, place: Position, chat_request: Completing, episode: int) -> tuple[Request, bool]:
         """The draw that a request is, and whether it goes on in the episode's first context.
 
         Raises Refused, with the API's code, if the episode has no step left or the context no room.
         """
-        limits, context = self._limits, place.ids
+        limits = self._limits
+        context = place.ids
         if self._begun >= limits.max_steps:
             self.refused = Outcome.TURN_LIMIT
             raise Refused(f"this episode has had its {limits.max_steps} actions (max_steps)", None, 400, "turn_limit")
-        if (room := limits.max_tokens - len(context)) < 1:
+        room = limits.max_tokens - len(context)
+        if room < 1:
             raise self.full(f"maximum context length is {limits.max_tokens} tokens, the messages have {len(context)}")
-        first = not self._agent.parallel and all(each.place.parent is not place.parent for each in self.drawn)
+        first = not self._agent.parallel and all(drawn.place.parent is not place.parent for drawn in self.drawn)
         first = first and (place.parent.first if place.parent else True)
         spelled = blake2b(np.array(context, np.int32).tobytes(), digest_size=16).hexdigest()
         parts = (*self._parts, len(place.path))
         parts += () if first else ("context", spelled, self._asked[spelled])
-        parts += () if asked.seed is None else ("client", asked.seed)
+        parts += () if chat_request.seed is None else ("client", chat_request.seed)
         self._asked[spelled] += 1
         self._begun += 1
         self.counts.requests += 1
@@ -229,7 +247,7 @@ class Session:
             step=len(place.path),
             context=context,
             seed=derive(*parts),
-            max_tokens=min(limits.max_action_tokens, room, asked.most or room),
+            max_tokens=min(limits.max_action_tokens, room, chat_request.most or room),
             greedy=self._play.greedy,
             messages=self._chat.plain(place.messages, place.offered.tools) if self._play.told else (),
         ), first
@@ -239,51 +257,58 @@ class Session:
         self.refused = Outcome.TOKEN_LIMIT
         return Refused(words, "messages", 400, "context_length_exceeded")
 
-    def take(self, place: Position, asked: Completing, request: Request, first: bool, action: Action) -> GivenAction:
+    def take(
+        self, place: Position, chat_request: Completing, request: Request, first: bool, action: Action
+    ) -> GivenAction:
         """Takes the action of a request in, cut behind the token that completes a stop string."""
-        chat, who = self._chat, f"question {self._parts[2]!r}, sample {self._parts[3]}"
-        require_fit(action, request, chat.end_ids, f"{who}, weights of version {self._play.policy_version}")
-        action = self._cut(action, asked.stops)
-        ids = action.token_ids[:-1] if action.stop_reason is StopReason.END else action.token_ids
-        said = chat.write(ids)
+        chat = self._chat
+        require_fit(
+            action,
+            request,
+            chat.end_ids,
+            f"question {self._parts[2]!r}, sample {self._parts[3]}, weights of version {self._play.policy_version}",
+        )
+        action = self._cut(action, chat_request.stops)
+        ids = _without_end(action)
+        written = chat.write(ids)
         text = chat.understood(chat.opened(request.context) + chat.decode(ids), place.offered.tools).lstrip()
-        most = 1 if asked.parallel_tool_calls is False else self._limits.parallel_calls
-        parsed = parse_action(text, most)
-        shown = _before_stop(text, asked.stops) if action.stop_reason is StopReason.STOP else text
-        thought, rest = _apart(shown)
-        stray = bool(parsed.problem) and any(tag in rest for tag in TAGS)
-        calls = [] if asked.tool_choice == "none" or parsed.problem else parsed.calls
+        parsed = parse_action(text, 1 if chat_request.parallel_tool_calls is False else self._limits.parallel_calls)
+        reply = _reply(text, parsed, chat_request, action.stop_reason)
         name = f"{request.seed:016x}"
         drawn = GivenAction(
             name=name,
             place=place,
             first=first,
             action=action,
-            said=said,
-            closed=place.text + said + chat.end_mark,
-            thought="" if stray else thought,
-            content=(shown if stray else _without_calls(rest) if calls else rest).strip(),
-            calls=[(f"call_{name}{at}", call) for at, call in enumerate(calls)],
+            said=written,
+            closed=place.text + written + chat.end_mark,
+            thought=reply.thought,
+            content=reply.content,
+            calls=[(f"call_{name}{at}", call) for at, call in enumerate(reply.calls)],
             problem=parsed.problem,
             step=Step(
                 action_start=0,
                 action_stop=len(action.token_ids),
                 stop_reason=action.stop_reason,
-                calls=[Call(status=CallStatus.MALFORMED)] if stray else _statuses(parsed.calls, place.offered),
+                calls=[Call(status=CallStatus.MALFORMED)] if reply.stray else _statuses(parsed.calls, place.offered),
                 rewards={"think": think(parsed)},
             ),
         )
+        self._remember(drawn, text)
+        return drawn
+
+    def _remember(self, drawn: GivenAction, text: str) -> None:
+        """Keeps an answer, to be recognised by its calls, by its text and by its content."""
         self.drawn.append(drawn)
         self._by_call |= {name: drawn for name, _ in drawn.calls}
         for spelled in {text.strip()} | (set() if drawn.calls else {drawn.content}):
             self._by_text.setdefault(spelled, []).append(drawn)
-        return drawn
 
     @property
     def may_be_at_fault(self) -> bool:
         """Whether the policy did something that a program may not be able to bear."""
         bad = (CallStatus.MALFORMED, CallStatus.UNKNOWN_TOOL, CallStatus.BAD_ARGUMENTS)
-        steps = [each.step for each in self.drawn]
+        steps = [drawn.step for drawn in self.drawn]
         return any(step.stop_reason is StopReason.LENGTH or step.call_status in bad for step in steps)
 
     def contexts(self) -> list[list[GivenAction]]:
@@ -292,45 +317,47 @@ class Session:
         They stand in the order of their last actions, so that the latest action is the last one; where requests are
         under way at the same time, in the order of their ids, which does not depend on arrival.
         """
-        before = {each.place.parent for each in self.drawn}
-        found = [[*each.place.path, each] for each in self.drawn if each not in before]
+        parents = {drawn.place.parent for drawn in self.drawn}
+        paths = [[*drawn.place.path, drawn] for drawn in self.drawn if drawn not in parents]
         if self._agent.parallel:
-            found.sort(key=lambda path: [*path[-1].place.ids, *path[-1].action.token_ids])
-        return found
+            paths.sort(key=lambda path: [*path[-1].place.ids, *path[-1].action.token_ids])
+        return paths
 
-    def _read(self, asked: Completing) -> tuple[list[Message], list[GivenAction | None]]:
+    def _read(self, chat_request: Completing) -> tuple[list[Message], list[GivenAction | None]]:
         """The messages, escaped but for earlier answers, and for each of the assistant's the answer that it is."""
-        messages, answers, made = list[Message](), list[GivenAction | None](), set[str]()
-        at: GivenAction | None = None
-        for message in asked.messages:
+        messages = list[Message]()
+        answers = list[GivenAction | None]()
+        call_ids = set[str]()
+        answer: GivenAction | None = None
+        for message in chat_request.messages:
             role = "system" if message.role == "developer" else message.role
             text = self._chat.escape(message.text)
             if role == "assistant":
-                at = self._earlier(message, at)
-                made = {call.id for call in message.tool_calls or ()}
-                text = self._again(at, message) if at else self._chat.escape(_spelled(message))
-                self.counts.unknown += at is None
-                answers.append(at)
+                answer = self._earlier(message, answer)
+                call_ids = {call.id for call in message.tool_calls or ()}
+                text = self._again(answer, message) if answer else self._chat.escape(_spelled(message))
+                self.counts.unknown += answer is None
+                answers.append(answer)
             elif role == "tool":
-                if message.tool_call_id not in made and (made or not answers):
-                    called = f"the result of {str(message.tool_call_id)[:80]!r}, a call that nobody made"
-                    raise Refused(f"messages: {called} in the assistant's last message", "messages")
-                if at and at.problem and not at.step.calls:  # the agent takes it for a call that failed
-                    at.step = replace(at.step, calls=[Call(status=CallStatus.MALFORMED)])
+                if message.tool_call_id not in call_ids and (call_ids or not answers):
+                    problem = f"the result of {str(message.tool_call_id)[:80]!r}, a call that nobody made"
+                    raise Refused(f"messages: {problem} in the assistant's last message", "messages")
+                if answer and answer.problem and not answer.step.calls:  # the agent takes it for a call that failed
+                    answer.step = replace(answer.step, calls=[Call(status=CallStatus.MALFORMED)])
             messages.append((role, text))
         if messages[-1][0] == "assistant":
             raise Refused("messages: the last one is the assistant's, and the policy begins its own", "messages")
         return messages, answers
 
-    def _earlier(self, message: AgentMessage, before: GivenAction | None) -> GivenAction | None:
-        """The answer that a message of the assistant is; of several with one text the one behind `before`."""
+    def _earlier(self, message: AgentMessage, parent: GivenAction | None) -> GivenAction | None:
+        """The answer that a message of the assistant is; of several with one text the one behind `parent`."""
         if message.tool_calls:
-            told = [(each.id, each.function.name, object_of(each.function.arguments)) for each in message.tool_calls]
-            known = self._by_call.get(told[0][0])
-            return known if known and told == [(name, *call) for name, call in known.calls] else None
+            calls = [(call.id, call.function.name, object_of(call.function.arguments)) for call in message.tool_calls]
+            answer = self._by_call.get(calls[0][0])
+            return answer if answer and calls == [(name, *call) for name, call in answer.calls] else None
         same = self._by_text.get(message.text.strip(), [])
-        next_ones = [each for each in same if each.place.parent is before]
-        return min(next_ones or same, key=lambda each: each.action.token_ids, default=None)
+        children = [drawn for drawn in same if drawn.place.parent is parent]
+        return min(children or same, key=lambda drawn: drawn.action.token_ids, default=None)
 
     def _again(self, answer: GivenAction, message: AgentMessage) -> str:
         """An earlier answer as the template takes it: whole, or as it came without its thought."""
@@ -341,75 +368,106 @@ class Session:
 
     def _tokens(self, place: Position, tools: Tools, answers: Sequence[GivenAction | None]) -> Encoded:
         """The tokens behind the parent's action, or of the whole prompt, with earlier answers as they were sampled."""
-        chat, parent, text = self._chat, place.parent, place.text
-        tail = list(takewhile(lambda message: message[0] != "assistant", place.messages[::-1]))[::-1]
-        replies, role = [said for _, said in tail], _one_role(tail)
+        parent = place.parent
+        replies, role = _replies(place.messages)
         covered = parent.place.turns + 1 if parent else 0
-        sizes = [len(each.action.token_ids) if each else 0 for each in answers]
-        self.counts.shown += sum(sizes)
-        self.counts.kept += sum(sizes[:covered])
-        closed = not parent or parent.action.token_ids[-1] == chat.end_id
+        self.counts.shown += sum(len(answer.action.token_ids) for answer in answers if answer)
+        self.counts.kept += sum(len(answer.action.token_ids) for answer in answers[:covered] if answer)
+        closed = not parent or parent.action.token_ids[-1] == self._chat.end_id
         if parent and role and covered == len(answers):
-            return chat.after(parent.closed, text, replies, role, closed=closed)
-        asks = role if role and len(answers) > self._example_turns and not parent else None
-        history, framed = chat.split_history(text, replies, asks) if asks else (text, [])
-        start, source = (len(parent.closed), Source.OBSERVATION) if parent else (0, Source.PROMPT)
+            return self._chat.after(parent.closed, place.text, replies, role, closed=closed)
+        history = place.text
+        frame = list[Piece]()
+        if role and len(answers) > self._example_turns and not parent:
+            history, frame = self._chat.split_history(place.text, replies, role)
         parts = [
-            Encoded([chat.end_id][closed:], [int(Source.TEMPLATE)][closed:]),
-            *self._spliced(place, tools, answers, slice(start, len(history)), source),
-            chat.encode(framed, chat.end_mark),
+            Encoded([self._chat.end_id][closed:], [int(Source.TEMPLATE)][closed:]),
+            *self._spliced(place, tools, answers, slice(len(parent.closed) if parent else 0, len(history))),
+            self._chat.encode(frame, self._chat.end_mark),
         ]
-        return Encoded([each for part in parts for each in part.ids], [each for part in parts for each in part.source])
+        return Encoded([*chain(*(part.ids for part in parts))], [*chain(*(part.source for part in parts))])
 
     def _spliced(
-        self, place: Position, tools: Tools, answers: Sequence[GivenAction | None], span: slice, source: Source
+        self, place: Position, tools: Tools, answers: Sequence[GivenAction | None], span: slice
     ) -> Iterator[Encoded]:
         """The tokens of a span of a rendering, and an answer in it as its ids; one that is rewritten is text."""
-        around, left, at, pieces = iter(answers), [each for each in answers if each], 0, [place.text]
-        behind = self._chat.end_mark if place.parent else None
-        if left:
-            messages = [
-                (role, f"{_OPEN}{text}{_CLOSE}") if role == "assistant" and next(around) else (role, text)
-                for role, text in place.messages
-            ]
-            found = _ANSWER.split(self._chat.template.render(messages, tools))
-            pieces = found if "".join(found).translate(_UNMARKED) == place.text else pieces
-        for number, piece in enumerate(pieces):
-            text = piece.translate(_UNMARKED)
-            begin, at = at, at + len(text)
-            while number % 2 and left and left[0].said != text:
-                left.pop(0)
-            if number % 2 and left and span.start <= begin and at <= span.stop:
-                answer = left.pop(0)
-                ids = answer.action.token_ids[: -1 if answer.action.stop_reason is StopReason.END else None]
-                self.counts.kept += len(answer.action.token_ids)
+        source = Source.OBSERVATION if place.parent else Source.PROMPT
+        left_mark = self._chat.end_mark if place.parent else None
+        queue = [answer for answer in answers if answer]
+        stop = 0
+        for number, text in enumerate(self._pieces(place, tools, answers)):
+            start = stop
+            stop += len(text)
+            while number % 2 and queue and queue[0].said != text:
+                queue.pop(0)
+            if number % 2 and queue and span.start <= start and stop <= span.stop:
+                action = queue.pop(0).action
+                ids = _without_end(action)
+                self.counts.kept += len(action.token_ids)
                 yield Encoded(ids, [source] * len(ids))
-                behind = ""
-            elif within := text[max(0, span.start - begin) : max(0, span.stop - begin)]:
-                yield self._chat.encode([Piece(within, source)], behind)
-                behind = ""
+                left_mark = ""
+            elif part := text[max(0, span.start - start) : max(0, span.stop - start)]:
+                yield self._chat.encode([Piece(part, source)], left_mark)
+                left_mark = ""
+
+    def _pieces(self, place: Position, tools: Tools, answers: Sequence[GivenAction | None]) -> list[str]:
+        """The text of a rendering, with earlier answers at odd places, or as one where they cannot be told apart."""
+        rendering = place.text.translate(_UNMARKED)
+        if not any(answers):
+            return [rendering]
+        answer = iter(answers)
+        messages = [
+            (role, f"{_OPEN}{text}{_CLOSE}") if role == "assistant" and next(answer) else (role, text)
+            for role, text in place.messages
+        ]
+        pieces = [piece.translate(_UNMARKED) for piece in _ANSWER.split(self._chat.template.render(messages, tools))]
+        return pieces if "".join(pieces) == place.text else [rendering]
 
     def _cut(self, action: Action, stops: Sequence[str]) -> Action:
         """An action up to the token that completes a stop string; the same one where none does."""
-        ids, decode = action.token_ids[: -1 if action.stop_reason is StopReason.END else None], self._chat.decode
+        ids = _without_end(action)
+        decode = self._chat.decode
         if not any(stop in decode(ids) for stop in stops):
             return action
-        kept = bisect(range(len(ids)), False, key=lambda count: any(stop in decode(ids[:count]) for stop in stops))
-        return Action(token_ids=ids[:kept], logprobs=action.logprobs[:kept], stop_reason=StopReason.STOP)
+        length = bisect(range(len(ids)), False, key=lambda count: any(stop in decode(ids[:count]) for stop in stops))
+        return Action(token_ids=ids[:length], logprobs=action.logprobs[:length], stop_reason=StopReason.STOP)
 
 
-def _one_role(messages: Sequence[Message]) -> Answering | None:
-    """The role of all messages, where it is one that answers an action."""
-    roles = {role for role, _ in messages}
-    return "tool" if roles == {"tool"} else "user" if roles == {"user"} else None
+def _without_end(action: Action) -> list[int]:
+    return action.token_ids[:-1] if action.stop_reason is StopReason.END else action.token_ids
+
+
+class _Reply(NamedTuple):
+    """An action's text as the client sees it."""
+
+    thought: str
+    content: str
+    calls: Sequence[ParsedCall]
+    stray: bool  # whether tags without their meaning stand in it, as text
+
+
+def _reply(text: str, parsed: ParsedAction, chat_request: Completing, stop_reason: StopReason) -> _Reply:
+    visible = _before_stop(text, chat_request.stops) if stop_reason is StopReason.STOP else text
+    thought, rest = _apart(visible)
+    if parsed.problem and any(tag in rest for tag in TAGS):
+        return _Reply("", visible.strip(), [], stray=True)
+    calls = [] if chat_request.tool_choice == "none" or parsed.problem else parsed.calls
+    return _Reply(thought, (_without_calls(rest) if calls else rest).strip(), calls, stray=False)
+
+
+def _replies(messages: Sequence[Message]) -> tuple[list[str], Answering | None]:
+    """The messages behind the assistant's last one, and their role, where it is one that answers an action."""
+    tail = list(takewhile(lambda message: message[0] != "assistant", messages[::-1]))[::-1]
+    roles = {role for role, _ in tail}
+    return [text for _, text in tail], "tool" if roles == {"tool"} else "user" if roles == {"user"} else None
 
 
 def _spelled(message: AgentMessage) -> str:
     """A message of the assistant that the policy did not sample, with its calls in text."""
-    made = [
-        ParsedCall(each.function.name, object_of(each.function.arguments) or {}) for each in message.tool_calls or ()
+    calls = [
+        ParsedCall(call.function.name, object_of(call.function.arguments) or {}) for call in message.tool_calls or ()
     ]
-    return "\n".join(filter(None, (message.text, hermes(made))))
+    return "\n".join(filter(None, (message.text, hermes(calls))))
 
 
 def _before_stop(text: str, stops: Sequence[str]) -> str:
@@ -430,10 +488,10 @@ def _without_calls(text: str) -> str:
 
 def _statuses(calls: Sequence[ParsedCall], tools: Offered) -> list[Call]:
     """The calls of an action, as far as the tools' schemas tell what comes of them."""
-    made = []
+    statuses = []
     for call in calls:
         check = tools.arguments.get(call.tool)
         fits = check is not None and check.fits(call.arguments)
         status = CallStatus.OK if fits else CallStatus.BAD_ARGUMENTS if check else CallStatus.UNKNOWN_TOOL
-        made.append(Call(tool=call.tool, arguments=canonical(call.arguments), status=status))
-    return made
+        statuses.append(Call(tool=call.tool, arguments=canonical(call.arguments), status=status))
+    return statuses

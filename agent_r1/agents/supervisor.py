@@ -29,7 +29,8 @@ GRACE_S = 2.0  # between the request to end and the end by force
 KEPT = 1 << 20  # bytes of the last line of standard output
 _LAST_WORDS = 4000  # bytes of standard error
 _STUBBORN_S = 30.0  # after which a process that cannot be ended, such as another user's, is left
-_CHILD_SUBREAPER, _DUMPABLE = 36, 4  # of prctl
+_CHILD_SUBREAPER = 36  # of prctl
+_DUMPABLE = 4  # of prctl
 
 
 def serve(control: socket.socket, run: Callable[[Mapping[str, Any]], None]) -> None:
@@ -61,45 +62,61 @@ def watch(connection: socket.socket, files: Sequence[int], run: Callable[[Mappin
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _prctl(_CHILD_SUBREAPER, 1)
-    if not (line := connection.makefile("rb").readline()):
+    line = connection.makefile("rb").readline()
+    if not line:
         return  # the stage has gone
     order = json.loads(line)
     Path(order["folder"]).mkdir(mode=0o700)
-    given = order["input"].encode()
-    reads, gives = os.pipe()
-    fcntl.fcntl(gives, fcntl.F_SETPIPE_SZ, max(len(given), select.PIPE_BUF))
-    os.write(gives, given)
-    os.close(gives)
+    stdin = _pipe_of(order["input"].encode())
     # Any process of this user may open a pipe in /proc/PID/fd, and none a socket: the policy's writes no last line.
-    said, says = (end.detach() for end in socket.socketpair())
-    errors, warns = os.pipe()
-    if not (leader := os.fork()):
+    output, stdout = (end.detach() for end in socket.socketpair())
+    errors, stderr = os.pipe()
+    leader = os.fork()
+    if not leader:
         try:
             connection.close()
-            _become([reads, says, warns, *files], [said, errors], order["folder"])
+            _become([stdin, stdout, stderr, *files], [output, errors], order["folder"])
             run(order)
         except BaseException:
             traceback.print_exc()
         os._exit(1)
     _prctl(_DUMPABLE, 0)  # no other process reads the episode's keys in this one's memory
-    for descriptor in (reads, says, warns, *files):
+    for descriptor in (stdin, stdout, stderr, *files):
         os.close(descriptor)
-    written, has_ended = {said: b"", errors: b""}, os.pidfd_open(leader)
-    _follow({connection.fileno(), has_ended}, written)
+    report = _report(leader, connection.fileno(), {output: b"", errors: b""}, order["grace_s"])
+    _remove(Path(order["folder"]))
+    with suppress(OSError):
+        connection.sendall(json.dumps(report).encode())
+
+
+def _pipe_of(content: bytes) -> int:
+    """The end for reading of a pipe that holds a content."""
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, max(len(content), select.PIPE_BUF))
+    os.write(writer, content)
+    os.close(writer)
+    return reader
+
+
+def _report(leader: int, connection: int, written: dict[int, bytes], grace_s: float) -> dict[str, Any]:
+    """Waits for a program, or ends it once the stage does; `written` has its standard output and its errors."""
+    has_ended = os.pidfd_open(leader)
+    _follow({connection, has_ended}, written)
     if not select.select([has_ended], [], [], 0)[0]:
         _signal_group(leader, signal.SIGTERM)
-        select.select([has_ended], [], [], order["grace_s"])
+        select.select([has_ended], [], [], grace_s)
     _signal_group(leader, signal.SIGKILL)  # while the leader is not reaped, its number is no other group's
     ends = {leader: int(signal.SIGKILL)}
     _reap(ends, _STUBBORN_S)
     for descriptor in written:
         while _read(descriptor, written):
             pass
-    _remove(Path(order["folder"]))
-    last, words = written[said][-KEPT:].rstrip().rpartition(b"\n")[2], written[errors][-_LAST_WORDS:]
-    told = {"last": last.decode(errors="replace"), "words": words.decode(errors="replace")}
-    with suppress(OSError):
-        connection.sendall(json.dumps({"code": os.waitstatus_to_exitcode(ends[leader]), **told}).encode())
+    output, errors = written.values()
+    return {
+        "code": os.waitstatus_to_exitcode(ends[leader]),
+        "last": output[-KEPT:].rstrip().rpartition(b"\n")[2].decode(errors="replace"),
+        "words": errors[-_LAST_WORDS:].decode(errors="replace"),
+    }
 
 
 def _become(standard: Sequence[int], closed: Sequence[int], folder: str) -> None:
@@ -108,7 +125,7 @@ def _become(standard: Sequence[int], closed: Sequence[int], folder: str) -> None
     os.chdir(folder)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
-    moved = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 64) for each in standard]
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 64) for descriptor in standard]
     for descriptor in (*standard, *closed):
         os.close(descriptor)
     for target, descriptor in enumerate(moved):
@@ -116,13 +133,16 @@ def _become(standard: Sequence[int], closed: Sequence[int], folder: str) -> None
         os.close(descriptor)
 
 
-def _follow(over: set[int], written: dict[int, bytes]) -> None:
-    """Keeps the end of what is `written` to descriptors, until one in `over` can be read."""
+def _follow(ends: set[int], written: dict[int, bytes]) -> None:
+    """Keeps the last bytes that are `written` to descriptors, until one of `ends` can be read."""
     with selectors.DefaultSelector() as ready:
-        for descriptor in (*over, *written):
+        for descriptor in (*ends, *written):
             ready.register(descriptor, selectors.EVENT_READ)
-        while not over & (found := {key.fd for key, _ in ready.select()}):
-            for descriptor in found:
+        while True:
+            descriptors = {key.fd for key, _ in ready.select()}
+            if ends & descriptors:
+                return
+            for descriptor in descriptors:
                 if not _read(descriptor, written):
                     ready.unregister(descriptor)
 
@@ -148,12 +168,14 @@ def _reap(ends: dict[int, int], seconds: float, *, kill: bool = True) -> None:
     deadline = time.monotonic() + seconds
     with suppress(ChildProcessError):
         while time.monotonic() < deadline:
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                ends[ended[0]] = ended[1]
-            for listed in Path("/proc/self/task").glob("*/children") if kill else ():
-                for child in listed.read_text().split():
+            child, status = os.waitpid(-1, os.WNOHANG)
+            while child:
+                ends[child] = status
+                child, status = os.waitpid(-1, os.WNOHANG)
+            for children in Path("/proc/self/task").glob("*/children") if kill else ():
+                for name in children.read_text().split():
                     with suppress(ProcessLookupError, PermissionError):
-                        os.kill(int(child), signal.SIGKILL)
+                        os.kill(int(name), signal.SIGKILL)
             time.sleep(0.002)
 
 

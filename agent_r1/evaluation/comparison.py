@@ -50,7 +50,7 @@ class Evaluation:
     @property
     def success(self) -> dict[str, float]:
         """Success by question, the mean of its samples, in the order of the predictions."""
-        return {each.question_id: each.success for each in by_question(self.predictions)}
+        return {question.question_id: question.success for question in by_question(self.predictions)}
 
     @property
     def greedily(self) -> float | None:
@@ -71,7 +71,7 @@ class Evaluation:
 
     @property
     def _cut_short(self) -> list[str]:
-        return [each.question_id for each in self.trajectories if each.aborted]
+        return [trajectory.question_id for trajectory in self.trajectories if trajectory.aborted]
 
 
 def read_evaluation(name: str, folder: Path) -> Evaluation:
@@ -92,19 +92,20 @@ def read_scores(folder: Path, questions: Sequence[Question], params: EvaluatePar
 
 def paired(a: Evaluation, b: Evaluation) -> tuple[list[float], list[float]]:
     """Success [N] of both on their shared questions, in the order of `a`."""
-    ours, theirs = a.success, b.success
-    shared = [question_id for question_id in ours if question_id in theirs]
-    return [ours[each] for each in shared], [theirs[each] for each in shared]
+    of_a = a.success
+    of_b = b.success
+    shared = [question_id for question_id in of_a if question_id in of_b]
+    return [of_a[question_id] for question_id in shared], [of_b[question_id] for question_id in shared]
 
 
 def cut_short(evaluations: Sequence[Evaluation]) -> str:
     """The agents whose episodes the world cut short, such as `ppo (aborted: 3 of 400)`; "" for none."""
-    return ", ".join(f"{each.name} ({each.aborted})" for each in evaluations if each.aborted)
+    return ", ".join(f"{evaluation.name} ({evaluation.aborted})" for evaluation in evaluations if evaluation.aborted)
 
 
 def finished_folders(home: Path) -> list[Path]:
     """The folders of a version's evaluations, oldest first."""
-    return sorted(each for each in home.glob("[!.]*") if each.is_dir())
+    return sorted(folder for folder in home.glob("[!.]*") if folder.is_dir())
 
 
 def latest_folder(version: Version, places: Places) -> Path | None:
@@ -122,15 +123,17 @@ def differences_of_setting(evaluations: Sequence[Evaluation]) -> dict[str, list[
 
     Evaluations without a difference were measured alike. One without a value for a setting differs from every other.
     """
-    settings = {each.name: {**each.hashes, "questions asked": each.asked} for each in evaluations}
-    found = {}
+    settings = {
+        evaluation.name: {**evaluation.hashes, "questions asked": evaluation.asked} for evaluation in evaluations
+    }
+    differences = {}
     for key in dict.fromkeys([*chain.from_iterable(settings.values()), LIMITS]):
-        groups: dict[str, list[str]] = {}
+        groups = dict[str, list[str]]()
         for name, values in settings.items():
             groups.setdefault(values.get(key, f"of {name}"), []).append(name)
         if len(groups) > 1 and key != POLICY:
-            found[key] = list(groups.values())
-    return found
+            differences[key] = list(groups.values())
+    return differences
 
 
 def same_setting(a: Evaluation, b: Evaluation) -> bool:
@@ -185,7 +188,8 @@ def compare(
     Raises ValueError if they share none. Unless `anyway` is set, also if they differ in more than the policy, or the
     world cut episodes short.
     """
-    unlike, aborted = list(differences_of_setting([a, b])), cut_short([a, b])
+    unlike = list(differences_of_setting([a, b]))
+    aborted = cut_short([a, b])
     if unlike and not anyway:
         raise ValueError(
             f"{a.name} and {b.name} were not measured alike: they differ in {', '.join(unlike)}; evaluate both "
@@ -221,10 +225,9 @@ def _means(pairs: Sequence[AnswerPair], params: EvaluateParams) -> Iterator[Meas
     for measure in measures(answers[0]):
         of_a, of_b = (measured(measure, predictions) for predictions in answers)
         if of_a and len(of_a) == len(of_b):
-            within = bounds(measure)
-            mean_a, mean_b = (interval(values, *draws, within=within) for values in (of_a, of_b))
-            difference = paired_difference(of_a, of_b, *draws, within=within and DIFFERENCE)
-            yield Measured(measure, mean_a, mean_b, difference)
+            limits = bounds(measure)
+            mean_a, mean_b = (interval(values, *draws, within=limits) for values in (of_a, of_b))
+            yield Measured(measure, mean_a, mean_b, paired_difference(of_a, of_b, *draws, within=limits and DIFFERENCE))
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -233,17 +236,18 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in [header, rule, *rows])
 
 
-def above_chance(found: Mapping[str, Interval]) -> list[str]:
+def above_chance(scores: Mapping[str, Interval]) -> list[str]:
     """A sentence that names the agents above chance. It is left out if chance was not evaluated."""
-    if FLOOR not in found:
+    if FLOOR not in scores:
         return []
-    bound = found[FLOOR].high
-    agents = {f"`{name}`": each.low > bound for name, each in found.items() if name not in (FLOOR, CEILING)}
-    above, others = ([name for name in agents if agents[name] is so] for so in (True, False))
+    bound = scores[FLOOR].high
+    agents = {f"`{name}`": score.low for name, score in scores.items() if name not in (FLOOR, CEILING)}
+    above = [name for name, low in agents.items() if low > bound]
+    rest = [name for name in agents if name not in above]
     return [
         f"Chance with as many moves, `{FLOOR}`, is the floor, and a solver, `{CEILING}`, the ceiling. A claim counts "
         f"only where an interval lies above the floor's, which ends at {bound:.3f}; above it: "
-        f"{', '.join(above) or 'none'}; not above it: {', '.join(others) or 'none'}."
+        f"{', '.join(above) or 'none'}; not above it: {', '.join(rest) or 'none'}."
     ]
 
 
@@ -252,15 +256,15 @@ def interval_of(scores: Mapping[str, float], name: str) -> Interval:
     return Interval(mean=scores[name], low=scores[f"{name}/low"], high=scores[f"{name}/high"])
 
 
-def mean_cell(found: Interval, decimals: int = 3) -> str:
+def mean_cell(score: Interval, decimals: int = 3) -> str:
     """A mean with its interval, such as 0.750 [0.70, 0.80]."""
-    return f"{found.mean:.{decimals}f} [{found.low:.{decimals - 1}f}, {found.high:.{decimals - 1}f}]"
+    return f"{score.mean:.{decimals}f} [{score.low:.{decimals - 1}f}, {score.high:.{decimals - 1}f}]"
 
 
-def difference_cell(found: Interval) -> str:
+def difference_cell(difference: Interval) -> str:
     """A signed difference with its interval; bold if the interval excludes 0."""
-    text = f"{found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
-    return f"**{text}**" if found.excludes_zero else text
+    text = f"{difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
+    return f"**{text}**" if difference.excludes_zero else text
 
 
 def decoding(hashes: Mapping[str, str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
+from itertools import chain, cycle
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,17 @@ DASHES = ((5, 4), (1, 2), (5, 2, 1, 2), (9, 3), (3, 1), (12, 2, 1, 2, 1, 2))  # 
 DASHED: dict[str, Any] = {"color": MUTED, "linewidth": 1.4, "linestyle": (0, DASHES[0])}
 SMOOTHED_OVER = 5  # iterations
 PANELS_PER_ROW = 5
-SWEEP, FEW = (13, 2.6), (9, 4.2)  # inches: the width of a sweep's picture and the height of a row of panels
-SAMPLED, VALIDATED = "rollout/success", "validation/success"
+SWEEP = (13, 2.6)  # inches: the width of a sweep's picture and the height of a row of panels
+FEW = (9, 4.2)  # inches, where there are few panels
+SAMPLED = "rollout/success"
+VALIDATED = "validation/success"
 LEGEND_COLUMNS = 4
 PAPER: dict[str, Any] = {"dpi": 160, "layout": "constrained", "facecolor": "white"}
 VALIDATION: dict[str, Any] = {"linestyle": "none", "marker": "D", "markersize": 6, "markeredgecolor": "white"}
 # Styles of the marks of the final scores.
 INTERVAL: dict[str, Any] = {"linewidth": 3, "solid_capstyle": "round", "alpha": 0.45}
 MEAN: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 10}
+LABEL: dict[str, Any] = {"textcoords": "offset points", "fontsize": 14, "fontweight": "bold", "va": "center"}
 SEED: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 5, "fillstyle": "none"}
 
 BUDGETS: dict[Budget, tuple[str, str]] = {  # to its words, and to the metrics that it adds up
@@ -61,16 +65,17 @@ def spent(curve: Curve, budget: Budget) -> NDArray[np.float64]:
     pattern = BUDGETS[budget][1]
     amounts = [[row[name] for name in row if fnmatch(name, pattern)] or [np.nan] for row in curve]
     joined: np.ufunc = np.maximum if pattern.startswith("cost/") else np.add
-    found: NDArray[np.float64] = joined.accumulate([0.0, *map(sum, amounts)])
-    return found
+    totals: NDArray[np.float64] = joined.accumulate([0.0, *map(sum, amounts)])
+    return totals
 
 
 def along(curve: Curve, budget: Budget) -> Curve:
     """The curve drawn over the amount before each iteration. A ValueError says that its metrics do not hold that."""
-    words, before = BUDGETS[budget][0], spent(curve, budget)
-    if np.isnan(before[-1]):
+    words = BUDGETS[budget][0]
+    amounts = spent(curve, budget)
+    if np.isnan(amounts[-1]):
         raise ValueError(f"an older version did not count {words}; draw curves over seconds, or train their runs again")
-    return [{**row, words: amount} for row, amount in zip(curve, before.tolist(), strict=False)]
+    return [{**row, words: amount} for row, amount in zip(curve, amounts.tolist(), strict=False)]
 
 
 def taken(seeds: Sequence[Curve], budget: Budget) -> float:
@@ -84,15 +89,16 @@ def gained(seeds: Sequence[Curve], share: float) -> float:
     The gain is that of the sampled episodes' success, a mean of three iterations in a row. Within two of its standard
     errors, as of right and wrong answers by chance, it is none.
     """
-    found = []
+    results = []
     for curve in seeds:
         means = np.convolve([row[SAMPLED] for row in curve], np.full(GAIN_OVER, 1 / GAIN_OVER), "valid")
-        ends, episodes = means[[0, -1]], GAIN_OVER * curve[-1].get("update/episodes", np.nan)
+        ends = means[[0, -1]]
+        episodes = GAIN_OVER * curve[-1].get("update/episodes", np.nan)
         if len(means) < 2 or not ends[1] - ends[0] > 2 * np.sqrt((ends * (1 - ends)).sum() / episodes):
             return np.nan
-        there = np.argmax(means >= means[0] + share * (means[-1] - means[0]))
-        found.append(spent(curve, "episodes")[there + GAIN_OVER])
-    return float(np.mean(found))
+        place = np.argmax(means >= means[0] + share * (means[-1] - means[0]))
+        results.append(spent(curve, "episodes")[place + GAIN_OVER])
+    return float(np.mean(results))
 
 
 def axis_of(curve: Curve) -> str:
@@ -108,25 +114,26 @@ def learning_curves(path: Path, curves: Curves, baselines: Mapping[str, float], 
     axes.set_ylim(0, 1)
     axes.margins(x=0.015)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=True))
-    colour = colours(list(curves))
     keys = list[Artist]()
-    for run, rows in curves.items():
-        axes.set_xlabel(axis_of(rows), color=MUTED, fontsize=12)
-        x, y = _points(rows, SAMPLED)
-        axes.plot(x, y, color=colour[run], linewidth=1, alpha=0.22)
-        axes.plot(x, smoothed(y), color=colour[run], linewidth=2.8)
-        axes.plot(*_points(rows, VALIDATED), color=colour[run], **VALIDATION)
-        keys.append(_key(run, color=colour[run], linewidth=2.8))
-    for place, (name, score) in enumerate(baselines.items()):
-        dashes = (0, DASHES[place % len(DASHES)])
-        label = f"{name} {score:.2f}"
-        keys.append(axes.axhline(score, color=MUTED, linestyle=dashes, linewidth=1.6, label=label, zorder=1))
-    validates = any(VALIDATED in row for rows in curves.values() for row in rows)
+    for run, colour in colours(list(curves)).items():
+        axes.set_xlabel(axis_of(curves[run]), color=MUTED, fontsize=12)
+        x, y = _points(curves[run], SAMPLED)
+        axes.plot(x, y, color=colour, linewidth=1, alpha=0.22)
+        axes.plot(x, smoothed(y), color=colour, linewidth=2.8)
+        axes.plot(*_points(curves[run], VALIDATED), color=colour, **VALIDATION)
+        keys.append(_key(run, color=colour, linewidth=2.8))
+    for (name, score), dashes in zip(baselines.items(), cycle(DASHES), strict=False):
+        keys.append(
+            axes.axhline(
+                score, color=MUTED, linestyle=(0, dashes), linewidth=1.6, label=f"{name} {score:.2f}", zorder=1
+            )
+        )
     keys += [
         _key(f"mean of the last {SMOOTHED_OVER} iterations", linewidth=2.8),
         _key("single iterations", linewidth=1, alpha=0.3),
-        *([_key("validation: dev questions, greedy", **VALIDATION)] if validates else []),
     ]
+    if any(VALIDATED in row for row in chain(*curves.values())):
+        keys.append(_key("validation: dev questions, greedy", **VALIDATION))
     _save(figure, path, keys, columns=3)
 
 
@@ -143,34 +150,45 @@ def seed_curves(
     Every other panel has the reference's mean in grey. Every panel has a line per limit, a test score.
     """
     columns = min(PANELS_PER_ROW, len(curves))
-    lines, (width, height) = -(-len(curves) // columns), SWEEP if columns > 2 else FEW
-    figure = Figure((width, 1.1 + height * lines), **PAPER)
-    panels = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()
+    figure, panels = _panels(len(curves), columns)
     figure.suptitle(title, x=0.01, ha="left", fontsize=16, fontweight="bold", color=INK)
-    for panel in panels[len(curves) :]:
-        panel.set_visible(False)
-    bounds = [DASHED | {"linestyle": (0, dashes), "zorder": 1} for dashes in DASHES[1 : 1 + len(limits)]]
-    colour = colours(list(curves))
-    for place, (panel, (run, seeds)) in enumerate(zip(panels, curves.items(), strict=False)):
+    styles = dict(
+        zip(limits, [DASHED | {"linestyle": (0, dashes), "zorder": 1} for dashes in DASHES[1:]], strict=False)
+    )
+    for place, (panel, (run, colour)) in enumerate(zip(panels, colours(list(curves)).items(), strict=True)):
         if run != reference:
             panel.plot(*_band(curves[reference], metric)[:2], **DASHED)
-        _draw_band(panel, _band(seeds, metric), colour[run])
-        for style, score in zip(bounds, limits.values(), strict=True):
-            panel.axhline(score, **style)
+        _draw_band(panel, _band(curves[run], metric), colour)
+        for name, style in styles.items():
+            panel.axhline(limits[name], **style)
         _clear(panel)
-        panel.set_title(run, loc="left", fontsize=12.5, color=colour[run], fontweight="bold")
+        panel.set_title(run, loc="left", fontsize=12.5, color=colour, fontweight="bold")
         panel.xaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
         if place + columns >= len(curves):  # no panel below it
             panel.tick_params(labelbottom=True)
-            panel.set_xlabel(axis_of(seeds[0]), color=MUTED)
-    shown = zip(bounds, limits.items(), strict=True)
-    keys = [
-        _key("mean of the seeds", linewidth=2.6),
-        Patch(color=INK, alpha=0.22, linewidth=0, label="lowest to highest seed"),
-        *([_key(f"mean of {reference}", **DASHED)] if len(curves) > 1 else []),
-        *(_key(f"{name} {score:.2f}, test questions", **style) for style, (name, score) in shown),
-    ]
-    _save(figure, path, keys, LEGEND_COLUMNS if columns > 2 else 2)
+            panel.set_xlabel(axis_of(curves[run][0]), color=MUTED)
+    _save(
+        figure,
+        path,
+        [
+            _key("mean of the seeds", linewidth=2.6),
+            Patch(color=INK, alpha=0.22, linewidth=0, label="lowest to highest seed"),
+            *([_key(f"mean of {reference}", **DASHED)] if len(curves) > 1 else []),
+            *(_key(f"{name} {limits[name]:.2f}, test questions", **style) for name, style in styles.items()),
+        ],
+        LEGEND_COLUMNS if columns > 2 else 2,
+    )
+
+
+def _panels(count: int, columns: int) -> tuple[Figure, NDArray[Any]]:
+    """A figure with so many panels in rows."""
+    lines = -(-count // columns)
+    width, height = SWEEP if columns > 2 else FEW
+    figure = Figure((width, 1.1 + height * lines), **PAPER)
+    panels = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()
+    for panel in panels[count:]:
+        panel.set_visible(False)
+    return figure, panels[:count]
 
 
 def final_scores(
@@ -187,24 +205,22 @@ def final_scores(
     figure = Figure((9, 2 + 0.55 * len(scores)), **PAPER)
     axes = figure.subplots()
     colour = colours(trained)
-    for row, (name, found) in enumerate(scores.items()):
+    for row, (name, score) in enumerate(scores.items()):
         ink = colour.get(name, MUTED)
-        axes.plot([found.low, found.high], [row, row], color=ink, **INTERVAL)
-        axes.plot(found.mean, row, color=ink, clip_on=False, **MEAN)  # a score of 1 stands on the edge
+        axes.plot([score.low, score.high], [row, row], color=ink, **INTERVAL)
+        axes.plot(score.mean, row, color=ink, clip_on=False, **MEAN)  # a score of 1 stands on the edge
         if of_seeds := seeds.get(name):  # an empty line would take room
             axes.plot(of_seeds, [row + 0.24] * len(of_seeds), color=ink, clip_on=False, **SEED)
-        text: dict[str, Any] = {"color": ink, "fontsize": 14, "fontweight": "bold", "va": "center"}
-        axes.annotate(f"{found.mean:.3f}", (found.high, row), (10, 0), textcoords="offset points", **text)
+        axes.annotate(f"{score.mean:.3f}", (score.high, row), (10, 0), color=ink, **LABEL)
     axes.set_yticks(range(len(scores)), list(scores))
-    word, answered = title
-    _titles(axes, f"{word.capitalize()} on the test questions", f"{answered}; baselines in grey")
+    _titles(axes, f"{title[0].capitalize()} on the test questions", f"{title[1]}; baselines in grey")
     axes.set_ylim(len(scores) - 0.4, -0.6)
     axes.set_xlim(0, 1)
     axes.spines["left"].set_visible(False)
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0, labelsize=14, labelcolor=INK)
-    over = "questions and seeds" if any(len(of) >= RECIPE_SEEDS for of in seeds.values()) else "questions"
-    keys = [_key("mean", **MEAN), _key(f"95 % interval over {over}", **INTERVAL)]
+    units = "questions and seeds" if any(len(of) >= RECIPE_SEEDS for of in seeds.values()) else "questions"
+    keys = [_key("mean", **MEAN), _key(f"95 % interval over {units}", **INTERVAL)]
     _save(figure, path, [*keys, *([_key("single seed", **SEED)] if seeds else [])])
 
 

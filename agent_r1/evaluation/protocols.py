@@ -62,10 +62,14 @@ class EndpointSampler:
         temperature: float = 0.0,
         kept: Path = NOWHERE,
     ) -> None:
-        self._endpoint, self._model, self._chat, self._kept = endpoint, model, chat, kept
+        self._endpoint = endpoint
+        self._model = model
+        self._chat = chat
+        self._kept = kept
         self._temperature = temperature
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="endpoint")
-        self._lock, self._known = Lock(), dict[int, Reply]()
+        self._lock = Lock()
+        self._known = dict[int, Reply]()
         for line in kept.read_bytes().splitlines() if kept.exists() else ():
             with suppress(ValidationError):  # a kill may cut a line short
                 self._known |= [_LINE.validate_json(line)]
@@ -91,9 +95,9 @@ class EndpointSampler:
             self._known[key] = self._endpoint.complete(self._model, request.messages, options)
             with self._lock, self._kept.open("ab") as file:
                 file.write(b"\n" + _LINE.dump_json((key, self._known[key])))
-        said = self._known[key]
-        ids = self._chat.encode_action(self._chat.escape_action(said.text), request.context)
-        if said.cut and len(ids) > 1:  # the server stopped before the end token
+        reply = self._known[key]
+        ids = self._chat.encode_action(self._chat.escape_action(reply.text), request.context)
+        if reply.cut and len(ids) > 1:  # the server stopped before the end token
             ids = ids[:-1]
         ids = ids[: request.max_tokens]
         return Action.of(ids, [0.0] * len(ids), self._chat.end_ids)
@@ -113,18 +117,18 @@ class Exam:
     settings: Params
     shared: Shared
 
-    def by_script(self, over: Callable[[], None]) -> list[Trajectory]:
-        """The trajectories of chance or of the solver, in the chat's tokens. Calls `over` as each one ends."""
+    def by_script(self, on_end: Callable[[], None]) -> list[Trajectory]:
+        """The trajectories of chance or of the solver, in the chat's tokens. Calls `on_end` as each one ends."""
         seed = self.settings.evaluate.seed
         played, scripts = played_by(self.protocol, self.attempts, self.questions, seed)
-        return replace(self, attempts=played)._by(ScriptedSampler(scripts, self.chat), Play(over=over))
+        return replace(self, attempts=played)._by(ScriptedSampler(scripts, self.chat), Play(over=on_end))
 
     def by_policy(
-        self, model: str, version: int, beneath: Beneath | None, over: Callable[[], None]
+        self, model: str, version: int, base_model: Beneath | None, on_end: Callable[[], None]
     ) -> list[Trajectory]:
-        """The trajectories of a policy, at `evaluate.temperature`. Calls `over` as each one ends.
+        """The trajectories of a policy, at `evaluate.temperature`. Calls `on_end` as each one ends.
 
-        `model` is a folder or hub id. With a model `beneath` its adapters run unmerged beside that one.
+        `model` is a folder or hub id. With a `base_model` its adapters run unmerged beside that one.
         """
         actor = Actor(
             model=model,
@@ -134,15 +138,15 @@ class Exam:
             dtype=self.settings.model.dtype,
             version=version,
         )
-        with open_engine(self.settings.engine, actor.beside(beneath)) as engine:
-            return self._by(engine, Play(policy_version=version, over=over))
+        with open_engine(self.settings.engine, actor.beside(base_model)) as engine:
+            return self._by(engine, Play(policy_version=version, over=on_end))
 
     def by_endpoint(
-        self, endpoint: Endpoint, model: str, over: Callable[[], None], kept: Path = NOWHERE
+        self, endpoint: Endpoint, model: str, on_end: Callable[[], None], kept: Path = NOWHERE
     ) -> list[Trajectory]:
         """The trajectories of a served model, whose answers are `kept`. Without an answer an episode is ABORTED.
 
-        The settings must be those of `with_endpoint`. Calls `over` as each trajectory ends.
+        The settings must be those of `with_endpoint`. Calls `on_end` as each trajectory ends.
         """
         sampler = EndpointSampler(
             endpoint,
@@ -153,16 +157,17 @@ class Exam:
             kept=kept,
         )
         with closing(sampler):
-            return self._by(sampler, Play(told=True, over=over))
+            return self._by(sampler, Play(told=True, over=on_end))
 
     def _by(self, sampler: Sampler, play: Play) -> list[Trajectory]:
         """The trajectories of samples, then the greedy ones."""
-        seed, made = self.settings.evaluate.seed, list[Trajectory]()
+        seed = self.settings.evaluate.seed
+        trajectories = list[Trajectory]()
         for greedy in (False, True):
-            if attempts := [each for each in self.attempts if (each.sample == GREEDY) is greedy]:
+            if attempts := [attempt for attempt in self.attempts if (attempt.sample == GREEDY) is greedy]:
                 how = replace(play, greedy=greedy)
-                made += collect_all(sampler, self.chat, attempts, self.shared, seed=seed, play=how)
-        return made
+                trajectories += collect_all(sampler, self.chat, attempts, self.shared, seed=seed, play=how)
+        return trajectories
 
     def conditions(self, *, rounded: bool = False, engine: str = "") -> dict[str, str]:
         """The circumstances of the answers by name: hashes, and the limits of an episode in words.
@@ -170,7 +175,8 @@ class Exam:
         `rounded`: the model beneath was missing, so adapters answered as merged weights. `engine` names a sampler
         that replaced the engine of the settings.
         """
-        settings, places = self.settings, self.settings.places
+        settings = self.settings
+        places = self.settings.places
         limits = _limits(settings.env, {question.env for question in self.questions})
         limits |= {"engine": engine} if engine else {"dtype": settings.model.dtype, "engine": settings.engine.kind}
         limits |= {"adapters": "merged and rounded"} if rounded else {}
@@ -197,7 +203,8 @@ def open_exam(
     `greedily`: a policy that is sampled at a temperature answers every question greedily as well.
     """
     asks = any(question.env == QA for question in questions)
-    places, searches = settings.places, protocol in ("tool_call", "naive_rag") or (protocol in SCRIPTED and asks)
+    places = settings.places
+    searches = protocol in ("tool_call", "naive_rag") or (protocol in SCRIPTED and asks)
     index = open_index(settings.search, places.passages, places.index) if searches else None
     beside = greedily and settings.evaluate.temperature > 0 and protocol not in SCRIPTED
     samples = [*range(settings.evaluate.samples), *[GREEDY] * beside]
@@ -226,14 +233,16 @@ def _attempts(protocol: Protocol, questions: Sequence[Question], settings: Param
 def questions_under(protocol: Protocol, questions: Sequence[Question]) -> list[Question]:
     """The questions that a protocol fits: all, those a script plays, or only answered ones; ValueError if none do."""
     if protocol in SCRIPTED:
-        found = [question for question in questions if protocol in scripts_of(question.env)]
+        selection = [question for question in questions if protocol in scripts_of(question.env)]
     else:
-        found = [question for question in questions if protocol == "tool_call" or question.env == QA]
-    if not found:
+        selection = [question for question in questions if protocol == "tool_call" or question.env == QA]
+    if not selection:
         envs = ", ".join(sorted({question.env for question in questions}))
-        there = f"the environments of prepare.datasets are {envs}"
-        raise ValueError(f"protocol {protocol} has no question to put, {there}; leave it out (of repro_baselines, too)")
-    return found
+        raise ValueError(
+            f"protocol {protocol} has no question to put, the environments of prepare.datasets are {envs}; leave it "
+            "out (of repro_baselines, too)"
+        )
+    return selection
 
 
 def with_endpoint(settings: Params) -> Params:
@@ -241,9 +250,9 @@ def with_endpoint(settings: Params) -> Params:
     return settings.model_copy(update={"env": settings.env.model_copy(update={"order": "arrival"})})
 
 
-def _limits(env: EnvParams, played: Set[str]) -> dict[str, Any]:
+def _limits(env: EnvParams, envs: Set[str]) -> dict[str, Any]:
     """The settings that limit an episode in these environments; the prompt's hash covers instructions and examples."""
-    others = {name for name in env.declared if name not in played} | (set() if played & GAMES.keys() else {"games"})
-    others |= set() if any(agent_of(each, env) for each in played) else {"agent", "agents"}
-    others |= {"answers"} if env.answers == "tagged" else set()
-    return env.model_dump(exclude={"instructions", "examples", "aborted_share", "too_long_share", *others})
+    excluded = {name for name in env.declared if name not in envs} | (set() if envs & GAMES.keys() else {"games"})
+    excluded |= set() if any(agent_of(env_name, env) for env_name in envs) else {"agent", "agents"}
+    excluded |= {"answers"} if env.answers == "tagged" else set()
+    return env.model_dump(exclude={"instructions", "examples", "aborted_share", "too_long_share", *excluded})

@@ -23,7 +23,9 @@ from agent_r1.params.same_run import NOT_ONE_RUN
 from agent_r1.params.stages import EvaluateParams
 from agent_r1.records import Decode, Question, words_of
 
-CURVES_PNG, FINAL_PNG, COSTS = "learning_curves.png", "final_scores.png", "costs.md"
+CURVES_PNG = "learning_curves.png"
+FINAL_PNG = "final_scores.png"
+COSTS = "costs.md"
 ABSENT = "n/a"
 UNSHOWN = "as many questions and seeds show no smaller difference"
 DRAWN = {SUCCESS: SAMPLED, "reward": "reward/total"}  # file -> metric
@@ -60,33 +62,42 @@ def render(
     The agents in `curves` are trained runs, the others baselines. Every agent is compared with the first run and the
     first baseline. `plan` is the paragraph of `told_apart`.
     """
-    scores = {e.name: score(e.predictions, questions, params) | outcomes(e.trajectories) for e in evaluations}
+    scores = {
+        evaluation.name: score(evaluation.predictions, questions, params) | outcomes(evaluation.trajectories)
+        for evaluation in evaluations
+    }
     baselines = {name: row[SUCCESS] for name, row in scores.items() if name not in curves}
     best = max(curves or scores, key=lambda name: scores[name][SUCCESS])
     final = {name: comparison.interval_of(row, SUCCESS) for name, row in scores.items()}
     word = words_of(questions).right
-    passed = baselines.get("gold_passages", 1.0) < scores[best][SUCCESS]
     learning_curves(folder / CURVES_PNG, curves, baselines, word)
     answered = comparison.decoding(evaluations[0].hashes)
     final_scores(folder / FINAL_PNG, final, list(curves), {}, (word, answered))
-    parts = [
-        "# Report",
-        f"{len(scores)} agents, {scores[best]['questions']:.0f} test questions, {answered}. Brackets are 95 % "
-        f"intervals over questions. Highest {word}: `{best}`, {_cell(scores[best], SUCCESS)}."
-        + (NO_BOUND if passed else ""),
-        plan,
-        *comparison.warning(evaluations),
-        *comparison.above_chance(final),
-        f"![{word.capitalize()} on the test questions, per agent]({FINAL_PNG})",
-        *_tables(scores, questions),
-        *budgets({run: [curve] for run, curve in curves.items()}, final, word),
-        f"## {word.capitalize()}, difference on the same questions",
-        *_differences(evaluations, [*list(curves)[:1], *list(baselines)[:1]], params),
-        "## Learning curves",
-        f"![{word.capitalize()} per iteration]({CURVES_PNG})",
-        *examples({e.name: e.trajectories for e in evaluations}, list(curves), questions, decode),
-    ]
-    write_page(folder, parts)
+    write_page(
+        folder,
+        [
+            "# Report",
+            f"{len(scores)} agents, {scores[best]['questions']:.0f} test questions, {answered}. Brackets are 95 % "
+            f"intervals over questions. Highest {word}: `{best}`, {_cell(scores[best], SUCCESS)}."
+            + (NO_BOUND if baselines.get("gold_passages", 1.0) < scores[best][SUCCESS] else ""),
+            plan,
+            *comparison.warning(evaluations),
+            *comparison.above_chance(final),
+            f"![{word.capitalize()} on the test questions, per agent]({FINAL_PNG})",
+            *_tables(scores, questions),
+            *budgets({run: [curve] for run, curve in curves.items()}, final, word),
+            f"## {word.capitalize()}, difference on the same questions",
+            *_differences(evaluations, [*list(curves)[:1], *list(baselines)[:1]], params),
+            "## Learning curves",
+            f"![{word.capitalize()} per iteration]({CURVES_PNG})",
+            *examples(
+                {evaluation.name: evaluation.trajectories for evaluation in evaluations},
+                list(curves),
+                questions,
+                decode,
+            ),
+        ],
+    )
     return final
 
 
@@ -119,31 +130,39 @@ def write_costs(
     folder: Path, folders: Mapping[str, Sequence[tuple[Path, Path]]], scores: Mapping[str, Interval], price: float
 ) -> None:
     """Writes costs.md, by the `folders` of every run's trainings and evaluations, with the `price` of a device-hour."""
-    base, columns = scores.get(BASE_TOOL_CALL), list[Sequence[str]]([COST_ROWS])
+    base = scores.get(BASE_TOOL_CALL)
+    columns = list[Sequence[str]]([COST_ROWS])
     for run, seeds in folders.items():
-        mean = _mean_costs(seeds)
-        pairs = [(mean[f"cost/{purpose}_core_s"], mean[f"cost/{purpose}_device_s"]) for purpose in PURPOSES]
-        cores, devices = (sum(seconds) for seconds in zip(*pairs, strict=True))
-        pairs += [(cores, devices), (mean["cost/evaluation_core_s"], mean["cost/evaluation_device_s"])]
         points = 100 * (scores[run].mean - base.mean) if base else 0.0
-        column = [" / ".join(map(_amount, pair)) for pair in pairs]
-        column += [_amount(mean[name]) for name in ("cost/sampled_tokens", "update/tokens")]
-        column += [_amount(mean["cost/gpu_peak_gib"] or mean["cost/peak_gib"], 1)]
-        column += [_amount(price * devices / 3600, 2) if price else ABSENT]
-        columns.append([*column, _amount(cores / points) if points > 0 else "none"])
+        columns.append(_cost_column(_mean_costs(seeds), price, points))
     table = comparison.markdown_table(["", *(f"`{run}`" for run in folders)], [*zip(*columns, strict=True)])
     write_text(folder / COSTS, f"# Costs\n\n{ABOUT_COSTS}\n\n{table}\n")
 
 
+def _cost_column(costs: Mapping[str, float], price: float, points: float) -> list[str]:
+    """A run's costs, in the order of `COST_ROWS`; `points` are the percentage points that it gained."""
+    pairs = [(costs[f"cost/{purpose}_core_s"], costs[f"cost/{purpose}_device_s"]) for purpose in PURPOSES]
+    cores, devices = (sum(seconds) for seconds in zip(*pairs, strict=True))
+    pairs += [(cores, devices), (costs["cost/evaluation_core_s"], costs["cost/evaluation_device_s"])]
+    return [
+        *(" / ".join(map(_amount, pair)) for pair in pairs),
+        *(_amount(costs[name]) for name in ("cost/sampled_tokens", "update/tokens")),
+        _amount(costs["cost/gpu_peak_gib"] or costs["cost/peak_gib"], 1),
+        _amount(price * devices / 3600, 2) if price else ABSENT,
+        _amount(cores / points) if points > 0 else "none",
+    ]
+
+
 def _mean_costs(seeds: Sequence[tuple[Path, Path]]) -> defaultdict[str, float]:
     """The costs of trainings and evaluations, and the trained tokens, with NaN where a version did not measure."""
-    found = []
+    totals = []
     for training, evaluation in seeds:
-        rows, asked = read_metrics(training), read_metrics(evaluation) if (evaluation / METRICS).exists() else []
-        costs = costs_in([*rows, *asked]) if "cost/peak_gib" in rows[0] else {}  # else an older version began
-        found.append(costs | {"update/tokens": sum(row.get("update/tokens", 0.0) for row in rows)})
-    names = set.intersection(*map(set, found))
-    return defaultdict(lambda: nan, {name: fmean(each[name] for each in found) for name in names})
+        rows = read_metrics(training)
+        answers = read_metrics(evaluation) if (evaluation / METRICS).exists() else []
+        costs = costs_in([*rows, *answers]) if "cost/peak_gib" in rows[0] else {}  # else an older version began
+        totals.append(costs | {"update/tokens": sum(row.get("update/tokens", 0.0) for row in rows)})
+    names = set.intersection(*map(set, totals))
+    return defaultdict(lambda: nan, {name: fmean(total[name] for total in totals) for name in names})
 
 
 def _amount(value: float, decimals: int = 0) -> str:
@@ -154,17 +173,17 @@ def differences(
     agents: Sequence[str], references: Sequence[str], difference: Callable[[str, str], Interval | None]
 ) -> list[str]:
     """Two paragraphs: how to read the table below it, which has a row per agent and a column per reference."""
-    found = [[difference(name, other) for other in references] for name in agents]
+    intervals = [[difference(name, reference) for reference in references] for name in agents]
     rows = [
-        [f"`{name}`", *(comparison.difference_cell(each) if each else ABSENT for each in row)]
-        for name, row in zip(agents, found, strict=True)
+        [f"`{name}`", *(comparison.difference_cell(interval) if interval else ABSENT for interval in row)]
+        for name, row in zip(agents, intervals, strict=True)
     ]
-    halves = [(each.high - each.low) / 2 for row in found for each in row if each]
+    halves = [(interval.high - interval.low) / 2 for row in intervals for interval in row if interval]
     return [
         "The row's agent less the column's, paired by question. **Bold** where the interval leaves out 0; if no two "
         f"agents differed, chance alone would make {len(halves) * (1 - LEVEL):.1f} of these {len(halves)} bold."
         + (f" Half of these intervals reach at most {median(halves):.3f} to either side: {UNSHOWN}." if halves else ""),
-        comparison.markdown_table(["agent", *(f"less `{other}`" for other in references)], rows),
+        comparison.markdown_table(["agent", *(f"less `{reference}`" for reference in references)], rows),
     ]
 
 
@@ -172,17 +191,18 @@ def _tables(scores: AgentScores, questions: Sequence[Question]) -> list[str]:
     """All measures by data set and by the first stratum, success by the other strata, then tokens."""
 
     def by(stratum: str, titles: Mapping[str, str]) -> list[str]:
-        values = _strata(scores, stratum)
-        return [part for title, measure in titles.items() for part in (title, _table(scores, measure, values))]
+        return [
+            part
+            for title, measure in titles.items()
+            for part in (title, _table(scores, measure, _strata(scores, stratum)))
+        ]
 
-    word, strata = words_of(questions).right.capitalize(), strata_of(questions)
-    first, answered = strata[0] if strata else "", any("f1" in row for row in scores.values())
+    word = words_of(questions).right.capitalize()
+    strata = strata_of(questions)
+    first = strata[0] if strata else ""
+    answered = any("f1" in row for row in scores.values())
     graded = {f"### {word}": SUCCESS} | ({"### F1": "f1"} if answered else {})
     calls = {"### Tool calls per question" if answered else "### Calls per question": "tool_calls"}
-    tokens = [
-        [_agent(name, row), *(_cell(row, key, 1) for key in ("tokens_read", "tokens_sampled"))]
-        for name, row in scores.items()
-    ]
     return [
         *(["## Scores by data set", *by("dataset", graded)] if _strata(scores, "dataset") else []),
         f"## Scores by {STRATA.get(first, first)}" if first else "## Scores",
@@ -191,7 +211,13 @@ def _tables(scores: AgentScores, questions: Sequence[Question]) -> list[str]:
         *_passes(scores),
         "## Tokens per question",
         "Sampled tokens are the policy's actions; all others it reads. Each counts once, as with a cache.",
-        comparison.markdown_table(["agent", "read", "sampled"], tokens),
+        comparison.markdown_table(
+            ["agent", "read", "sampled"],
+            [
+                [_agent(name, row), _cell(row, "tokens_read", 1), _cell(row, "tokens_sampled", 1)]
+                for name, row in scores.items()
+            ],
+        ),
     ]
 
 
@@ -200,8 +226,8 @@ def _passes(scores: AgentScores) -> list[str]:
     names = dict.fromkeys(key for row in scores.values() for key in row if key.startswith("pass_") and "/" not in key)
     titles = [name.replace("pass_at_", "pass@").replace("pass_hat_", "pass^") for name in names]
     rows = [[_agent(name, row), *(_cell(row, key) for key in names)] for name, row in scores.items()]
-    said = "pass@k: one of k samples is right. pass^k: all of them are."
-    return ["## Several samples", said, comparison.markdown_table(["agent", *titles], rows)] if names else []
+    legend = "pass@k: one of k samples is right. pass^k: all of them are."
+    return ["## Several samples", legend, comparison.markdown_table(["agent", *titles], rows)] if names else []
 
 
 def strata_of(questions: Sequence[Question]) -> list[str]:
@@ -212,8 +238,8 @@ def strata_of(questions: Sequence[Question]) -> list[str]:
 def _strata(scores: AgentScores, name: str) -> list[str]:
     """The values of a stratum in order. A single data set is none."""
     start = f"questions/{name}_"
-    found = {key.split("/")[1] for row in scores.values() for key in row if name and key.startswith(start)}
-    return sorted(found, key=in_order)
+    values = {key.split("/")[1] for row in scores.values() for key in row if name and key.startswith(start)}
+    return sorted(values, key=in_order)
 
 
 def in_order(stratum: str) -> tuple[int, str]:
@@ -245,12 +271,12 @@ def _cell(scores: Mapping[str, float], key: str, decimals: int = 3) -> str:
 
 
 def _differences(evaluations: Sequence[Evaluation], references: Sequence[str], params: EvaluateParams) -> list[str]:
-    by_name = {e.name: e for e in evaluations}
+    by_name = {evaluation.name: evaluation for evaluation in evaluations}
 
-    def difference(name: str, other: str) -> Interval | None:
-        if name == other or by_name[name].asked != by_name[other].asked:
+    def difference(name: str, reference: str) -> Interval | None:
+        if name == reference or by_name[name].asked != by_name[reference].asked:
             return None
-        values = comparison.paired(by_name[name], by_name[other])
+        values = comparison.paired(by_name[name], by_name[reference])
         return paired_difference(*values, params.bootstrap_samples, params.seed)
 
     return differences(list(by_name), references, difference)
@@ -259,8 +285,8 @@ def _differences(evaluations: Sequence[Evaluation], references: Sequence[str], p
 def write_scores(folder: Path, scores: Mapping[str, Interval]) -> None:
     """Writes a file per agent with its success. DVC sorts the columns, so the bounds are named around it."""
     with replaced_folder(folder) as fresh:
-        for name, found in scores.items():
-            row = {"lower": found.low, SUCCESS: found.mean, "upper": found.high}
+        for name, score in scores.items():
+            row = {"lower": score.low, SUCCESS: score.mean, "upper": score.high}
             rounded = {key: round(value, DECIMALS) for key, value in row.items()}
             write_text(fresh / f"{name}.json", json.dumps(rounded, indent=2) + "\n")
 
@@ -271,7 +297,10 @@ def write_curves(folder: Path, curves: Mapping[str, Sequence[Curve]]) -> None:
         for name, metric in DRAWN.items():
             means = {run: _means(seeds, metric) for run, seeds in curves.items()}
             iterations = sorted(set[int]().union(*means.values()))
-            rows = [{"iteration": each} | {run: found.get(each) for run, found in means.items()} for each in iterations]
+            rows = [
+                {"iteration": iteration} | {run: mean.get(iteration) for run, mean in means.items()}
+                for iteration in iterations
+            ]
             write_text(fresh / f"{name}.json", "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
 
 
@@ -280,4 +309,4 @@ def _means(seeds: Sequence[Curve], metric: str) -> dict[int, float]:
     values = defaultdict[int, list[float]](list)
     for row in (row for rows in seeds for row in rows if metric in row):
         values[int(row["iteration"])].append(row[metric])
-    return {each: round(sum(of) / len(of), DECIMALS) for each, of in values.items() if len(of) == len(seeds)}
+    return {iteration: round(sum(of) / len(of), DECIMALS) for iteration, of in values.items() if len(of) == len(seeds)}

@@ -33,7 +33,10 @@ BASELINES: dict[str, Protocol] = {
     WITH_EXAMPLES: "tool_call",
 }
 
-SUCCESS, GREEDILY, RETURN, COUNTS = "success", "greedily", "return", ("tool_calls", "tokens_read", "tokens_sampled")
+SUCCESS = "success"
+GREEDILY = "greedily"
+RETURN = "return"
+COUNTS = ("tool_calls", "tokens_read", "tokens_sampled")
 BOUNDS = ("/low", "/high")  # of a measure's interval
 
 logger = logging.getLogger(__name__)
@@ -46,7 +49,7 @@ def gold_passages(questions: Sequence[Question], path: Path) -> dict[str, list[P
     title that no passage has, and logs their number. Raises ValueError if no question is left.
     """
     titles = {title for question in questions for title in question.gold_titles}
-    under: dict[str, list[Passage]] = {}
+    under = dict[str, list[Passage]]()
     for passage in read_rows(path, Passage, pc.field("title").isin(sorted(titles))):
         under.setdefault(passage.title, []).append(passage)
     gold = {
@@ -72,15 +75,16 @@ def asked_questions(questions: Sequence[Question], count: int, seed: int) -> lis
     test = [question for question in questions if question.split == "test"]
     if not test:
         raise ValueError("there are no test questions; prepare data with a test split")
-    chosen: list[int] = []
+    places = list[int]()
     for dataset in dict.fromkeys(question.dataset for question in test):
-        own = [place for place, question in enumerate(test) if question.dataset == dataset]
-        if count > len(own):
+        candidates = [place for place, question in enumerate(test) if question.dataset == dataset]
+        if count > len(candidates):
             raise ValueError(
-                f"evaluate.questions is {count} and the test split of {dataset} has {len(own)}; lower it, or 0 for all"
+                f"evaluate.questions is {count} and the test split of {dataset} has {len(candidates)}; lower it, or 0 "
+                "for all"
             )
-        chosen += random.Random(seed).sample(own, count) if count else own
-    return [test[place] for place in sorted(chosen)]
+        places += random.Random(seed).sample(candidates, count) if count else candidates
+    return [test[place] for place in sorted(places)]
 
 
 def predict(trajectories: Sequence[Trajectory], questions: Sequence[Question], run: str, seed: int) -> list[Prediction]:
@@ -116,10 +120,11 @@ def _facts(trajectory: Trajectory, question: Question) -> dict[str, float]:
     """
     if question.env != QA:
         return {RETURN: float(sum(step.rewards.get("env", 0.0) for step in trajectory.steps))}
-    answer, golds = trajectory.answer, question.answers
+    answer = trajectory.answer
+    golds = question.answers
     scores = {"em": exact_match(answer, golds), "f1": f1(answer, golds), "contains": contains(answer, golds)}
-    seen = round(sum(step.rewards.get("progress", 0.0) for step in trajectory.steps))
-    return scores | ({"gold_recall": seen / len(question.gold_titles)} if question.gold_titles else {})
+    passages = round(sum(step.rewards.get("progress", 0.0) for step in trajectory.steps))
+    return scores | ({"gold_recall": passages / len(question.gold_titles)} if question.gold_titles else {})
 
 
 def outcomes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -127,7 +132,7 @@ def outcomes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     counts = Counter(trajectory.outcome for trajectory in trajectories if trajectory.sample != GREEDY)
     aborted = counts.pop(Outcome.ABORTED, 0)
     ended = [outcome for outcome in Outcome if outcome is not Outcome.ABORTED]
-    return {"aborted": float(aborted)} | {f"outcome/{each}": counts[each] / counts.total() for each in ended}
+    return {"aborted": float(aborted)} | {f"outcome/{outcome}": counts[outcome] / counts.total() for outcome in ended}
 
 
 def gold_recall_by_step(trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> dict[str, float]:
@@ -137,13 +142,15 @@ def gold_recall_by_step(trajectories: Sequence[Trajectory], questions: Sequence[
     titles, aborted episodes and greedy answers beside samples do not count.
     """
     golds = {question.question_id: len(question.gold_titles) for question in questions}
-    found = [
+    shares = [
         [step.rewards.get("progress", 0.0) / golds[trajectory.question_id] for step in trajectory.steps]
         for trajectory in trajectories
         if golds[trajectory.question_id] and not trajectory.aborted and trajectory.sample != GREEDY
     ]
-    longest = max(map(len, found), default=0)
-    return {f"gold_recall/step_{k}": sum(sum(steps[:k]) for steps in found) / len(found) for k in range(1, longest + 1)}
+    longest = max(map(len, shares), default=0)
+    return {
+        f"gold_recall/step_{k}": sum(sum(steps[:k]) for steps in shares) / len(shares) for k in range(1, longest + 1)
+    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,19 +165,19 @@ class AnsweredQuestion:
     @classmethod
     def of(cls, predictions: Sequence[Prediction], most: int) -> Self:
         """A question with its predictions, a greedy one last, where the most samples that a question has is `most`."""
-        samples = [each for each in predictions if each.sample != GREEDY]
+        samples = [sample for sample in predictions if sample.sample != GREEDY]
         greedy = {GREEDILY: predictions[-1].success} if predictions[-1].sample == GREEDY else {}
-        values: dict[str, list[float]] = {}
-        for each in samples:
-            for name, value in {**each.facts, **{name: float(getattr(each, name)) for name in COUNTS}}.items():
+        values = dict[str, list[float]]()
+        for sample in samples:
+            for name, value in {**sample.facts, **{name: float(getattr(sample, name)) for name in COUNTS}}.items():
                 values.setdefault(name, []).append(value)
         return cls(
             question_id=samples[0].question_id,
-            answers=[each.answer for each in samples],
-            success=fmean(each.success for each in samples),
+            answers=[sample.answer for sample in samples],
+            success=fmean(sample.success for sample in samples),
             values={name: fmean(of) for name, of in values.items()}
             | greedy
-            | passes(len(samples), sum(each.success == 1 for each in samples), most),
+            | passes(len(samples), sum(sample.success == 1 for sample in samples), most),
         )
 
 
@@ -189,18 +196,18 @@ def passes(n: int, right: int, most: int) -> dict[str, float]:
 
 def by_question(predictions: Sequence[Prediction]) -> list[AnsweredQuestion]:
     """The questions of some predictions, in the order of their first samples; without samples a question has none."""
-    counts = Counter(each.question_id for each in predictions if each.sample != GREEDY)
-    found: dict[str, list[Prediction]] = {question_id: [] for question_id in counts}
-    for each in sorted(predictions, key=lambda each: each.sample == GREEDY):
-        if each.question_id in found:
-            found[each.question_id].append(each)
+    counts = Counter(prediction.question_id for prediction in predictions if prediction.sample != GREEDY)
+    groups = {question_id: list[Prediction]() for question_id in counts}
+    for prediction in sorted(predictions, key=lambda prediction: prediction.sample == GREEDY):
+        if prediction.question_id in groups:
+            groups[prediction.question_id].append(prediction)
     most = max(counts.values(), default=0)
-    return [AnsweredQuestion.of(each, most) for each in found.values()]
+    return [AnsweredQuestion.of(group, most) for group in groups.values()]
 
 
 def measures(answered: Sequence[AnsweredQuestion]) -> list[str]:
     """The measures of some questions: success unless EM is the same, success of greedy answers, and every other one."""
-    values = dict.fromkeys(name for each in answered for name in each.values)
+    values = dict.fromkeys(name for question in answered for name in question.values)
     first = "em" if "em" in values else SUCCESS
     return [*dict.fromkeys([first, *[GREEDILY] * (GREEDILY in values), *values])]
 
@@ -208,8 +215,8 @@ def measures(answered: Sequence[AnsweredQuestion]) -> list[str]:
 def measured(measure: str, answered: Sequence[AnsweredQuestion]) -> list[float]:
     """The values of one of `measures`, for the questions that have one."""
     if measure == SUCCESS:
-        return [each.success for each in answered]
-    return [each.values[measure] for each in answered if measure in each.values]
+        return [question.success for question in answered]
+    return [question.values[measure] for question in answered if measure in question.values]
 
 
 def bounds(measure: str) -> Bounds | None:
@@ -228,37 +235,39 @@ def score(predictions: Sequence[Prediction], questions: Sequence[Question], para
     if not predictions:
         raise ValueError("no predictions to score; check evaluate.questions and the test split")
     by_id = {question.question_id: question for question in questions}
-    scores: dict[str, float] = {}
+    scores = dict[str, float]()
     answered = by_question(predictions)
     for stratum, members in _strata(answered, by_id).items():
         suffix = f"/{stratum}" if stratum else ""
         scores[f"questions{suffix}"] = len(members)
         for measure in dict.fromkeys([SUCCESS, *measures(answered)]):
             if values := measured(measure, members):
-                draws, key = (params.bootstrap_samples, params.seed), measure + suffix
-                found = interval(values, *draws, within=bounds(measure))
-                scores |= {key: found.mean, f"{key}/low": found.low, f"{key}/high": found.high}
+                key = measure + suffix
+                estimate = interval(values, params.bootstrap_samples, params.seed, within=bounds(measure))
+                scores |= {key: estimate.mean, f"{key}/low": estimate.low, f"{key}/high": estimate.high}
     return scores
 
 
 def _strata(answered: Sequence[AnsweredQuestion], by_id: Mapping[str, Question]) -> dict[str, list[AnsweredQuestion]]:
     """All questions under "", then those of every stratum and data set, sorted by name."""
-    strata: dict[str, list[AnsweredQuestion]] = {}
-    several = len({by_id[each.question_id].dataset for each in answered}) > 1
-    for each in answered:
-        question = by_id[each.question_id]
+    strata = dict[str, list[AnsweredQuestion]]()
+    several = len({by_id[answer.question_id].dataset for answer in answered}) > 1
+    for answer in answered:
+        question = by_id[answer.question_id]
         datasets = [f"dataset_{question.dataset}"] if several else []
         for stratum in (*(f"{name}_{value}" for name, value in question.strata.items()), *datasets):
-            strata.setdefault(stratum, []).append(each)
+            strata.setdefault(stratum, []).append(answer)
     return {"": list(answered), **{stratum: strata[stratum] for stratum in sorted(strata)}}
 
 
 def in_words(scores: Mapping[str, float], success: str) -> str:
     """A headline as one line. `success` is the environment's word for it."""
-    low, high, aborted = scores[f"{SUCCESS}/low"], scores[f"{SUCCESS}/high"], scores["aborted"]
-    asked = f"{scores['questions']:.0f} questions{f', {aborted:.0f} more aborted' if aborted else ''}"
+    low = scores[f"{SUCCESS}/low"]
+    high = scores[f"{SUCCESS}/high"]
+    aborted = scores["aborted"]
+    extent = f"{scores['questions']:.0f} questions{f', {aborted:.0f} more aborted' if aborted else ''}"
     greedily = f", greedily {scores[GREEDILY]:.3f}" if GREEDILY in scores else ""
-    return f"{success} {scores[SUCCESS]:.3f} [{low:.3f}, {high:.3f}]{greedily} on {asked}"
+    return f"{success} {scores[SUCCESS]:.3f} [{low:.3f}, {high:.3f}]{greedily} on {extent}"
 
 
 def headline(scores: dict[str, float]) -> dict[str, float]:
@@ -270,6 +279,6 @@ def headline(scores: dict[str, float]) -> dict[str, float]:
     graded = ("em/hops_", "em/dataset_", "f1/dataset_") if "em" in scores else (f"{SUCCESS}/",)
     parts = ("outcome/", *graded, "gold_recall/step_", "tool/")
     strata = [key for key in scores if key.startswith(parts) and not key.endswith(BOUNDS)]
-    found = [key for key in scores if "/" not in key and f"{key}/low" in scores]
-    overall = [f"{measure}{end}" for measure in found for end in ("", *BOUNDS)]
+    means = [key for key in scores if "/" not in key and f"{key}/low" in scores]
+    overall = [f"{measure}{end}" for measure in means for end in ("", *BOUNDS)]
     return {key: round(scores[key], 4) for key in ["questions", "aborted", *overall, *strata] if key in scores}

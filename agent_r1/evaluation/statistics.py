@@ -57,8 +57,8 @@ def interval(
     observed = np.asarray(values, dtype=np.float64)
     mean = float(observed.mean())
     if within and observed.min() == observed.max():
-        other = unseen(len(observed), level)
-        low, high = mean - other * max(0, mean - within[0]), mean + other * max(0, within[1] - mean)
+        share = unseen(len(observed), level)
+        low, high = mean - share * max(0, mean - within[0]), mean + share * max(0, within[1] - mean)
     else:
         low, high = np.quantile(_resampled_means(observed, samples, seed), [(1 - level) / 2, 1 - (1 - level) / 2])
     return Interval(mean=mean, low=float(low), high=float(high))
@@ -101,7 +101,8 @@ def difference_over_seeds(
         raise ValueError(f"{a.shape[1]} and {b.shape[1]} questions cannot be paired: measure both on the same ones")
     by_question = a.mean(axis=0) - b.mean(axis=0)
     recipes = [side for side in (a, b) if len(side) >= RECIPE_SEEDS]
-    half, mean = 0.0, float(a.mean() - b.mean())
+    half = 0.0
+    mean = float(a.mean() - b.mean())
     if recipes and len(by_question) > 1:
         of_seeds = [side.mean(axis=1).var(ddof=1) / len(side) for side in recipes]
         # the variance over questions holds each seed's own noise by question, which the seeds' means hold already
@@ -126,7 +127,8 @@ def half_width(parts: NDArray[np.float64], freedom: Sequence[int]) -> NDArray[np
     """Half of Student's interval, for variances that are sums of parts [..., P] with degrees of freedom [P]."""
     from scipy.special import stdtrit  # its import takes longer than an interval
 
-    variance, least = parts.sum(axis=-1), np.finfo(np.float64).tiny
+    variance = parts.sum(axis=-1)
+    least = np.finfo(np.float64).tiny
     joint = variance**2 / np.maximum((parts**2 / freedom).sum(axis=-1), least)
     return np.asarray(stdtrit(np.maximum(joint, 1), (1 + LEVEL) / 2) * variance**0.5)
 
@@ -165,16 +167,17 @@ def variances(recipes: Sequence[NDArray[np.float64]], samples: int) -> Variances
 
     They are unbiased, but for negative ones, which are 0. A ValueError refuses less than two recipes, seeds, questions.
     """
-    shapes = [each.shape for each in recipes]
+    shapes = [recipe.shape for recipe in recipes]
     if len(shapes) < 2 or min(map(min, shapes)) < 2:
-        said = f"{shapes} are (seeds, questions) by run, and two of each can vary"
-        remedy = "add to ablations.runs, ablations.seeds or evaluate.questions, then `make ablations`"
-        raise ValueError(f"{said}; {remedy}")
-    freedom = [seeds - 1 for seeds, _ in shapes]
-    parts = [(each.mean(axis=1).var(ddof=1), _noise(each), (each * (1 - each)).mean()) for each in recipes]
+        raise ValueError(
+            f"{shapes} are (seeds, questions) by run, and two of each can vary; add to ablations.runs, ablations.seeds "
+            "or evaluate.questions, then `make ablations`"
+        )
+    freedom = [len(recipe) - 1 for recipe in recipes]
+    parts = [(recipe.mean(axis=1).var(ddof=1), _noise(recipe), (recipe * (1 - recipe)).mean()) for recipe in recipes]
     of_means, noise, unlike = np.average(parts, axis=0, weights=freedom).tolist()
-    by_recipe = np.stack([each.mean(axis=0) for each in recipes])
-    of_one_recipe = noise * float(np.mean([1 / seeds for seeds, _ in shapes]))  # left in the mean of its seeds
+    by_recipe = np.stack([recipe.mean(axis=0) for recipe in recipes])
+    of_one_recipe = noise * float(np.mean([1 / len(recipe) for recipe in recipes]))  # left in the mean of its seeds
     of_samples = unlike / (samples - 1) if samples > 1 else 0.0
     return Variances(
         seeds=max(0.0, of_means - noise / by_recipe.shape[1]),
@@ -193,7 +196,8 @@ def foretold(of: Variances, seeds: int, questions: int, samples: int, recipes: i
     Fewer than `RECIPE_SEEDS` are fixed policies, whose questions alone vary. Where nothing varies it is that of equal
     answers to all questions, as `interval` has it.
     """
-    noise, s = (of.noise + of.samples / samples) / questions, seeds - 1
+    noise = (of.noise + of.samples / samples) / questions
+    s = seeds - 1
     part = (of.paired if recipes == 2 else of.questions) / questions
     if seeds < RECIPE_SEEDS or not part + noise + of.seeds:
         half = float(half_width(np.array([part + recipes * noise / seeds]), [questions - 1]))
@@ -201,8 +205,8 @@ def foretold(of: Variances, seeds: int, questions: int, samples: int, recipes: i
         return Interval(mean=half, low=half, high=half)
     rng = np.random.default_rng(0)
     drawn = rng.chisquare(s, (FORETOLD, recipes)) / s
-    known = of.freedom / rng.chisquare(of.freedom, (FORETOLD, 1))
-    of_seeds = (of.seeds + noise) / seeds * np.stack([drawn, drawn * known])
+    scale = of.freedom / rng.chisquare(of.freedom, (FORETOLD, 1))
+    of_seeds = (of.seeds + noise) / seeds * np.stack([drawn, drawn * scale])
     halves = half_width(np.insert(of_seeds, recipes, part, axis=-1), [*[s] * recipes, questions - 1])
     low, high = np.quantile(halves[1], [0.05, 0.95])
     return Interval(mean=float(halves[0].mean()), low=float(low), high=float(high))
@@ -210,7 +214,8 @@ def foretold(of: Variances, seeds: int, questions: int, samples: int, recipes: i
 
 def _resampled_means(values: NDArray[np.float64], samples: int, seed: int) -> NDArray[np.float64]:
     """[samples] means, each of N draws with replacement."""
-    rng, n = np.random.default_rng(seed), len(values)
+    rng = np.random.default_rng(seed)
+    n = len(values)
     rows = max(1, BLOCK_DRAWS // n)
     blocks = [min(rows, samples - start) for start in range(0, samples, rows)]
     return np.concatenate([values[rng.integers(n, size=(block, n))].mean(axis=1) for block in blocks])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -50,47 +51,64 @@ def render_sweep(
 
     The table of differences has a column for every reference, and one for chance if it was evaluated.
     """
-    agents, draws = sweep.agents, (params.bootstrap_samples, params.seed)
-    hits, word = successes(agents), words_of(questions).right
-    found = {name: interval_over_seeds(values, *draws) for name, values in hits.items()}
-    of_seeds = {name: hits[name].mean(axis=1).tolist() for name in sweep.runs}
-    reference, several = next(iter(sweep.runs)), len(sweep.runs) > 1
-    seeds = sorted({len(evaluations) for evaluations in sweep.runs.values()})
-    limits = {str(name): found[name].mean for name in (FLOOR, CEILING) if name in found}
-    everyone = [evaluation for evaluations in agents.values() for evaluation in evaluations]
-    answered = comparison.decoding(everyone[0].hashes)
-    final_scores(folder / runs_report.FINAL_PNG, found, list(sweep.runs), of_seeds, (word, answered))
-    title = f"{word.capitalize()} of the sampled episodes, by {plots.axis_of(sweep.curves[reference][0])}"
-    seed_curves(folder / runs_report.CURVES_PNG, sweep.curves, reference, SAMPLED, title, limits)
+    agents = sweep.agents
+    draws = (params.bootstrap_samples, params.seed)
+    hits = successes(agents)
+    word = words_of(questions).right
+    means = {name: interval_over_seeds(values, *draws) for name, values in hits.items()}
+    reference = next(iter(sweep.runs))
+    answered = comparison.decoding(agents[reference][0].hashes)
+    _draw(sweep, hits, means, folder, (word, answered))
     strata = {name: _strata(agents[reference][0], questions, name) for name in runs_report.strata_of(questions)}
     parts = [
         "# Ablations",
-        f"{_counted([len(sweep.runs)], 'run')} with {_counted(seeds, 'seed')}{' each' * several}, "
-        f"{_counted([hits[reference].shape[1]], 'test question')}, {answered}. Brackets are 95 % intervals: over "
-        f"questions and seeds from {RECIPE_SEEDS} seeds on, else of these policies, over questions.",
+        f"{_sizes(sweep, hits)}, {answered}. Brackets are 95 % intervals: over questions and seeds from "
+        f"{RECIPE_SEEDS} seeds on, else of these policies, over questions.",
         sweep.plan,
-        *comparison.warning(everyone),
-        *comparison.above_chance(found),
+        *comparison.warning([*chain.from_iterable(agents.values())]),
+        *comparison.above_chance(means),
         f"![{word.capitalize()} on the test questions, per agent and seed]({runs_report.FINAL_PNG})",
         f"## {word.capitalize()}",
-        _scores_by_seed(agents, hits, found, next(iter(strata.values()), {})),
-        *runs_report.budgets(sweep.curves, found, word),
+        _scores_by_seed(agents, hits, means, next(iter(strata.values()), {})),
+        *runs_report.budgets(sweep.curves, means, word),
         _with_budgets(sweep, _differences(sweep, hits, strata, draws)),
         *_about_training(sweep.curves, reference, word),
     ]
     runs_report.write_page(folder, parts)
-    return found
+    return means
+
+
+def _draw(sweep: SweptAgents, hits: Hits, means: Mapping[str, Interval], folder: Path, words: tuple[str, str]) -> None:
+    """Draws the final scores and the curves of all seeds. The words are for success, and how the agents answered."""
+    by_seed = {name: hits[name].mean(axis=1).tolist() for name in sweep.runs}
+    final_scores(folder / runs_report.FINAL_PNG, means, list(sweep.runs), by_seed, words)
+    reference = next(iter(sweep.runs))
+    title = f"{words[0].capitalize()} of the sampled episodes, by {plots.axis_of(sweep.curves[reference][0])}"
+    limits = {str(name): means[name].mean for name in (FLOOR, CEILING) if name in means}
+    seed_curves(folder / runs_report.CURVES_PNG, sweep.curves, reference, SAMPLED, title, limits)
+
+
+def _sizes(sweep: SweptAgents, hits: Hits) -> str:
+    """The runs, seeds and questions of a sweep in words."""
+    seeds = sorted({len(evaluations) for evaluations in sweep.runs.values()})
+    several = len(sweep.runs) > 1
+    questions = hits[next(iter(sweep.runs))].shape[1]
+    return (
+        f"{_counted([len(sweep.runs)], 'run')} with {_counted(seeds, 'seed')}{' each' * several}, "
+        f"{_counted([questions], 'test question')}"
+    )
 
 
 def _with_budgets(sweep: SweptAgents, differences: Sequence[str]) -> str:
     """The runs that differ from the first in the budget that should be equal; everywhere their names say how far."""
-    first, *others = sweep.runs
+    first, *rest = sweep.runs
     amounts = {run: plots.taken(seeds, sweep.equal) for run, seeds in sweep.curves.items()}
-    shares = {run: amounts[run] / (amounts[first] or 1) - 1 for run in others}
-    apart = [run for run in others if not abs(shares[run]) <= TOLERANCE]
-    words, named = plots.BUDGETS[sweep.equal][0], ", ".join(f"`{run}`" for run in apart) or "none"
-    said = f"Runs should have equal {words}. More than {100 * TOLERANCE:.0f} % from `{first}`: {named}."
-    text = "\n\n".join([*[said] * bool(others), *differences])
+    shares = {run: amounts[run] / (amounts[first] or 1) - 1 for run in rest}
+    apart = [run for run in rest if not abs(shares[run]) <= TOLERANCE]
+    words = plots.BUDGETS[sweep.equal][0]
+    names = ", ".join(f"`{run}`" for run in apart) or "none"
+    sentence = f"Runs should have equal {words}. More than {100 * TOLERANCE:.0f} % from `{first}`: {names}."
+    text = "\n\n".join([*[sentence] * bool(rest), *differences])
     for run in apart:
         text = text.replace(f"`{run}`", f"`{run}` ({100 * shares[run]:+.0f} %)")
     return text.replace("+nan %", "not known")
@@ -98,31 +116,36 @@ def _with_budgets(sweep: SweptAgents, differences: Sequence[str]) -> str:
 
 def _differences(sweep: SweptAgents, hits: Hits, strata: Mapping[str, Chosen], draws: tuple[int, int]) -> list[str]:
     """Paragraphs with the differences from every reference, and from the first run by each of the strata."""
-    first, base = next(iter(sweep.runs)), sweep.baselines[0].name
+    first = next(iter(sweep.runs))
+    base = sweep.baselines[0].name
 
-    def difference(name: str, other: str, chosen: NDArray[np.bool_] | slice = slice(None)) -> Interval:
-        return difference_over_seeds(hits[name][:, chosen], hits[other][:, chosen], *draws)
+    def difference(name: str, reference: str, members: NDArray[np.bool_] | slice = slice(None)) -> Interval:
+        return difference_over_seeds(hits[name][:, members], hits[reference][:, members], *draws)
 
-    compared = dict.fromkeys([*(sweep.references or (first, base)), *([FLOOR] if FLOOR in hits else [])])
+    references = dict.fromkeys([*(sweep.references or (first, base)), *([FLOOR] if FLOOR in hits else [])])
     parts = [
         "## Differences on the same questions",
         *runs_report.differences(
-            list(hits), list(compared), lambda name, other: difference(name, other) if name != other else None
+            list(hits),
+            list(references),
+            lambda name, reference: difference(name, reference) if name != reference else None,
         ),
     ]
-    for name, chosen in strata.items():
-        if len(chosen) > 1:
+    for name, stratum in strata.items():
+        if len(stratum) > 1:
             parts.append(f"## Differences from `{first}` by {runs_report.STRATA.get(name, name)}")
-            others = {
-                agent: [difference(agent, first, of) for of in chosen.values()] for agent in hits if agent != first
-            }
-            rows = [[f"`{agent}`", *map(comparison.difference_cell, found)] for agent, found in others.items()]
-            parts.append(comparison.markdown_table(["agent", *chosen], rows))
+            rows = [
+                [f"`{agent}`", *(comparison.difference_cell(difference(agent, first, of)) for of in stratum.values())]
+                for agent in hits
+                if agent != first
+            ]
+            parts.append(comparison.markdown_table(["agent", *stratum], rows))
     return parts
 
 
 def _about_training(curves: Mapping[str, Sequence[Curve]], reference: str, word: str) -> list[str]:
-    several, reached = len(curves) > 1, f"the last {AT_THE_END} iterations that had ended when the fastest training"
+    several = len(curves) > 1
+    reached = f"the last {AT_THE_END} iterations that had ended when the fastest training"
     at_equal_time = f"At equal time is of {reached} was over. " * several
     dashed = f", dashed: {reference}" * several
     return [
@@ -138,61 +161,78 @@ def _about_training(curves: Mapping[str, Sequence[Curve]], reference: str, word:
 
 def successes(agents: Agents) -> dict[str, NDArray[np.float64]]:
     """Success [S, N] by agent, questions in one order. A ValueError refuses other questions, and episodes cut short."""
-    first, *others = [evaluation for seeds in agents.values() for evaluation in seeds]
-    if aborted := comparison.cut_short([first, *others]):
+    evaluations = [*chain.from_iterable(agents.values())]
+    if aborted := comparison.cut_short(evaluations):
         raise ValueError(f"the world cut episodes short, {aborted}: their questions are missing; evaluate again")
-    if unlike := next((each for each in others if each.asked != first.asked), None):
-        both, counts = f"{unlike.name} and {first.name}", f"{len(unlike.success)} and {len(first.success)} of them"
-        remedy = "evaluate both again under the same configuration"
-        raise ValueError(f"{both} answered different questions, {counts}; {remedy}")
-    ordered = {
-        name: [[hit for _, hit in sorted(each.success.items())] for each in seeds] for name, seeds in agents.items()
+    first = evaluations[0]
+    for evaluation in evaluations:
+        if evaluation.asked != first.asked:
+            counts = f"{len(evaluation.success)} and {len(first.success)} of them"
+            raise ValueError(
+                f"{evaluation.name} and {first.name} answered different questions, {counts}; evaluate both again under "
+                "the same configuration"
+            )
+    return {
+        name: np.array(
+            [[hit for _, hit in sorted(evaluation.success.items())] for evaluation in seeds], dtype=np.float64
+        )
+        for name, seeds in agents.items()
     }
-    return {name: np.array(hits, dtype=np.float64) for name, hits in ordered.items()}
 
 
 def _strata(evaluation: Evaluation, questions: Sequence[Question], name: str) -> Chosen:
     """The questions in each value of a stratum such as hops, in the order of `successes`."""
-    strata = {each.question_id: f"{name}_{each.strata[name]}" if name in each.strata else "" for each in questions}
-    found = np.array([strata[question_id] for question_id in sorted(evaluation.success)])
-    values = sorted(set(found.tolist()) - {""}, key=runs_report.in_order)
-    return {runs_report.stratum_title(each): found == each for each in values}
+    strata = {row.question_id: f"{name}_{row.strata[name]}" if name in row.strata else "" for row in questions}
+    labels = np.array([strata[question_id] for question_id in sorted(evaluation.success)])
+    values = sorted(set(labels.tolist()) - {""}, key=runs_report.in_order)
+    return {runs_report.stratum_title(value): labels == value for value in values}
 
 
-def _scores_by_seed(agents: Agents, hits: Hits, found: Mapping[str, Interval], strata: Chosen) -> str:
-    greedy = {name: [each.greedily for each in seeds if each.greedily is not None] for name, seeds in agents.items()}
-    beside, rows = [scores.GREEDILY] * any(greedy.values()), []
+def _scores_by_seed(agents: Agents, hits: Hits, means: Mapping[str, Interval], strata: Chosen) -> str:
+    greedy = {
+        name: [evaluation.greedily for evaluation in seeds if evaluation.greedily is not None]
+        for name, seeds in agents.items()
+    }
+    beside = [scores.GREEDILY] * any(greedy.values())
+    rows = []
     for name, values in hits.items():
         seeds = " ".join(f"{mean:.3f}" for mean in values.mean(axis=1))
-        of_each = [f"{values[:, chosen].mean():.3f}" for chosen in strata.values()]
+        by_stratum = [f"{values[:, members].mean():.3f}" for members in strata.values()]
         greedily = [_mean(greedy[name], 3)] * len(beside)
-        rows.append([f"`{name}`", comparison.mean_cell(found[name]), seeds, *greedily, *of_each])
+        rows.append([f"`{name}`", comparison.mean_cell(means[name]), seeds, *greedily, *by_stratum])
     return comparison.markdown_table(["agent", "all", "single seeds", *beside, *strata], rows)
 
 
 def _training(curves: Mapping[str, Sequence[Curve]], word: str) -> str:
-    everyone, several = [curve for seeds in curves.values() for curve in seeds], len(curves) > 1
-    shortest = min(plots.spent(curve, "seconds")[-1] for curve in everyone)
-    compared = [f"at equal time, {shortest / 60:.1f} min"] * several
-    header = ["run", "iterations", f"sampled {word}", *compared, "on dev", "explained"]
+    shortest = min(plots.spent(curve, "seconds")[-1] for curve in chain.from_iterable(curves.values()))
+    at_equal_time = [f"at equal time, {shortest / 60:.1f} min"] * (len(curves) > 1)
     rows = []
     for run, seeds in curves.items():
         ends = [metrics for curve in seeds for metrics in curve[-AT_THE_END:]]
         in_time = [metrics for curve in seeds for metrics in _until(curve, shortest)[-AT_THE_END:]]
-        alarms = [[int(metrics["iteration"]) for metrics in curve if metrics["monitor/alarms"]] for curve in seeds]
-        validated = [[metrics[VALIDATED] for metrics in curve if VALIDATED in metrics][-1:] for curve in seeds]
         rows.append(
             [
                 f"`{run}`",
                 str(len(seeds[0])),
                 _mean([metrics[SAMPLED] for metrics in ends], 3),
-                *[_mean([metrics[SAMPLED] for metrics in in_time], 3)] * several,
-                _mean([score for scores in validated for score in scores], 3),
+                *[_mean([metrics[SAMPLED] for metrics in in_time], 3)] * len(at_equal_time),
+                _mean([score for curve in seeds for score in _validations(curve)[-1:]], 3),
                 _mean([metrics[EXPLAINED] for metrics in ends if EXPLAINED in metrics], 2),
-                ", ".join(str(iterations[0]) if iterations else "none" for iterations in alarms),
+                ", ".join(map(_first_alarm, seeds)),
             ]
         )
-    return comparison.markdown_table([*header, "first alarm, by seed"], rows)
+    header = ["run", "iterations", f"sampled {word}", *at_equal_time, "on dev", "explained", "first alarm, by seed"]
+    return comparison.markdown_table(header, rows)
+
+
+def _validations(curve: Curve) -> list[float]:
+    return [metrics[VALIDATED] for metrics in curve if VALIDATED in metrics]
+
+
+def _first_alarm(curve: Curve) -> str:
+    """The iteration of the first alarm."""
+    iterations = (str(int(metrics["iteration"])) for metrics in curve if metrics["monitor/alarms"])
+    return next(iterations, "none")
 
 
 def _counted(numbers: Sequence[int], noun: str) -> str:
@@ -206,4 +246,4 @@ def _mean(values: Sequence[float], decimals: int) -> str:
 
 def _until(curve: Curve, seconds: float) -> Curve:
     """The iterations that ended within `seconds` of training."""
-    return [row for row, after in zip(curve, plots.spent(curve, "seconds")[1:], strict=True) if after <= seconds]
+    return [row for row, end in zip(curve, plots.spent(curve, "seconds")[1:], strict=True) if end <= seconds]

@@ -14,7 +14,8 @@ from agent_r1.evaluation.scores import BASE_TOOL_CALL
 from agent_r1.harmless import harmless_lines
 from agent_r1.records import QA, CallStatus, Decode, Question, Source, Step, Trajectory, words_of
 
-WIDTH, LABEL = 100, 11  # columns of a line, of which for the label
+WIDTH = 100  # columns of a line
+LABEL = 11  # columns of its label
 
 
 def transcript(trajectory: Trajectory, question: Question, decode: Decode, *, with_prompt: bool = False) -> str:
@@ -27,15 +28,15 @@ def transcript(trajectory: Trajectory, question: Question, decode: Decode, *, wi
     if with_prompt:
         lines += _field("prompt", said(trajectory.contexts[0], Source.PROMPT))
     for number, (step, reply) in enumerate(zip(trajectory.steps, trajectory.replies, strict=True), start=1):
-        starts = (start for start in trajectory.context_starts if reply.start <= start < reply.stop)
-        rewritten = next(starts, reply.stop)
-        observation = said(slice(reply.start, rewritten), Source.OBSERVATION)
-        found = step.call_status is CallStatus.OK and all(call.tool == "search" for call in step.calls)
-        label = "passages" if question.env == QA and found else "reply"
+        stop = next((start for start in trajectory.context_starts if reply.start <= start < reply.stop), reply.stop)
+        observation = said(slice(reply.start, stop), Source.OBSERVATION)
+        finds = step.call_status is CallStatus.OK and all(call.tool == "search" for call in step.calls)
         action = said(slice(step.action_start, step.action_stop), Source.ACTION)
-        lines += ["", f"step {number}", *_action(action, step), *(_field(label, observation) if observation else [])]
-        if rewritten < reply.stop:
-            lines += ["", "a new context", *_field("reads", said(slice(rewritten, reply.stop)))]
+        lines += ["", f"step {number}", *_action(action, step)]
+        if observation:
+            lines += _field("passages" if question.env == QA and finds else "reply", observation)
+        if stop < reply.stop:
+            lines += ["", "a new context", *_field("reads", said(slice(stop, reply.stop)))]
     verdict = words_of([question])[not trajectory.success]
     lines += ["", *_field("outcome", trajectory.outcome)]
     if not question.answers:
@@ -48,15 +49,15 @@ def _action(text: str, step: Step) -> list[str]:
     """The lines of an action: thought and calls if it is well formed, otherwise its text."""
     pieces = split_action(text)
     thoughts = [piece for piece in pieces if piece.kind == "thought" and piece.text.endswith("</think>")]
-    said = "".join(piece.text for piece in pieces if piece not in thoughts).strip()
+    rest = "".join(piece.text for piece in pieces if piece not in thoughts).strip()
     lines = _field("thought", "\n".join(piece.inside for piece in thoughts)) if thoughts else []
     if step.call_status is CallStatus.OK:
         return lines + [line for call in step.calls for line in _field(call.tool, shown_arguments(call.arguments))]
     if step.call_status is CallStatus.NONE:
-        return lines + _field("says", said)
+        return lines + _field("says", rest)
     if step.call_status is CallStatus.MALFORMED and is_prose(text):
-        return lines + _field("sentence", f"{said} (no call, no answer)")
-    return lines + _field("call", f"{said} ({step.call_status})")
+        return lines + _field("sentence", f"{rest} (no call, no answer)")
+    return lines + _field("call", f"{rest} ({step.call_status})")
 
 
 def shown_arguments(arguments: str) -> str:
@@ -64,8 +65,8 @@ def shown_arguments(arguments: str) -> str:
     values = json.loads(arguments)
     if not isinstance(values, dict):
         return str(values)
-    named = [f"{name} = {value}" for name, value in values.items()]
-    return ", ".join(named if len(values) != 1 else map(str, values.values()))
+    pairs = [f"{name} = {value}" for name, value in values.items()]
+    return ", ".join(pairs if len(values) != 1 else map(str, values.values()))
 
 
 def _field(label: str, text: str) -> list[str]:
@@ -77,12 +78,12 @@ def _field(label: str, text: str) -> list[str]:
 
 def worth_reading(trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> dict[str, Trajectory]:
     """The `right` and the `wrong` episode with the most hops, then with several steps; aborted ones are neither."""
-    found: dict[str, Trajectory] = {}
+    episodes = dict[str, Trajectory]()
     hops = {question.question_id: int(question.strata.get("hops", 0)) for question in questions}
     for trajectory in sorted(trajectories, key=lambda t: (-hops[t.question_id], len(t.steps) == 1)):
         if not trajectory.aborted:
-            found.setdefault("right" if trajectory.success else "wrong", trajectory)
-    return {title: found[title] for title in ("right", "wrong") if title in found}
+            episodes.setdefault("right" if trajectory.success else "wrong", trajectory)
+    return {title: episodes[title] for title in ("right", "wrong") if title in episodes}
 
 
 def plain_text(tokenizer: PreTrainedTokenizerBase) -> Decode:
@@ -109,14 +110,14 @@ def examples(
     if not trained:
         return []
     by_id = {question.question_id: question for question in questions}
-    before = {trajectory.question_id: trajectory for trajectory in trajectories.get(BASE_TOOL_CALL, [])}
-    shown: dict[str, Trajectory] = {}
+    base = {trajectory.question_id: trajectory for trajectory in trajectories.get(BASE_TOOL_CALL, [])}
+    episodes = dict[str, Trajectory]()
     for title, trajectory in worth_reading(trajectories[trained[0]], questions).items():
-        shown[f"`{trained[0]}`, {title}"] = trajectory
-        if title == "right" and trajectory.question_id in before:
-            shown[f"`{BASE_TOOL_CALL}`, the same question"] = before[trajectory.question_id]
+        episodes[f"`{trained[0]}`, {title}"] = trajectory
+        if title == "right" and trajectory.question_id in base:
+            episodes[f"`{BASE_TOOL_CALL}`, the same question"] = base[trajectory.question_id]
     parts = ["## Example trajectories"]
-    for heading, episode in shown.items():
+    for heading, episode in episodes.items():
         text = transcript(episode, by_id[episode.question_id], decode)
         fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))  # longer than any in the text
         parts += [f"### {heading}", f"{fence}text\n{text}\n{fence}"]

@@ -48,33 +48,36 @@ def drift(current: Evaluation, previous: Evaluation, questions: Sequence[Questio
     pairs = comparison.compare(current, previous, questions, params).pairs
     differences = {}
     for dataset in dict.fromkeys(pair.question.dataset for pair in pairs):
-        of_it = [pair for pair in pairs if pair.question.dataset == dataset]
-        now, before = [pair.a.success for pair in of_it], [pair.b.success for pair in of_it]
-        differences[dataset] = paired_difference(now, before, params.bootstrap_samples, params.seed)
+        members = [pair for pair in pairs if pair.question.dataset == dataset]
+        current_success = [pair.a.success for pair in members]
+        previous_success = [pair.b.success for pair in members]
+        differences[dataset] = paired_difference(
+            current_success, previous_success, params.bootstrap_samples, params.seed
+        )
     changed = [pair for pair in pairs if (pair.a.answers, pair.a.success) != (pair.b.answers, pair.b.success)]
     word = words_of([pair.question for pair in pairs]).right
     return Drift(current=current.name, previous=previous.name, changed=changed, differences=differences, word=word)
 
 
-def explain(found: Drift, shown: int | None = None) -> str:
+def explain(change: Drift, shown: int | None = None) -> str:
     """A sentence on the drift, and a line per changed question, at most `shown` of them."""
-    if not found.changed:
-        return f"{found.current} answers every question as {found.previous} did"
-    moved = [
-        f"{dataset} {each.mean:+.3f} ({each.low:+.3f} to {each.high:+.3f})"
-        for dataset, each in found.differences.items()
+    if not change.changed:
+        return f"{change.current} answers every question as {change.previous} did"
+    differences = [
+        f"{dataset} {interval.mean:+.3f} ({interval.low:+.3f} to {interval.high:+.3f})"
+        for dataset, interval in change.differences.items()
     ]
-    weight = f"beyond chance on {', '.join(found.beyond)}" if found.beyond else "within chance"
-    count = f"{len(found.changed)} question{'s' if len(found.changed) > 1 else ''}"
     lines = [
-        f"{found.current} answers {count} differently from {found.previous}, {weight}; "
-        f"{found.word} now less before: {', '.join(moved)}"
+        f"{change.current} answers {len(change.changed)} question{'s' * (len(change.changed) > 1)} differently from "
+        f"{change.previous}, "
+        + (f"beyond chance on {', '.join(change.beyond)}" if change.beyond else "within chance")
+        + f"; {change.word} now less before: {', '.join(differences)}"
     ]
-    for question, now, before in found.changed[:shown]:
-        answers = " -> ".join(", ".join(repr(answer or "(none)") for answer in each.answers) for each in (before, now))
-        lines.append(f"  {harmless(question.question_id)}: {answers}, success {before.success:g} -> {now.success:g}")
-    further = len(found.changed) - len(lines) + 1
-    return "\n".join([*lines, f"  and {further} more"] if further else lines)
+    for question, now, past in change.changed[:shown]:
+        answers = " -> ".join(", ".join(repr(answer or "(none)") for answer in row.answers) for row in (past, now))
+        lines.append(f"  {harmless(question.question_id)}: {answers}, success {past.success:g} -> {now.success:g}")
+    rest = len(change.changed) - len(lines) + 1
+    return "\n".join([*lines, f"  and {rest} more"] if rest else lines)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,10 +123,11 @@ def decide(
     if challenger.name == champion.name:
         raise ValueError(f"{champion.name} is no challenger of its own; name another version")
     obstacle = _obstacle(challenger, champion, anyway=anyway)
-    ours, theirs = ([], []) if obstacle else comparison.paired(challenger, champion)
-    difference = paired_difference(ours, theirs, draws.bootstrap_samples, draws.seed, gate.level) if ours else None
-    greedily = [each.greedily for each in (challenger, champion) if each.greedily is not None]
-    gained, lost = sum(map(operator.gt, ours, theirs)), sum(map(operator.lt, ours, theirs))
+    pair = ([], []) if obstacle else comparison.paired(challenger, champion)
+    difference = paired_difference(*pair, draws.bootstrap_samples, draws.seed, gate.level) if pair[0] else None
+    greedily = [side.greedily for side in (challenger, champion) if side.greedily is not None]
+    gained = sum(map(operator.gt, *pair))
+    lost = sum(map(operator.lt, *pair))
     # the chance that a fair coin shows heads so often
     luck = float(binomtest(gained, gained + lost, alternative="greater").pvalue) if gained + lost else 1.0
     most_luck = (1 - gate.level) / 2
@@ -135,9 +139,9 @@ def decide(
         reason=reason,
         margin=gate.margin,
         level=gate.level,
-        questions=len(ours),
-        challenger_success=sum(ours, 0.0) / max(1, len(ours)),
-        champion_success=sum(theirs, 0.0) / max(1, len(theirs)),
+        questions=len(pair[0]),
+        challenger_success=sum(pair[0], 0.0) / max(1, len(pair[0])),
+        champion_success=sum(pair[1], 0.0) / max(1, len(pair[0])),
         greedily=greedily if len(greedily) == 2 else [],
         only_challenger_right=gained,
         only_champion_right=lost,
@@ -172,8 +176,8 @@ def _verdict(
 
 def verdict(decision: Decision) -> str:
     """The decision in one line, such as `refused: -0.035 [-0.065, -0.003], the lower bound -0.065 ...`."""
-    found = decision.difference
-    by = f"{found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3f}], " if found else ""
+    difference = decision.difference
+    by = f"{difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}], " if difference else ""
     by += "greedily {:.3f} against {:.3f}, ".format(*decision.greedily) if decision.greedily else ""
     return f"{'promoted' if decision.promoted else 'refused'}: {by}{decision.reason}"
 
@@ -182,8 +186,8 @@ def decision_table(decision: Decision) -> str:
     """The decision in Markdown: a sentence and a table of its numbers."""
     verdict = "is promoted" if decision.promoted else "is refused"
     sentence = f"{decision.challenger} {verdict} against {decision.champion}: {in_markdown(decision.reason)}."
-    found = decision.difference
-    if found is None:
+    difference = decision.difference
+    if difference is None:
         return f"{sentence}\n"
     greedily = zip((decision.challenger, decision.champion), decision.greedily, strict=False)
     rows = [
@@ -193,8 +197,8 @@ def decision_table(decision: Decision) -> str:
         *([f"success of {name}, greedily", f"{success:.3f}"] for name, success in greedily),
         [f"right in {decision.challenger} alone", str(decision.only_challenger_right)],
         [f"right in {decision.champion} alone", str(decision.only_champion_right)],
-        ["difference", f"{found.mean:+.3f}"],
-        [f"its {decision.level:.0%} interval", f"{found.low:+.3f} to {found.high:+.3f}"],
+        ["difference", f"{difference.mean:+.3f}"],
+        [f"its {decision.level:.0%} interval", f"{difference.low:+.3f} to {difference.high:+.3f}"],
         ["margin", f"{decision.margin:+.3f}"],
         ["chance of an equal one (sign test)", f"{decision.luck:.4f}, at most {decision.most_luck:.4f} passes"],
     ]
