@@ -53,6 +53,7 @@ QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # which a server's runs print at their ends
     "MLFLOW_ENABLE_ASYNC_TRACE_LOGGING": "false",  # its threads write spans over the question that the list shows
     "GIT_PYTHON_REFRESH": "quiet",
 }
