@@ -32,7 +32,7 @@ def agent_of(policy: Policy, settings: params.Params, temperature: float) -> Abs
 
 @contextmanager
 def opened(descriptor: Path, settings: Path) -> Iterator[Ask]:
-    """The agent of a descriptor, a file among the artifacts of a version, with the parameters that it was registered with and the data of this project.
+    """The agent of a version's `descriptor`, with the parameters that it was registered with and this project's data.
 
     It answers greedily, as `agent-r1 chat` does. The process works in the project's root from then on. Raises as
     `folder_of`, and ValueError outside of a project.

@@ -73,10 +73,8 @@ def test_each_kind_comes_with_a_test_that_passes_and_that_can_fail(begun: Path) 
     assert (passed.returncode, "6 passed" in passed.stdout) == (0, True), passed.stdout
     written = [*tests, *(path.name for path in begun.glob("*.py"))]
     assert run("ruff", "check", "--no-cache", *written).stdout == "All checks passed!\n"
-    assert (
-        run("ruff", "format", "--config", str(ROOT / "pyproject.toml"), "--no-cache", "--check", *written).returncode
-        == 0
-    )
+    style = ("--config", str(ROOT / "pyproject.toml"), "--no-cache", "--check")
+    assert run("ruff", "format", *style, *written).returncode == 0
     for name in ("years", "brevity", "higher"):
         file = begun / f"{name}.py"
         file.write_text(file.read_text().replace("second)", "2 * second)").replace("1 - ", "2 - ").replace("==", "!="))
