@@ -55,6 +55,7 @@ PREFECT_RESULTS = tuple(
 )
 PREFECT_LIBRARY = _of_prefect("prefect._internal.schemas.validators", "from_qualified_name")
 PREFECT_AUTOMATIONS = _of_prefect("prefect.server.events.models.automations", "run_coro_as_sync")
+PREFECT_PAGE = _of_prefect("prefect.server.api.server", "SPAStaticFiles.get_response")
 TRANSFORMERS_READ = Part("transformers", "5.19.0", "transformers.core_model_loading", "_materialize_copy")
 
 _warned = set[str]()  # packages
@@ -136,7 +137,7 @@ def schedule_automations() -> None:
     """Has Prefect's server update automations in its own event loop.
 
     Prefect 3.7 stops that loop until a lock is free that the same loop may hold, and answers nobody any more: issue
-    23055. 3.8.6 does not, but needs a fastapi that vLLM refuses.
+    23055. 3.8.6 does not.
     """
 
     def schedule(update: Coroutine[Any, Any, None]) -> None:
@@ -145,6 +146,20 @@ def schedule_automations() -> None:
         task.add_done_callback(_scheduled.discard)
 
     replace(PREFECT_AUTOMATIONS, schedule)
+
+
+def begin_prefects_page(with_script: str) -> None:
+    """Puts a script at the head of Prefect's page."""
+    from starlette.responses import FileResponse, HTMLResponse, Response
+
+    respond = owner_of(PREFECT_PAGE).get_response
+
+    async def begun(files: object, path: str, scope: object) -> Response:
+        found: Response = await respond(files, path, scope)
+        page = isinstance(found, FileResponse) and found.media_type == "text/html" and Path(found.path).read_text()
+        return HTMLResponse(page.replace("<head>", f"<head>{with_script}", 1)) if page else found
+
+    replace(PREFECT_PAGE, begun)
 
 
 def keep_artifacts_home(home: str) -> None:

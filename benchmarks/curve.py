@@ -1,6 +1,6 @@
 """How soon a world is learned: `python -m benchmarks.curve [OVERLAY] --into FOLDER [--seeds 0 1 2] [--store]`.
 
-Lays the overlay out in a folder, or else the project as it is, and trains `grpo` there: runs that end after 48 and 192
+Makes the folder a project under the overlay, or as shipped, and trains `grpo` there: runs that end after 48 and 192
 episodes, of 4 questions and 4 samples of each, and whole ones; then `ppo`, and `grpo` paid for its format alone. All
 are asked the dev questions, greedily and with 4 samples at temperature 1. What is there already is not made again.
 """
@@ -30,9 +30,9 @@ from agent_r1.records import GREEDY, CallStatus, Outcome, Question, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.tables import read_rows
 from agent_r1.training.questions import VALIDATED
-from benchmarks.reruns import copy_project
 from benchmarks.stored import ROOT, Row, options, show
-from flows.overlay import BASE, lay_out
+from flows.overlay import BASE
+from flows.project import begin_project
 
 SAMPLES = 4
 SMALL = {"rollout": {"questions": 4, "samples": 4}}
@@ -108,7 +108,7 @@ def train_lacking(settings: Params, runs: Iterable[RunId]) -> None:
     """Trains what has not been trained to its end, two at a time."""
     lacking = [run for run in runs if not _ended(settings, run)]
     with ThreadPoolExecutor(settings.operate.side_by_side) as pool:
-        list(pool.map(lambda run: stage("train", *run.words), lacking))
+        list(pool.map(lambda run: stage("train", run.word), lacking))
 
 
 def open_project(folder: Path) -> Params:
@@ -194,10 +194,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--trials", nargs="+", default=list(TRIALS), choices=TRIALS)
     given = parser.parse_args()
-    if given.overlay != BASE.stem:
-        lay_out(given.overlay, given.into)
-    elif not given.into.exists():
-        copy_project(given.into)
+    if not given.into.exists():
+        begin_project(given.into, "" if given.overlay == BASE.stem else given.overlay)
     settings = open_project(given.into)
     trials = [name for name in TRIALS if name == "grpo" or name in given.trials]
     runs = {(name, seed): variant(settings, name, seed) for seed in given.seeds for name in trials}

@@ -30,7 +30,7 @@ def steps(run: str) -> tuple[list[Lengths], int]:
     Raises ValueError if there is no such training here.
     """
     settings = load()
-    meant = RunId.named(run)
+    meant = RunId.meant(run)
     config, folder = settings.run(meant), settings.places.training(meant)
     files = sorted((folder / "trajectories").glob("*.parquet"))
     if not files:

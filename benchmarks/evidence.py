@@ -1,7 +1,7 @@
 """The evidence of a recipe: `python -m benchmarks.evidence --model FOLDER --data FOLDER`, from the root.
 
 Beside the recipe stand longer warm starts, floors that are taught the same rows, warm starts on other rows, and runs
-that change one thing. Each is a project of `agent-r1 overlay` in recipes/evidence. On one GPU many stages are under way
+that change one thing. Each is a project in recipes/evidence. On one GPU many stages are under way
 at the same time, with the transformers engine; on a CPU one. `--minutes` ends what is not done then. Prints a table of
 exact match on 500 questions of dev rows, and writes it beside the projects.
 """
@@ -31,7 +31,7 @@ import torch
 from agent_r1.evaluation.scores import WITH_EXAMPLES
 from agent_r1.files import write_text
 from benchmarks.stored import Row, table
-from flows.overlay import lay_out
+from flows.project import begin_project
 
 ROOT, FOLDER = Path.cwd(), Path("recipes/evidence")
 RAW, ROWS = Path("data/raw/2wikimultihopqa"), "prepare.files.2wikimultihopqa"
@@ -144,7 +144,9 @@ def make_projects(model: str, small: bool) -> None:
     projects = {"recipe": {}, "without_yes_no": without, **{name: own for name, (own, _) in PROJECTS.items()}}
     for name, own in projects.items():
         assignments = shared | own | (SMALL if small else {})
-        lay_out("smollm2", FOLDER / name, [f"{key}={value}" for key, value in assignments.items()])
+        if not (FOLDER / name).exists():
+            begin_project(FOLDER / name, "smollm2", [f"{key}={value}" for key, value in assignments.items()])
+            (FOLDER / name / RAW).symlink_to(RAW.absolute())
 
 
 def plan(stages: Stages, levers: Sequence[str]) -> list[Callable[[], object]]:

@@ -1,7 +1,8 @@
 """The profiles of worlds before training: `python -m benchmarks.profiles RUN FOLDER... [--store]`.
 
-Each folder is a project of one world whose warm start is made, such as `agent-r1 overlay frozen_lake --into FOLDER` and
-`dvc repro warm_start` leave it. As `agent-r1 profile`, with 50 training questions and eight samples of each.
+Each folder is a project of one world whose warm start is made, such as `dvc repro warm_start` leaves it after
+`agent-r1 new project FOLDER --from frozen_lake`. As `agent-r1 profile`, with 50 training questions and eight samples
+of each.
 """
 
 from __future__ import annotations

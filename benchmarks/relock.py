@@ -1,9 +1,10 @@
-"""Takes code that changes no bit of an output over into dvc.lock: `make relock`, from the root.
+"""Takes code that changes no bit of an output over into docs/report/dvc.lock: `make relock`, from the root.
 
-The small graph of `benchmarks.kills`, with every run and baseline of `make repro`, runs on the commit of dvc.lock and
-on the working tree. If all outputs are equal but for their seconds, and every statement that differs was run, DVC
-hashes the new code, and dvc.lock.made_by names the commit whose code made the outputs. Otherwise it prints what differs
-or was not run, leaves dvc.lock as it is, and exits with 1.
+The small graph of `benchmarks.kills`, with every run and baseline of `make repro`, runs on the commit of that record
+and on the working tree. If all outputs are equal but for their seconds, and every statement that differs was run, DVC
+hashes the new code, and dvc.lock.made_by beside it names the commit whose code made the outputs. The clone's own
+dvc.lock is taken over with it, if it was of the same code. Otherwise it prints what differs or was not run, leaves both
+as they are, and exits with 1.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from benchmarks.kills import SMALL, left_alone, make_small
 from benchmarks.reruns import copy_project, dvc
 from benchmarks.statements import Statement, changed
 
-LOCK, MADE_BY, PARAMS = "dvc.lock", Path("dvc.lock.made_by"), "params.yaml"
+RECORD, MADE_BY = Path("docs/report/dvc.lock"), Path("docs/report/dvc.lock.made_by")
+LOCK, PARAMS = "dvc.lock", "params.yaml"
 CODE = ("agent_r1/", "flows/")
 # The steps of `dvc commit`, which itself refuses where an output is not there: such an output keeps its hash here.
 COMMIT = """
@@ -153,22 +155,27 @@ def maker(commit: str, lock: str) -> str:
     if MADE_BY.exists():
         earlier = MADE_BY.read_text().strip()
         with suppress(subprocess.CalledProcessError):  # a commit that is not in this clone
-            if data_of(git("show", f"{earlier}:{LOCK}").decode()) == data_of(lock):
+            if data_of(git("show", f"{earlier}:{RECORD}").decode()) == data_of(lock):
                 return earlier
     return commit
 
 
 def relock(scratch: Path) -> list[str]:
     """Takes the code over, or returns why not. Raises ValueError if nothing can be compared."""
-    commit = git("log", "-1", "--format=%H", "--", LOCK).decode().strip()
-    before, after, old = scratch / "before", scratch / "after", Path(LOCK).read_text()
-    if not commit or git("show", f"{commit}:{LOCK}").decode() != old:
-        raise ValueError("dvc.lock is not as it was committed: commit it, or `git checkout HEAD dvc.lock`")
+    written = ("log", "-1", "--follow", "--diff-filter=AM", "--format=%H", "--name-only", "--", str(RECORD))
+    commit, path = git(*written).decode().split()  # where it was not moved alone
+    before, after, old = scratch / "before", scratch / "after", RECORD.read_text()
+    if git("show", f"{commit}:{path}").decode() != old:
+        raise ValueError(f"{RECORD} is not as it was committed: commit it, or `git checkout HEAD {RECORD}`")
     check_out(commit, before)
     copy_project(after)
     if lock_of(before, old) != old:
-        raise ValueError(f"dvc.lock of {commit:.10} is not of that commit's code; `make repro` makes one")
+        raise ValueError(f"{RECORD} of {commit:.10} is not of that commit's code; `make repro` makes one")
     new = lock_of(after, old)
+    taken = {RECORD: new}
+    own = Path(LOCK).read_text() if Path(LOCK).exists() else ""
+    if own and lock_of(before, own) == own:
+        taken[Path(LOCK)] = lock_of(after, own)
     require_same_data(old, new, *(yaml.safe_load((each / PARAMS).read_text()) for each in (before, after)))
     gone, came = changed(code_of(before, old), code_of(after, new))
     for folder, statements in ((before, gone), (after, came)):
@@ -178,7 +185,8 @@ def relock(scratch: Path) -> list[str]:
     faults = [f"{name} differs" for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
     faults += [*not_run(before, gone, f"{commit:.10}"), *not_run(after, came, "the working tree")]
     if not faults:
-        Path(LOCK).write_text(new)
+        for file, text in taken.items():
+            file.write_text(text)
         MADE_BY.write_text(f"{maker(commit, old)}\n")
     return faults
 
@@ -190,8 +198,8 @@ def main() -> None:
         except ValueError as fault:
             faults = [str(fault)]
     if faults:
-        sys.exit("\n".join([*faults, "dvc.lock stays as it is"]))
-    print("dvc.lock is of this code: commit it with the code and dvc.lock.made_by")
+        sys.exit("\n".join([*faults, f"{RECORD} stays as it is"]))
+    print(f"{RECORD} is of this code: commit it with the code and {MADE_BY}")
 
 
 if __name__ == "__main__":

@@ -21,10 +21,9 @@ import yaml
 from benchmarks.stored import Row, options, show
 
 LIBRARY = (
-    "data/prepare search/bm25 training/warm_start learn/losses rollout/episodes rollout/engines credit/estimators "
-    "training/loop evaluation/scores evaluation/plots inspection/viewer tracking/runs"
+    "data/prepare search/bm25 training/warm_start learn/losses rollout/episodes evaluation/scores evaluation/plots "
+    "inspection/viewer"
 )
-OTHERS = ("flows/stage.py", "docs/extending.md")
 PARAMETERS = (
     "{prepare.seed: 1, search.bm25.k1: 1.0, warm_start.steps: 1000, env.max_steps: 4, train.credit.lam: 0.95, "
     "runs.ppo: {seed: 1}, model.threads: 1, evaluate.questions: 100, operate.retries: 0}"
@@ -42,7 +41,7 @@ def copy_project(folder: Path) -> None:
     for name in subprocess.run(listing, capture_output=True, text=True, check=True).stdout.splitlines():
         if Path(name).exists() and not name.startswith("ablations/") and not name.endswith((".lock", ".dvc")):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(name, folder / name)
+            shutil.copy(name, folder / name, follow_symlinks=False)
     dvc(folder, "config", "core.no_scm", "true")
 
 
@@ -57,7 +56,7 @@ def stand_in(folder: Path) -> None:
 
 def edits(folder: Path) -> Iterator[tuple[str, Path, str]]:
     """What is edited, where, and the file's new text."""
-    for name in (*(f"agent_r1/{name}.py" for name in LIBRARY.split()), *OTHERS):
+    for name in (f"agent_r1/{name}.py" for name in LIBRARY.split()):
         yield f"`{name}`, a comment", folder / name, (folder / name).read_text() + "# edited\n"
     for key, value in yaml.safe_load(PARAMETERS).items():
         content = yaml.safe_load((folder / "params.yaml").read_text())

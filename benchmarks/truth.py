@@ -337,7 +337,7 @@ def main() -> None:
         parser.error("--continuations and --steps are 2 or more")
     logging.getLogger("agent_r1.credit").setLevel(logging.WARNING)  # it has a line per iteration and configuration
     settings = params.load()
-    run = RunId.named(chosen.run, chosen.seed, chosen.sweep)
+    run = RunId(chosen.run, chosen.seed, chosen.sweep)
     [own] = configurations(settings, run, [], [], teacher_of(settings, run))
     stored = opened(settings, run)
     limits = {"iterations": chosen.iteration, "times": chosen.continuations, "steps": chosen.steps}

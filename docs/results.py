@@ -75,6 +75,9 @@ def main() -> None:
         kept = ROOT / "docs" / given.name
         shutil.rmtree(kept, ignore_errors=True)
         shutil.copytree(given.report, kept)
+        shutil.copytree(given.report.with_name("scores"), kept / "scores")
+        if given.name == "report":
+            shutil.copy("dvc.lock", kept)
     for page in PAGES:
         page.write_text(filled(page.read_text(), page.parent))
 

@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agent_r1.params.sections import LOOPBACK
-from agent_r1.replaced import begin_mlflows_page, keep_artifacts_home, schedule_automations
+from agent_r1.replaced import begin_mlflows_page, begin_prefects_page, keep_artifacts_home, schedule_automations
 from flows.processes import IMPORTING, end_with_parent
 
 PASSWORD = "MLFLOW_TRACKING_PASSWORD"  # the variable in which MLflow's clients find it, and this server its own
@@ -36,6 +36,14 @@ OPENING = """<script>
 location.hash ||= %s;
 for (const [name, value] of Object.entries(%s)) localStorage[name] ??= JSON.stringify(value);
 </script>"""
+# Prefect's page asks before anybody typed a password, and shows each refusal: they go at the first key.
+LOGIN = """<style>html:not(.typed):has([type=password]) [class*=toast] {display: none}</style>
+<script>
+addEventListener("input", () => {
+  document.querySelectorAll("[class*=toast] button").forEach(close => close.click());
+  document.documentElement.classList.add("typed");
+}, {once: true});
+</script>"""
 GATEWAY = "/ajax-api/2.0/mlflow/gateway-proxy"  # which MLflow's first page asks, and shows a refusal in red
 OPEN = ("/health", "/version")  # to everybody on this machine
 ROUTES = re.compile(
@@ -50,7 +58,8 @@ ROUTES = re.compile(
         logged-models(/search|/[^/]+(/params|/tags(/[^/]+)?|/artifacts/(directories|files))?)?|
         traces(/(batchGet|batchGetInfos|calculate-filter-correlation|delete-traces|get|link-(prompts|to-run)|metrics|search))?|
         traces/[^/]+(/info|/tags|/assessments(/[^/]+)?)?|
-        datasets/search|scorers/list|get-trace-artifact|server-info|ui-telemetry
+        datasets/(create|search)|datasets/[^/]+(/records|/tags(/[^/]+)?|/experiment-ids)?|
+        scorers/list|get-trace-artifact|server-info|ui-telemetry
     )
     """,
     re.VERBOSE,
@@ -68,6 +77,7 @@ def prefect() -> ASGIApp:
     from prefect.server.api.server import create_app
 
     schedule_automations()
+    begin_prefects_page(LOGIN)
     return TrustedHostMiddleware(create_app(), allowed_hosts=LOOPBACK)
 
 

@@ -1,4 +1,4 @@
-"""The evaluate stage: `agent-r1 evaluate --run NAME`, `--baseline NAME`, or `--model MODEL` for any other policy.
+"""The evaluate stage: `agent-r1 evaluate POLICY`, for any policy, or a baseline.
 
 With `--endpoint URL` somebody else serves the model, and it is asked in text. Its evaluation says that it is not
 token-exact.
@@ -30,11 +30,12 @@ from agent_r1.params import Params
 from agent_r1.params.places import RunId
 from agent_r1.params.sections import nearest
 from agent_r1.params.stages import PROTOCOLS, Protocol
-from agent_r1.records import GREEDY, Prediction, Question, Trajectory, words_of
+from agent_r1.records import GREEDY, Prediction, Question, Source, Trajectory, words_of
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.prompts import UNANSWERED, without_room
 from agent_r1.tables import read_rows, write_rows
-from agent_r1.tracking.runs import KIND_TAG, VERSION_TAG
+from agent_r1.tracking.runs import DIGEST, KIND_TAG, VERSION_TAG
+from agent_r1.tracking.store import TESTED
 from agent_r1.training.findings import findings
 from flows.policies import Policy, plain_name, policy_at, policy_of
 from flows.stage import accelerator
@@ -52,9 +53,8 @@ logger = logging.getLogger(__name__)
 class EvaluationRequest:
     """The options of an evaluation."""
 
-    policy: RunId | str  # a word of `policy_of`, a baseline, or with `endpoint` the name of the model there
+    policy: RunId | str  # a word of `policy_of`, a baseline of a graph, or with `endpoint` the name of the model there
     _: KW_ONLY
-    sweep: str = ""  # of a baseline that a sweep has for its own
     endpoint: str | None = None  # an address
     protocol: Protocol | None = None  # in place of `tool_call`
     dataset: str | None = None  # in place of all prepared data sets
@@ -84,34 +84,36 @@ class Subject:
 def subject_of(settings: Params, asked: EvaluationRequest) -> Subject:
     """The policy that is asked for, under its protocol; ValueError for options, names or labels that do not fit."""
     word, places = asked.policy, settings.places
-    baseline = scores.BASELINES.get(word) if isinstance(word, str) else None
+    name = word.label if isinstance(word, RunId) else word
+    baseline = scores.BASELINES.get(name)
     if asked.endpoint is not None and (baseline or not isinstance(word, str) or asked.protocol in SCRIPTED):
-        raise ValueError("--endpoint is where --model NAME acts; name one, and no protocol under which no model does")
+        raise ValueError("--endpoint is where a model acts; name it, and no protocol under which no model does")
     if baseline and asked.protocol:
-        remedy = f"leave out --protocol, or evaluate --model {places.warm_start}"
-        raise ValueError(f"{word} is the warm-started model under a protocol of its own; {remedy}")
+        remedy = f"leave out --protocol, or evaluate {places.warm_start}"
+        raise ValueError(f"{name} is the warm-started model under a protocol of its own; {remedy}")
     _require_known("there is no protocol", asked.protocol, PROTOCOLS)
     _require_known("no data set is prepared called", asked.dataset, settings.prepare.datasets)
     if asked.endpoint is not None:
-        policy = policy_at(settings, asked.endpoint, str(word))
+        policy = policy_at(settings, asked.endpoint, name)
     else:
-        shipped = word in (scores.AS_SHIPPED, scores.WITH_EXAMPLES)
+        shipped = name in (scores.AS_SHIPPED, scores.WITH_EXAMPLES)
         policy = policy_of(settings, settings.model.path if shipped else "" if baseline else word)
     changes = [change for change in (asked.protocol, asked.dataset, asked.as_label) if change]
     as_trained = policy.run if not (policy.version or changes) else None
-    label = asked.as_label or "-".join([policy.name if policy.run else plain_name(str(word)), *changes])
+    label = asked.as_label or "-".join([policy.name if policy.run else plain_name(name), *changes])
     if not LABEL.fullmatch(label):
         remedy = "give --as a name of letters, digits, _, - and ., and . not first"
         raise ValueError(f"{label!r} is to be a folder; {remedy}")
     whose = OF_A_SEED.sub("", label)
     if not as_trained and (changes or not baseline) and (whose in settings.runs or whose in scores.BASELINES):
         raise ValueError(f"{label!r} is the label of {whose}'s own evaluation; choose another with --as")
+    graph = policy.run if policy.run and not policy.version else word
     return Subject(
         policy=policy,
         protocol=baseline or asked.protocol or "tool_call",
         label=label,
         name=as_trained.name if as_trained else label,
-        sweep=word.sweep if isinstance(word, RunId) else asked.sweep,
+        sweep=graph.sweep if isinstance(graph, RunId) else "",
         training=places.training(as_trained) if as_trained else None,
     )
 
@@ -179,8 +181,9 @@ def _ask(settings: Params, subject: Subject, folder: Path, asked: EvaluationRequ
     write_text(folder / METRICS, json.dumps(spent) + "\n")
     tracked = tracking.run_of(subject.training) if subject.training else None
     tracked = tracked or _run_of_its_own(settings, subject, asked, began_s)
-    tracked.uses(tracking.prepared(settings, made.hashes), "test")
-    tracked.final(graded | spent)
+    _tie(tracked, settings, asked.dataset, made)
+    is_whole = not asked.dataset and subject.protocol == "tool_call"
+    tracked.final(graded | spent, subject.policy.version.tag if subject.policy.version and is_whole else "")
     logger.info("%s", scores.in_words(graded, words_of(made.questions).right))
     if subject.protocol not in SCRIPTED:
         tools = subject.protocol == "tool_call" and settings.env.agent is None
@@ -188,6 +191,17 @@ def _ask(settings: Params, subject: Subject, folder: Path, asked: EvaluationRequ
             logger.warning("a training of %s has little to learn from: %s", subject.policy.title, reason)
     _show(tracked, made)
     return tracked
+
+
+def _tie(tracked: tracking.Run, settings: Params, dataset: str | None, made: Attempted) -> None:
+    """Has MLflow keep the test questions and the prompt, by their hashes, and tie the run to them."""
+    digest = made.hashes["questions"]
+    name = f"{dataset or settings.prepare.dataset}{TESTED}{digest[:DIGEST]}, {len(made.questions)}"
+    measured_on = {name: (settings.places.questions, digest)}
+    tracked.uses(tracking.prepared(settings, made.hashes) | measured_on, "test")
+    tracking.keep_questions(name, digest, made.questions)
+    prompt = str(made.tokenizer.decode(made.trajectories[0].ids(slice(None), Source.PROMPT)))
+    tracking.keep_prompt(tracked.run_id, f"{settings.places.model}-prompt", made.hashes["prompt"], prompt)
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -213,7 +227,9 @@ def _show(tracked: tracking.Run, made: Attempted) -> None:
     for title, text in readable(made.trajectories, made.questions, plain_text(made.tokenizer)).items():
         tracked.text(text, f"examples/{title}.txt")
     by_id = {question.question_id: question for question in made.questions}
-    sample = made.trajectories[:: -(-len(made.trajectories) // TRACED)]
+    every = -(-len(made.trajectories) // TRACED)
+    chosen = [question.question_id for question in made.questions[::every]]  # with all of their samples
+    sample = [trajectory for trajectory in made.trajectories if trajectory.question_id in chosen]
     episodes = [tracking.Rewarded("test", by_id[trajectory.question_id], trajectory) for trajectory in sample]
     tracking.log_traces(tracked.run_id, episodes, lambda token_ids: str(made.tokenizer.decode(list(token_ids))))
 

@@ -20,6 +20,9 @@ from typing import Any
 import yaml
 
 CODE = Path(__file__).parents[1]  # the root of the code; the project in the current folder may be another
+SHIPPED = Path(__file__).with_name(
+    "shipped"
+)  # what a project of one's own is made from; none of it has a name that DVC looks for
 OF_STAGE = "DVC_STAGE"  # set by DVC for its stages: the address of the stage
 HASHED_BYTES = 2**16  # the largest file that is read; DVC too knows a file by size, time and inode
 
@@ -37,6 +40,15 @@ def code_as_begun() -> dict[Path, str]:
     return {file: sha256(file.read_bytes()).hexdigest() for file in files}
 
 
+def code_of(stage: str) -> dict[str, str]:
+    """The sha256 of every code file that a stage depends on, by its path, as this process began with it."""
+    defined = read_yaml(CODE / "flows/shipped/pipeline.yaml")["stages"][stage]
+    listed = defined.get("do", defined)["deps"]
+    rooms = [CODE / path for path in listed if path.startswith(("agent_r1/", "flows/"))]
+    files, begun = [file for room in rooms for file in members(room)], code_as_begun()
+    return {str(file.relative_to(CODE)): begun.get(file) or sha256(file.read_bytes()).hexdigest() for file in files}
+
+
 @cache
 def as_begun() -> tuple[list[str], list[str], dict[str, Any]] | None:
     """The parameters and the dependencies of this process's DVC stage, and the state of both at the first call.
@@ -48,7 +60,7 @@ def as_begun() -> tuple[list[str], list[str], dict[str, Any]] | None:
         return None
     given, values = sys.argv[1:], read_yaml(Path("params.yaml"))
     for graph in (Path("dvc.yaml"), *sorted(Path().glob("*/dvc.yaml"))):
-        stage = _at(read_yaml(graph), f"stages.{address.rpartition(':')[2].partition('@')[0]}") or {}
+        stage = value_at(read_yaml(graph), f"stages.{address.rpartition(':')[2].partition('@')[0]}") or {}
         stage = stage.get("do", stage)
         words = str(stage.get("cmd")).split()[-len(given) :]
         item = {word: said for word, said in zip(words, given, strict=False) if word.startswith("${item")}
@@ -56,7 +68,7 @@ def as_begun() -> tuple[list[str], list[str], dict[str, Any]] | None:
             listed = json.dumps([stage.get("params", []), stage.get("deps", [])])
             for word, said in item.items():
                 listed = listed.replace(word, said)
-            params, deps = json.loads(re.sub(r"\$\{([\w.]+)\}", lambda found: str(_at(values, found[1])), listed))
+            params, deps = json.loads(re.sub(r"\$\{([\w.]+)\}", lambda found: str(value_at(values, found[1])), listed))
             deps += [file for each in params if isinstance(each, dict) for file in each]  # parameters of other files
             params = [each for each in params if isinstance(each, str)]
             return params, deps, _parts(params, deps)
@@ -93,7 +105,7 @@ def members(path: Path) -> list[Path]:
 def _parts(params: list[str], deps: list[str]) -> dict[str, Any]:
     """The values of parameters by their names, and of files by their paths a hash that tells their content."""
     values = read_yaml(Path("params.yaml"))
-    parts = {name: _at(values, name) for name in params}
+    parts = {name: value_at(values, name) for name in params}
     for file in (file for path in deps for file in members(Path(path))):
         with suppress(FileNotFoundError):  # another process may be writing beside it
             found = file.stat()
@@ -110,7 +122,7 @@ def read_yaml(file: Path) -> Any:
     return None
 
 
-def _at(values: Any, name: str) -> Any:
+def value_at(values: Any, name: str) -> Any:
     """The value under a name with dots; None if there is none."""
     for key in name.split("."):
         values = values.get(key) if isinstance(values, dict) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import keyword
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from string import Template
 
@@ -52,12 +53,19 @@ def begin(kind: str, name: str) -> str:
     ours = {BUILT_IN, "base", *settings.prepare.files, *settings.prepare.worlds, *ToolsParams.model_fields, *LOGGED}
     if name in ours | RewardWeights.model_fields.keys() or own_code.is_taken(name):
         raise ValueError(f"{name!r} is the name of something that is there; choose another, such as my_{name}")
-    template = Template((Path(__file__).with_name("templates") / f"{kind}.txt").read_text())
     words = {"name": name, "Name": name.title().replace("_", ""), "runs": ", ".join(settings.repro_runs)}
-    _, *parts = re.split(r"^=== (.+)\n", template.substitute(words), flags=re.MULTILINE)
-    *files, (_, following) = zip(parts[::2], parts[1::2], strict=True)
-    if there := [path for path, _ in files if Path(path).exists()]:
+    files, following = filled(kind, words)
+    if there := [path for path in files if Path(path).exists()]:
         raise ValueError(f"{there[0]} exists, and nothing is replaced; choose another name, or move it away")
-    for path, content in files:
+    for path, content in files.items():
         write_text(Path(path), content)
-    return "\n".join([*(f"wrote {path}" for path, _ in files), "", following])
+    return "\n".join([*(f"wrote {path}" for path in files), "", following])
+
+
+def filled(kind: str, words: Mapping[str, str]) -> tuple[dict[str, str], str]:
+    """The files of a template by their paths, with words in it, and what is to be typed next."""
+    template = Template((Path(__file__).with_name("templates") / f"{kind}.txt").read_text())
+    _, *parts = re.split(r"^=== (.+)\n", template.substitute(words), flags=re.MULTILINE)
+    files = dict(zip(parts[::2], parts[1::2], strict=True))
+    following = files.pop("next")
+    return files, following

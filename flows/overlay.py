@@ -1,18 +1,17 @@
 """Another scale: `agent-r1 overlay NAME` lays overlays/NAME.yaml over params.yaml, `overlay base` goes back.
 
-DVC reads fixed files, so the composition takes the place of params.yaml, and the base waits in overlays/base.yaml. With
-`--into` the composition goes into a folder instead, and this project does not change. An overlay holds differences:
-mappings are merged key by key, everything else is replaced. `places: own` are folders and names of the overlay's own.
+DVC reads fixed files, so the composition takes the place of params.yaml, and the base waits in overlays/base.yaml. An
+overlay holds differences: mappings are merged key by key, everything else is replaced. `places: own` are folders and
+names of the overlay's own. An overlay of the package need not be in the project.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 from ruamel.yaml import YAML
@@ -20,18 +19,15 @@ from ruamel.yaml import YAML
 from agent_r1.facts import differences
 from agent_r1.files import write_text
 from agent_r1.params import Params
-from agent_r1.params.places import PARAMS, UNREAD, tracking_folder
-from agent_r1.params.sections import bring_up, changed, flatten, nearest, override, validated
+from agent_r1.params.places import PARAMS, UNREAD
+from agent_r1.params.sections import bring_up, flatten, nearest, override, validated
+from flows.made_of import SHIPPED
 
 FOLDER = Path("overlays")
 BASE = FOLDER / "base.yaml"
 HEADER = re.compile(rf"# Composed of {BASE} and {FOLDER}/(?P<name>[\w.-]+)\.yaml \((?P<digest>\w+)\).*\n")
-# Links of a project in a folder to this one: the graph, data as it was released, and MLflow's store.
-SHARED = ("dvc.yaml", ".dvcignore", "data/raw", ".tracking")
 # DVC's records of its outputs, and where a scale's wait while another one is laid.
 RECORDS, WAITING = ("dvc.lock", "ablations/dvc.lock"), Path(".dvc/tmp/scales")
-# Without git, DVC neither looks into the folder from outside nor minds that git ignores it.
-OWN_DVC = "[core]\n    no_scm = true\n    analytics = false\n    check_update = false\n"
 
 
 def switch(name: str) -> None:
@@ -56,68 +52,56 @@ def switch(name: str) -> None:
             write_text(record, waits.read_text())
 
 
-def lay_out(name: str, folder: Path, assignments: Sequence[str] = ()) -> None:
-    """Makes a folder a project of its own at another scale, or brings it up to date; `KEY=VALUE` change the overlay.
-
-    Its params.yaml is composed, and has a scale for names in MLflow. DVC's record and cache are its own; SHARED and all
-    modules, the user's too, are links. Raises ValueError as `switch` does, and for a file in the way of a link.
-    """
-    composed = compose(_base(), name, own_folder=True, assignments=assignments)
-    if (path := folder / PARAMS).exists() and not _is_as_composed(path.read_bytes().decode()):
-        raise ValueError(f"{path} was edited; edit {FOLDER}/{name}.yaml instead, and remove {path}")
-    tracking_folder().mkdir(exist_ok=True)
-    modules = [*Path().glob("*.py"), *(file.parent for file in Path().glob("*/__init__.py"))]
-    for shared in (*modules, *map(Path, SHARED)):
-        _link(folder / shared, shared)
-    _link(folder / "ablations/dvc.yaml", Path("ablations/graph.yaml"))
-    if not (config := folder / ".dvc/config").exists():
-        write_text(config, OWN_DVC)
-    write_text(path, composed)
+def compose(base: str, name: str) -> str:
+    """The text of params.yaml under an overlay, with the comments of the base."""
+    path, changes = read_overlay(name)
+    if changes.get("places") == "own":
+        changes["places"] = {"scale": name} | {each: f"scales/{name}/{each}" for each in ("data", "outputs")}
+    body = laid_over(base, changes, str(path))
+    return f"# Composed of {BASE} and {path} ({_digest(body)}); `agent-r1 overlay base` goes back.\n{body}"
 
 
-def _link(link: Path, target: Path) -> None:
-    if link.is_symlink() and link.resolve() == target.resolve():
-        return
-    if link.is_symlink() or link.exists():
-        raise ValueError(f"{link} is no link to {target}; move it away, or lay the overlay out in another folder")
-    link.parent.mkdir(parents=True, exist_ok=True)
-    link.symlink_to(os.path.relpath(target, link.parent))
-
-
-def compose(base: str, name: str, *, own_folder: bool = False, assignments: Sequence[str] = ()) -> str:
-    """The text of params.yaml under an overlay, with the comments of the base.
-
-    In a folder of its own its name is that of the scale, and the header names no way back. `places.raw` follows its
-    data sets.
-    """
-    path = FOLDER / f"{name}.yaml"
-    known = {each.stem for each in FOLDER.glob("*.yaml")} - {"base"}
-    if name not in known:
-        raise ValueError(f"there is no overlay {name!r}{nearest(name, sorted(known | {'base'}))}")
-    round_trip, text = YAML(), io.StringIO()
-    round_trip.width, round_trip.preserve_quotes = 1 << 16, True  # no line is broken
-    round_trip.indent(mapping=2, sequence=4, offset=2)
-    # Null is written out, as in the base; ruamel would write nothing.
-    null = "tag:yaml.org,2002:null", "null"
-    round_trip.representer.add_representer(type(None), lambda dumper, _: dumper.represent_scalar(*null))
-    changes = round_trip.load(path)
+def read_overlay(name: str) -> tuple[Path, dict[str, Any]]:
+    """The file of an overlay, the project's own or the package's, and what it says. ValueError if there is none."""
+    files = {path.stem: path for folder in (SHIPPED / FOLDER, FOLDER) for path in folder.glob("*.yaml")}
+    files.pop(BASE.stem, None)
+    if name not in files:
+        raise ValueError(f"there is no overlay {name!r}{nearest(name, sorted({*files, BASE.stem}))}")
+    changes = round_trip().load(files[name])
     if not isinstance(changes, dict):
-        raise ValueError(f"{path}: expected a mapping of what differs, found {type(changes).__name__}")
-    for assignment in assignments:
-        changes = override(changes, changed(assignment))
-    if own := changes.get("places") == "own":
-        changes["places"] = {} if own_folder else {each: f"scales/{name}/{each}" for each in ("data", "outputs")}
-    whole = override(round_trip.load(base), {"places": {"scale": name} if own or own_folder else {}})
+        raise ValueError(f"{files[name]}: expected a mapping of what differs, found {type(changes).__name__}")
+    return files[name], changes
+
+
+def laid_over(base: str, changes: dict[str, Any], where: str) -> str:
+    """The text of a params.yaml with changes, with the comments of the base. `places.raw` follows its data sets.
+
+    Raises ValueError with what is refused, after `where`.
+    """
+    whole = round_trip().load(base)
     tuple(bring_up(whole))
     whole = override(whole, changes)
-    round_trip.dump(whole, text)
-    read = validated(Params, yaml.safe_load(text.getvalue()), str(path)).read_of_raw
+    read = validated(Params, yaml.safe_load(dumped(whole)), where).read_of_raw
     if read != whole["places"].get("raw", UNREAD):
         whole["places"]["raw"] = read
-        round_trip.dump(whole, text := io.StringIO())
-    body = text.getvalue()
-    hint = f"edit {path}, not this" if own_folder else "`agent-r1 overlay base` goes back"
-    return f"# Composed of {BASE} and {path} ({_digest(body)}); {hint}.\n{body}"
+    return dumped(whole)
+
+
+def round_trip() -> YAML:
+    """A reader and writer that keeps comments, lines and quotes, and writes null out as the base does."""
+    yaml_12 = YAML()
+    yaml_12.width, yaml_12.preserve_quotes = 1 << 16, True  # no line is broken
+    yaml_12.indent(mapping=2, sequence=4, offset=2)
+    null = "tag:yaml.org,2002:null", "null"
+    yaml_12.representer.add_representer(type(None), lambda dumper, _: dumper.represent_scalar(*null))
+    return yaml_12
+
+
+def dumped(content: Any) -> str:
+    """The text of what `round_trip` loaded."""
+    text = io.StringIO()
+    round_trip().dump(content, text)
+    return text.getvalue()
 
 
 def _is_as_composed(text: str) -> bool:

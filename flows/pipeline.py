@@ -29,7 +29,7 @@ from prefect.events.worker import EventsWorker
 from prefect.exceptions import PrefectException, TerminationSignal
 from prefect.futures import PrefectConcurrentFuture
 from prefect.logging.handlers import APILogWorker
-from prefect.runtime import deployment
+from prefect.runtime import deployment, flow_run
 from prefect.states import Completed
 
 from agent_r1 import params
@@ -37,6 +37,7 @@ from agent_r1.replaced import keep_results_own
 from flows import processes
 from flows.dvc_files import DVC, collect_graph, dvc_environment
 from flows.graph import Pool, StageFailed, StageUnavailable, out_of_date, stages, waiting
+from flows.package import require_current
 from flows.stage import ALONE, EXIT_CODE_FILE, PARENT_TASK_RUN, TERMINATED, UNAVAILABLE
 from flows.terminal import SideBySide, speak
 
@@ -256,7 +257,12 @@ def _stage_environment(*, alone: bool) -> dict[str, str]:
     }
 
 
-@flow(name="pipeline")
+def _asked() -> str:
+    """What a run of a graph is called: `ablations`, `pipeline by gpus`."""
+    return " by ".join(filter(None, [flow_run.flow_name, flow_run.parameters["pool"]]))
+
+
+@flow(name="pipeline", flow_run_name=_asked)
 def pipeline(pool: str = "") -> None:
     """Brings every stage of dvc.yaml up to date; after one that fails no other is begun.
 
@@ -267,7 +273,7 @@ def pipeline(pool: str = "") -> None:
     reproduce_all("dvc.yaml", pool)
 
 
-@flow(name="ablations")
+@flow(name="ablations", flow_run_name=_asked)
 def ablations(pool: str = "") -> None:
     """Brings every stage of the sweep's graph up to date, with all stages that the sweep depends on.
 
@@ -285,6 +291,7 @@ def run_pipeline(sweep: str = "", pool: str = "") -> None:
     """
     if pool and not processes.server_answers():
         raise OSError("a pool is on a Prefect server, and none answers; set PREFECT_API_URL to that of its workers")
+    require_current()
     file = collect_graph(Path(sweep)) if sweep else "dvc.yaml"
     if not os.environ.get("PREFECT_API_URL") and not out_of_date("--with-deps", file):
         logger.info("everything is up to date")

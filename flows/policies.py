@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from agent_r1.files import model_hash, sha256, write_text
 from agent_r1.http.endpoint import Endpoint
 from agent_r1.learn import checkpoint
 from agent_r1.params import Params
-from agent_r1.params.places import MODEL, PARAMS, SCHEME, RunId, adapter_in, policy_in
+from agent_r1.params.places import MODEL, PARAMS, REPRO, SCHEME, SWEEP, RunId, adapter_in, policy_in
 from agent_r1.params.sections import nearest
 from agent_r1.rollout.sampling import Beneath
 from agent_r1.tracking import registry
@@ -23,6 +24,7 @@ if TYPE_CHECKING:  # slow, and not needed to name a policy
     from transformers import PreTrainedTokenizerFast
 
     from agent_r1.rollout.chat import Chat
+    from agent_r1.training.agent import Agent
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +91,19 @@ class Policy:
         tokenizer = load_tokenizer(self.path, reads=0 if self.elsewhere else settings.env.max_tokens)
         return tokenizer, Chat(tokenizer, end_tokens(self.path))
 
+    def opened(self, settings: Params, temperature: float) -> AbstractContextManager[Agent]:
+        """It as an agent with its tools, in the environment that it was trained in.
+
+        It holds no lock: a conversation or a server may last, and trainings would wait for it.
+        """
+        from agent_r1.tools.toolbox import require_own
+        from agent_r1.training.agent import open_agent
+
+        trained = self.as_trained(settings)
+        require_own(trained.env)
+        beneath = self.beneath(settings)
+        return open_agent(trained, self.path, self.updates, beneath=beneath, temperature=temperature)
+
     def beneath(self, settings: Params) -> Beneath | None:
         """The model beneath its adapters, None if its own weights run; ValueError for adapters that cannot run."""
         folder, start = Path(self.path), settings.places.warm_start
@@ -116,22 +131,33 @@ class Policy:
 def policy_of(settings: Params, word: RunId | str) -> Policy:
     """The policy that a word names; "" is the warm start.
 
-    A training is named by its RunId or label (`ppo-seed3`), a registered version by its reference
-    (`models:/agent_r1@champion`), and any other model by its folder or hub id. Raises FileNotFoundError if there is no
-    such policy, and ValueError if there is no such run or version, or if its files have changed.
+    A training is named by its RunId or label (`ppo-seed3`), which may be that of a sweep's, a registered version by its
+    reference (`models:/agent_r1@champion`), and any other model by its folder or hub id. Raises FileNotFoundError if
+    there is no such policy, and ValueError if there are two, if there is no such run or version, or if its files have
+    changed.
     """
+    word = word if isinstance(word, RunId) else RunId.exact(word)
     if isinstance(word, RunId):
         return _of_run(settings, word)
     if not word:
         return _warm_start(settings)
     if word.startswith(SCHEME):
-        return _of_version(_registered(word, settings))
-    if (folder := Path(word).expanduser()).is_dir():
-        return _of_folder(word, folder)
+        version = _registered(word, settings)
+        return of_descriptor(version.descriptor, version)
+    folder = Path(word).expanduser()
     if "/" not in word and word.partition("-")[0] in settings.runs:
-        return _of_run(settings, RunId.parse(word))
+        runs = [RunId.parse(word), RunId.parse(word, SWEEP)]
+        trained = [run for run in runs if settings.places.training(run).is_dir()]
+        ways = [f"{run.sweep or REPRO}/{word}" for run in trained] + [f"./{word}"] * (folder / "config.json").exists()
+        if len(ways) > 1:
+            raise ValueError(f"{word} means {len(ways)} policies; name one of them: {', '.join(ways)}")
+        if trained or not ways:
+            return _of_run(settings, [*trained, *runs][0])
+    if folder.is_dir():
+        return _of_folder(word, folder)
     if word.startswith((".", "/", "~")) or word.count("/") != 1:
-        raise FileNotFoundError(f"there is no folder {word}; --model takes one, or a hub id such as owner/name")
+        near = "" if "/" in word else f", or a run{nearest(word, settings.runs)}"
+        raise FileNotFoundError(f"there is no folder {word}; name one, or a hub id such as owner/name{near}")
     return Policy(name=plain_name(word), title=word, path=word)
 
 
@@ -153,7 +179,7 @@ def _of_run(settings: Params, run: RunId) -> Policy:
     seed, folder = settings.run(run).seed, policy_in(settings.places.training(run))
     progress = checkpoint.peek(folder.parent)
     if progress is None:
-        training, command = settings.places.training(run), f"agent-r1 train {' '.join(run.words)}"
+        training, command = settings.places.training(run), f"agent-r1 train {run.word}"
         earlier = f", or bring the earlier one back (`dvc checkout --force {training}`)" if restorable(training) else ""
         raise FileNotFoundError(f"there is no checkpoint at {folder.parent}; train it first (`{command}`){earlier}")
     checkpoint.require_whole(folder.parent, checkpoint.POLICY)
@@ -170,12 +196,12 @@ def _warm_start(settings: Params) -> Policy:
     return Policy(name=folder.name, title="the warm start", path=str(folder), seed=settings.warm_start.seed)
 
 
-def _of_version(version: registry.Version) -> Policy:
-    made = version.descriptor
+def of_descriptor(made: registry.Descriptor, version: registry.Version | None = None) -> Policy:
+    """The policy of a descriptor, of a version if that is known."""
     return Policy(
-        name=version.name,
-        title=f"version {version.number}, {made.label}",
-        path=str(folder_of(version)),
+        name=version.name if version else made.label,
+        title=f"version {version.number}, {made.label}" if version else made.label,
+        path=str(folder_of(made, version.reference if version else made.policy_hash[:8])),
         seed=made.seed,
         updates=made.policy_version,
         run=RunId(made.run, made.seed, made.sweep),
@@ -201,14 +227,18 @@ def version_of(word: str, settings: Params) -> registry.Version:
     """The version of a reference or a label; a label means the policy in the training's folder, or else its latest."""
     if word.startswith(SCHEME):
         return _registered(word, settings)
-    run, known = RunId.parse(word), registry.versions(settings.places.model)
+    run, known = RunId.meant(word), registry.versions(settings.places.model)
     policy = policy_in(settings.places.training(run))
     if policy.is_dir():
         content = sha256(policy)
         found = [version for version in known if version.descriptor.policy_hash == content]
-        missing = f"{word}: the policy in {policy} is not registered; `agent-r1 register {' '.join(run.words)}` does"
+        missing = f"{word}: the policy in {policy} is not registered; `agent-r1 register {run.word}` does"
     else:
-        found = [version for version in known if (version.descriptor.label, version.descriptor.sweep) == (word, "")]
+        found = [
+            version
+            for version in known
+            if (version.descriptor.label, version.descriptor.sweep) == (run.label, run.sweep)
+        ]
         near = nearest(word, [version.descriptor.label for version in known]) if known else "; the registry is empty"
         missing = f"there is no registered model {word!r}{near}"
     if not found:
@@ -224,10 +254,9 @@ def _registered(reference: str, settings: Params) -> registry.Version:
     return version
 
 
-def folder_of(version: registry.Version) -> Path:
+def folder_of(found: registry.Descriptor, called: str) -> Path:
     """A folder with a version's policy: the training's own, or DVC's copy, brought back; ValueError for neither."""
-    found = version.descriptor
-    if in_training(version):
+    if _holds(Path(found.policy), found):
         return Path(found.policy)
     reason = "it was registered outside a DVC project, so there is no copy of it"
     if found.dvc_hash:
@@ -236,7 +265,7 @@ def folder_of(version: registry.Version) -> Path:
         if not reason and _holds(copy, found):
             return copy
         reason = reason or "DVC's copy is another one"
-    gone = f"the policy of {version.reference} ({found.label}) has gone: {found.policy} holds another one or none"
+    gone = f"the policy of {called} ({found.label}) has gone: {found.policy} holds another one or none"
     again = f"train it again as of commit {found.git_commit or 'unknown'}"
     raise ValueError(f"{gone}, and {reason}; {again}, or `dvc pull {found.dvc_file}` where a remote has it")
 

@@ -23,12 +23,11 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from agent_r1.devices.meeting import MEETING, Place, alive, forget_place, joined, require_alike
 from agent_r1.devices.sharing import ALONE, Group, Ranks
-from agent_r1.files import sha256
 from agent_r1.gpus import visible_gpus
 from agent_r1.params import Params, fingerprint
 from agent_r1.params.sections import Section
 from agent_r1.params.stages import LearnerParams
-from flows.made_of import CODE, code_as_begun, members, read_yaml
+from flows.made_of import code_of
 from flows.processes import STARTED_BY, end_with_parent
 from flows.stage import UNAVAILABLE, leave_code, run_stage, started_by_another
 from flows.terminal import HarmlessFormatter
@@ -159,21 +158,6 @@ def facts_of(stage: str, parameters: Sequence[Section], model: str, begun: Path 
         "Python": platform.python_version(),
         **{name: version(name) for name in ("torch", "transformers", "peft")},
     }
-
-
-def code_of(stage: str) -> dict[str, str]:
-    """The sha256 of every code file that a stage of dvc.yaml depends on, by its path, as this process began with it.
-
-    Raises FileNotFoundError if the code is installed without its dvc.yaml.
-    """
-    graph = CODE / "dvc.yaml"
-    if not graph.exists():
-        raise FileNotFoundError(f"{graph} does not exist; install the project from its clone with `pip install -e .`")
-    defined = read_yaml(graph)["stages"][stage]
-    listed = defined.get("do", defined)["deps"]
-    rooms = [CODE / path for path in listed if path.startswith(("agent_r1/", "flows/"))]
-    files, begun = [file for room in rooms for file in members(room)], code_as_begun()
-    return {str(file.relative_to(CODE)): begun.get(file) or sha256(file) for file in files}
 
 
 def given_place(params: LearnerParams) -> Place | None:

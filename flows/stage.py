@@ -27,7 +27,8 @@ from agent_r1.params.places import NAMED_BY_DVC, RunId, project_root, tracking_f
 from agent_r1.replaced import keep_results_own
 from flows import processes
 from flows.dvc_files import keep_records
-from flows.made_of import Edited, require_unedited
+from flows.made_of import OF_STAGE, Edited, require_unedited
+from flows.package import finish_update, require_current
 from flows.terminal import HarmlessFormatter, configure_logging, show_traceback
 
 P = ParamSpec("P")
@@ -80,6 +81,8 @@ def run_stage(stage: Callable[..., None], **parameters: object) -> None:
 
     @functools.wraps(stage)
     def recorded(**given: object) -> None:
+        if address := os.environ.get(OF_STAGE):
+            require_current(address.rpartition(":")[2].partition("@")[0].removesuffix("_closer"))
         stage(**given)
         require_unedited()
 
@@ -198,6 +201,7 @@ def prepare_process() -> None:
     try:
         root = project_root()
         os.chdir(root)
+        finish_update()
     except (ValueError, OSError):
         return
     sys.path.insert(0, str(root))

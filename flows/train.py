@@ -1,4 +1,4 @@
-"""The train stage: `agent-r1 train --run NAME`. `agent_r1.training.loop` is the loop itself."""
+"""The train stage: `agent-r1 train RUN`. `agent_r1.training.loop` is the loop itself."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from agent_r1.training.identity import START
 from agent_r1.training.loop import Training, Verb, iterate, leaves_work
 from agent_r1.training.watch import reseeded
 from flows import ranks
+from flows.made_of import code_of
 from flows.policies import teacher_of
-from flows.ranks import code_of, facts_of, following, leading, shortfalls
+from flows.ranks import facts_of, following, leading, shortfalls
 from flows.stage import accelerator, started_by_another, task
 from flows.terminal import counted
 
@@ -50,7 +51,7 @@ def train(run: RunId, fresh: bool = False) -> None:
             folder, opening = stack.enter_context(taken_up(fresh=fresh))
         except AnotherRunError as refusal:
             if not started_by_another():
-                accept = f"; or accept it as it is: `agent-r1 keep {run.argument}`" * ("other code" in refusal.loss)
+                accept = f"; or accept it as it is: `agent-r1 keep {run.word}`" * ("other code" in refusal.loss)
                 raise ValueError(f"{refusal}{accept}") from None
             _give_up(run, places.training(run), refusal)
             folder, opening = stack.enter_context(taken_up(fresh=True))
@@ -75,7 +76,7 @@ def _give_up(run: RunId, folder: Path, refusal: AnotherRunError) -> None:
     if is_copy():
         logger.info("%s; this experiment trains it anew", refusal)
         return
-    logger.warning("%s; %s", refusal.loss, f"`agent-r1 restore {run.argument}` brings it back")
+    logger.warning("%s; %s", refusal.loss, f"`agent-r1 restore {run.word}` brings it back")
     if refusal.core_hours > 1 and sys.stdin.isatty():
         logger.warning("%s is moved aside if you type y, and stays if you type anything else", folder)  # a whole line
         if sys.stdin.readline().strip() != "y":
@@ -101,7 +102,7 @@ def _learn(opened: Training, tracked: tracking.Run, label: str) -> None:
 def start(run: RunId, *, fresh: bool = False) -> None:
     """Runs the stage, by ranks if the learner asks for them, or follows its leader in one of these."""
     settings = params.load().of(run)
-    command = ("train", *run.words, *["--fresh"] * fresh)
+    command = ("train", run.word, *["--fresh"] * fresh)
     held = partial(accelerator, settings.operate.side_by_side, settings.gpus)
     ranks.start(train, partial(_follow, run), settings.learner, command, held, run=run, fresh=fresh)
 

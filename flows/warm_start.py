@@ -27,8 +27,8 @@ from agent_r1.training.identity import Identity
 from agent_r1.training.supervised import Unfinished
 from agent_r1.training.warm_start import train_on_demonstrations, train_with_leader
 from flows import ranks
-from flows.made_of import require_unedited
-from flows.ranks import code_of, facts_of, following, leading
+from flows.made_of import code_of, require_unedited
+from flows.ranks import facts_of, following, leading
 from flows.stage import accelerator
 
 logger = logging.getLogger(__name__)

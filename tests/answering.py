@@ -54,7 +54,7 @@ def answering(answer: Callable[[Heard], Said | None]) -> Iterator[str]:
             pass
 
     with _Patient(("127.0.0.1", 0), Handler) as server:
-        Thread(target=server.serve_forever).start()
+        Thread(target=server.serve_forever, args=[0.01]).start()  # seconds until it sees that it is to end
         try:
             yield f"http://127.0.0.1:{server.server_port}"
         finally:

@@ -41,8 +41,10 @@ from agent_r1.training.folder import RunFolder
 from agent_r1.training.identity import Identity
 from agent_r1.training.loop import Training
 from agent_r1.training.supervised import Lessons, fit
+from tests.trajectories import question_fields
 
-PARAMS = Path(__file__).parents[1] / "params.yaml"
+ROOT = Path(__file__).parents[1]
+PARAMS = ROOT / "params.yaml"
 TEXTS = [
     'You answer questions. Tools: search(query)\n{"name": "search", "arguments": {"query": "capital of Veld"}}',
     "The director of the film is Mara Quill. Mara Quill was born in Tesk in 1950. Tesk is a city in Veld.",
@@ -53,9 +55,8 @@ WORDS = "query passage : . a born city country in is mara norn quill tesk twin v
 
 # A stock server of vLLM on a CPU, as docs/data_and_models.md has it.
 STOCK = (
-    "-m vllm.entrypoints.openai.api_server --tokens-only --host 127.0.0.1 --generation-config vllm --dtype float32 "
-    "--enforce-eager --no-enable-chunked-prefill --kv-cache-memory-bytes 536870912 "
-    f"--worker-extension-cls {EXTENSION}"
+    "--tokens-only --generation-config vllm --no-enable-chunked-prefill --kv-cache-memory-bytes 536870912 "
+    f"--max-model-len 1024 --worker-extension-cls {EXTENSION}"
 ).split()
 PLACES = load(PARAMS).places
 TRANSFORMERS = {"kind": "transformers"}
@@ -63,6 +64,7 @@ TRANSFORMERS = {"kind": "transformers"}
 MakeIndex = Callable[[Sequence[Passage]], Cached]
 Inside = Callable[[Path], AbstractContextManager[None]]
 WriteParams = Callable[[Path, dict[str, Any]], None]
+FreePort = Callable[[], int]
 
 # What a task of one action allows.
 ONE_ACTION = load(PARAMS).env.model_copy(update={"max_steps": 1, "max_tokens": 128, "max_action_tokens": 16})
@@ -175,38 +177,37 @@ def wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) ->
 
 
 @contextlib.contextmanager
-def _engine_server(folder: Path, tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[str, int]]:
-    new_model(tokenizer, hidden_size=64, layers=2, heads=2, max_tokens=1024, seed=1).save_pretrained(folder)
-    port, log = _free_port(), folder / "engine_server.log"
+def vllm_server(folder: Path, *options: str, **environment: str) -> Iterator[str]:
+    """The URL of vLLM's own server of the model in a folder, in a process group of its own."""
+    port, log = _free_port(), folder / "server.log"
+    options = ("--model", ".", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", *options)
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, *STOCK, "--model", ".", "--port", str(port), "--max-model-len", "1024"],
+            [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager", *options],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(PARAMS.parent), "VLLM_SERVER_DEV_MODE": "1"},
+            env={**os.environ, "PYTHONPATH": str(PARAMS.parent), **environment},
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
     try:
         wait_until_healthy(f"http://127.0.0.1:{port}", process, log)
-        yield f"http://127.0.0.1:{port}", process.pid
+        yield f"http://127.0.0.1:{port}"
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
-@pytest.fixture
-def mortal_server(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[str, int]]:
-    """The URL and the process group of a server as `engine_server`, for a test that kills it."""
-    with _engine_server(tmp_path, tiny_tokenizer) as found:
-        yield found
-
-
 @pytest.fixture(scope="module")
 def engine_server(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerFast) -> Iterator[str]:
-    """The URL of a real vLLM server with a model of the tiny model's shape, which reads 1,024 tokens."""
-    with _engine_server(tmp_path_factory.mktemp("engine_server"), tiny_tokenizer) as (url, _):
+    """The URL of a real vLLM server with a model of the tiny model's shape, which reads 1,024 tokens.
+
+    It takes half a minute to start: one file alone has tests of it.
+    """
+    folder = tmp_path_factory.mktemp("engine_server")
+    new_model(tiny_tokenizer, hidden_size=64, layers=2, heads=2, max_tokens=1024, seed=1).save_pretrained(folder)
+    with vllm_server(folder, *STOCK, VLLM_SERVER_DEV_MODE="1") as url:
         yield url
 
 
@@ -220,17 +221,10 @@ def one_action_task(
     def build(
         answers: Mapping[str, str], action: Callable[[str], str], *, steps: int = 200, env: EnvParams = ONE_ACTION
     ) -> Task:
+        of_test = {"dataset": "test", "split": "train", "gold_titles": []}
+        pairs = answers.items()
         questions = [
-            Question(
-                question_id=text,
-                dataset="test",
-                split="train",
-                text=text,
-                answers=[answer],
-                gold_titles=[],
-                strata={"hops": "1", "kind": "lookup"},
-            )
-            for text, answer in answers.items()
+            Question(**question_fields(text, text=text, answers=[answer], **of_test)) for text, answer in pairs
         ]
         chat = Chat(tiny_tokenizer)
         with Shared(env, index) as shared:

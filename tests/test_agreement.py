@@ -37,10 +37,6 @@ def test_agreements_by_hand() -> None:
     assert agreements(products) == pytest.approx([0.75 / 2, 1 / math.sqrt(2.5), 1 / math.sqrt(6)])
 
 
-def test_halves_with_nothing_in_common_say_nothing() -> None:
-    assert np.isnan(agreements(np.array([[1.0, 0.2, 0.2], [0.2, 1.0, -0.1], [0.2, -0.1, 1.0]]))[:2]).all()
-
-
 def drawn(draws: int, seed: int = 0) -> list[Floats]:
     """Points of 400 questions: the return, a critic, and halves of a truth of variance 1 (question) + 1 (step).
 
@@ -63,12 +59,6 @@ def test_no_number_depends_on_how_many_draws_tell_the_truth(draws: int) -> None:
     assert found[:, 0] == pytest.approx([1 / 2, 1 / 4, 1 / 4], abs=0.04)
     assert found[:, 1] == pytest.approx([0, 1 / 4, -1 / 4], abs=0.06)
     assert found[:, 2] == pytest.approx([1 / 2, 1, 0], abs=0.06)  # cov 1, variances 2 and 2; a mean of 20 has no noise
-
-
-def test_what_the_critic_tells_is_what_it_takes_from_the_variance_of_the_return() -> None:
-    points = np.concatenate(drawn(512))
-    told = 1 - (points[:, 0] - points[:, 1]).var() / points[:, 0].var()
-    assert knowledge(Moments.of(drawn(512)).covariances(np.ones(400)))[0, 1] == pytest.approx(told, abs=0.04)
 
 
 def test_the_jackknife_of_a_mean_is_its_standard_error() -> None:

@@ -114,6 +114,7 @@ def typed(project: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow  # a process that imports all
 def test_the_command_finds_what_lies_in_the_project(project: Path) -> None:
     done = typed(project)
     assert (done.returncode, done.stderr) == (0, "")
@@ -127,6 +128,7 @@ def test_the_command_finds_what_lies_in_the_project(project: Path) -> None:
         ("import sys\nsys.exit('set a key')\n", "set a key"),
     ],
 )
+@pytest.mark.slow  # processes that import all
 def test_the_command_refuses_what_is_not_there_before_it_answers(project: Path, code: str, message: str) -> None:
     (project / "my_tools.py").write_text(code)
     done = typed(project)
@@ -144,10 +146,6 @@ def test_the_environment(page: dict[str, Any]) -> None:
     assert found.rewards == {"em": 1.0, "saved": pytest.approx(3 / 7)}
     other = page["attempts"][-1].env(0)
     assert [act(other, "<answer>1</answer>").outcome for _ in range(7)] == [None] * 6 + [Outcome.TURN_LIMIT]
-
-
-def test_the_attempts_at_a_task_are_a_group(page: dict[str, Any]) -> None:
-    assert [attempt.group for attempt in page["attempts"]] == [0] * 8 + [1] * 8
 
 
 @pytest.fixture
@@ -229,6 +227,7 @@ def test_the_estimator(page: dict[str, Any]) -> None:
     assert estimator.__name__ not in ESTIMATORS, "the page shows how to add one that is not there"
 
 
+@pytest.mark.slow  # it trains twice, in a process of its own
 def test_a_notebook_trains_and_asks(tiny_model: Path, tmp_path: Path) -> None:
     """The page's cell as it stands, where an event loop runs and code has no file, as in a kernel."""
     section = (ROOT / "docs/extending.md").read_text().partition("## In a notebook")[2]

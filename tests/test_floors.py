@@ -97,10 +97,3 @@ def test_importing_loads_no_library_that_is_only_waited_for(modules: list[str], 
     loaded = set(done.stdout.split())
     assert loaded >= set(modules)
     assert not loaded & {*libraries, "transformers", "vllm", "dvc"}
-
-
-def test_modules_are_named_by_strings() -> None:
-    modules = {"a", "a.b", "a.b.c", "a.bc", "d"}
-    assert named('"a.b", "d:run", "a.bc is prose", "no"', modules) == {"a.b", "d"}
-    assert named('f"a.b.{kind}:run", f"{kind}.d", f"see d {kind}"', modules) == {"a.b.c"}
-    assert named('f"a.b{kind}", f"d:{name}"', modules) == {"a.b", "a.b.c", "a.bc", "d"}

@@ -78,7 +78,13 @@ def test_make_installs_once_in_a_folder_with_a_space(tmp_path: Path) -> None:
     assert "-m venv .venv\n" in planned()
     (folder / ".venv").mkdir()
     (folder / ".venv/.installed").touch()
-    assert planned() == "agent-r1 serving --prefect-port 4200 --mlflow-port 5000 --auth on\n"
+    assert planned().startswith("agent-r1 serving --prefect-port 4200 --mlflow-port 5000 --auth on ||")
+    (folder / "agent-r1").write_text("#!/bin/sh\nexit $CODE\n")
+    (folder / "agent-r1").chmod(0o755)
+    path = f"{folder}:{os.environ['PATH']}"
+    for code, ended in ((143, 0), (130, 0), (75, 2)):  # told to end, interrupted, failed
+        environment = {**os.environ, "PATH": path, "CODE": str(code)}
+        assert subprocess.run(["make", "serve"], cwd=folder, env=environment, capture_output=True).returncode == ended
 
 
 @pytest.mark.parametrize(
@@ -142,7 +148,7 @@ def test_make_installs_an_environment_anew_that_was_copied_with_its_clone(tmp_pa
 
     assert planned(original) == "agent-r1 doctor\n"
     plan = planned(copied)
-    assert "pip install --no-deps --no-build-isolation -e ." in plan
+    assert "--no-deps --no-build-isolation -e ." in plan
     assert f"a copy of the one in {original}; installing it for this folder" in plan
     [repair] = [line for line in plan.splitlines() if "sed -i" in line]
     subprocess.run(repair, shell=True, cwd=copied, check=True)
@@ -194,7 +200,7 @@ def test_torchs_cpu_wheel_is_asked_for_where_pytorch_has_it_and_only_then(
     own |= {"PATH": f"{venv}/bin:{os.environ['PATH']}", "PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": empty_index}
 
     def install(torch_index: str, **configured: str) -> subprocess.CompletedProcess[str]:
-        command = ["make", "--dry-run", "--always-make", f"TORCH_INDEX={torch_index}", ".venv/.installed"]
+        command = ["make", "--dry-run", "--always-make", "QUIET=", f"TORCH_INDEX={torch_index}", ".venv/.installed"]
         planned = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
         [line] = [line for line in planned.splitlines() if "requirements/torch.txt" in line]
         return subprocess.run(
@@ -224,7 +230,7 @@ def test_uv_installs_where_it_is_and_pip_what_it_cannot_find(tmp_path: Path, emp
 
     def installed(pin: str = pin, **configured: str) -> str:
         (tmp_path / "requirements/cpu.txt").write_text(pin)
-        command = ["make", "--dry-run", "--always-make", f"UV={shutil.which('uv')}"]
+        command = ["make", "--dry-run", "--always-make", "QUIET=", f"UV={shutil.which('uv')}"]
         command += [f"{name}={value}" for name, value in configured.items()]
         planned = subprocess.run([*command, ".venv/.installed"], cwd=ROOT, check=True, capture_output=True, text=True)
         [line] = [line for line in planned.stdout.splitlines() if "requirements/cpu.txt" in line]

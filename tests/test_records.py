@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 from agent_r1.records import (
-    LONGEST_STATE,
     CallStatus,
     Credit,
     Outcome,
@@ -65,12 +67,6 @@ def trajectory(**changes: Any) -> Trajectory:
     return Trajectory(**{**fields, **changes})
 
 
-def test_a_state_of_a_step_has_a_limit() -> None:
-    assert dataclasses.replace(step(), state="x" * LONGEST_STATE).state
-    with pytest.raises(ValueError, match="step: field 'state' has 257 characters; it holds at most 256"):
-        dataclasses.replace(step(), state="x" * (LONGEST_STATE + 1))
-
-
 FLOATS = ("advantages", "values", "value_targets", "reference_logprobs")
 
 
@@ -85,55 +81,35 @@ def credit(**changes: Any) -> Credit:
     return Credit(**{**fields, **changes})
 
 
-@pytest.mark.parametrize("text", ["", "  \n"])
-def test_a_question_without_text_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="question 'q1': field 'text' is empty"):
-        question(text=text)
-
-
-@pytest.mark.parametrize("answers", [[], [""], ["Tesk", " "]])
-def test_a_question_without_answers_is_refused(answers: list[str]) -> None:
-    with pytest.raises(ValueError, match="question 'q1': field 'answers'"):
-        question(answers=answers)
-
-
-@pytest.mark.parametrize(("start", "stop"), [(3, 3), (3, 2), (-1, 2)])
-def test_a_step_without_a_token_is_refused(start: int, stop: int) -> None:
-    with pytest.raises(ValueError, match="at least one"):
-        step(start, stop)
-
-
-@pytest.mark.parametrize("name", ["source", "logprobs"])
-def test_a_trajectory_of_uneven_arrays_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"trajectory '0/q1/0': field '{name}' has 3 entries for 4 tokens"):
-        trajectory(**{name: np.zeros(3)})
-
-
-def test_a_step_beyond_the_last_token_is_refused() -> None:
-    with pytest.raises(ValueError, match="a step ends after token 4"):
-        trajectory(steps=[step(1, 5)])
-
-
-@pytest.mark.parametrize("starts", [[], [1], [0, 3, 3], [0, 3, 2], [0, 4]])
-def test_contexts_that_do_not_rise_are_refused(starts: list[int]) -> None:
-    with pytest.raises(ValueError, match="it begins with 0 and rises"):
-        trajectory(context_starts=starts)
-
-
-def test_a_context_that_begins_within_an_action_is_refused() -> None:
-    with pytest.raises(ValueError, match="cuts an action in two"):
-        trajectory(context_starts=[0, 2])
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        *((partial(question, text=text), "question 'q1': field 'text' is empty") for text in ("", "  \n")),
+        *((partial(question, answers=given), "question 'q1': field 'answers'") for given in ([], [""], ["Tesk", " "])),
+        *((partial(step, *span), "at least one") for span in ((3, 3), (3, 2), (-1, 2))),
+        (partial(trajectory, source=np.zeros(3)), "trajectory '0/q1/0': field 'source' has 3 entries for 4 tokens"),
+        (partial(trajectory, logprobs=np.zeros(3)), "trajectory '0/q1/0': field 'logprobs' has 3 entries for 4 tokens"),
+        (partial(trajectory, steps=[step(1, 5)]), "a step ends after token 4"),
+        *(
+            (partial(trajectory, context_starts=starts), "it begins with 0 and rises")
+            for starts in ([], [1], [0, 3, 3], [0, 3, 2], [0, 4])
+        ),
+        (partial(trajectory, context_starts=[0, 2]), "cuts an action in two"),
+        *(
+            (partial(credit, **{name: np.zeros(5)}), f"credit of '0/q1/0': field '{name}' has 5 entries")
+            for name in (*FLOATS[1:], "loss_mask", "critic_mask")
+        ),
+        (partial(replace, step(), state="x" * 257), "step: field 'state' has 257 characters; it holds at most 256"),
+    ],
+)
+def test_a_record_that_cannot_be_is_refused_by_its_field(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
 
 
 def test_contexts_are_the_spans_between_their_starts() -> None:
     assert trajectory().contexts == [slice(0, 4)]
     assert trajectory(context_starts=[0, 3]).contexts == [slice(0, 3), slice(3, 4)]
-
-
-@pytest.mark.parametrize("name", ["values", "value_targets", "reference_logprobs", "loss_mask", "critic_mask"])
-def test_a_credit_of_uneven_arrays_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"credit of '0/q1/0': field '{name}' has 5 entries"):
-        credit(**{name: np.zeros(5)})
 
 
 def test_the_action_mask_is_where_the_source_says_so() -> None:

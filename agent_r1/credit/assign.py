@@ -22,19 +22,20 @@ from agent_r1.records import CallStatus, Credit, Floats32, Mask, Trajectory
 ROUNDING = 1e-9  # relative, of sums and products of shares
 
 Indices = NDArray[np.intp]
+TokenRows = Sequence[Floats32] | None  # [L] of every trajectory; None without the model that they come from
 
 logger = logging.getLogger(__name__)
 
 
 def assign(
     trajectories: Sequence[Trajectory],
-    values: Sequence[Floats32] | None,
+    values: TokenRows,
     params: CreditParams,
     *,
-    reference: Sequence[Floats32] | None = None,
+    reference: TokenRows = None,
     questions: int | None = None,
     max_tokens: int | None = None,
-) -> tuple[list[Credit], dict[str, float]]:
+) -> tuple[list[Credit], metrics.Metrics]:
     """The credit of every trajectory of one iteration, in their order, and the iteration's metrics.
 
     An episode that the world cut short (ABORTED), or that never asked the policy, is treated as if it had never been:
@@ -55,18 +56,22 @@ def assign(
     Raises ValueError if there is nothing to credit, a reward, value or logprob is not finite, the values do not suit
     the estimator, `kl_reward` has no reference, or `rewards.overlong` no limit.
     """
-    lived = _lived(trajectories)
-    if all(each.aborted for each in trajectories):
+    indices = _lived(trajectories)
+    if all(trajectory.aborted for trajectory in trajectories):
         raise ValueError(f"the world cut all {len(trajectories)} episodes short; lower env.aborted_share")
-    if not lived:
-        said = f"none of the {len(trajectories)} trajectories holds a sampled token"
-        raise ValueError(f"{said}; if their prompts fill the whole budget, raise env.max_tokens")
-    values, reference = (None if rows is None else [rows[index] for index in lived] for rows in (values, reference))
-    living = [trajectories[index] for index in lived]
-    credited, measured = _assign(living, values, reference, params, questions, max_tokens)
-    found = dict(zip(lived, credited, strict=True))
-    credits_ = [found.get(index) or _uncredited(each) for index, each in enumerate(trajectories)]
-    return credits_, measured | {"outcome/aborted": sum(each.aborted for each in trajectories) / len(trajectories)}
+    if not indices:
+        raise ValueError(
+            f"none of the {len(trajectories)} trajectories holds a sampled token; if their prompts fill the whole "
+            "budget, raise env.max_tokens"
+        )
+    values, reference = (None if rows is None else [rows[index] for index in indices] for rows in (values, reference))
+    subset = [trajectories[index] for index in indices]
+    credited, measured = _assign(subset, values, reference, params, questions, max_tokens)
+    credit_of = dict(zip(indices, credited, strict=True))
+    credits_ = [credit_of.get(index) or _uncredited(trajectory) for index, trajectory in enumerate(trajectories)]
+    return credits_, measured | {
+        "outcome/aborted": sum(trajectory.aborted for trajectory in trajectories) / len(trajectories)
+    }
 
 
 def demonstration_credit(trajectory: Trajectory, weight: float) -> Credit:
@@ -77,31 +82,58 @@ def demonstration_credit(trajectory: Trajectory, weight: float) -> Credit:
 
 def _lived(trajectories: Sequence[Trajectory]) -> list[int]:
     """The indices of the trajectories that the world did not cut short, and in which the policy acted."""
-    return [index for index, each in enumerate(trajectories) if each.counts]
+    return [index for index, trajectory in enumerate(trajectories) if trajectory.counts]
 
 
 def _assign(
     trajectories: Sequence[Trajectory],
-    values: Sequence[Floats32] | None,
-    reference: Sequence[Floats32] | None,
+    values: TokenRows,
+    reference: TokenRows,
     params: CreditParams,
     questions: int | None,
     max_tokens: int | None,
-) -> tuple[list[Credit], dict[str, float]]:
+) -> tuple[list[Credit], metrics.Metrics]:
     """`assign` without aborted trajectories. The estimator sees the kept ones alone."""
     _check(trajectories, values, reference, params)
     totals, parts = zip(*(step_rewards(trajectory, params, max_tokens) for trajectory in trajectories), strict=True)
-    returns, groups = metrics.returns_of(totals), groups_of(trajectories)
-    kept, share, threshold = select(returns, groups, params.filter, questions)
-    kl = None if reference is None else [kl_rewards(*pair) for pair in zip(trajectories, reference, strict=True)]
-    credits_ = [_uncredited(*pair) for pair in zip(trajectories, returns.tolist(), strict=True)]
+    returns = metrics.returns_of(totals)
+    groups = groups_of(trajectories)
+    selection, share, threshold = select(returns, groups, params.filter, questions)
+    kl = None if reference is None else list(map(kl_rewards, trajectories, reference))
     out = left_out(trajectories, params.left_out)
-    if rows := np.flatnonzero(kept).tolist():
-        estimated = estimate(collate(trajectories, totals, values, kl, rows, params), params)
-    else:
+    credits_ = _credits(trajectories, totals, values, reference, kl, selection, out, params)
+    return credits_, {
+        **metrics.rollout_metrics(trajectories),
+        **metrics.repetition_metrics(trajectories),
+        **metrics.reward_metrics(returns, parts, groups),
+        **({} if params.filter.kind == "none" else {"filter/kept_share": share, "filter/std_threshold": threshold}),
+        **({"filter/left_out_share": float(out.mean())} if any(params.left_out.model_dump().values()) else {}),
+        **metrics.advantage_metrics(trajectories, credits_),
+        **metrics.value_metrics(trajectories, credits_, totals),
+        **({} if kl is None else metrics.reference_metrics(trajectories, kl)),
+    }
+
+
+def _credits(
+    trajectories: Sequence[Trajectory],
+    totals: Sequence[Floats],
+    values: TokenRows,
+    reference: TokenRows,
+    kl: Sequence[Floats] | None,
+    selection: Mask,
+    out: Mask,
+    params: CreditParams,
+) -> list[Credit]:
+    """The credit of every trajectory, estimated for those of the selection; `out` empties the loss mask alone."""
+    credits_ = list(map(_uncredited, trajectories, metrics.returns_of(totals).tolist()))
+    rows = np.flatnonzero(selection).tolist()
+    if not rows:
         logger.warning("the returns of no group differ: filter %s leaves nothing to train on", params.filter.kind)
+        return credits_
+    estimated = estimate(collate(trajectories, totals, values, kl, rows, params), params)
     for row, i in enumerate(rows):
-        bare, source = credits_[i], trajectories[i].source
+        bare = credits_[i]
+        source = trajectories[i].source
         tokens = row, slice(len(source))
         credits_[i] = replace(
             bare,
@@ -113,19 +145,9 @@ def _assign(
             critic_mask=estimated.critic_mask[tokens],
             kept=True,
         )
-    if rows and not any(credit.loss_mask.any() for credit in credits_):
+    if not any(credit.loss_mask.any() for credit in credits_):
         logger.warning("left_out leaves the policy loss no trajectory")
-    filtered = {"filter/kept_share": share, "filter/std_threshold": threshold}
-    return credits_, {
-        **metrics.rollout_metrics(trajectories),
-        **metrics.repetition_metrics(trajectories),
-        **metrics.reward_metrics(returns, parts, groups),
-        **({} if params.filter.kind == "none" else filtered),
-        **({"filter/left_out_share": float(out.mean())} if any(params.left_out.model_dump().values()) else {}),
-        **metrics.advantage_metrics(trajectories, credits_),
-        **metrics.value_metrics(trajectories, credits_, totals),
-        **({} if kl is None else metrics.reference_metrics(trajectories, kl)),
-    }
+    return credits_
 
 
 def _at_actions(trajectory: Trajectory, logprobs: Floats32) -> Floats32:
@@ -150,8 +172,8 @@ def _uncredited(trajectory: Trajectory, return_: float = 0.0) -> Credit:
 
 def _check(
     trajectories: Sequence[Trajectory],
-    values: Sequence[Floats32] | None,
-    reference: Sequence[Floats32] | None,
+    values: TokenRows,
+    reference: TokenRows,
     params: CreditParams,
 ) -> None:
     for trajectory, row in [] if values is None else zip(trajectories, values, strict=True):
@@ -189,9 +211,9 @@ def groups_to_refill(
     trajectories: Sequence[Trajectory], questions: int, params: CreditParams, max_tokens: int | None = None
 ) -> int:
     """The number of groups that a refill is to bring: `questions` less the groups whose returns differ."""
-    lived = [trajectories[index] for index in _lived(trajectories)]
-    returns = metrics.returns_of([step_rewards(trajectory, params, max_tokens)[0] for trajectory in lived])
-    stds, _ = _group_stds(returns, groups_of(lived))
+    subset = [trajectories[index] for index in _lived(trajectories)]
+    returns = metrics.returns_of([step_rewards(trajectory, params, max_tokens)[0] for trajectory in subset])
+    stds, _ = _group_stds(returns, groups_of(subset))
     return questions - int((stds > EQUAL).sum())
 
 
@@ -207,8 +229,8 @@ def select(
     Source: RAGEN (arXiv 2504.20073), §4.2.
     """
     stds, group = _group_stds(returns, groups)
-    kept = FILTERS[params.kind](stds, params.share, questions or len(stds))
-    return kept[group], float(kept.mean()), float(stds[kept].min()) if kept.any() else 0.0
+    mask = FILTERS[params.kind](stds, params.share, questions or len(stds))
+    return mask[group], float(mask.mean()), float(stds[mask].min()) if mask.any() else 0.0
 
 
 def left_out(trajectories: Sequence[Trajectory], params: LeftOutParams) -> Mask:
@@ -222,7 +244,7 @@ def left_out(trajectories: Sequence[Trajectory], params: LeftOutParams) -> Mask:
         void = any(step.call_status is CallStatus.MALFORMED for step in trajectory.steps)
         return (params.truncated and trajectory.truncated) or (params.void_step and void)
 
-    return np.array([is_out(each) for each in trajectories], np.bool_)
+    return np.array([*map(is_out, trajectories)], np.bool_)
 
 
 def _group_stds(returns: Floats, groups: NDArray[np.int64]) -> tuple[Floats, Indices]:
@@ -235,16 +257,16 @@ def top_p(stds: Floats, share: float, questions: int) -> Mask:
     """[G] as few groups as cover `share` of the sum of stds (not of their softmax), largest first; none of std 0."""
     ranked, back = _rank(stds)
     covered_before = ranked.cumsum() - ranked
-    kept: Mask = (covered_before < (share - ROUNDING) * ranked.sum()) & (ranked > EQUAL)
-    return kept[back]
+    mask: Mask = (covered_before < (share - ROUNDING) * ranked.sum()) & (ranked > EQUAL)
+    return mask[back]
 
 
 def top_fraction(stds: Floats, share: float, questions: int) -> Mask:
     """[G] the `share` of `questions` groups (rounded down, at least one) with the largest std; none of std 0."""
     ranked, back = _rank(stds)
     most = max(int(share * questions + ROUNDING), 1)
-    kept: Mask = (np.arange(len(stds)) < most) & (ranked > EQUAL)
-    return kept[back]
+    mask: Mask = (np.arange(len(stds)) < most) & (ranked > EQUAL)
+    return mask[back]
 
 
 FILTERS: dict[str, Callable[[Floats, float, int], Mask]] = {

@@ -52,21 +52,22 @@ def collate(
     Each comes with the rewards [K] of its steps, the critic's values [L] if there is a critic, and its `kl_rewards` [L]
     if there is a reference: `params.kl_reward` times these joins the rewards.
     """
-    switches, chosen = params.advantage_mask, [trajectories[row] for row in rows]
+    switches = params.advantage_mask
+    subset = [trajectories[row] for row in rows]
 
     def pad_masks(on: bool) -> Mask:
-        return _pad([select_tokens(trajectory.source, on) for trajectory in chosen])
+        return _pad([select_tokens(trajectory.source, on) for trajectory in subset])
 
     rewards = _pad([token_rewards(trajectories[row], step_rewards[row]) for row in rows])
     return Batch(
         rewards=rewards if kl is None else rewards + params.kl_reward * _pad([kl[row] for row in rows]),
         values=None if values is None else _pad([values[row] for row in rows]).astype(np.float64),
-        steps=_pad([token_steps(trajectory) for trajectory in chosen], fill=NO_STEP),
+        steps=_pad([token_steps(trajectory) for trajectory in subset], fill=NO_STEP),
         time_steps=pad_masks(switches.recursion),
         whitening_mask=pad_masks(switches.whitening),
         critic_mask=pad_masks(switches.critic),
-        groups=groups_of(chosen),
-        states=_states(chosen, params) if params.estimator == "gigpo" else None,
+        groups=groups_of(subset),
+        states=_states(subset, params) if params.estimator == "gigpo" else None,
     )
 
 
@@ -124,7 +125,7 @@ def token_steps(trajectory: Trajectory) -> NDArray[np.int32]:
 
 def _states(trajectories: Sequence[Trajectory], params: CreditParams) -> NDArray[np.int64]:
     by_env = params.gigpo.state == "env"
-    return np.concatenate([step_states(each, by_env=by_env) for each in trajectories])
+    return np.concatenate([step_states(trajectory, by_env=by_env) for trajectory in trajectories])
 
 
 def step_states(trajectory: Trajectory, *, by_env: bool) -> NDArray[np.int64]:
@@ -132,23 +133,22 @@ def step_states(trajectory: Trajectory, *, by_env: bool) -> NDArray[np.int64]:
 
     Else it is the context that the policy read: its token ids before the step, from the context's start.
     """
-    starts = [step.action_start for step in trajectory.steps]
-    opened = [max(each for each in trajectory.context_starts if each <= start) for start in starts]
-    contexts = [trajectory.token_ids[slice(*bounds)].tobytes() for bounds in zip(opened, starts, strict=True)]
-    stated = [step.state.encode() if by_env else b"" for step in trajectory.steps]
-    hashes = [
-        blake2b(state or context, digest_size=8, person=b"state" if state else b"")
-        for state, context in zip(stated, contexts, strict=True)
-    ]
-    return np.array([int.from_bytes(each.digest(), signed=True) for each in hashes], np.int64)
+    hashes = []
+    for step in trajectory.steps:
+        state = step.state.encode() if by_env else b""
+        context_start = max(start for start in trajectory.context_starts if start <= step.action_start)
+        context = trajectory.token_ids[context_start : step.action_start].tobytes()
+        digest = blake2b(state or context, digest_size=8, person=b"state" if state else b"").digest()
+        hashes.append(int.from_bytes(digest, signed=True))
+    return np.array(hashes, np.int64)
 
 
 def _pad(rows: Sequence[NDArray[Any]], fill: int = 0) -> NDArray[Any]:
     """[B, L] the rows side by side, filled on the right up to the longest."""
     lengths = np.array([len(row) for row in rows])
-    filled = np.arange(lengths.max()) < lengths[:, None]
-    padded = np.full(filled.shape, fill, dtype=rows[0].dtype)
-    padded[filled] = np.concatenate(rows)
+    mask = np.arange(lengths.max()) < lengths[:, None]
+    padded = np.full(mask.shape, fill, dtype=rows[0].dtype)
+    padded[mask] = np.concatenate(rows)
     return padded
 
 
@@ -168,11 +168,11 @@ def discounted_sums(entries: Floats, lengths: Counts, factor: float) -> Floats:
     """[N] S_n = x_n + factor S_{n+1} of entries x [N], S 0 after the end of a sequence; `lengths` [S] may be 0."""
     if lengths.sum() != len(entries):
         raise RuntimeError(f"{len(entries)} entries for sequences of {lengths.sum()} together")
-    filled = np.arange(lengths.max(initial=0)) < lengths[:, None]  # [S, longest]
-    sums = scatter(entries, filled).T.copy()  # [longest, S], in which a row is in one piece
-    for later, earlier in pairwise(sums[::-1]):
-        earlier += factor * later
-    return sums.T[filled]
+    mask = np.arange(lengths.max(initial=0)) < lengths[:, None]  # [S, longest]
+    sums = scatter(entries, mask).T.copy()  # [longest, S], in which a row is in one piece
+    for next_row, row in pairwise(sums[::-1]):
+        row += factor * next_row
+    return sums.T[mask]
 
 
 def whitened(advantages: Floats, batch: Batch, floor: float) -> Floats:
@@ -180,10 +180,11 @@ def whitened(advantages: Floats, batch: Batch, floor: float) -> Floats:
     return np.where(batch.time_steps, whiten(advantages, batch.whitening_mask, floor), 0.0)
 
 
-def whiten(advantages: Floats, over: Mask, floor: float) -> Floats:
-    """[B, L] scaled so that the tokens of `over` have mean 0 and population std 1; a std counts as `floor` at least."""
-    counted = advantages[over]
-    mean, std = float(counted.mean()), float(counted.std())
+def whiten(advantages: Floats, mask: Mask, floor: float) -> Floats:
+    """[B, L] scaled so that the tokens of `mask` have mean 0 and population std 1; a std counts as `floor` at least."""
+    selection = advantages[mask]
+    mean = float(selection.mean())
+    std = float(selection.std())
     return (advantages - mean) / (max(std, floor) + WHITENING_EPSILON)
 
 
@@ -208,8 +209,8 @@ class StepSpans(NamedTuple):
 
     def sums(self, rewards: Floats) -> Floats:
         """[S] a step's reward is the sum of its tokens' rewards [B, L]."""
-        summed: Floats = np.add.reduceat(rewards_at(rewards, self.acting), self.starts)
-        return summed
+        sums: Floats = np.add.reduceat(rewards_at(rewards, self.acting), self.starts)
+        return sums
 
 
 def step_spans(steps: NDArray[np.int32]) -> StepSpans:
@@ -240,9 +241,10 @@ def on_steps(advantages: Floats, spans: StepSpans) -> Floats:
 
 def token_advantages(rewards: Floats, values: Floats, time_steps: Mask, params: CreditParams) -> Floats:
     """[B, L] the generalised advantages of every trajectory's time steps; tokens between them get exactly 0."""
-    received, lengths = rewards_at(rewards, time_steps), time_steps.sum(axis=1)
-    flat = generalized_advantages(received, values[time_steps], lengths, gamma=params.gamma, lam=params.lam)
-    return scatter(flat, time_steps)
+    flat_rewards = rewards_at(rewards, time_steps)
+    lengths = time_steps.sum(axis=1)
+    advantages = generalized_advantages(flat_rewards, values[time_steps], lengths, gamma=params.gamma, lam=params.lam)
+    return scatter(advantages, time_steps)
 
 
 def rewards_at(rewards: Floats, time_steps: Mask) -> Floats:

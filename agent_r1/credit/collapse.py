@@ -65,17 +65,17 @@ def alarms(
     the iterations that have it, as soon as there is one before the last `streak`. With one of the `samples` per
     question no group has a std, and the std of the whole batch stands for it.
     """
-    best = max(each["reward/max"] for each in history)
-    past = [{**each, DISTANCE: best - each["reward/total"]} for each in history]
+    best = max(iteration["reward/max"] for iteration in history)
+    past = [{**iteration, DISTANCE: best - iteration["reward/total"]} for iteration in history]
     thresholds = monitor.thresholds.model_dump()
     whole_batch = replace(SIGNS["reward_std_fall"], metric="reward/std")
     signs = SIGNS if samples > 1 else SIGNS | {"reward_std_fall": whole_batch}
-    found = [
+    candidates = [
         _alarm(name, sign, past, thresholds[name], first=monitor.first_iterations, streak=streak or monitor.patience)
         for name, sign in signs.items()
         if thresholds[name] and sign.metric in past[-1]
     ]
-    return [alarm for alarm in found if alarm]
+    return [alarm for alarm in candidates if alarm]
 
 
 def is_clean(history: Sequence[Iteration], monitor: MonitorParams, *, samples: int) -> bool:
@@ -87,14 +87,15 @@ def is_clean(history: Sequence[Iteration], monitor: MonitorParams, *, samples: i
 def _alarm(
     name: str, sign: Sign, past: Sequence[Iteration], threshold: float, *, first: int, streak: int
 ) -> Alarm | None:
-    judged = [each for each in past if sign.metric in each]
-    before, last = judged[:-streak], judged[-streak:]
-    if not before:
+    judged = [iteration for iteration in past if sign.metric in iteration]
+    baseline = judged[:-streak]
+    last = judged[-streak:]
+    if not baseline:
         return None
     if sign.among == "healthy":
-        before = _healthy(sign, before, threshold, first)
-    standard = sign.chosen(before, first)
-    limits = [sign.limit(sign.metric, standard, each, threshold) for each in last]
+        baseline = _healthy(sign, baseline, threshold, first)
+    standard = sign.chosen(baseline, first)
+    limits = [sign.limit(sign.metric, standard, iteration, threshold) for iteration in last]
     if not all(map(sign.beyond, last, limits)):
         return None
     value = last[-1][sign.metric]
@@ -103,11 +104,11 @@ def _alarm(
 
 def _healthy(sign: Sign, past: Sequence[Iteration], threshold: float, first: int) -> list[Iteration]:
     """The iterations that did not show the sign, held against those before them that did not."""
-    found = [past[0]]
-    for each in past[1:]:
-        if not sign.beyond(each, sign.limit(sign.metric, sign.chosen(found, first), each, threshold)):
-            found.append(each)
-    return found
+    healthy = [past[0]]
+    for iteration in past[1:]:
+        if not sign.beyond(iteration, sign.limit(sign.metric, sign.chosen(healthy, first), iteration, threshold)):
+            healthy.append(iteration)
+    return healthy
 
 
 def _lower_median(among: Sequence[Iteration], *, key: Callable[[Iteration], float]) -> Iteration:

@@ -153,7 +153,8 @@ def maxrl(batch: Batch, params: CreditParams) -> Estimate:
     """
     deviations, _, _ = _compare_returns(batch)
     returns = batch.rewards.sum(axis=1)
-    if (least := returns.min()) < -ROUNDING:
+    least = returns.min()
+    if least < -ROUNDING:
         raise ValueError(f"estimator maxrl takes returns of 0 and above, and one is {least:g}; weigh no part below 0")
     means = returns - deviations
     return without_critic(broadcast(deviations / np.where(means > ROUNDING, means, 1.0), batch))
@@ -215,15 +216,16 @@ def _by_history(returns: Floats, alike: NDArray[np.int64], spans: StepSpans, par
 
     A comparison over k states weighs k + 1. One that says nothing, as of a step alone, is left out.
     """
-    states, (total, weights) = alike, np.zeros((2, len(returns)))
+    states = alike
+    total, weights = np.zeros((2, len(returns)))
     opens = (np.cumsum(spans.per_trajectory) - spans.per_trajectory)[spans.per_trajectory > 0]
     for k in range(1, params.gigpo.history + 2):
-        found = _relative(returns, alike, params)
-        total += (k + 1) * found
-        weights += (k + 1) * (found != 0)
-        before = np.roll(alike, 1)
-        before[opens] = -1 - opens  # a first step has no state before it: it is alone from now on
-        alike = np.unique(np.stack([before, states]), axis=1, return_inverse=True)[1].ravel()
+        comparison = _relative(returns, alike, params)
+        total += (k + 1) * comparison
+        weights += (k + 1) * (comparison != 0)
+        previous = np.roll(alike, 1)
+        previous[opens] = -1 - opens  # a first step has no state before it: it is alone from now on
+        alike = np.unique(np.stack([previous, states]), axis=1, return_inverse=True)[1].ravel()
     mean: Floats = total / np.maximum(weights, 1)
     return mean
 
@@ -236,7 +238,8 @@ def reinforce_pp(batch: Batch, params: CreditParams) -> Estimate:
 
     Source: REINFORCE++, Hu et al. 2025 (arXiv 2501.03262).
     """
-    rewards, lengths = rewards_at(batch.rewards, batch.time_steps), batch.time_steps.sum(axis=1)
+    rewards = rewards_at(batch.rewards, batch.time_steps)
+    lengths = batch.time_steps.sum(axis=1)
     returns = scatter(discounted_sums(rewards, lengths, params.gamma), batch.time_steps)
     return without_critic(whitened(returns, batch, params.whitening_floor))
 
@@ -252,7 +255,7 @@ def reinforce_pp_baseline(batch: Batch, params: CreditParams) -> Estimate:
 _WITH_CRITIC = (gae, step_gae, bi_level_gae)
 _WITHOUT = (grpo, dr_grpo, maxrl, rloo, step_return, gigpo, reinforce_pp, reinforce_pp_baseline)
 ESTIMATORS: dict[str, Callable[[Batch, CreditParams], Estimate]] = {
-    each.__name__: each for each in (*_WITH_CRITIC, *_WITHOUT)
+    estimator.__name__: estimator for estimator in (*_WITH_CRITIC, *_WITHOUT)
 }
 
 
@@ -274,7 +277,8 @@ def _critic_values(batch: Batch, params: CreditParams) -> Floats:
 
 def _within_groups(batch: Batch, spans: StepSpans, keys: NDArray[np.int64]) -> NDArray[np.int64]:
     """[S] numbers that are equal for the steps of one group with the same key [S]."""
-    (_, group), (distinct, key) = (np.unique(each, return_inverse=True) for each in (batch.groups, keys))
+    _, group = np.unique(batch.groups, return_inverse=True)
+    distinct, key = np.unique(keys, return_inverse=True)
     return np.repeat(group, spans.per_trajectory) * max(len(distinct), 1) + key
 
 
@@ -291,9 +295,11 @@ def _compare_returns(batch: Batch) -> tuple[Floats, Floats, Counts]:
 
 
 def _warn_of_groups_of_one(batch: Batch) -> None:
-    alone = np.count_nonzero(np.unique(batch.groups, return_counts=True)[1] == 1)
-    if alone:
-        logger.warning("%d of %d trajectories are alone in their group: their advantage is 0", alone, len(batch.groups))
+    singles = np.count_nonzero(np.unique(batch.groups, return_counts=True)[1] == 1)
+    if singles:
+        logger.warning(
+            "%d of %d trajectories are alone in their group: their advantage is 0", singles, len(batch.groups)
+        )
 
 
 def without_critic(advantages: Floats) -> Estimate:

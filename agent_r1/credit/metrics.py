@@ -13,30 +13,32 @@ from agent_r1.credit.batch import EQUAL, Floats, group_statistics, returns_to_go
 from agent_r1.params.train import LARGEST_K3, LARGEST_LOG_RATIO
 from agent_r1.records import CallStatus, Credit, Floats32, Outcome, StopReason, Trajectory
 
+Metrics = dict[str, float]  # by name
+
 NGRAM = 4  # tokens; short enough for a bare answer, long enough that two questions rarely share one by chance
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd and without structure: the golden ratio of 2^64
-OUTCOMES = tuple(each for each in Outcome if each is not Outcome.ABORTED)  # credit sees no aborted episode
+OUTCOMES = tuple(outcome for outcome in Outcome if outcome is not Outcome.ABORTED)  # credit sees no aborted episode
 
 
-def reference_metrics(trajectories: Sequence[Trajectory], kl: Sequence[Floats]) -> dict[str, float]:
+def reference_metrics(trajectories: Sequence[Trajectory], kl: Sequence[Floats]) -> Metrics:
     """The penalty (`kl_rewards`) per trajectory, before its coefficient, and the estimate k3 per action token."""
-    differences = np.concatenate([each[t.action_mask] for t, each in zip(trajectories, kl, strict=True)])
-    return {"reward/kl": _mean([each.sum() for each in kl]), "policy/reference_kl": _k3(differences)}
+    differences = np.concatenate([penalty[t.action_mask] for t, penalty in zip(trajectories, kl, strict=True)])
+    return {"reward/kl": _mean([penalty.sum() for penalty in kl]), "policy/reference_kl": _k3(differences)}
 
 
 def step_metrics(
-    trajectories: Sequence[Trajectory], before: Sequence[Floats32], after: Sequence[Floats32]
-) -> dict[str, float]:
-    """How far an update moved the policy: k3 of KL(before || after) per action token, from both logprobs [L] in nats.
+    trajectories: Sequence[Trajectory], old_logprobs: Sequence[Floats32], new_logprobs: Sequence[Floats32]
+) -> Metrics:
+    """How far an update moved the policy: k3 of KL(old || new) per action token, from both logprobs [L] in nats.
 
     The tokens were drawn before it. Nothing where there are none.
     """
-    moves = [
-        (later.astype(np.float64) - earlier)[t.action_mask]
-        for t, earlier, later in zip(trajectories, before, after, strict=True)
+    differences = [
+        (new.astype(np.float64) - old)[t.action_mask]
+        for t, old, new in zip(trajectories, old_logprobs, new_logprobs, strict=True)
     ]
-    moved = np.concatenate([np.zeros(0), *moves])
-    return {"policy/kl_step": _k3(moved)} if len(moved) else {}
+    all_differences = np.concatenate([np.zeros(0), *differences])
+    return {"policy/kl_step": _k3(all_differences)} if len(all_differences) else {}
 
 
 def _k3(differences: Floats) -> float:
@@ -50,7 +52,7 @@ def returns_of(totals: Sequence[Floats]) -> Floats:
     return np.array([total.sum() for total in totals])
 
 
-def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+def rollout_metrics(trajectories: Sequence[Trajectory]) -> Metrics:
     """How the episodes went and ended. One without an answer scores 0; a share of calls or actions is 0 without any."""
     calls = [call.status for t in trajectories for step in t.steps for call in step.calls]
     cut = sum(step.stop_reason is StopReason.LENGTH for t in trajectories for step in t.steps)
@@ -58,7 +60,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     stated = [fact for fact in ("em", "f1") if any(fact in facts for facts in last)]
     ends = Counter(t.outcome for t in trajectories)
     return {
-        **{f"outcome/{each}": ends[each] / len(trajectories) for each in OUTCOMES},
+        **{f"outcome/{outcome}": ends[outcome] / len(trajectories) for outcome in OUTCOMES},
         "rollout/success": _mean([t.success for t in trajectories]),
         **{f"rollout/{fact}": _mean([facts.get(fact, 0.0) for facts in last]) for fact in stated},
         "rollout/steps": _mean([len(t.steps) for t in trajectories]),
@@ -73,7 +75,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     }
 
 
-def reward_metrics(returns: Floats, parts: Sequence[dict[str, Floats]], groups: NDArray[np.int64]) -> dict[str, float]:
+def reward_metrics(returns: Floats, parts: Sequence[dict[str, Floats]], groups: NDArray[np.int64]) -> Metrics:
     """Every part unweighted; of the returns the mean, the highest, the sample std, and its mean over groups."""
     _, stds, sizes = group_statistics(returns, groups)
     _, [std, *_], _ = group_statistics(returns, np.zeros_like(groups))
@@ -86,7 +88,7 @@ def reward_metrics(returns: Floats, parts: Sequence[dict[str, Floats]], groups: 
     }
 
 
-def advantage_metrics(trajectories: Sequence[Trajectory], credits_: Sequence[Credit]) -> dict[str, float]:
+def advantage_metrics(trajectories: Sequence[Trajectory], credits_: Sequence[Credit]) -> Metrics:
     """Over the action tokens of the policy loss; nothing where there is none."""
     pairs = zip(trajectories, credits_, strict=True)
     advantages = np.concatenate([credit.advantages[t.action_mask & credit.loss_mask] for t, credit in pairs])
@@ -100,9 +102,7 @@ def advantage_metrics(trajectories: Sequence[Trajectory], credits_: Sequence[Cre
     }
 
 
-def value_metrics(
-    trajectories: Sequence[Trajectory], credits_: Sequence[Credit], totals: Sequence[Floats]
-) -> dict[str, float]:
+def value_metrics(trajectories: Sequence[Trajectory], credits_: Sequence[Credit], totals: Sequence[Floats]) -> Metrics:
     """The share of the variance of the observed return to go that the values explain; `totals` are step rewards [K].
 
     Over the action tokens of the critic mask. Nothing without a critic or without a trajectory that is kept; 0 where
@@ -118,7 +118,7 @@ def value_metrics(
     return {"value/explained_return": float(explained)}
 
 
-def repetition_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+def repetition_metrics(trajectories: Sequence[Trajectory]) -> Metrics:
     """Repetition of answers and of thoughts, both in [0, 1]; nothing where all trajectories are of one question."""
     if len({trajectory.group for trajectory in trajectories}) < 2:
         return {}
@@ -151,9 +151,9 @@ def thought_repetition(trajectories: Sequence[Trajectory], length: int = NGRAM) 
         return 0.0
     _, ngrams = np.unique(np.concatenate(rows), return_inverse=True)
     _, pairs = np.unique(ngrams * (groups.max() + 1) + owners, return_inverse=True)
-    elsewhere = np.bincount(ngrams)[ngrams] - np.bincount(pairs)[pairs]
-    others = len(groups) - np.bincount(groups)[owners]
-    return float((elsewhere / others).mean())
+    holders = np.bincount(ngrams)[ngrams] - np.bincount(pairs)[pairs]
+    possible_holders = len(groups) - np.bincount(groups)[owners]
+    return float((holders / possible_holders).mean())
 
 
 def _ngrams(trajectory: Trajectory, length: int) -> NDArray[np.uint64]:

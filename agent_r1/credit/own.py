@@ -83,18 +83,18 @@ def state(
     """
     stated = list(trajectories)
     for reward in rewards:
-        asked = [place for place, each in enumerate(stated) if each.counts]
-        values = _ask(reward, [stated[place] for place in asked], questions, decode)
-        for place, value in zip(asked, values, strict=True):
+        places = [place for place, trajectory in enumerate(stated) if trajectory.counts]
+        values = _ask(reward, [stated[place] for place in places], questions, decode)
+        for place, value in zip(places, values, strict=True):
             if isinstance(value, WorldFault):
                 stated[place] = replace(stated[place], outcome=Outcome.ABORTED)
                 continue
-            *before, last = stated[place].steps
+            *steps, last = stated[place].steps
             rewarded = replace(last, rewards={**last.rewards, reward.name: value})
-            stated[place] = replace(stated[place], steps=[*before, rewarded])
+            stated[place] = replace(stated[place], steps=[*steps, rewarded])
     if rewards:
         how = f"rewards included, and env.aborted_share is {aborted_share}"
-        require_few(sum(each.aborted for each in stated), len(stated), aborted_share, how)
+        require_few(sum(trajectory.aborted for trajectory in stated), len(stated), aborted_share, how)
     return stated
 
 
@@ -102,11 +102,11 @@ def _ask(
     reward: OwnReward, trajectories: Sequence[Trajectory], questions: Mapping[str, Question], decode: Decode
 ) -> list[Value]:
     """The value of every trajectory, or the fault that its second attempt met too."""
-    episodes = [view(each, questions[each.question_id], decode) for each in trajectories]
+    episodes = [view(trajectory, questions[trajectory.question_id], decode) for trajectory in trajectories]
     values: dict[int, Value] = {}
     for _ in range(2):
-        left = [place for place in range(len(episodes)) if not isinstance(values.get(place), float)]
-        for chunk in [left] if reward.params.batched and left else [[place] for place in left]:
+        missing = [place for place in range(len(episodes)) if not isinstance(values.get(place), float)]
+        for chunk in [missing] if reward.params.batched and missing else [[place] for place in missing]:
             names = [trajectories[place].trajectory_id for place in chunk]
             values |= zip(chunk, _values(reward, names, [episodes[place] for place in chunk]), strict=True)
     faults = [value for value in values.values() if isinstance(value, WorldFault)]

@@ -30,11 +30,11 @@ def step_rewards(
     """
     if params.rewards.overlong and max_tokens is None:
         raise ValueError(f"rewards.overlong {params.rewards.overlong} needs env.max_tokens; give it, or set that to 0")
-    named = parts_of(params, max_tokens)
+    functions = parts_of(params, max_tokens)
     if not trajectory.counts:
-        return np.zeros(len(trajectory.steps)), {name: np.zeros(len(trajectory.steps)) for name in named}
+        return np.zeros(len(trajectory.steps)), {name: np.zeros(len(trajectory.steps)) for name in functions}
     _check_facts(trajectory, params.rewards)
-    parts = {name: part(trajectory) for name, part in named.items()}
+    parts = {name: part(trajectory) for name, part in functions.items()}
     totals = np.zeros(len(trajectory.steps))
     for name, weight in params.rewards.weights.items():
         totals += weight * parts[name]
@@ -100,13 +100,13 @@ def failed_call(trajectory: Trajectory) -> Floats:
 
 def repeat_call(trajectory: Trajectory) -> Floats:
     """-1 for every call of the same tool with the same arguments as an earlier one. Unread arguments repeat nothing."""
-    made: set[tuple[str, str]] = set()
+    past_calls: set[tuple[str, str]] = set()
     rewards = np.zeros(len(trajectory.steps))
     for number, step in enumerate(trajectory.steps):
         for call in step.calls:
-            rewards[number] -= (call.tool, call.arguments) in made
+            rewards[number] -= (call.tool, call.arguments) in past_calls
             if call.arguments:
-                made.add((call.tool, call.arguments))
+                past_calls.add((call.tool, call.arguments))
     return rewards
 
 
@@ -128,8 +128,8 @@ def overlong(trajectory: Trajectory, *, max_tokens: int | None, buffer: int) -> 
     if max_tokens is None or not buffer:
         return _on_last_step(trajectory, 0.0)
     last = trajectory.contexts[-1]
-    within = (max_tokens - buffer - (last.stop - last.start)) / buffer
-    return _on_last_step(trajectory, float(np.clip(within, -1.0, 0.0)))
+    margin = (max_tokens - buffer - (last.stop - last.start)) / buffer
+    return _on_last_step(trajectory, float(np.clip(margin, -1.0, 0.0)))
 
 
 def length(trajectory: Trajectory) -> Floats:
@@ -163,7 +163,7 @@ def _check_facts(trajectory: Trajectory, weights: RewardWeights) -> None:
                     f"trajectory {trajectory.trajectory_id!r}: reward {name!r} of step {k} is {value}; "
                     "an environment must state finite numbers"
                 )
-    answering = trajectory.steps[-1:] if trajectory.outcome is Outcome.ANSWERED else []
+    answer_steps = trajectory.steps[-1:] if trajectory.outcome is Outcome.ANSWERED else []
     weighted = weights.weights
     for name, function in weights.own.items():
         who = function.function or "its agent"
@@ -174,9 +174,9 @@ def _check_facts(trajectory: Trajectory, weights: RewardWeights) -> None:
             )
     for part in ("agent_r1", "em", "f1", "grounded", "think"):
         fact = "em" if part == "agent_r1" else part
-        steps = trajectory.steps if part == "think" else answering
+        steps = trajectory.steps if part == "think" else answer_steps
         if weighted[part] and any(fact not in step.rewards for step in steps):
             raise ValueError(
-                f"trajectory {trajectory.trajectory_id!r}: a step{' that answers' * (steps is answering)} carries no "
-                f"reward {fact!r}, which {part} is made of; the environment must state it, or the weight must be 0"
+                f"trajectory {trajectory.trajectory_id!r}: a step{' that answers' * (steps is answer_steps)} carries "
+                f"no reward {fact!r}, which {part} is made of; the environment must state it, or the weight must be 0"
             )

@@ -43,6 +43,8 @@ languages: Veldic Aronish Basti Carvish Dorlic Estian Fenori Galdish Harvic Ithi
 """).items()
 }
 
+EntityFacts = dict[str, dict[str, str]]  # entity -> relation -> value
+
 YEARS = [str(year) for year in range(1950, 2000)]
 POOLS: dict[str, tuple[list[str], list[str]]] = {  # first and second words; one "" where a name is one word
     "person": (_WORDS["first names"], _WORDS["last names"]),
@@ -79,7 +81,7 @@ class World:
     """Who and what there is, and what is true of it."""
 
     kinds: dict[str, str]  # entity -> person, film, company, city or country
-    facts: dict[str, dict[str, str]]  # entity -> relation -> value
+    facts: EntityFacts
 
 
 def build_world(params: AtlasParams, seed: int) -> World:
@@ -116,26 +118,34 @@ def _tell_of(name: str, kind: str, facts: dict[str, str], rng: random.Random) ->
     return rng.choice(_TELLINGS).format(name=name, kind=kind, facts=f"{', '.join(most)} and {last}")
 
 
-def _draw_facts(names: dict[str, list[str]], rng: random.Random) -> dict[str, dict[str, str]]:
-    """All facts; city i lies in country i while there are countries, and is its capital."""
+def _draw_facts(names: dict[str, list[str]], rng: random.Random) -> EntityFacts:
     people, films, companies, cities, countries = names.values()
-
-    def draw(values: dict[str, list[str]]) -> dict[str, str]:
-        return {relation: rng.choice(some) for relation, some in values.items()}
-
-    facts = {name: draw({"birth city": cities, "birth year": YEARS, "employer": companies}) for name in people}
-    for one, other in zip(people[::2], people[1::2], strict=False):  # of an odd number the last stays unmarried
-        facts[one]["spouse"], facts[other]["spouse"] = other, one
-    casts = [rng.sample(people, 2) for _ in films]
-    for name, (director, lead_actor) in zip(films, casts, strict=True):
-        cast = {"director": director, "lead actor": lead_actor}
-        facts[name] = cast | draw({"studio": companies, "release year": YEARS})
+    facts = {name: _draw({"birth city": cities, "birth year": YEARS, "employer": companies}, rng) for name in people}
+    for person, spouse in zip(people[::2], people[1::2], strict=False):  # of an odd number the last stays unmarried
+        facts[person]["spouse"] = spouse
+        facts[spouse]["spouse"] = person
+    for name, cast in zip(films, [rng.sample(people, 2) for _ in films], strict=True):
+        facts[name] = {"director": cast[0], "lead actor": cast[1]} | _draw(
+            {"studio": companies, "release year": YEARS}, rng
+        )
     for name in companies:
-        facts[name] = draw({"founder": people, "headquarters": cities, "founding year": YEARS})
+        facts[name] = _draw({"founder": people, "headquarters": cities, "founding year": YEARS}, rng)
+    return facts | _draw_places(people, cities, countries, rng)
+
+
+def _draw_places(people: list[str], cities: list[str], countries: list[str], rng: random.Random) -> EntityFacts:
+    """The facts of cities and countries; city i lies in country i while there are countries, and is its capital."""
+    facts = {}
     homes = countries + [rng.choice(countries) for _ in cities[len(countries) :]]
     for name, home in zip(cities, homes, strict=True):
-        facts[name] = {"country": home} | draw({"mayor": people})
-    currencies, languages = (draw_names(kind, len(countries), rng) for kind in ("currency", "language"))
+        facts[name] = {"country": home} | _draw({"mayor": people}, rng)
+    currencies = draw_names("currency", len(countries), rng)
+    languages = draw_names("language", len(countries), rng)
     for name, capital, currency, language in zip(countries, cities, currencies, languages, strict=False):
         facts[name] = {"capital": capital, "currency": currency, "language": language}
     return facts
+
+
+def _draw(pools: dict[str, list[str]], rng: random.Random) -> dict[str, str]:
+    """A value for each relation out of its pool."""
+    return {relation: rng.choice(pool) for relation, pool in pools.items()}

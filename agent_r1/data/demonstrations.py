@@ -39,14 +39,14 @@ def with_tools(
     With a calculator among the tools half of them are offered it, so that a policy with it and one without may start
     from them. Of questions in `scripts`, by question_id, the actions are those.
     """
-    made = []
+    demonstrations = []
     for question, rng in _take(questions, params.demonstrations, params.seed, "demonstration"):
         offered = calculator and rng.random() < 0.5
         actions = scripts.get(question.question_id)
         if actions is None:
             actions = demonstrate(plans[question.question_id], question, facts, params, rng, calculator=offered)
-        made.append(Demonstration(question, actions, offered))
-    return made
+        demonstrations.append(Demonstration(question, actions, offered))
+    return demonstrations
 
 
 def without_tools(
@@ -61,14 +61,14 @@ def without_tools(
 
     Of questions in `scripts`, by question_id, the actions are those.
     """
-    chosen = _take(questions, params.naive_rag_demonstrations, params.seed, "naive rag demonstration")
-    shown = index.search([question.text for question, _ in chosen], top_k)
+    draws = _take(questions, params.naive_rag_demonstrations, params.seed, "naive rag demonstration")
+    results = index.search([question.text for question, _ in draws], top_k)
     return [
         Demonstration(
             question,
             scripts.get(question.question_id) or [answer_at_once(plans[question.question_id], question, passages, rng)],
         )
-        for (question, rng), passages in zip(chosen, shown, strict=True)
+        for (question, rng), passages in zip(draws, results, strict=True)
     ]
 
 
@@ -104,46 +104,46 @@ def demonstrate(
     its mistakes, and its thoughts name them. An action copies only from the question, an earlier thought or the result
     of the previous search.
     """
-    made = _hops_made(plan, question, facts, params, rng)
-    if question.strata["kind"] in _THOUGHTS:
-        thoughts = _THOUGHTS[question.strata["kind"]](plan, made)
+    hops = _hops_made(plan, question, facts, params, rng)
+    kind = question.strata["kind"]
+    if kind in _THOUGHTS:
+        thoughts = _THOUGHTS[kind](plan, hops)
     else:
-        thoughts = _follow(plan, made, believed=params.by_relation > 0)
+        thoughts = _follow(plan, hops, believed=params.by_relation > 0)
     searches = [
-        call_action(thought, "search", {"query": hop.query}) for thought, hop in zip(thoughts, made, strict=True)
+        call_action(thought, "search", {"query": hop.query}) for thought, hop in zip(thoughts, hops, strict=True)
     ]
-    conclusion = _conclusion(plan, question, made, rng)
-    if calculator and _can_calculate(plan, made):
-        expression = f"{made[0].value} {plan.sign} {made[1].value}"
-        calculation = call_action(f"{findings(made)}Now {expression}.", "calculator", {"expression": expression})
+    conclusion = _conclusion(plan, question, hops, rng)
+    if calculator and _can_calculate(plan, hops):
+        expression = f"{hops[0].value} {plan.sign} {hops[1].value}"
+        calculation = call_action(f"{findings(hops)}Now {expression}.", "calculator", {"expression": expression})
         return [*searches, calculation, answer_action(conclusion, "")]
-    found = made if question.strata["kind"] in _THOUGHTS else made[-1:]
-    return [*searches, answer_action(conclusion, findings(found))]
+    return [*searches, answer_action(conclusion, findings(hops if kind in _THOUGHTS else hops[-1:]))]
 
 
 def answer_at_once(plan: Plan, question: Question, passages: Sequence[Passage], rng: random.Random) -> str:
     """One action that answers from the passages that are shown; hops count up to the first whose passage is missing."""
     titles = {passage.title for passage in passages}
-    made = list(takewhile(lambda hop: hop.entity in titles, plan.hops))
-    text = _conclusion(plan, question, made, rng) if made else rng.choice(sorted(titles) or ["unknown"])
-    return answer_action(text, findings(made))
+    hops = list(takewhile(lambda hop: hop.entity in titles, plan.hops))
+    text = _conclusion(plan, question, hops, rng) if hops else rng.choice(sorted(titles) or ["unknown"])
+    return answer_action(text, findings(hops))
 
 
 def _hops_made(plan: Plan, question: Question, facts: Facts, params: WarmStartParams, rng: random.Random) -> list[Hop]:
-    made: list[Hop] = []
+    hops: list[Hop] = []
     for hop in plan.hops:
-        if made and rng.random() < _chance(params.stop_early, params, "stop early", made[-1].relation, hop.relation):
-            return made
-        at_hand = made[-1].value if made and question.strata["kind"] == "bridge" else hop.entity
+        if hops and rng.random() < _chance(params.stop_early, params, "stop early", hops[-1].relation, hop.relation):
+            return hops
+        at_hand = hops[-1].value if hops and question.strata["kind"] == "bridge" else hop.entity
         if at_hand != hop.entity:
             if hop.relation not in facts.get(at_hand, {}):
-                return made
+                return hops
             hop = look_up(facts, at_hand, hop.relation)
         if rng.random() < _chance(params.wrong_relation, params, "wrong relation", hop.relation):
-            others = [relation for relation in facts.get(hop.entity, {}) if relation != hop.relation]
-            hop = look_up(facts, hop.entity, _habitual(others, params, rng, hop.relation)) if others else hop
-        made.append(hop)
-    return made
+            relations = [relation for relation in facts.get(hop.entity, {}) if relation != hop.relation]
+            hop = look_up(facts, hop.entity, _habitual(relations, params, rng, hop.relation)) if relations else hop
+        hops.append(hop)
+    return hops
 
 
 def _chance(mean: float, params: WarmStartParams, *place: str) -> float:
@@ -163,39 +163,39 @@ def _habitual(relations: Sequence[str], params: WarmStartParams, rng: random.Ran
     return (random.Random(derive(params.seed, "habit", place)) if params.by_relation else rng).choice(relations)
 
 
-def _conclusion(plan: Plan, question: Question, made: list[Hop], rng: random.Random) -> str:
-    if _can_calculate(plan, made):
-        return calculate(made[0].value, plan.sign, made[1].value)
+def _conclusion(plan: Plan, question: Question, hops: list[Hop], rng: random.Random) -> str:
+    if _can_calculate(plan, hops):
+        return calculate(hops[0].value, plan.sign, hops[1].value)
     if question.strata["kind"] != "comparison":
-        return made[-1].value
-    if made == list(plan.hops):
+        return hops[-1].value
+    if hops == list(plan.hops):
         return plan.answer
     return rng.choice(["yes", "no"] if plan.answer in ("yes", "no") else [hop.entity for hop in plan.hops])
 
 
-def _follow(plan: Plan, made: Sequence[Hop], *, believed: bool) -> list[str]:
+def _follow(plan: Plan, hops: Sequence[Hop], *, believed: bool) -> list[str]:
     """A thought before each search along a chain: the last finding, and all that is still needed, or believed to be."""
-    found = ["", *(findings([hop]) for hop in made[:-1])]
-    firsts = made if believed else [*plan.hops, *made[len(plan.hops) :]]
-    return [before + _need([firsts[done], *plan.hops[done + 1 :]]) for done, before in enumerate(found)]
+    last_findings = ["", *(findings([hop]) for hop in hops[:-1])]
+    firsts = hops if believed else [*plan.hops, *hops[len(plan.hops) :]]
+    return [finding + _need([firsts[place], *plan.hops[place + 1 :]]) for place, finding in enumerate(last_findings)]
 
 
-def _compare(plan: Plan, made: Sequence[Hop]) -> list[str]:
+def _compare(plan: Plan, hops: Sequence[Hop]) -> list[str]:
     """A thought before each search of a comparison: its entities, then the last finding and the next entity."""
     entities = " and ".join(hop.entity for hop in plan.hops)
     what = f"the {plan.hops[0].relation} of {entities}" if plan.hops[0].relation else entities
-    return [f"I compare {what}.", *(f"{findings([before])}Next {hop.entity}." for before, hop in pairwise(made))]
+    return [f"I compare {what}.", *(f"{findings([previous])}Next {hop.entity}." for previous, hop in pairwise(hops))]
 
 
-def _add_up(plan: Plan, made: Sequence[Hop]) -> list[str]:
+def _add_up(plan: Plan, hops: Sequence[Hop]) -> list[str]:
     """A thought before each search of two years: both needs, then the first finding and the second need."""
-    needed = [f"the {hop.relation} of {hop.entity}" for hop in plan.hops]
-    return [f"I need {' and '.join(needed)}.", *(f"{findings([before])}Next {needed[1]}." for before in made[:-1])]
+    needs = [f"the {hop.relation} of {hop.entity}" for hop in plan.hops]
+    return [f"I need {' and '.join(needs)}.", *(f"{findings([hop])}Next {needs[1]}." for hop in hops[:-1])]
 
 
-def _can_calculate(plan: Plan, made: Sequence[Hop]) -> bool:
+def _can_calculate(plan: Plan, hops: Sequence[Hop]) -> bool:
     """Whether both hops gave a year."""
-    return bool(plan.sign) and len(made) == 2 and all(hop.value.isdecimal() for hop in made)
+    return bool(plan.sign) and len(hops) == 2 and all(hop.value.isdecimal() for hop in hops)
 
 
 def _need(hops: Sequence[Hop]) -> str:

@@ -60,12 +60,12 @@ def with_aliases(rows: Iterable[Row], split: Path) -> Iterator[Row]:
     Source: the evaluation script of 2WikiMultihopQA (github.com/Alab-NII/2wikimultihop), which accepts the aliases and
     demonyms of the entity that `answer_id` names.
     """
-    listed = split.with_name(ALIASES)
-    aliases = read(listed) if listed.exists() else iter(())
+    alias_file = split.with_name(ALIASES)
+    aliases = read(alias_file) if alias_file.exists() else iter(())
     names = {row.text("Q_id"): [*row.texts("aliases"), *row.texts("demonyms")] for row in aliases}
     for row in rows:
-        others = names.get(str(row.fields.get("answer_id")), [])
-        yield replace(row, fields={**row.fields, ACCEPTED: others}) if others else row
+        other_names = names.get(str(row.fields.get("answer_id")), [])
+        yield replace(row, fields={**row.fields, ACCEPTED: other_names}) if other_names else row
 
 
 def evidence_hops(row: Row) -> list[Hop]:
@@ -74,19 +74,19 @@ def evidence_hops(row: Row) -> list[Hop]:
     The passage of a triple is the supporting one of its subject's name, or else the most similar of the others.
     """
     triples = row.fields.get("evidences")
-    if not isinstance(triples, list) or not all(_is_triple(each) for each in triples):
+    if not isinstance(triples, list) or not all(_is_triple(triple) for triple in triples):
         return []
     subjects = [subject for subject, _, _ in triples]
     titles = [title for title, _ in row.pairs("supporting_facts", "sent_id")]
-    left = [title for title in titles if title not in subjects] or titles
+    candidates = [title for title in titles if title not in subjects] or titles
     return [
-        Hop(subject, subject if subject in titles else get_close_matches(subject, left, 1, 0)[0], relation, value)
+        Hop(subject, subject if subject in titles else get_close_matches(subject, candidates, 1, 0)[0], relation, value)
         for subject, relation, value in triples
     ]
 
 
 def _is_triple(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 3 and all(isinstance(each, str) and each for each in value)
+    return isinstance(value, list) and len(value) == 3 and all(isinstance(part, str) and part for part in value)
 
 
 def decomposed_hops(row: Row) -> list[Hop]:
@@ -106,12 +106,13 @@ def decomposed_hops(row: Row) -> list[Hop]:
 
 def joined_context(row: Row, *, separator: str) -> list[tuple[str, str]]:
     """The paragraphs of a context, their sentences joined. HotpotQA's fullwiki rows may lack gold ones."""
-    found = row.pairs("context", "sentences")
+    paragraphs = row.pairs("context", "sentences")
     if not all(
-        isinstance(sentences, list) and all(isinstance(each, str) for each in sentences) for _, sentences in found
+        isinstance(sentences, list) and all(isinstance(sentence, str) for sentence in sentences)
+        for _, sentences in paragraphs
     ):
         raise row.fault("context", "must hold [title, [sentence, ...]] pairs")
-    return [(title, separator.join(sentences).strip()) for title, sentences in found]
+    return [(title, separator.join(sentences).strip()) for title, sentences in paragraphs]
 
 
 def musique_question(row: Row, dataset: str, split: str) -> Question:
@@ -126,7 +127,7 @@ def musique_question(row: Row, dataset: str, split: str) -> Question:
     titles = [title for title, _, is_gold in _marked_paragraphs(row) if is_gold]
     if not titles:
         raise row.fault("paragraphs", "must hold at least one with is_supporting: true")
-    named, separator, _ = question_id.partition("__")  # the release's ids begin with the kind: 3hop1__140786_2053_5289
+    kind, separator, _ = question_id.partition("__")  # the release's ids begin with the kind: 3hop1__140786_2053_5289
     return Question(
         question_id=question_id,
         dataset=dataset,
@@ -134,20 +135,20 @@ def musique_question(row: Row, dataset: str, split: str) -> Question:
         text=row.text("question"),
         answers=_answers(row),
         gold_titles=list(dict.fromkeys(titles)),
-        strata={"hops": str(hops), "kind": named if separator else f"{hops}hop"},
+        strata={"hops": str(hops), "kind": kind if separator else f"{hops}hop"},
     )
 
 
 def _marked_paragraphs(row: Row) -> list[tuple[str, str, bool]]:
     """Titles and texts of MuSiQue's paragraphs, and whether each is gold."""
-    found = []
+    paragraphs = []
     for fields in row.objects("paragraphs"):
         match fields:
             case {"title": str(title), "paragraph_text": str(text), "is_supporting": bool(is_gold)}:
-                found.append((title, text.strip(), is_gold))
+                paragraphs.append((title, text.strip(), is_gold))
             case _:
                 raise row.fault("paragraphs", "must hold objects with title, paragraph_text and is_supporting")
-    return found
+    return paragraphs
 
 
 def generic_question(row: Row, dataset: str, split: str) -> Question:
@@ -158,7 +159,7 @@ def generic_question(row: Row, dataset: str, split: str) -> Question:
     every gold title is one. An `answer` beside accepted ones has to be one of them. Other fields are passed over.
     """
     titles = row.texts("gold_titles")
-    named = row.first("id", "_id")
+    id_field = row.first("id", "_id")
     answers = _answers_of(row, "answers") if row.has("answers") else [row.text("answer", numbers=True)]
     if row.fields.get("answer") and not exact_match(row.text("answer", numbers=True), answers):
         raise row.fault("answer", f"must be one of the accepted answers, {reprlib.repr(answers)}, or left out")
@@ -166,8 +167,8 @@ def generic_question(row: Row, dataset: str, split: str) -> Question:
     if not re.fullmatch("[1-9][0-9]{0,5}", hops):
         raise row.fault("hops", "must be a number from 1 to 999999")
     return Question(
-        question_id=row.text(named, numbers=True)
-        if row.has(named)
+        question_id=row.text(id_field, numbers=True)
+        if row.has(id_field)
         else f"{dataset}-{split}-{row.path.name}-{row.number}",
         dataset=dataset,
         split=split,
@@ -190,26 +191,26 @@ def flashrag_question(row: Row, dataset: str, split: str) -> Question:
     Gold titles and kind are those of its `metadata`, where that has `supporting_facts` and `type`. Source:
     github.com/RUC-NLPIR/FlashRAG.
     """
-    more = _metadata(row)
+    metadata = _metadata(row)
     fields = {
         **row.fields,
         "answers": _answers_of(row, "golden_answers"),
-        "gold_titles": [title for title, _ in more.pairs(FACTS, "sent_id")] if more.has(FACTS) else [],
-        "kind": more.fields.get("type"),
+        "gold_titles": [title for title, _ in metadata.pairs(FACTS, "sent_id")] if metadata.has(FACTS) else [],
+        "kind": metadata.fields.get("type"),
     }
     return generic_question(replace(row, fields=fields), dataset, split)
 
 
 def flashrag_context(row: Row) -> list[tuple[str, str]]:
     """The paragraphs of the `metadata`, joined as in the release that they come from; none where it has no context."""
-    more = _metadata(row)
-    match more.fields.get("context"):
+    metadata = _metadata(row)
+    match metadata.fields.get("context"):
         case None:
             return []
         case {"title": titles, "content": sentences}:  # 2WikiMultihopQA's
             fields = {"context": {"title": titles, "sentences": sentences}}
-            return joined_context(replace(more, fields=fields), separator=" ")
-    return joined_context(more, separator="")
+            return joined_context(replace(metadata, fields=fields), separator=" ")
+    return joined_context(metadata, separator="")
 
 
 def _metadata(row: Row) -> Row:

@@ -53,15 +53,17 @@ def make_plans(params: PrepareParams, questions: Sequence[Question]) -> tuple[di
     for name in {row.dataset for row in questions} & params.files.keys():
         hops_of = FORMATS[params.files[name].format].hops
         train = params.files[name].train
-        for row in read(train.file) if train and hops_of else ():
+        if not train or not hops_of:
+            continue
+        for row in read(train.file):
             row_id = row.text(row.first("_id", "id"), numbers=True)
             for question_id in plans.keys() & {row_id, f"{name}/train/{row_id}"}:  # longer where ids clash
-                if hops_of and (hops := hops_of(row)):
+                if hops := hops_of(row):
                     plans[question_id] = replace(plans[question_id], hops=tuple(hops))
     if BUILT_IN not in params.datasets:
         return plans, {}
-    generated = generate_atlas(params.atlas, params.seed)
-    return {**generated.plans, **plans}, generated.facts
+    atlas = generate_atlas(params.atlas, params.seed)
+    return {**atlas.plans, **plans}, atlas.facts
 
 
 def borne_out(
@@ -85,8 +87,8 @@ def borne_out(
             reasons[str(reason)] += 1
     if reasons:
         why = ", ".join(f"{reason} ({number})" for reason, number in reasons.most_common())
-        tried = reasons.total() + len(usable)
-        logger.info("%d of %d questions cannot be demonstrated: %s", reasons.total(), tried, why)
+        attempts = reasons.total() + len(usable)
+        logger.info("%d of %d questions cannot be demonstrated: %s", reasons.total(), attempts, why)
     return usable, actions
 
 
@@ -137,10 +139,12 @@ def _chains(plan: Plan, question: Question) -> list[list[Hop]]:
     return chains
 
 
-def _query(hop: Hop, before: Sequence[Hop], question: Question, pages: Mapping[str, str]) -> str:
+def _query(hop: Hop, previous_hops: Sequence[Hop], question: Question, pages: Mapping[str, str]) -> str:
     if not (hop.relation or _by_title(hop)):
         return hop.query  # a sub-question
-    written = first_written([*_names(hop), *(earlier.value for earlier in before[-1:])], _read(pages, question.text))
+    written = first_written(
+        [*_names(hop), *(previous.value for previous in previous_hops[-1:])], _read(pages, question.text)
+    )
     if pages and not written:
         raise NotBorneOutError("the title of a gold passage was not read")
     return written or question.text
@@ -155,8 +159,8 @@ def _names(hop: Hop) -> list[str]:
     return [hop.entity, hop.query, _BRACKETS.sub("", hop.entity)]
 
 
-def _read(pages: Mapping[str, str], before: str = "") -> str:
-    return "\n".join([before, *pages, *pages.values()])
+def _read(pages: Mapping[str, str], question: str = "") -> str:
+    return "\n".join([question, *pages, *pages.values()])
 
 
 def _page(hop: Hop, pages: Mapping[str, str], question: Question) -> str:
@@ -193,9 +197,10 @@ def first_written(phrases: Iterable[str], text: str) -> str:
     """
     for phrase in phrases:
         words = r"\W+".join(re.escape(word) for word in _WORD.findall(phrase))
-        closing = r"\)?" if phrase.endswith(")") else ""
-        if words and (place := re.search(rf"\b{words}\b{closing}", text, re.IGNORECASE)):
-            return place[0]
+        bracket = r"\)?" if phrase.endswith(")") else ""
+        match = re.search(rf"\b{words}\b{bracket}", text, re.IGNORECASE) if words else None
+        if match:
+            return match[0]
     return ""
 
 
@@ -214,7 +219,7 @@ def _finding(hop: Hop, page: str, *, quotes: bool) -> str:
         return ""
     quote = ""
     if quotes:
-        sentence = next((each for each in _SENTENCE.split(page) if hop.value in each), hop.value)
+        sentence = next((sentence for sentence in _SENTENCE.split(page) if hop.value in sentence), hop.value)
         end = max(sentence.index(hop.value) + len(hop.value), _LONGEST_QUOTE)
         quote = f'"{sentence[max(0, end - _LONGEST_QUOTE) : end]}" '
     return quote + (findings([hop]) or f"Found {hop.value}. ")

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, starmap
 from operator import itemgetter
 from pathlib import Path
 from typing import TypeVar
@@ -31,7 +31,8 @@ T = TypeVar("T")
 
 Portion = tuple[int, Iterable[T]]  # the items of a data set in a split, and before them how many they are
 
-QUESTIONS, PASSAGES = "questions.parquet", "passages.parquet"
+QUESTIONS = "questions.parquet"
+PASSAGES = "passages.parquet"
 TEXT = ".txt"
 
 
@@ -60,31 +61,38 @@ def write(params: PrepareParams, directory: Path, searched: bool = True) -> None
     becomes `dataset/split/id`. Passages come from the rows, then from the generated world, then from every corpus;
     equal ones once. Raises the errors of `prepare`.
     """
-    counts: Counter[tuple[str, str]] = Counter()
-    distinct = Distinct()
-    questions, passages = directory / QUESTIONS, directory / PASSAGES
-    with row_writer(questions, Question) as add_question, row_writer(passages, Passage) as add_passage:
-        generated = generate_atlas(params.atlas, params.seed) if BUILT_IN in params.datasets else None
-        drawn = {name: worlds.draw(name, world) for name, world in params.worlds.items() if name in params.datasets}
-        for entry in _entries(params, generated.questions if generated else [], drawn):
-            distinct.take_question(entry.question, entry.where)
-            add_question(entry.question)
-            counts[entry.question.dataset, entry.question.split] += 1
-            for passage in entry.passages:
-                if distinct.is_new(passage, entry.where):
-                    add_passage(passage)
-        for where, passage in _searchable(params, generated.passages if generated else []):
-            if distinct.is_new(passage, where):
-                add_passage(passage)
+    questions = directory / QUESTIONS
+    passages = directory / PASSAGES
+    distinct = _write_rows(params, questions, passages)
     if distinct.shared_ids:
         _qualify(questions, distinct.shared_ids)
     with open_rows(passages) as file:
-        found = file.metadata.num_rows
-    if searched and not found and params.asks:
+        size = file.metadata.num_rows
+    if searched and not size and params.asks:
         raise ValueError("there are no passages to search; check the corpus files under prepare.files")
     for line in complaints(questions, passages):
         logger.warning(line)
-    logger.info("prepared questions %s", {"/".join(key): count for key, count in counts.items()})
+    logger.info("prepared questions %s", {"/".join(key): count for key, count in distinct.counts.items()})
+
+
+def _write_rows(params: PrepareParams, questions: Path, passages: Path) -> Distinct:
+    """Writes all rows; returns what their ids and contents were held to."""
+    distinct = Distinct()
+    with row_writer(questions, Question) as add_question, row_writer(passages, Passage) as add_passage:
+        atlas = generate_atlas(params.atlas, params.seed) if BUILT_IN in params.datasets else None
+        world_questions = {
+            name: worlds.draw(name, world) for name, world in params.worlds.items() if name in params.datasets
+        }
+        for entry in _entries(params, atlas.questions if atlas else [], world_questions):
+            distinct.take_question(entry.question, entry.where)
+            add_question(entry.question)
+            for passage in entry.passages:
+                if distinct.is_new(passage, entry.where):
+                    add_passage(passage)
+        for where, passage in _searchable(params, atlas.passages if atlas else []):
+            if distinct.is_new(passage, where):
+                add_passage(passage)
+    return distinct
 
 
 def _qualify(path: Path, shared_ids: Collection[str]) -> None:
@@ -99,26 +107,29 @@ def _qualify(path: Path, shared_ids: Collection[str]) -> None:
 
 
 def _entries(
-    params: PrepareParams, generated: Sequence[Question], drawn: Mapping[str, Mapping[str, list[Question]]]
+    params: PrepareParams,
+    atlas_questions: Sequence[Question],
+    world_questions: Mapping[str, Mapping[str, list[Question]]],
 ) -> Iterator[Entry]:
     for split in SPLITS:
         portions: list[Portion[Entry]] = []
         for name in params.datasets:
             if name == BUILT_IN:
-                entries = [Entry(BUILT_IN, question) for question in generated if question.split == split]
+                entries = [Entry(BUILT_IN, question) for question in atlas_questions if question.split == split]
                 portions.append((len(entries), entries))
-            elif name in drawn:
-                portions.append((len(drawn[name][split]), [Entry(name, each) for each in drawn[name][split]]))
+            elif name in world_questions:
+                entries = [Entry(name, question) for question in world_questions[name][split]]
+                portions.append((len(entries), entries))
             elif split in params.files[name].splits:
                 portions.append(from_files(name, params.files[name], split, params.seed))
         yield from progress(interleave(portions), f"{split} questions", sum(size for size, _ in portions))
 
 
-def _searchable(params: PrepareParams, generated: Sequence[Passage]) -> Iterator[tuple[str, Passage]]:
+def _searchable(params: PrepareParams, atlas_passages: Sequence[Passage]) -> Iterator[tuple[str, Passage]]:
     """The passages that do not come with a question; a corpus that several data sets name is read once."""
-    yield from ((BUILT_IN, passage) for passage in generated)
-    named = (params.files[name].corpus for name in params.datasets if name in params.files)
-    for corpus in dict.fromkeys(path for path in named if path is not None):
+    yield from ((BUILT_IN, passage) for passage in atlas_passages)
+    corpora = (params.files[name].corpus for name in params.datasets if name in params.files)
+    for corpus in dict.fromkeys(path for path in corpora if path is not None):
         yield from progress(read_passages(corpus), f"passages of {corpus.name}")
 
 
@@ -151,9 +162,11 @@ def _passage(row: Row) -> Passage:
         parts = re.fullmatch(r'(?:"(.+)"|(.+?))\s*\n((?s:.+))', row.text("contents").strip())
         if not parts:
             raise row.fault("contents", "must be a title, a line break and a text")
-        title, text = parts[1] or parts[2], parts[3]
+        title = parts[1] or parts[2]
+        text = parts[3]
     else:
-        title, text = row.text("title", numbers=True), row.text("text")
+        title = row.text("title", numbers=True)
+        text = row.text("text")
     text = text.strip()
     if not row.has("id"):
         return named_by_content(title, text)
@@ -186,6 +199,7 @@ class Distinct:
     """
 
     def __init__(self) -> None:
+        self.counts: Counter[tuple[str, str]] = Counter()  # of questions by data set and split
         self.shared_ids: set[str] = set()  # of questions of several data sets or splits
         self._ids: set[str] = set()
         self._questions: set[tuple[str, str, str]] = set()  # data set, split and id
@@ -194,13 +208,14 @@ class Distinct:
 
     def take_question(self, question: Question, where: str) -> None:
         """Notes a question."""
-        known = (question.dataset, question.split, question.question_id)
-        if known in self._questions:
+        key = (question.dataset, question.split, question.question_id)
+        if key in self._questions:
             raise ValueError(
                 f"{where}: the id {question.question_id!r} is that of an earlier question; take one of the two out, "
                 "or give it another id"
             )
-        self._questions.add(known)
+        self._questions.add(key)
+        self.counts[question.dataset, question.split] += 1
         (self.shared_ids if question.question_id in self._ids else self._ids).add(question.question_id)
 
     def is_new(self, passage: Passage, where: str) -> bool:
@@ -230,23 +245,25 @@ class Entry:
 
 def from_files(name: str, params: FilesParams, split: str, seed: int) -> Portion[Entry]:
     """The questions of one split of a data set in files, in the order of its rows."""
-    file, asked = params.splits[split].file, params.splits[split].questions
-    total, rows = count(file), read(file)
-    if asked > total:
+    file = params.splits[split].file
+    sample_size = params.splits[split].questions
+    total = count(file)
+    rows = read(file)
+    if sample_size > total:
         raise ValueError(
-            f"{file} holds {total} rows; prepare.files.{name}.{split}.questions asks for {asked}: lower it, or 0 for "
-            "all"
+            f"{file} holds {total} rows; prepare.files.{name}.{split}.questions asks for {sample_size}: lower it, or 0 "
+            "for all"
         )
-    if asked:
-        chosen = set(random.Random(derive(seed, "prepare", name, split)).sample(range(total), asked))
-        rows = (row for at, row in enumerate(rows) if at in chosen)
+    if sample_size:
+        sample = set(random.Random(derive(seed, "prepare", name, split)).sample(range(total), sample_size))
+        rows = (row for at, row in enumerate(rows) if at in sample)
     form = FORMATS[params.format]
 
     def entry(row: Row) -> Entry:
         paragraphs = form.paragraphs(row) if params.corpus is None else []
-        return Entry(str(row), form.question(row, name, split), [named_by_content(*each) for each in paragraphs])
+        return Entry(str(row), form.question(row, name, split), [*starmap(named_by_content, paragraphs)])
 
-    return asked or total, map(entry, form.complete(rows, file))
+    return sample_size or total, map(entry, form.complete(rows, file))
 
 
 def interleave(portions: Sequence[Portion[T]]) -> Iterator[T]:

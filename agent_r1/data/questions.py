@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from agent_r1.seeds import derive
 
 Facts = Mapping[str, Mapping[str, str]]  # entity -> relation -> value
 Pair = tuple[str, str]  # of entities
+Phrasings = dict[str, tuple[str, str]]  # relation -> two ways to say it
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ def generate_atlas(params: AtlasParams, seed: int) -> Atlas:
 
 
 # Two ways to say each relation. Nested from the inside out they make a question of any number of hops.
-_PHRASES: dict[str, tuple[str, str]] = {
+_PHRASES: Phrasings = {
     "birth city": ("the birth city of {}", "the city where {} was born"),
     "birth year": ("the birth year of {}", "the year in which {} was born"),
     "employer": ("the employer of {}", "the company that {} works for"),
@@ -96,7 +97,7 @@ _PHRASES: dict[str, tuple[str, str]] = {
     "currency": ("the currency of {}", "the money used in {}"),
     "language": ("the language of {}", "the language spoken in {}"),
 }
-_SAME: dict[str, tuple[str, str]] = {
+_SAME: Phrasings = {
     "employer": ("Do {} and {} work for the same company?", "Do {} and {} have the same employer?"),
     "birth city": ("Were {} and {} born in the same city?", "Do {} and {} have the same birth city?"),
     "director": ("Did the same person direct {} and {}?", "Do {} and {} have the same director?"),
@@ -104,7 +105,7 @@ _SAME: dict[str, tuple[str, str]] = {
     "headquarters": ("Are {} and {} based in the same city?", "Do {} and {} have the same headquarters?"),
     "country": ("Do {} and {} lie in the same country?", "Are {} and {} in the same country?"),
 }
-_EARLIER: dict[str, tuple[str, str]] = {
+_EARLIER: Phrasings = {
     "birth year": ("Who was born first, {} or {}?", "Who has the earlier birth year, {} or {}?"),
     "release year": ("Which film came out first, {} or {}?", "Which film has the earlier release year, {} or {}?"),
     "founding year": (
@@ -114,7 +115,7 @@ _EARLIER: dict[str, tuple[str, str]] = {
 }
 
 _SUM = ("What is the sum of {} and {}?", "What do you get if you add {} and {}?")
-_AGE: dict[str, tuple[str, str]] = {
+_AGE: Phrasings = {
     "release year": ("How old was {1} when {0} came out?", "What was the age of {1} in the release year of {0}?"),
     "founding year": ("How old was {1} when {0} was founded?", "What was the age of {1} in the founding year of {0}?"),
 }
@@ -166,13 +167,13 @@ def _counts(size: int, shares: AtlasShares) -> dict[str, int]:
 
 
 def _take(drafts: Iterator[Draft], label: str, count: int) -> Iterator[Draft]:
-    taken = list(itertools.islice(drafts, count))
-    if len(taken) < count:
+    subset = list(itertools.islice(drafts, count))
+    if len(subset) < count:
         raise ValueError(
-            f"the world has {len(taken)} {label} questions and {count} are asked for; raise people, films, companies "
+            f"the world has {len(subset)} {label} questions and {count} are asked for; raise people, films, companies "
             "or cities under prepare.atlas, or lower train_questions, dev_questions or test_questions"
         )
-    return iter(taken)
+    return iter(subset)
 
 
 def _split(
@@ -189,7 +190,8 @@ def _chains(world: World, length: int, rng: random.Random) -> Iterator[Draft]:
     walks = [walk for entity in world.facts for walk in _walks(world, entity, length, {entity})]
     rng.shuffle(walks)
     for hops in walks:
-        text, answer = _chain_text(hops, world, rng), hops[-1].value
+        text = _chain_text(hops, world, rng)
+        answer = hops[-1].value
         if not contains(text, [answer]):
             yield Draft(text, "lookup" if length == 1 else "bridge", Plan(hops, answer))
 
@@ -214,10 +216,10 @@ def _same(world: World, rng: random.Random) -> Iterator[Draft]:
     rng.shuffle(alike)
     unlike = {relation: _unlike(world, relation, rng) for relation in _SAME}
     for relation, pair in alike:
-        other = next(unlike[relation], None)
-        if other is not None:
+        unlike_pair = next(unlike[relation], None)
+        if unlike_pair is not None:
             yield _comparison(world, relation, pair, _SAME, "yes", rng)
-            yield _comparison(world, relation, other, _SAME, "no", rng)
+            yield _comparison(world, relation, unlike_pair, _SAME, "no", rng)
 
 
 def _earlier(world: World, rng: random.Random) -> Iterator[Draft]:
@@ -230,14 +232,14 @@ def _earlier(world: World, rng: random.Random) -> Iterator[Draft]:
 
 
 def _sums(world: World, rng: random.Random) -> Iterator[Draft]:
-    for first, second in _year_pairs(world, tuple(_EARLIER), tuple(_EARLIER), rng):
-        asked = [rng.choice(_PHRASES[hop.relation]).format(hop.entity) for hop in (first, second)]
-        yield _arithmetic(rng.choice(_SUM).format(*asked), first, second, "+")
+    for first, second in _year_pairs(_year_hops(world, _EARLIER), _year_hops(world, _EARLIER), rng):
+        phrases = [rng.choice(_PHRASES[hop.relation]).format(hop.entity) for hop in (first, second)]
+        yield _arithmetic(rng.choice(_SUM).format(*phrases), first, second, "+")
 
 
 def _ages(world: World, rng: random.Random) -> Iterator[Draft]:
     """How old a person was at an event of which the year is known."""
-    for event, birth in _year_pairs(world, tuple(_AGE), ("birth year",), rng):
+    for event, birth in _year_pairs(_year_hops(world, _AGE), _year_hops(world, ["birth year"]), rng):
         if int(event.value) > int(birth.value):
             yield _arithmetic(rng.choice(_AGE[event.relation]).format(event.entity, birth.entity), event, birth, "-")
 
@@ -246,33 +248,31 @@ def _arithmetic(text: str, first: Hop, second: Hop, sign: str) -> Draft:
     return Draft(text, "arithmetic", Plan((first, second), calculate(first.value, sign, second.value), sign))
 
 
-def _year_pairs(
-    world: World, first: Sequence[str], second: Sequence[str], rng: random.Random
-) -> Iterator[tuple[Hop, Hop]]:
+def _year_hops(world: World, relations: Iterable[str]) -> list[Hop]:
+    return [
+        look_up(world.facts, entity, relation)
+        for entity, facts in world.facts.items()
+        for relation in relations
+        if relation in facts
+    ]
+
+
+def _year_pairs(firsts: list[Hop], seconds: list[Hop], rng: random.Random) -> Iterator[tuple[Hop, Hop]]:
     """Pairs of different entities with a year each, mixed but not held in memory; no two entities are paired twice."""
-    firsts, seconds = (
-        [
-            look_up(world.facts, entity, relation)
-            for entity, facts in world.facts.items()
-            for relation in some
-            if relation in facts
-        ]
-        for some in (first, second)
-    )
     rng.shuffle(firsts)
     rng.shuffle(seconds)
-    seen: set[frozenset[str]] = set()
+    pairs: set[frozenset[str]] = set()
     for distance in range(len(seconds)):
-        for place, one in enumerate(firsts):
-            other = seconds[(place + distance) % len(seconds)]
-            pair = frozenset((one.entity, other.entity))
-            if len(pair) == 2 and pair not in seen:
-                seen.add(pair)
-                yield one, other
+        for place, hop in enumerate(firsts):
+            partner = seconds[(place + distance) % len(seconds)]
+            pair = frozenset((hop.entity, partner.entity))
+            if len(pair) == 2 and pair not in pairs:
+                pairs.add(pair)
+                yield hop, partner
 
 
 def _comparison(
-    world: World, relation: str, pair: Pair, phrasings: dict[str, tuple[str, str]], answer: str, rng: random.Random
+    world: World, relation: str, pair: Pair, phrasings: Phrasings, answer: str, rng: random.Random
 ) -> Draft:
     entities = rng.sample(pair, 2)
     hops = tuple(look_up(world.facts, entity, relation) for entity in entities)

@@ -40,12 +40,15 @@ ROWS = (".json", ".jsonl", ".parquet", *TABLES)  # with or without .gz behind
 _LONGEST_NUMBER = 4300  # digits that Python reads
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of a character beyond the first 65,536, as JSON may write it
 _CHUNK = 1 << 20  # characters
-_BATCH, _BATCH_BYTES = 1024, 1 << 26  # rows of a Parquet file that are read at once, and their bytes
+_BATCH = 1024  # rows of a Parquet file that are read at once
+_BATCH_BYTES = 1 << 26  # of these rows
 _UNPACKED = 32  # times the size of a packed file, or _UNPACKED_BYTES where that is more
 _UNPACKED_BYTES = 1 << 25
 _DECODING = 8  # times the unpacked size: the memory for decoding
 _OBJECT_BYTES = 16  # that a value takes besides its content
-_BLANK, _COMMA, _END = re.compile(r"\s*"), re.compile(r"\s*,\s*"), re.compile(r"\s*\]")
+_BLANK = re.compile(r"\s*")
+_COMMA = re.compile(r"\s*,\s*")
+_END = re.compile(r"\s*\]")
 
 
 class BrokenRowError(ValueError):
@@ -117,15 +120,15 @@ class Row:
         value = self.fields.get(field)
         with contextlib.suppress(ValueError, RecursionError):
             value = _decode(value) if isinstance(value, str) else value
-        found = _pairs(value, second)
-        if not found or not all(isinstance(title, str) for title, _ in found):
+        pairs = _pairs(value, second)
+        if not pairs or not all(isinstance(title, str) for title, _ in pairs):
             raise self.fault(field, f"must hold [title, {second}] pairs")
-        return found
+        return pairs
 
     def fault(self, field: str, expected: str) -> ValueError:
         """The exception for a malformed field."""
-        found = reprlib.repr(self.fields[field])[:80] if field in self.fields else "no such field"
-        return ValueError(f"{self}: field {field!r} {expected}, found {found}")
+        content = reprlib.repr(self.fields[field])[:80] if field in self.fields else "no such field"
+        return ValueError(f"{self}: field {field!r} {expected}, found {content}")
 
 
 def _parts(cell: str) -> Any:
@@ -144,10 +147,10 @@ def _in_digits(value: Any) -> Any:
 
 def _pairs(value: Any, second: str) -> list[tuple[Any, Any]]:
     match value:
-        case {"title": [*titles]} if isinstance(others := value.get(second), list) and len(others) == len(titles):
-            return list(zip(titles, others, strict=True))
+        case {"title": [*titles]} if isinstance(value.get(second), list) and len(value[second]) == len(titles):
+            return list(zip(titles, value[second], strict=True))
         case [*items] if all(isinstance(item, list) and len(item) == 2 for item in items):
-            return [(title, other) for title, other in items]
+            return [(title, content) for title, content in items]
         case [*items] if all(isinstance(item, dict) and second in item for item in items):
             return [(item.get("title"), item[second]) for item in items]
     return []
@@ -200,20 +203,20 @@ def data_files(location: Path, suffixes: tuple[str, ...] = ROWS) -> list[Path]:
     and macOS keep.
     """
     if location.is_dir():
-        found = [path for path in location.rglob("*") if path.is_file() and suffix(path) in suffixes]
-        found = [path for path in found if not _hidden(path, location)]
+        paths = [path for path in location.rglob("*") if path.is_file() and suffix(path) in suffixes]
+        paths = [path for path in paths if not _hidden(path, location)]
     elif location.exists():
-        found = [location]
+        paths = [location]
     else:
-        found = [path for path in location.parent.glob(location.name) if not _hidden(path, location.parent)]
-    if not found:
+        paths = [path for path in location.parent.glob(location.name) if not _hidden(path, location.parent)]
+    if not paths:
         problem = (
             f"holds no {', '.join(suffixes)} file (names that begin with a dot aside)"
             if location.is_dir()
             else "does not exist"
         )
         raise FileNotFoundError(f"{location} {problem}; put the files there or correct prepare.files in params.yaml")
-    return sorted(found)
+    return sorted(paths)
 
 
 def _hidden(path: Path, folder: Path) -> bool:
@@ -298,8 +301,8 @@ def _read_file(path: Path) -> Iterator[Row]:
     try:
         for number, fields in enumerate(_values(path), start=1):
             if not isinstance(fields, dict):
-                found = reprlib.repr(fields)
-                raise ValueError(f"{path}, row {number}: expected an object with named fields, found {found}")
+                content = reprlib.repr(fields)
+                raise ValueError(f"{path}, row {number}: expected an object with named fields, found {content}")
             yield Row(fields, path, number)
     except BrokenRowError as error:
         raise ValueError(f"{path}, row {number + 1}: {error}") from None
@@ -354,13 +357,15 @@ def _table_rows(text: TextIO, separators: str) -> Iterator[dict[str, str | None]
 
 
 def _parquet_rows(path: Path) -> Iterator[Any]:
-    room, taken = _room(path), 0
+    room = _room(path)
+    unpacked = 0
     with _open_parquet(path) as file:
         rows = _batch_size(file.metadata)
         _try(path, _DECODING * room >> 20, rows)
         for batch in file.iter_batches(rows, use_threads=False):
-            taken += (weight := sum(map(_weight, batch.columns)))
-            if taken > room:
+            weight = sum(map(_weight, batch.columns))
+            unpacked += weight
+            if unpacked > room:
                 raise BrokenRowError(f"the file unpacks to more than {room >> 20} MiB; write it as JSON lines instead")
             yield from _fields(batch, weight)
 
@@ -393,8 +398,8 @@ def _weight(column: pa.Array[Any]) -> int:
 
 def _batch_size(metadata: pq.FileMetaData) -> int:
     """Rows that come to _BATCH_BYTES by the file's own figures."""
-    claimed = sum(metadata.row_group(at).total_byte_size for at in range(metadata.num_row_groups))
-    return max(1, min(_BATCH, _BATCH_BYTES * metadata.num_rows // max(1, claimed)))
+    size = sum(metadata.row_group(at).total_byte_size for at in range(metadata.num_row_groups))
+    return max(1, min(_BATCH, _BATCH_BYTES * metadata.num_rows // max(1, size)))
 
 
 def _fields(batch: pa.RecordBatch, weight: int) -> Iterable[Any]:
@@ -416,27 +421,32 @@ def _alone(row: pa.RecordBatch) -> Any:
 
 def _list_items(text: TextIO) -> Iterator[Any]:
     """The values of a JSON list, out of a window of its text that grows until the next value in it is whole."""
-    held = text.read(_CHUNK)
-    at, lead = held.index("[") + 1, _BLANK
-    while not (end := _END.match(held, at)):
+    window = text.read(_CHUNK)
+    at = window.index("[") + 1
+    lead = _BLANK
+    while not (end := _END.match(window, at)):
         try:
-            start = lead.match(held, at)
+            start = lead.match(window, at)
             if not start:
-                raise json.JSONDecodeError("Expecting ',' or ']'", held, at)
-            value, at = _DECODER.raw_decode(held, start.end())
+                raise json.JSONDecodeError("Expecting ',' or ']'", window, at)
+            value, at = _DECODER.raw_decode(window, start.end())
         except json.JSONDecodeError:
-            rest = held[at:]  # read twice as much each time: a long value is decoded few times
+            rest = window[at:]  # read twice as much each time: a long value is decoded few times
             if len(rest) > LONGEST_ROW:
                 raise BrokenRowError(f"broken, or longer than {LONGEST_ROW} characters") from None
-            if not (more := text.read(max(_CHUNK, len(rest)))):
+            chunk = text.read(max(_CHUNK, len(rest)))
+            if not chunk:
                 raise
-            held, at = rest + more, 0
+            window = rest + chunk
+            at = 0
         else:
-            _refuse_halves(value, held, start.start(), at)
+            _refuse_halves(value, window, start.start(), at)
             lead = _COMMA
             yield value
-    rest = held[end.end() :].lstrip()
-    while not rest and (more := text.read(_CHUNK)):
-        rest = more.lstrip()
-    if rest:
-        raise json.JSONDecodeError(f"the list is followed by {rest[:40]!r}", rest, 0)
+    rest = window[end.end() :].lstrip()
+    while not rest:
+        chunk = text.read(_CHUNK)
+        if not chunk:
+            return
+        rest = chunk.lstrip()
+    raise json.JSONDecodeError(f"the list is followed by {rest[:40]!r}", rest, 0)

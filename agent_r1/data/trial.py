@@ -23,12 +23,12 @@ def main(path: str, mebibytes: int, rows: int) -> None:
     limit = psutil.Process().memory_info().vms + (mebibytes << 20)
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    done = 0
+    count = 0
     try:
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches(rows, use_threads=False):
-                done += batch.num_rows
-                print(done, flush=True)  # noqa: T201
+                count += batch.num_rows
+                print(count, flush=True)  # noqa: T201
     except MemoryError:
         sys.exit(TOO_MUCH)
     except (pa.ArrowException, OSError):

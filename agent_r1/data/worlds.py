@@ -20,7 +20,8 @@ logger = logging.getLogger(__name__)
 _DRAWN_FIRST = ("test", "dev", "train")  # the test split comes in whole, and is not trained on
 _LENGTHS = ((3, "1-3"), (6, "4-6"))  # of the best solution, and their names; beyond them:
 _LONGER = "7 or more"
-ASKED, ANSWERED = ("question", "prompt"), ("answers", "answer")  # fields of a row
+ASKED = ("question", "prompt")  # fields of a row
+ANSWERED = ("answers", "answer")  # likewise
 
 
 class Drawn(NamedTuple):
@@ -39,34 +40,34 @@ def draw(name: str, params: WorldParams) -> dict[str, list[Question]]:
     is tested on, and the log says how many are. Raises ValueError for rules by which no board can be drawn, and
     if a split is left with none.
     """
-    taken: set[str] = set()
-    found: dict[str, list[Question]] = {}
+    setups: set[str] = set()
+    questions: dict[str, list[Question]] = {}
     for split in _DRAWN_FIRST:
         first, stop = params.given.get(split, (0, 0))
-        drawn = list(zip(range(first, stop), _draws(params, split, first, stop), strict=True))
-        kept = [(seed, each) for seed, each in drawn if each.setup not in taken]
-        taken |= {each.setup for _, each in kept}
-        if len(kept) < len(drawn):
-            logger.info("%s: %d of the %s rows are in another split too", name, len(drawn) - len(kept), split)
-        if drawn and not kept:
+        starts = list(zip(range(first, stop), _draws(params, split, first, stop), strict=True))
+        new_starts = [(seed, start) for seed, start in starts if start.setup not in setups]
+        setups |= {start.setup for _, start in new_starts}
+        if len(new_starts) < len(starts):
+            logger.info("%s: %d of the %s rows are in another split too", name, len(starts) - len(new_starts), split)
+        if starts and not new_starts:
             raise ValueError(
                 f"prepare.worlds.{name}.{split}: every row that its seeds draw is in another split too; make boards "
                 "larger, or give it other seeds"
             )
-        found[split] = [
+        questions[split] = [
             Question(
                 question_id=f"{name}-{split}-{seed}",
                 dataset=name,
                 split=split,
-                text=each.text,
+                text=start.text,
                 env=params.name if isinstance(params, OthersParams) and params.env == "agent" else params.env,
-                setup=each.setup,
-                strata=each.strata,
-                answers=[*each.answers],
+                setup=start.setup,
+                strata=start.strata,
+                answers=[*start.answers],
             )
-            for seed, each in kept
+            for seed, start in new_starts
         ]
-    return found
+    return questions
 
 
 def _draws(params: WorldParams, split: str, first: int, stop: int) -> Iterator[Drawn]:
@@ -114,40 +115,41 @@ def _starts(params: OthersParams, split: str, first: int, stop: int) -> Iterator
     rows = [*islice(read(params.file), first, stop)] if params.file else [Row({}, Path(), 0)] * (stop - first)
     if len(rows) < stop - first:
         raise ValueError(f"{params.file} ends before row {stop}, and {split} is {[first, stop]}; lower it")
-    key, given = {"openenv": ("reset", params.reset), "toolbox": ("row", params.row)}.get(params.env, ("", None))
-    if given is None:
-        given = {} if params.file else {"seed": "{seed}"}
-    for index, (seed, row) in enumerate(zip(range(first, stop), rows, strict=True)):
-        begun = row.fields | _filled(given, seed=seed, index=index, split=split)
-        text, answers = _asked(row)
+    key, template = {"openenv": ("reset", params.reset), "toolbox": ("row", params.row)}.get(params.env, ("", None))
+    if template is None:
+        template = {} if params.file else {"seed": "{seed}"}
+    for seed, row in zip(range(first, stop), rows, strict=True):
+        fields = row.fields | _fill(template, seed=seed, index=seed - first, split=split)
+        text, answers = _task_and_answers(row)
         if params.env == "agent":  # which is told its setup, and no answer
-            setup = {field: of for field, of in begun.items() if field not in ANSWERED}
+            setup = {field: value for field, value in fields.items() if field not in ANSWERED}
         else:
-            setup = {"name": params.name, **({key: begun} if key else begun)}
+            setup = {"name": params.name, **({key: fields} if key else fields)}
         yield Drawn(json.dumps(setup, default=str), text or f"{params.name}, seed {seed}", {}, answers)
 
 
-def _filled(given: dict[str, Any], **own: int | str) -> dict[str, Any]:
+def _fill(template: dict[str, Any], **values: int | str) -> dict[str, Any]:
     """Arguments with the row's own in place of their names in braces, which YAML reads as mappings without quotes."""
-    spelled = json.dumps(given, default=str)
-    for name, value in own.items():
-        for alone in (f'"{{{name}}}"', f'{{"{name}": null}}'):
-            spelled = spelled.replace(alone, json.dumps(value))
-        spelled = spelled.replace(f"{{{name}}}", str(value))
-    return dict(json.loads(spelled))
+    text = json.dumps(template, default=str)
+    for name, value in values.items():
+        for placeholder in (f'"{{{name}}}"', f'{{"{name}": null}}'):
+            text = text.replace(placeholder, json.dumps(value))
+        text = text.replace(f"{{{name}}}", str(value))
+    return dict(json.loads(text))
 
 
-def _asked(row: Row) -> tuple[str, list[str]]:
+def _task_and_answers(row: Row) -> tuple[str, list[str]]:
     """The task in a row's `question` or `prompt`, a text or one message of the user, "" without; and its answers."""
-    match row.fields.get(field := row.first(*ASKED)):
+    field = row.first(*ASKED)
+    match row.fields.get(field):
         case [{"role": "user", "content": str(text)}] | str(text):
             pass
         case None:
             text = ""
         case _:
             raise row.fault(field, "must be a text or one message of the user; put others into env.instructions")
-    said = row.fields.get(row.first(*ANSWERED))
-    answers = said if isinstance(said, list) else [said]
+    value = row.fields.get(row.first(*ANSWERED))
+    answers = value if isinstance(value, list) else [value]
     return text, [str(answer) for answer in answers if isinstance(answer, str | int | float)]
 
 

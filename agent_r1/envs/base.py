@@ -19,7 +19,8 @@ from agent_r1.records import LONGEST_STATE, Call, CallStatus, Outcome, Question,
 
 _THOUGHT = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)
 _BLOCK = re.compile(r"<(tool_call|answer)>(.*?)</\1>", re.DOTALL)
-_OPENED_CALL, _CLOSED_CALL = re.compile(r"<tool_call>\s*"), re.compile(r"\s*</tool_call>")
+_OPENED_CALL = re.compile(r"<tool_call>\s*")
+_CLOSED_CALL = re.compile(r"\s*</tool_call>")
 _DECODER = json.JSONDecoder()
 _TAG = re.compile(r"</?(?:think|tool_call|answer)>")
 _OPENED = r"\A(?:(?!<think>).)*?</think>"  # a thought whose tag the prompt wrote
@@ -196,8 +197,8 @@ def parse_action(text: str, most_calls: int = 1, answers: Answers = "tagged") ->
     or a text of its JSON, and no others but an `id`. With `plain` answers the text behind the thought is one,
     too, if it holds no tags.
     """
-    found = _THOUGHT.match(text)
-    thought, rest = (found[1].strip(), text[found.end() :]) if found else ("", text)
+    match = _THOUGHT.match(text)
+    thought, rest = (match[1].strip(), text[match.end() :]) if match else ("", text)
     rest = _hidden_tags(rest, most_calls)
     tags = len(_TAG.findall(rest))
     if not tags and answers == "plain" and rest.strip():
@@ -205,15 +206,15 @@ def parse_action(text: str, most_calls: int = 1, answers: Answers = "tagged") ->
     if not tags:
         return ParsedAction(thought=thought, problem="neither a tool call nor an answer")
     few = tags <= 2 * most_calls  # among many, every opening tag would look for its end
-    blocks = [(block[1], block[2]) for block in _BLOCK.finditer(rest)] if few else []
-    kinds = {kind for kind, _ in blocks}
+    blocks = [*_BLOCK.finditer(rest)] if few else []
+    kinds = {block[1] for block in blocks}
     if 2 * len(blocks) != tags or len(kinds) > 1 or (kinds == {"answer"} and len(blocks) > 1):
         calls = "one tool call" if most_calls == 1 else f"at most {most_calls} tool calls"
         return ParsedAction(thought=thought, problem=f"the tags do not form {calls} or one answer")
     if kinds == {"answer"}:
-        return ParsedAction(thought=thought, answer=blocks[0][1].strip())
+        return ParsedAction(thought=thought, answer=blocks[0][2].strip())
     try:
-        return ParsedAction(thought=thought, calls=tuple(_parse_call(body) for _, body in blocks))
+        return ParsedAction(thought=thought, calls=tuple(_parse_call(block[2]) for block in blocks))
     except ValueError as problem:
         return ParsedAction(thought=thought, problem=str(problem))
 
@@ -225,16 +226,17 @@ def without_answer_tags(action: str) -> str:
 
 def _hidden_tags(text: str, calls: int) -> str:
     """The text with `<` in the JSON of its first calls written as JSON's escape, so that it begins no tag there."""
-    hidden, at = "", 0
-    for opened in islice(_OPENED_CALL.finditer(text), calls):
-        if opened.start() < at:
+    hidden = ""
+    at = 0
+    for tag in islice(_OPENED_CALL.finditer(text), calls):
+        if tag.start() < at:
             continue
         try:
-            _, stop = _DECODER.raw_decode(text, opened.end())
+            _, stop = _DECODER.raw_decode(text, tag.end())
         except (ValueError, RecursionError):
             continue
         if _CLOSED_CALL.match(text, stop):
-            hidden += text[at : opened.end()] + text[opened.end() : stop].replace("<", "\\u003c")
+            hidden += text[at : tag.end()] + text[tag.end() : stop].replace("<", "\\u003c")
             at = stop
     return hidden + text[at:]
 
@@ -243,21 +245,21 @@ def _parse_call(body: str) -> ParsedCall:
     """Reads the text between a call's tags; a ValueError names its fault."""
     try:
         call = json.loads(body, parse_constant=refuse_constant)
-        if isinstance(call, dict) and isinstance(spelled := call.get("arguments"), str):
-            call["arguments"] = object_of(spelled)
+        if isinstance(call, dict) and isinstance(call.get("arguments"), str):
+            call["arguments"] = object_of(call["arguments"])
         json.dumps(call, ensure_ascii=False, allow_nan=False).encode()  # no file could keep text that this refuses
     except (ValueError, RecursionError):
         raise ValueError("the tool call is not valid JSON") from None
     match call:
-        case {"name": str(name), "arguments": dict(arguments), **others} if not {*others} - {"id"}:
+        case {"name": str(name), "arguments": dict(arguments), **rest} if not {*rest} - {"id"}:
             return ParsedCall(name, arguments)
     raise ValueError("a tool call is a JSON object of a name and an object of arguments")
 
 
 def hermes(calls: Sequence[ParsedCall]) -> str:
     """Calls as an action writes them for `parse_action`."""
-    said = (json.dumps({"name": each.tool, "arguments": each.arguments}, ensure_ascii=False) for each in calls)
-    return "\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in said)
+    texts = (json.dumps({"name": call.tool, "arguments": call.arguments}, ensure_ascii=False) for call in calls)
+    return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in texts)
 
 
 def object_of(text: str) -> dict[str, Any] | None:
@@ -292,10 +294,11 @@ def split_action(text: str) -> list[Piece]:
 
     A thought may lack the tag that opens it, where the prompt wrote that; the last piece may lack the tag that closes.
     """
-    pieces, at = [], 0
-    for found in _PIECE.finditer(text):
-        pieces += [Piece("text", text[at : found.start()]), Piece(_KINDS[found[1] or "think"], found[0])]
-        at = found.end()
+    pieces = list[Piece]()
+    at = 0
+    for match in _PIECE.finditer(text):
+        pieces += [Piece("text", text[at : match.start()]), Piece(_KINDS[match[1] or "think"], match[0])]
+        at = match.end()
     return [piece for piece in [*pieces, Piece("text", text[at:])] if piece.text]
 
 

@@ -33,9 +33,10 @@ def read_conversations(path: Path, key: str = "warm_start.conversations") -> lis
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} is no file; put it there or correct {key} in params.yaml")
-    if not (found := [_conversation(row) for row in read(path)]):
+    conversations = [_conversation(row) for row in read(path)]
+    if not conversations:
         raise ValueError(f'{path} holds no conversations; fill it, or set {key}: ""')
-    return found
+    return conversations
 
 
 def read_examples(limits: EnvParams) -> list[Conversation]:
@@ -75,7 +76,7 @@ def require_tools(conversation: Conversation, tools: Sequence[dict[str, Any]], w
 
 
 def _conversation(row: Row) -> Conversation:
-    messages = [_Message(each, f"{row}, message {at}") for at, each in enumerate(row.objects("messages"), start=1)]
+    messages = [_Message(fields, f"{row}, message {at}") for at, fields in enumerate(row.objects("messages"), start=1)]
     system = messages.pop(0).require("system").content() if messages[0].fields.get("role") == "system" else ""
     replies = "user" if [message.fields.get("role") for message in messages[2:3]] == ["user"] else "tool"
     roles = ["user", *islice(cycle(["assistant", replies]), max(1, len(messages) - 1))]
@@ -103,19 +104,22 @@ class _Message:
 
     def require(self, role: str) -> _Message:
         """Refuses another role, and fields that would be ignored."""
-        found = self.fields.get("role")
-        if found != role:
-            raise self._fault(f"is of role {reprlib.repr(found)} where {role} is due", f"a conversation has {_IN_TURN}")
-        known = {"role", "content", "name"} | _READ.get(role, set())
+        actual = self.fields.get("role")
+        if actual != role:
+            raise self._fault(
+                f"is of role {reprlib.repr(actual)} where {role} is due", f"a conversation has {_IN_TURN}"
+            )
+        names = {"role", "content", "name"} | _READ.get(role, set())
         for name, value in self.fields.items():
-            if name not in known and value not in _EMPTY:
+            if name not in names and value not in _EMPTY:
                 remedy = "leave it out, and put a thought into the content, as <think>...</think>"
                 raise self._fault(f"has a field {reprlib.repr(name)}, which would go unsaid", remedy)
         return self
 
     def content(self) -> str:
         """The text; of a tool it may be empty, and of an assistant beside a call."""
-        content, calls = self.fields.get("content"), self.fields.get("tool_calls")
+        content = self.fields.get("content")
+        calls = self.fields.get("tool_calls")
         if content is None and calls:
             return ""
         if isinstance(content, str) and (content.strip() or calls or self.fields["role"] == "tool"):
@@ -124,15 +128,16 @@ class _Message:
 
     def action(self) -> str:
         """An assistant's text as an episode has it: its call after its content, between the tags."""
-        content, calls = self.content(), self.fields.get("tool_calls")
+        content = self.content()
+        calls = self.fields.get("tool_calls")
         try:
             return self._calling(content, *self._call(calls)) if calls else content
         except RecursionError:
             raise self._fault("has a tool call that is nested too deeply", "write its arguments flatter") from None
 
     def _calling(self, content: str, name: str, arguments: dict[str, Any]) -> str:
-        before = f"{content.rstrip()}\n" if content.strip() else ""
-        text = before + hermes([ParsedCall(name, arguments)])
+        opening = f"{content.rstrip()}\n" if content.strip() else ""
+        text = opening + hermes([ParsedCall(name, arguments)])
         parsed = parse_action(text)
         if parsed.calls != ((name, arguments),):
             remedy = "leave tags and values that JSON does not have out of it"
@@ -147,7 +152,8 @@ class _Message:
             case [{"function": {"name": str(name), "arguments": dict(arguments)}}] if name.strip():
                 return name, arguments
             case [{"function": {"name": str(name), "arguments": str(text)}}] if name.strip():
-                if (decoded := object_of(text)) is not None:
+                decoded = object_of(text)
+                if decoded is not None:
                     return name, decoded
         raise self._fault(f"has a tool call {reprlib.repr(calls)} without name or arguments", f"write {_ONE_CALL}")
 

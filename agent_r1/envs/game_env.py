@@ -98,7 +98,8 @@ class GameEnv(Env):
 
     def __init__(self, name: str, setup: str, limits: EnvParams, seed: int = 0) -> None:
         """The game of this name in GAMES, from its setup; `seed` is of its chance."""
-        played, settings = GAMES[name], limits.games
+        played = GAMES[name]
+        settings = limits.games
         if settings.moves > settings.moves_per_step * limits.max_steps:
             raise ValueError(
                 f"env.games.moves {settings.moves} has no effect: env.max_steps {limits.max_steps} times "
@@ -106,10 +107,13 @@ class GameEnv(Env):
             )
         self._rng = random.Random(seed)
         self.game = played.open(setup, self._rng)
-        self.moves_per_step, self.steps_left = settings.moves_per_step, limits.max_steps
+        self.moves_per_step = settings.moves_per_step
+        self.steps_left = limits.max_steps
         self.moves_left = min(settings.moves, played.most_moves or settings.moves)
-        self._max_steps, self._moves = limits.max_steps, {move.casefold(): move for move in self.game.moves}
-        self._style, self._symbols = STYLES[settings.protocol], played.symbols
+        self._max_steps = limits.max_steps
+        self._moves = {move.casefold(): move for move in self.game.moves}
+        self._style = STYLES[settings.protocol]
+        self._symbols = played.symbols
         told_first = {"name": name, "rules": self._rules(played)}
         self.system = " ".join(filter(None, [self._style.system.format(**told_first), limits.instructions]))
         self.user = self._style.user.format(**told_first) + self._turn()
@@ -125,15 +129,15 @@ class GameEnv(Env):
             raise RuntimeError("the episode is over: no step is left")
         self.steps_left -= 1
         parsed = parse_action(action)
-        asked = [each.strip() for each in (parsed.answer or "").split(SEPARATOR) if each.strip()]
-        calls, earned = self._make(asked[: self.moves_per_step])
-        rewards = {"env": earned, "think": float(bool(parsed.thought and asked))}
+        names = [name.strip() for name in (parsed.answer or "").split(SEPARATOR) if name.strip()]
+        calls, reward = self._make(names[: self.moves_per_step])
+        rewards = {"env": reward, "think": float(bool(parsed.thought and names))}
         if self._is_over():
-            limit = Outcome.TURN_LIMIT if asked else Outcome.MALFORMED
+            limit = Outcome.TURN_LIMIT if names else Outcome.MALFORMED
             outcome = Outcome.ENDED if self.game.done else limit
             return Transition(outcome=outcome, calls=calls, rewards=rewards | {"success": float(self.game.won)})
-        said = self._style.reward.format(reward=round(earned, 6)) + self._amiss(asked, calls, parsed.problem)
-        return Transition(observations=(said + self._turn(),), calls=calls, rewards=rewards)
+        feedback = self._style.reward.format(reward=round(reward, 6)) + self._amiss(names, calls, parsed.problem)
+        return Transition(observations=(feedback + self._turn(),), calls=calls, rewards=rewards)
 
     def redraw(self, seed: int) -> None:
         self._rng.seed(seed)
@@ -141,31 +145,32 @@ class GameEnv(Env):
     def _is_over(self) -> bool:
         return self.game.done or not self.steps_left or not self.moves_left
 
-    def _make(self, asked: list[str]) -> tuple[tuple[Call, ...], float]:
+    def _make(self, names: list[str]) -> tuple[tuple[Call, ...], float]:
         """Makes the moves; returns a call for each, and the sum of their rewards."""
-        if not asked:
+        if not names:
             return (Call(status=CallStatus.MALFORMED),), 0.0
-        calls, earned = list[Call](), 0.0
-        for name in asked:
+        calls = list[Call]()
+        reward = 0.0
+        for name in names:
             if self.game.done or not self.moves_left:
                 break
             move = self._moves.get(name.casefold())
             if move is not None:
-                earned += self.game.play(move)
+                reward += self.game.play(move)
                 self.moves_left -= 1
             status = CallStatus.BAD_ARGUMENTS if move is None else CallStatus.OK
             calls.append(Call(tool="move", arguments=json.dumps(move or name, ensure_ascii=False), status=status))
-        return tuple(calls), earned
+        return tuple(calls), reward
 
-    def _amiss(self, asked: list[str], calls: tuple[Call, ...], problem: str) -> str:
+    def _amiss(self, names: list[str], calls: tuple[Call, ...], problem: str) -> str:
         """The parts of an action that were not done, a line for each reason."""
-        if not asked:
+        if not names:
             return f"{self._style.nothing}{problem or 'there is no move in the answer'}. Write {FORMAT}.\n"
-        unknown = [name for name in asked[: len(calls)] if name.casefold() not in self._moves]
+        unknown = [name for name in names[: len(calls)] if name.casefold() not in self._moves]
         lines = [f"There is no move {name[:_SHOWN]!r}, only {', '.join(self.game.moves)}.\n" for name in unknown]
         if len(unknown) == len(calls):
             lines.insert(0, self._style.nothing)
-        if surplus := len(asked) - len(calls):
+        if surplus := len(names) - len(calls):
             lines.append(f"{surplus} further moves were not made: {self.moves_per_step} are the most in one answer.\n")
         return "".join(lines)
 

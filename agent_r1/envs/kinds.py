@@ -81,8 +81,8 @@ KINDS: dict[str, Kind] = {
 
 def agent_of(env: str, limits: EnvParams) -> str:
     """The agent outside that plays the questions of an environment; "" where the loop of this project does."""
-    named = limits.agent if env == QA else env if env not in KINDS else None
-    return named if named in limits.agents else ""
+    agent = limits.agent if env == QA else env if env not in KINDS else None
+    return agent if agent in limits.agents else ""
 
 
 def scripts_of(env: str) -> Mapping[str, Script]:
@@ -99,12 +99,12 @@ def require_playable(questions: Sequence[Question], limits: EnvParams) -> None:
     require_own(limits)
     read_examples(limits)
     for env in dict.fromkeys(question.env for question in questions):
-        its = [question for question in questions if question.env == env]
+        subset = [question for question in questions if question.env == env]
         if agent_of(env, limits):
             continue  # nobody knows before it is played
         if env not in KINDS:
-            raise ValueError(f"question {its[0].question_id!r}: there is no env {env!r}{nearest(env, KINDS)}")
-        KINDS[env].require(its, limits)
+            raise ValueError(f"question {subset[0].question_id!r}: there is no env {env!r}{nearest(env, KINDS)}")
+        KINDS[env].require(subset, limits)
 
 
 def require_restored(questions: Sequence[Question], limits: EnvParams) -> None:
@@ -125,10 +125,11 @@ class Told(Env):
     """The opening of an agent outside, which writes its prompts itself: the hash of its declaration and source."""
 
     def __init__(self, question: Question, agent: str) -> None:
-        self.system, self.user = agent, question.text
+        self.system = agent
+        self.user = question.text
 
 
-def _made(question: Question, shared: Shared, agent: str, seed: int) -> Env:
+def _env(question: Question, shared: Shared, agent: str, seed: int) -> Env:
     if agent:
         return Told(question, agent_hash(agent, shared.limits.agents[agent]))
     env = KINDS[question.env].env(question, shared, seed)
@@ -149,7 +150,7 @@ def attempts_at(
             question_id=question.question_id,
             group=group,
             sample=sample,
-            env=partial(_made, question, shared, agents[question.env]),
+            env=partial(_env, question, shared, agents[question.env]),
             question=question,
             agent=agents[question.env],
         )
@@ -174,20 +175,31 @@ def openings(attempts: Sequence[Attempt], questions: Sequence[Question], shared:
 
 def warn_of_alike(questions: Sequence[Question], shared: Shared) -> None:
     """Says how many test rows of others' worlds begin as a training row does, in LOOKS_S seconds for each world."""
-    for dataset in dict.fromkeys(each.dataset for each in questions if each.env in shared.limits.declared):
-        begun: dict[str, dict[str, str]] = {"train": {}, "test": {}}  # the first texts, by id
-        rows = [[each for each in questions if (each.dataset, each.split) == (dataset, split)] for split in begun]
-        ends = time.monotonic() + LOOKS_S
-        with suppress(WorldFault):
-            for row in chain.from_iterable(zip_longest(*rows) if all(rows) else ()):
-                if row and time.monotonic() < ends:
-                    env = shared.run(opened(KINDS[row.env].env(row, shared, 0)))
-                    begun[row.split][row.question_id] = _OWN_SEED.sub("", env.user, count=1)
-        trained = {text: name for name, text in begun["train"].items()}
-        alike = [f"{name} and {trained[text]}" for name, text in begun["test"].items() if text in trained]
+    for dataset in dict.fromkeys(row.dataset for row in questions if row.env in shared.limits.declared):
+        texts = _first_texts([row for row in questions if row.dataset == dataset], shared)
+        training_rows = {text: name for name, text in texts["train"].items()}
+        alike = [f"{name} and {training_rows[text]}" for name, text in texts["test"].items() if text in training_rows]
         if alike:
-            told = "%s: %d of %d test rows begin as a training row does, such as %s, so that they may be one task"
-            logger.warning(told, dataset, len(alike), len(begun["test"]), alike[0])
+            logger.warning(
+                "%s: %d of %d test rows begin as a training row does, such as %s, so that they may be one task",
+                dataset,
+                len(alike),
+                len(texts["test"]),
+                alike[0],
+            )
+
+
+def _first_texts(questions: Sequence[Question], shared: Shared) -> dict[str, dict[str, str]]:
+    """With what the training and test rows of a data set begin, by split and id, as far as LOOKS_S seconds reach."""
+    texts: dict[str, dict[str, str]] = {"train": {}, "test": {}}
+    rows = [[row for row in questions if row.split == split] for split in texts]
+    ends = time.monotonic() + LOOKS_S
+    with suppress(WorldFault):
+        for row in chain.from_iterable(zip_longest(*rows) if all(rows) else ()):
+            if row and time.monotonic() < ends:
+                env = shared.run(opened(KINDS[row.env].env(row, shared, 0)))
+                texts[row.split][row.question_id] = _OWN_SEED.sub("", env.user, count=1)
+    return texts
 
 
 def played_by(

@@ -57,8 +57,8 @@ class Ice:
         return self._board.cell(state) in "HG"
 
     def _beside(self, state: Cell, move: str) -> str:
-        there = self._board.after(state, move)
-        return "edge" if there == state else {"H": "hole", "G": "goal"}.get(self._board.cell(there), "ice")
+        cell = self._board.after(state, move)
+        return "edge" if cell == state else {"H": "hole", "G": "goal"}.get(self._board.cell(cell), "ice")
 
 
 class Room:
@@ -70,8 +70,10 @@ class Room:
     moves = tuple(sokoban.MOVES)
 
     def __init__(self, env: GameEnv) -> None:
-        self._game, self._most = game_of(env, sokoban.Game), env.moves_left
-        self._board, self._targets = self._game.board, self._game.board.targets
+        self._game = game_of(env, sokoban.Game)
+        self._most = env.moves_left
+        self._board = self._game.board
+        self._targets = self._game.board.targets
         self._plans: dict[sokoban.RoomState, list[str]] = {}
 
     def state(self) -> sokoban.RoomState:
@@ -99,30 +101,32 @@ class Room:
 
     def _next(self, state: sokoban.RoomState) -> tuple[Cell, str]:
         """The box that the plan pushes next, and where that is done from."""
-        here = state.player
+        start = state.player
         for move in self.plan(state):
-            there = self.after(state, move)
-            if there.boxes != state.boxes:
-                return there.player, f"push {move} from {_away(here, state.player)}"
-            state = there
+            next_state = self.after(state, move)
+            if next_state.boxes != state.boxes:
+                return next_state.player, f"push {move} from {_away(start, state.player)}"
+            state = next_state
         return min(state.boxes - self._targets), "stuck"
 
     def _beside(self, state: sokoban.RoomState, move: str) -> str:
-        there = sokoban.beside(state.player, move)
-        if there in state.boxes:
+        cell = sokoban.beside(state.player, move)
+        if cell in state.boxes:
             return "box"
-        return "wall" if self._board.wall(there) else "target" if there in self._targets else "floor"
+        return "wall" if self._board.wall(cell) else "target" if cell in self._targets else "floor"
 
 
-def _away(here: Cell, there: Cell) -> str:
+def _away(start: Cell, goal: Cell) -> str:
     """How far it is down or up and then right or left, such as `2 Up 1 Left`."""
-    down, right = there[0] - here[0], there[1] - here[1]
+    down = goal[0] - start[0]
+    right = goal[1] - start[1]
     return f"{abs(down)} {'Down' if down > 0 else 'Up'} {abs(right)} {'Right' if right > 0 else 'Left'}"
 
 
-def _straight(here: Cell, there: Cell) -> str:
+def _straight(start: Cell, goal: Cell) -> str:
     """The move along the longer of the two ways."""
-    down, right = there[0] - here[0], there[1] - here[1]
+    down = goal[0] - start[0]
+    right = goal[1] - start[1]
     if abs(down) >= abs(right):
         return "Down" if down > 0 else "Up"
     return "Right" if right > 0 else "Left"
@@ -146,7 +150,9 @@ class Habits(NamedTuple):
 
 
 # Mistakes with which a demonstrator loses so often that there is something to be learned beyond it.
-ARMS, ICE, ROOM = Habits(0.5, 0.0), Habits(0.5, 0.05), Habits(0.5, 0.05)
+ARMS = Habits(0.5, 0.0)
+ICE = Habits(0.5, 0.05)
+ROOM = Habits(0.5, 0.05)
 
 
 def scripted(attempt: Attempt, script: Script, seed: int) -> tuple[Attempt, Iterable[str]]:
@@ -159,7 +165,8 @@ class _Player:
     """A script beside its environment; asked for again, it plays in the one that was made last."""
 
     def __init__(self, attempt: Attempt, script: Script, seed: int) -> None:
-        self._make, self._script = attempt.env, script
+        self._make = attempt.env
+        self._script = script
         self._seed = derive(seed, "script", attempt.question_id, attempt.sample)
         self._env: Env | None = None
 
@@ -176,7 +183,8 @@ class _Player:
 async def texts_of(env: Env, script: Iterable[str]) -> list[str]:
     """All texts of an episode that is played by a script, read and written, in their order."""
     await env.open()
-    texts, actions = [env.system, env.user], iter(script)
+    texts = [env.system, env.user]
+    actions = iter(script)
     while True:
         texts.append(next(actions))
         transition = await env.step(texts[-1])
@@ -208,7 +216,8 @@ def any_move(env: TextEnv, rng: random.Random) -> Iterator[str]:
 
 def any_name(env: ToolEnv, rng: random.Random) -> Iterator[str]:
     """Searches for the question's words and for names in what it reads, so often as chance has it; answers likewise."""
-    names, query = ["yes", "no"], env.user
+    names = ["yes", "no"]
+    query = env.user
     for _ in range(rng.randrange(env.steps_left)):
         yield searched(query)
         names += _NAME.findall(env.shown[-1]) if env.shown else []
@@ -275,27 +284,29 @@ def demonstrator(view: Callable[[GameEnv], Ice | Room], habits: Habits) -> Scrip
     """
 
     def play(env: GameEnv, rng: random.Random) -> Iterator[str]:
-        seen: Any = view(env)  # whose states are those of its own game
+        scene: Any = view(env)  # whose states are those of its own game
         while True:
-            state, thoughts, moves = seen.state(), list[str](), list[str]()
-            needed = len(seen.plan(state)) or 1
+            state = scene.state()
+            thoughts = list[str]()
+            moves = list[str]()
+            needed = len(scene.plan(state)) or 1
             for _ in range(min(-(-needed // env.steps_left), env.moves_per_step, env.moves_left)):
-                if seen.over(state):
+                if scene.over(state):
                     break
-                moves.append(_chosen(seen, state, habits, rng))
-                thoughts.append(f"{seen.facts(state)} so {moves[-1]}")
-                state = seen.after(state, moves[-1])
+                moves.append(_next_move(scene, state, habits, rng))
+                thoughts.append(f"{scene.facts(state)} so {moves[-1]}")
+                state = scene.after(state, moves[-1])
             yield said(moves, " . ".join(thoughts))
 
     return play
 
 
-def _chosen(seen: Any, state: Any, habits: Habits, rng: random.Random) -> str:
+def _next_move(scene: Any, state: Any, habits: Habits, rng: random.Random) -> str:
     drawn = rng.random()
     if drawn < habits.habit:
-        return str(seen.habit(state))
-    plan = seen.plan(state)
-    return str(plan[0] if plan and drawn >= habits.habit + habits.stray else rng.choice(seen.moves))
+        return str(scene.habit(state))
+    plan = scene.plan(state)
+    return str(plan[0] if plan and drawn >= habits.habit + habits.stray else rng.choice(scene.moves))
 
 
 # By the name of a game, as in `agent_r1.envs.game_env.GAMES`.

@@ -19,18 +19,20 @@ from agent_r1.tools.journal import Journal
 from agent_r1.tools.toolbox import Toolbox, latencies, own_sources, use_of_tools
 
 T = TypeVar("T")
-Kept = TypeVar("Kept")
+Resource = TypeVar("Resource")
 
 
 class Shared:
     """Opened once by a stage and closed at its end, with all that its tools have opened."""
 
     def __init__(self, limits: EnvParams, index: Cached | None = None) -> None:
-        self.limits, self._index = limits, index
+        self.limits = limits
+        self._index = index
         self.journal: Journal | None = None
         self._runner = asyncio.Runner()
         self._toolbox: Toolbox | None = None
-        self._open, self._kept = AsyncExitStack(), dict[object, Any]()
+        self._open = AsyncExitStack()
+        self._resources = dict[object, Any]()
         self._waits: asyncio.Task[Any] | None = None  # the task that is in `run`
 
     def __enter__(self) -> Self:
@@ -38,7 +40,7 @@ class Shared:
 
     def __exit__(self, *fault: Any) -> None:
         try:
-            if self._toolbox or self._kept:
+            if self._toolbox or self._resources:
                 self.run(self._open.__aexit__(*fault))
         finally:
             self._runner.close()
@@ -61,16 +63,18 @@ class Shared:
             self._toolbox = self.run(self._open.enter_async_context(Toolbox(self.limits, self._index)))
         return self._toolbox.tools(seed)
 
-    def once(self, kind: Callable[[EnvParams], AbstractAsyncContextManager[Kept]]) -> Kept:
+    def once(self, kind: Callable[[EnvParams], AbstractAsyncContextManager[Resource]]) -> Resource:
         """Something that all episodes share, made and opened by the first call, and closed with the stage."""
-        if kind not in self._kept:
-            self._kept[kind] = self.run(self._open.enter_async_context(kind(self.limits)))
-        kept: Kept = self._kept[kind]
-        return kept
+        if kind not in self._resources:
+            self._resources[kind] = self.run(self._open.enter_async_context(kind(self.limits)))
+        resource: Resource = self._resources[kind]
+        return resource
 
     def take_measures(self) -> dict[str, float]:
         """The metrics of agents outside since the last call."""
-        return {name: value for each in self._kept.values() for name, value in each.take_measures().items()}
+        return {
+            name: value for resource in self._resources.values() for name, value in resource.take_measures().items()
+        }
 
     @property
     def waited_s(self) -> float:
@@ -106,14 +110,14 @@ class Shared:
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Runs the coroutine on the loop of the stage and returns its result."""
 
-        async def told() -> T:
+        async def task() -> T:
             self._waits = asyncio.current_task()
             try:
                 return await coroutine
             finally:
                 self._waits = None
 
-        return self._runner.run(told())
+        return self._runner.run(task())
 
     def interrupt(self) -> None:
         """Raises CancelledError in `run` in another thread, if it is waiting there."""

@@ -82,8 +82,10 @@ class TextEnv(Env):
     moves: Sequence[str] = ()  # all that there are, where they have names
 
     def __init__(self, task: str, limits: EnvParams) -> None:
-        self.system, self.user = told(SYSTEM, limits), task
-        self._limits, self._steps = limits, 0
+        self.system = told(SYSTEM, limits)
+        self.user = task
+        self._limits = limits
+        self._steps = 0
 
     async def begin(self) -> str:
         """Makes the world ready; returns the first text that the policy is shown."""
@@ -111,23 +113,25 @@ class TextEnv(Env):
         return self._transition(parsed, reply, (call,))
 
     async def _moved(self, text: str) -> tuple[Moved, Call]:
-        started, status = time.perf_counter(), CallStatus.OK
+        start = time.perf_counter()
+        status = CallStatus.OK
         try:
             reply = await self.move(text)
         except ToolError as refusal:
-            reply, status = Moved(f"Error: {refusal}", 0.0, False), CallStatus.FAILED
-        seconds = time.perf_counter() - started
-        spelled = json.dumps(text, ensure_ascii=False)
-        return reply, Call(tool=MOVE, arguments=spelled, status=status, latency_s=seconds)
+            reply = Moved(f"Error: {refusal}", 0.0, False)
+            status = CallStatus.FAILED
+        seconds = time.perf_counter() - start
+        move_json = json.dumps(text, ensure_ascii=False)
+        return reply, Call(tool=MOVE, arguments=move_json, status=status, latency_s=seconds)
 
     def _transition(self, parsed: ParsedAction, reply: Moved, calls: tuple[Call, ...]) -> Transition:
         rewards = {"think": think(parsed), "env": reply.reward}
-        over = reply.over
-        if over is None and self._steps == self._limits.max_steps:
-            over = Outcome.MALFORMED if parsed.problem else Outcome.TURN_LIMIT
-        if over is None:
+        outcome = reply.over
+        if outcome is None and self._steps == self._limits.max_steps:
+            outcome = Outcome.MALFORMED if parsed.problem else Outcome.TURN_LIMIT
+        if outcome is None:
             return Transition(observations=(self._shown(reply.text),), calls=calls, rewards=rewards)
-        return Transition(outcome=over, calls=calls, rewards=rewards | {"success": float(reply.success)})
+        return Transition(outcome=outcome, calls=calls, rewards=rewards | {"success": float(reply.success)})
 
     def _shown(self, text: str) -> str:
         return cut(ToolResult(text=text), self._limits.max_result_characters).text
@@ -147,7 +151,8 @@ class ToolWorld(ToolEnv):
             answers=limits.answers,
             system=told(WITH_TOOLS, limits),
         )
-        self.user, self._most_characters = task or question.text, limits.max_result_characters
+        self.user = task or question.text
+        self._most_characters = limits.max_result_characters
 
     @property
     def state(self) -> str:

@@ -11,7 +11,7 @@ from textwrap import shorten
 from typing import Any, NamedTuple
 
 from agent_r1.answers import exact_match, f1, occurs
-from agent_r1.envs.base import Attempt, Env, ParsedAction, ParsedCall, Transition, hermes, parse_action
+from agent_r1.envs.base import Attempt, Conversation, Env, ParsedAction, ParsedCall, Transition, hermes, parse_action
 from agent_r1.envs.shared import Shared
 from agent_r1.faults import WorldFault
 from agent_r1.params.env import Answers, EnvParams
@@ -67,7 +67,8 @@ class ToolEnv(Env):
         self._max_steps = max_steps
         self._parallel_calls = parallel_calls
         self._answers: Answers = answers
-        self._journal, self._seed = journal, seed
+        self._journal = journal
+        self._seed = seed
 
     @property
     def example_call(self) -> str:
@@ -93,20 +94,20 @@ class ToolEnv(Env):
         facts = {"think": think(parsed)}
         if parsed.answer is not None:
             return answered(parsed.answer, self.gold, self.shown, facts)
-        made = await self._make(parsed)
-        calls = tuple(each.call for each in made)
-        if faults := [each.fault for each in made if each.fault]:
+        exchanges = await self._make(parsed)
+        calls = tuple(exchange.call for exchange in exchanges)
+        if faults := [exchange.fault for exchange in exchanges if exchange.fault]:
             return Transition(outcome=Outcome.ABORTED, fault=faults[0], calls=calls)
         if self._step == self._max_steps:
             last = Outcome.MALFORMED if parsed.problem else Outcome.TURN_LIMIT
             return Transition(outcome=last, calls=calls, rewards=facts)
-        observations = tuple(each.said for each in made)
+        observations = tuple(exchange.observation for exchange in exchanges)
         self._read = "\n".join(observations)
         return Transition(
             observations=observations,
             calls=calls,
             rewards=facts,
-            rewards_when_read=self._take_in([each.result for each in made]),
+            rewards_when_read=self._take_in([exchange.result for exchange in exchanges]),
         )
 
     def redraw(self, seed: int) -> None:
@@ -116,75 +117,78 @@ class ToolEnv(Env):
         for tool in self._tools.values():
             await tool.close()
 
-    async def _make(self, parsed: ParsedAction) -> list[_Made]:
+    async def _make(self, parsed: ParsedAction) -> list[_Exchange]:
         """Makes an action's calls at the same time and returns their results."""
         if parsed.problem:
             text = f"{parsed.problem}. {advice(self.example_call, self._answers)}"
-            malformed = ToolResult(text=text, call_status=CallStatus.MALFORMED)
-            return [_Made(Call(status=CallStatus.MALFORMED), malformed)]
-        made = [self._call(place, *call) for place, call in enumerate(parsed.calls)]
-        return [await made[0]] if len(made) == 1 else list(await asyncio.gather(*made))
+            result = ToolResult(text=text, call_status=CallStatus.MALFORMED)
+            return [_Exchange(Call(status=CallStatus.MALFORMED), result)]
+        coroutines = [self._call(place, *call) for place, call in enumerate(parsed.calls)]
+        return [await coroutines[0]] if len(coroutines) == 1 else list(await asyncio.gather(*coroutines))
 
-    async def _call(self, place: int, tool: str, arguments: dict[str, Any]) -> _Made:
-        spelled = canonical(arguments)
+    async def _call(self, place: int, tool: str, arguments: dict[str, Any]) -> _Exchange:
+        arguments_json = canonical(arguments)
         if tool not in self._tools:
-            told = f"there is no tool {tool!r}, only {', '.join(self._tools)}"
-            result = ToolResult(text=told, call_status=CallStatus.UNKNOWN_TOOL)
-            return _Made(Call(tool=tool, arguments=spelled, status=result.call_status), result)
-        called, at = self._tools[tool], CallPlace(self._seed, self._step, place)
-        journal = self._journal if called.waits else None
-        if journal and (entry := journal.find(at, tool, spelled)):
-            await called.recall(arguments, entry.result)
-            return _Made(entry.made, entry.result)
-        made = await _timed(called, arguments, spelled)
-        if journal and not made.fault:
-            journal.add(at, made.call, made.result)
-        return made
+            problem = f"there is no tool {tool!r}, only {', '.join(self._tools)}"
+            result = ToolResult(text=problem, call_status=CallStatus.UNKNOWN_TOOL)
+            return _Exchange(Call(tool=tool, arguments=arguments_json, status=result.call_status), result)
+        instance = self._tools[tool]
+        at = CallPlace(self._seed, self._step, place)
+        journal = self._journal if instance.waits else None
+        entry = journal.find(at, tool, arguments_json) if journal else None
+        if entry:
+            await instance.recall(arguments, entry.result)
+            return _Exchange(entry.made, entry.result)
+        exchange = await _timed(instance, arguments, arguments_json)
+        if journal and not exchange.fault:
+            journal.add(at, exchange.call, exchange.result)
+        return exchange
 
     def _take_in(self, results: Sequence[ToolResult]) -> dict[str, float]:
         """Remembers the results of calls that succeeded; returns their `progress`."""
-        succeeded = [result for result in results if result.call_status is CallStatus.OK]
-        self.shown += [result.text for result in succeeded]
-        if self.gold is None or not succeeded:
+        successes = [result for result in results if result.call_status is CallStatus.OK]
+        self.shown += [result.text for result in successes]
+        if self.gold is None or not successes:
             return {}
-        found = self.unseen.intersection(title for result in succeeded for title in result.titles)
-        self.unseen -= found
-        return {"progress": float(len(found))}
+        titles = self.unseen.intersection(title for result in successes for title in result.titles)
+        self.unseen -= titles
+        return {"progress": float(len(titles))}
 
 
-class _Made(NamedTuple):
-    """A call that was made."""
+class _Exchange(NamedTuple):
+    """A call, and what came back."""
 
     call: Call
     result: ToolResult
     fault: str = ""  # of the world
 
     @property
-    def said(self) -> str:
+    def observation(self) -> str:
         """The text that the policy reads."""
         return self.result.text if self.call.status is CallStatus.OK else f"Error: {self.result.text}"
 
 
-async def _timed(tool: Tool, arguments: dict[str, Any], spelled: str) -> _Made:
-    fault, started = "", time.perf_counter()
+async def _timed(tool: Tool, arguments: dict[str, Any], arguments_json: str) -> _Exchange:
+    fault = ""
+    start = time.perf_counter()
     try:
         result = await tool.call(arguments)
     except WorldFault as error:
         fault = error.words
         status = CallStatus.TIMEOUT if isinstance(error, TimeoutError) else CallStatus.FAILED
         result = ToolResult(text=fault, call_status=status)
-    latency_s = time.perf_counter() - started
-    call = Call(tool=tool.name, arguments=spelled, status=result.call_status, latency_s=latency_s)
-    return _Made(call, result, fault)
+    latency_s = time.perf_counter() - start
+    call = Call(tool=tool.name, arguments=arguments_json, status=result.call_status, latency_s=latency_s)
+    return _Exchange(call, result, fault)
 
 
-def answered(answer: str, gold: Question | None, shown: Sequence[str], facts: dict[str, float]) -> Transition:
+def answered(answer: str, gold: Question | None, texts: Sequence[str], facts: dict[str, float]) -> Transition:
     """The end of an episode with an answer: `em`, `f1`, and `grounded`, 1.0 where the answer's words stand in a text.
 
     Without a gold answer to compare with there is neither `em` nor `f1`; `facts` are further reward parts.
     """
     rewards = {"em": exact_match(answer, gold.answers), "f1": f1(answer, gold.answers)} if gold else {}
-    rewards["grounded"] = float(any(occurs(answer, text) for text in shown))
+    rewards["grounded"] = float(any(occurs(answer, text) for text in texts))
     return Transition(outcome=Outcome.ANSWERED, answer=answer, rewards=rewards | facts)
 
 
@@ -222,7 +226,9 @@ def think(parsed: ParsedAction) -> float:
 def calls_without_tools(parsed: ParsedAction) -> tuple[Call, ...]:
     """The calls of an action that does not answer, in an environment without tools."""
     unknown = ((call.tool, canonical(call.arguments)) for call in parsed.calls)
-    calls = tuple(Call(tool=tool, arguments=spelled, status=CallStatus.UNKNOWN_TOOL) for tool, spelled in unknown)
+    calls = tuple(
+        Call(tool=tool, arguments=arguments_json, status=CallStatus.UNKNOWN_TOOL) for tool, arguments_json in unknown
+    )
     return calls or (Call(status=CallStatus.MALFORMED),)
 
 
@@ -277,12 +283,15 @@ def with_tools(question: Question | str, shared: Shared, seed: int) -> ToolEnv:
     )
 
 
-def asked_attempt(text: str, shared: Shared, *, sample: int = 0) -> Attempt:
-    """An attempt at a question that a person asks, with the stage's tools; `sample` tells repetitions apart."""
+def asked_attempt(text: str, shared: Shared, *, sample: int = 0, earlier: Sequence[Conversation] = ()) -> Attempt:
+    """An attempt at a question that a person asks, with the stage's tools; `sample` tells repetitions apart.
+
+    The exchanges `earlier` in the conversation stand before the question, behind the examples.
+    """
 
     def env(seed: int) -> ToolEnv:
         opening = with_tools(text, shared, seed)
-        opening.examples = shared.examples
+        opening.examples = [*shared.examples, *earlier]
         return opening
 
     return Attempt(question_id=shorten(text, 80), group=0, sample=sample, env=env)
@@ -290,8 +299,8 @@ def asked_attempt(text: str, shared: Shared, *, sample: int = 0) -> Attempt:
 
 def naive_rag_attempts(questions: Sequence[Question], shared: Shared) -> list[Attempt]:
     """One attempt at each question, from the passages that the question itself finds."""
-    found = shared.index.search([question.text for question in questions], shared.limits.top_k)
-    return _answer_attempts(questions, found, FROM_PASSAGES, shared)
+    passages = shared.index.search([question.text for question in questions], shared.limits.top_k)
+    return _answer_attempts(questions, passages, FROM_PASSAGES, shared)
 
 
 def closed_book_attempts(questions: Sequence[Question], shared: Shared) -> list[Attempt]:
@@ -303,19 +312,19 @@ def gold_passages_attempts(
     questions: Sequence[Question], gold: Mapping[str, Sequence[Passage]], shared: Shared
 ) -> list[Attempt]:
     """One attempt at each question with gold passages, from those; `gold` has them by question_id."""
-    known = [question for question in questions if question.question_id in gold]
-    return _answer_attempts(known, [gold[question.question_id] for question in known], FROM_PASSAGES, shared)
+    subset = [question for question in questions if question.question_id in gold]
+    return _answer_attempts(subset, [gold[question.question_id] for question in subset], FROM_PASSAGES, shared)
 
 
 def _answer_attempts(
     questions: Sequence[Question], passages: Sequence[Sequence[Passage]], task: str, shared: Shared
 ) -> list[Attempt]:
-    def answering(question: Question, shown: Sequence[Passage], _: int) -> AnswerEnv:
-        return AnswerEnv(question, shown, system=told(task, shared.limits), answers=shared.limits.answers)
+    def answering(question: Question, evidence: Sequence[Passage], _: int) -> AnswerEnv:
+        return AnswerEnv(question, evidence, system=told(task, shared.limits), answers=shared.limits.answers)
 
     return [
-        Attempt(question_id=question.question_id, group=group, sample=0, env=partial(answering, question, shown))
-        for group, (question, shown) in enumerate(zip(questions, passages, strict=True))
+        Attempt(question_id=question.question_id, group=group, sample=0, env=partial(answering, question, evidence))
+        for group, (question, evidence) in enumerate(zip(questions, passages, strict=True))
     ]
 
 

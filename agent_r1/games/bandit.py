@@ -13,7 +13,9 @@ from typing import Self
 
 from agent_r1.games import rules
 
-_SAFE_PAYS, _RISKY_PAYS, _RISKY_CHANCE = 0.1, 1.0, 0.25
+_SAFE_PAYS = 0.1
+_RISKY_PAYS = 1.0
+_RISKY_CHANCE = 0.25
 _LONGEST = 40  # characters of a name
 
 ArmPair = tuple[str, str]  # the arm that surely pays little, then the arm that sometimes pays much, and more on average
@@ -80,7 +82,9 @@ class Game(rules.Game):
     """Two arms, of which one is pulled. The payment of the risky one is drawn from `rng`."""
 
     def __init__(self, board: Board, rng: random.Random) -> None:
-        self.board, self.moves, self._rng = board, board.arms, rng
+        self.board = board
+        self.moves = board.arms
+        self._rng = rng
         self.pulled = ""
 
     @property
@@ -94,7 +98,7 @@ class Game(rules.Game):
     def grid(self) -> list[str]:
         return list(self.board.arms)
 
-    def _made(self, move: str) -> float:
+    def _make_move(self, move: str) -> float:
         self.pulled = move
         if not self.won:
             return _SAFE_PAYS

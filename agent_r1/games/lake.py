@@ -35,7 +35,8 @@ class Board(rules.WrittenBoard):
 
     def __post_init__(self) -> None:
         require_rows(self.rows, _ICE + _HOLE + _START + _GOAL)
-        just_one(self.rows, _START, "start"), just_one(self.rows, _GOAL, "goal")
+        just_one(self.rows, _START, "start")
+        just_one(self.rows, _GOAL, "goal")
         if isinstance(self.intended, bool) or not isinstance(self.intended, int | float) or not 0 < self.intended <= 1:
             raise ValueError(f"field 'intended' is a chance above 0 and at most 1; got {self.intended!r}")
 
@@ -50,7 +51,8 @@ class Board(rules.WrittenBoard):
             start, goal = (tuple(rng.integers(size, size=2).tolist()) for _ in range(2))
             if start == goal:
                 continue
-            cells[start], cells[goal] = _START, _GOAL
+            cells[start] = _START
+            cells[goal] = _GOAL
             board = cls(rows=tuple("".join(row) for row in cells), intended=intended)
             if board.way(board.start):
                 return board
@@ -68,18 +70,19 @@ class Board(rules.WrittenBoard):
 
     def after(self, place: Cell, move: str) -> Cell:
         """The cell to which a move leads if it does not go astray; at the edge it leads nowhere."""
-        y, x = place[0] + MOVES[move][0], place[1] + MOVES[move][1]
+        y = place[0] + MOVES[move][0]
+        x = place[1] + MOVES[move][1]
         return (y, x) if 0 <= y < len(self.rows) and 0 <= x < len(self.rows[0]) else place
 
     def way(self, place: Cell) -> list[str] | None:
         """The fewest moves past the holes to the goal, if none goes astray; None if there is no way."""
         goal = self.goal
 
-        def past_holes(here: Cell, move: str) -> Cell | None:
-            there = self.after(here, move)
-            return None if self.cell(there) == _HOLE else there
+        def past_holes(cell: Cell, move: str) -> Cell | None:
+            target = self.after(cell, move)
+            return None if self.cell(target) == _HOLE else target
 
-        return fewest_moves(place, lambda here: here == goal, past_holes, MOVES)
+        return fewest_moves(place, lambda cell: cell == goal, past_holes, MOVES)
 
 
 class Game(rules.Game):
@@ -88,7 +91,8 @@ class Game(rules.Game):
     moves = tuple(MOVES)
 
     def __init__(self, board: Board, rng: random.Random) -> None:
-        self.board, self.player = board, board.start
+        self.board = board
+        self.player = board.start
         self._rng = rng
 
     @property
@@ -109,10 +113,12 @@ class Game(rules.Game):
     def places(self) -> dict[str, list[Cell]]:
         return {"Goal": [self.board.goal], "Player": [self.player], "Holes": found(self.board.rows, _HOLE)}
 
-    def _made(self, move: str) -> float:
+    def _make_move(self, move: str) -> float:
         intended = self.board.intended
-        if intended < 1 and (drawn := self._rng.random()) >= intended:
-            move = _sides(move)[drawn < (1 + intended) / 2]
+        if intended < 1:
+            draw = self._rng.random()
+            if draw >= intended:
+                move = _sides(move)[draw < (1 + intended) / 2]
         self.player = self.board.after(self.player, move)
         return float(self.won)
 
@@ -140,7 +146,7 @@ class Planner:
         self._leads = _transitions(board)  # [moves, cells, cells]
         self._at_goal = np.zeros(self._leads.shape[1])  # [cells]
         self._at_goal[self._number(board.goal)] = 1
-        self._known: dict[tuple[int, int], tuple[Chances, Integers]] = {}
+        self._solutions: dict[tuple[int, int], tuple[Chances, Integers]] = {}
 
     def best(self, place: Cell, steps: int, moves: int) -> Best:
         """The best with so many steps left, and so many moves in all; among equals the plan with the fewest moves."""
@@ -155,30 +161,30 @@ class Planner:
         """The chance from every cell and the number of its best plan, [cells] each."""
         if not steps or not moves:
             return self._at_goal, np.zeros(len(self._at_goal), np.int64)
-        if (steps, moves) not in self._known:
-            after = {length: self._solve(steps - 1, moves - length)[0] for length in self._lengths if length <= moves}
-            chances = np.concatenate([self._of(length, after[length]) for length in after])  # [plans, cells]
+        if (steps, moves) not in self._solutions:
+            onward = {length: self._solve(steps - 1, moves - length)[0] for length in self._lengths if length <= moves}
+            chances = np.concatenate([self._of(length, onward[length]) for length in onward])  # [plans, cells]
             best = chances.round(_DECIMALS).argmax(axis=0)  # of equals the first, and that is the shortest
-            self._known[steps, moves] = np.take_along_axis(chances, best[None], axis=0)[0], best
-        return self._known[steps, moves]
+            self._solutions[steps, moves] = np.take_along_axis(chances, best[None], axis=0)[0], best
+        return self._solutions[steps, moves]
 
-    def _of(self, length: int, after: Chances) -> Chances:
-        """The chances of all plans of a length [4 ** length, cells] by those after it [cells], last moves first."""
-        chances = after[None, :]
+    def _of(self, length: int, onward: Chances) -> Chances:
+        """The chances of all plans of a length [4 ** length, cells] by those `onward` [cells], last moves first."""
+        chances = onward[None, :]
         for _ in range(length):
-            chances = (chances @ self._leads.transpose(0, 2, 1)).reshape(-1, len(after))
+            chances = (chances @ self._leads.transpose(0, 2, 1)).reshape(-1, len(onward))
         return chances
 
 
 def _transitions(board: Board) -> Chances:
     """The chance of getting from one cell to another, by move; from a hole and from the goal nothing leads away."""
-    across, cells = len(board.rows[0]), len(board.rows) * len(board.rows[0])
+    across = len(board.rows[0])
+    cells = len(board.rows) * across
     leads = np.zeros((len(MOVES), cells, cells))
     for number, move in enumerate(MOVES):
         turns = [(board.intended, move), *(((1 - board.intended) / 2, side) for side in _sides(move))]
-        for y, row in enumerate(board.rows):
-            for x, cell in enumerate(row):
-                for chance, turned in turns:
-                    to = (y, x) if cell in _HOLE + _GOAL else board.after((y, x), turned)
-                    leads[number, y * across + x, to[0] * across + to[1]] += chance
+        for place in product(range(len(board.rows)), range(across)):
+            for chance, turn in turns:
+                to = place if board.cell(place) in _HOLE + _GOAL else board.after(place, turn)
+                leads[number, place[0] * across + place[1], to[0] * across + to[1]] += chance
     return leads

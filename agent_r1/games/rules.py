@@ -34,7 +34,7 @@ class Game:
         """Makes a move and returns its reward; a ValueError says that there is no such move now."""
         if move not in self.moves or self.done:
             raise ValueError(f"no move {move!r} of {', '.join(self.moves)}{' after the end' if self.done else ''}")
-        return self._made(move)
+        return self._make_move(move)
 
     def grid(self) -> list[str]:
         """The state as it is shown, row by row."""
@@ -44,7 +44,7 @@ class Game:
         """The cells of everything on the board, by name."""
         return {}
 
-    def _made(self, move: str) -> float:
+    def _make_move(self, move: str) -> float:
         raise NotImplementedError
 
 
@@ -58,13 +58,13 @@ class WrittenBoard:
         if len(setup) > MOST_CHARACTERS:
             raise ValueError(f"a setup of {len(setup)} characters; at most {MOST_CHARACTERS} are read")
         try:
-            given = json.loads(setup)
+            content = json.loads(setup)
         except (ValueError, RecursionError):
             raise ValueError(f"a setup that is not JSON: {setup[:60]!r}") from None
         names = sorted(field.name for field in fields(cls))
-        if not isinstance(given, dict) or sorted(given) != names:
+        if not isinstance(content, dict) or sorted(content) != names:
             raise ValueError(f"a setup is a JSON object with {', '.join(names)}; got {setup[:60]!r}")
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in content.items()})
 
     def write(self) -> str:
         """Equal boards give equal text."""
@@ -74,23 +74,25 @@ class WrittenBoard:
 def fewest_moves(
     state: S,
     reached: Callable[[S], bool],
-    after: Callable[[S, str], S | None],
+    successor: Callable[[S, str], S | None],
     moves: Iterable[str],
     most: int | None = None,
 ) -> list[str] | None:
-    """The fewest moves to a `reached` state, breadth first; None beyond `most`. `after` gives None to bar a move."""
-    moves, plans, waiting = tuple(moves), {state: list[str]()}, deque([state])
+    """The fewest moves to a `reached` state, breadth first; None beyond `most`. `successor` gives None to bar one."""
+    moves = tuple(moves)
+    plans = {state: list[str]()}
+    waiting = deque([state])
     while waiting:
-        here = waiting.popleft()
-        if reached(here):
-            return plans[here]
-        if len(plans[here]) == most:
+        state = waiting.popleft()
+        if reached(state):
+            return plans[state]
+        if len(plans[state]) == most:
             continue
         for move in moves:
-            there = after(here, move)
-            if there is not None and there not in plans:
-                plans[there] = [*plans[here], move]
-                waiting.append(there)
+            target = successor(state, move)
+            if target is not None and target not in plans:
+                plans[target] = [*plans[state], move]
+                waiting.append(target)
     return None
 
 

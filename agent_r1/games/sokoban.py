@@ -16,9 +16,14 @@ from agent_r1.games.rules import Cell, fewest_moves, found, just_one, require_ro
 
 MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
 _CELLS = "#_OX√PS"  # wall, floor, target, box, box on a target, player, player on a target
-_TARGETS, _BOXES, _PLAYERS = "O√S", "X√", "PS"
+_TARGETS = "O√S"
+_BOXES = "X√"
+_PLAYERS = "PS"
 _MOST_IN_VAIN = 3000  # boards in a row, of which none is wanted
-_MOVE, _ON, _OFF, _SOLVED = -0.1, 1.0, -1.0, 10.0  # rewards
+_MOVE = -0.1  # reward of each move
+_ON = 1.0  # where a box gets onto a target
+_OFF = -1.0  # where one leaves it
+_SOLVED = 10.0  # where the last box is on a target
 
 # How many of RAGEN's 256 validation levels (arXiv 2504.20073, seeds 123 to 378) need so many moves at best.
 RAGEN_LENGTHS = {1: 28, 2: 60, 3: 27, 4: 47, 5: 37, 6: 24, 7: 12, 8: 14, 9: 2, 10: 5}
@@ -40,7 +45,8 @@ class Board(rules.WrittenBoard):
     def __post_init__(self) -> None:
         require_rows(self.rows, _CELLS)
         just_one(self.rows, _PLAYERS, "player")
-        boxes, targets = len(found(self.rows, _BOXES)), len(self.targets)
+        boxes = len(found(self.rows, _BOXES))
+        targets = len(self.targets)
         if not boxes or boxes != targets:
             raise ValueError(f"field 'rows' has {boxes} boxes and {targets} targets; they are as many, and not none")
 
@@ -73,14 +79,17 @@ class Board(rules.WrittenBoard):
     @classmethod
     def drawn_to(cls, seed: int, lengths: Mapping[int, int], *, size: int = 6, walls: float = 0.12) -> list[Self]:
         """Different boards, as many of each length of the best solution as asked; ValueError if there are too few."""
-        missing, boards, in_vain = Counter(lengths), dict[Self, None](), 0
+        missing = Counter(lengths)
+        boards = dict[Self, None]()
+        in_vain = 0
         drawn = cls.drawn(random.Random(seed), size=size, walls=walls, most_moves=max(lengths))
         while +missing:
             board, length = next(drawn)
-            if wanted := missing[length] > 0 and board not in boards:
+            in_vain += 1
+            if missing[length] > 0 and board not in boards:
                 missing[length] -= 1
                 boards[board] = None
-            in_vain = 0 if wanted else in_vain + 1
+                in_vain = 0
             if in_vain == _MOST_IN_VAIN:
                 raise ValueError(f"no further boards are found that take {', '.join(map(str, +missing))} moves")
         return list(boards)
@@ -113,7 +122,7 @@ class Board(rules.WrittenBoard):
     def solve(self, state: RoomState, most_moves: int) -> list[str] | None:
         """The fewest moves that solve the room, in breadth-first order; None if that takes more than `most_moves`."""
         targets = self.targets
-        return fewest_moves(state, lambda here: here.boxes == targets, self.after, MOVES, most_moves)
+        return fewest_moves(state, lambda room: room.boxes == targets, self.after, MOVES, most_moves)
 
 
 class Game(rules.Game):
@@ -122,7 +131,8 @@ class Game(rules.Game):
     moves = tuple(MOVES)
 
     def __init__(self, board: Board, rng: random.Random | None = None) -> None:
-        self.board, self.state = board, board.start
+        self.board = board
+        self.state = board.start
         self._targets = board.targets
 
     @property
@@ -141,11 +151,11 @@ class Game(rules.Game):
             "Player": [self.state.player],
         }
 
-    def _made(self, move: str) -> float:
-        before = len(self.state.boxes & self._targets)
+    def _make_move(self, move: str) -> float:
+        on_targets = len(self.state.boxes & self._targets)
         self.state = self.board.after(self.state, move)
-        gained = len(self.state.boxes & self._targets) - before
-        return _MOVE + (_ON if gained > 0 else _OFF if gained < 0 else 0.0) + (_SOLVED if self.won else 0.0)
+        gain = len(self.state.boxes & self._targets) - on_targets
+        return _MOVE + (_ON if gain > 0 else _OFF if gain < 0 else 0.0) + (_SOLVED if self.won else 0.0)
 
     def _cell(self, place: Cell) -> str:
         on = place in self._targets

@@ -7,25 +7,30 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from agent_r1.answers import normalize
 from agent_r1.envs.base import parse_action
 from agent_r1.evaluation.transcript import shown_arguments
 from agent_r1.faults import WorldFault
 from agent_r1.harmless import harmless
 from agent_r1.http.endpoint import Endpoint
 from agent_r1.inspection.wire import Cards, Event, Limits
-from agent_r1.records import CallStatus, Outcome, StopReason
+from agent_r1.params import Params
+from agent_r1.records import CallStatus, Outcome, Passage, Question, StopReason
 from agent_r1.rollout.episode import StepView
+from agent_r1.tables import read_rows
 from agent_r1.training.agent import Agent
 
 LABEL = 8  # columns
+EXAMPLES = 3  # test questions that a conversation opens with
 CALL, ANSWER, THOUGHT, QUIET, FAULT = "bold cyan", "bold green", "dim italic", "dim", "yellow"
 
 
@@ -36,19 +41,44 @@ class Answerer:
     title: str  # a name for people
     limits: Limits
     ask: Callable[[str], Iterator[StepView]]  # the steps of a question's episode; ValueError if it has none
+    about: Sequence[str] = ()  # what it is, and questions that it can be asked
+
+
+def made_for(settings: Params, folder: Path, *, built_in: bool) -> tuple[list[str], set[str]]:
+    """What a policy is, with test questions; and of a built-in model, which has read nothing else, all words."""
+    places = settings.places
+    if not places.questions.exists():
+        return [], set()
+    questions = read_rows(places.questions, Question)
+    examples = [row.text for row in questions if row.split == "test"][:EXAMPLES]
+    if not built_in:
+        return ["It practised questions such as:", *examples], set()
+    texts = [f"{row.title} {row.text}" for row in read_rows(places.passages, Passage)]
+    words = normalize(" ".join([*texts, *(row.text for row in questions)])).split()
+    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) / 4e6
+    data = ", ".join(settings.prepare.datasets)
+    return [f"It has {weights:.1f} million weights, and knows {data} alone. Ask it such as:", *examples], set(words)
 
 
 @contextlib.contextmanager
-def here(opening: AbstractContextManager[Agent], seed: int, title: str) -> Iterator[Answerer]:
-    """An agent in this process. A repeated question is sampled anew; the seed matters at temperatures above 0."""
+def here(
+    opening: AbstractContextManager[Agent], seed: int, title: str, about: Sequence[str], words: Collection[str]
+) -> Iterator[Answerer]:
+    """An agent in this process, which knows these `words` alone, if any.
+
+    A repeated question is sampled anew; the seed matters at temperatures above 0.
+    """
     asked: Counter[str] = Counter()
     with opening as agent:
 
         def ask(text: str) -> Iterator[StepView]:
+            strange = [word for word in normalize(text).split() if words and word.isalpha() and word not in words]
+            if strange:
+                raise ValueError(f"It never read {strange[0]!r}. {' '.join(about[:2])}")
             asked[text] += 1
             return agent.ask(text, seed=seed, sample=asked[text] - 1)
 
-        yield Answerer(title, Limits.of(agent.shared.limits), ask)
+        yield Answerer(title, Limits.of(agent.shared.limits), ask, about)
 
 
 @contextlib.contextmanager
@@ -82,6 +112,8 @@ def chat(opening: AbstractContextManager[Answerer], question: str | None) -> Non
         screen.say(f"{agent.title} answers{'; Ctrl-D ends' if at_keyboard else ''}", QUIET)
         lines: Iterable[str] = sys.stdin if question is None else [question]
         if at_keyboard:
+            for line in agent.about:
+                screen.say(line, QUIET, indent=2)
             lines = typed(console)
         converse(agent, screen, filter(None, map(str.strip, lines)), echo=not at_keyboard)
 

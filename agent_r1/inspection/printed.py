@@ -239,5 +239,5 @@ def health_tables(found: Sequence[FailureKind], run: RunId, page: Path) -> Itera
         kind = Text(harmless(each.kind), "bold" if each.named else "")
         table.add_row(kind, *counts, number(each.reward_lost), number(each.success_lost), each.remedy)
     yield table
-    yield f"`agent-r1 view {' '.join(run.words)}` makes the page that these links open, each at one kind:"
+    yield f"`agent-r1 view {run.word}` makes the page that these links open, each at one kind:"
     yield from (f"{page.resolve().as_uri()}#{urlencode({'kind': each.kind})}" for each in shown)

@@ -41,8 +41,8 @@ class Lasting(Bounded):
 class Service:
     """The routes of one agent, whose model name is `name`."""
 
-    def __init__(self, agent: Agent, name: str, temperature: float, *, lenient: bool = False) -> None:
-        self._agent, self._name, self._temperature, self._lenient, self._running = agent, name, temperature, lenient, 0
+    def __init__(self, agent: Agent, name: str, temperature: float) -> None:
+        self._agent, self._name, self._temperature, self._running = agent, name, temperature, 0
         self._card = Card(id=name, agent_r1=Limits.of(agent.shared.limits)).model_dump(by_alias=True)
         self.broken: EngineError | None = None  # the fault that ended the engine for good
         self.when_broken: Callable[[], None] = lambda: None
@@ -81,16 +81,18 @@ class Service:
         """Reads a request to this agent, or raises Refused."""
         asked = Questioned.read(await received(request, MAX_BODY_BYTES, "ask a shorter question"))
         require_model(asked.model, self._name)
-        asked.require_askable(self._temperature, lenient=self._lenient)
+        asked.require_askable(self._temperature)
         return asked
 
     async def _episode(self, asked: Questioned) -> AsyncGenerator[StepView]:
         """The steps of an episode to its end. Raises Refused if it cannot start or is cut short."""
         if self._running >= MAX_EPISODES:
             raise Refused(f"{MAX_EPISODES} questions are being answered; come again", None, 429, "rate_limit_exceeded")
+        earlier = asked.earlier(self._agent.shared.limits.answers)
+        attending = self._agent.attend(asked.question, seed=asked.seed or 0, most=asked.most, earlier=earlier)
         self._running += 1
         try:
-            async with aclosing(self._agent.attend(asked.question, seed=asked.seed or 0, most=asked.most)) as steps:
+            async with aclosing(attending) as steps:
                 async for view in steps:
                     if view.outcome is Outcome.ABORTED:
                         logger.error("an episode was cut short: %s", view.fault)
@@ -109,10 +111,10 @@ class Service:
             self._running -= 1
 
 
-def serve(agent: Agent, name: str, *, host: str, port: int, temperature: float, lenient: bool = False) -> None:
+def serve(agent: Agent, name: str, *, host: str, port: int, temperature: float) -> None:
     """Answers until the process is told to end. Raises EngineError if the engine fails for good."""
     agent.shared.tools(0)  # a faulty tool is reported before the server starts
-    service = Service(agent, name, temperature, lenient=lenient)
+    service = Service(agent, name, temperature)
     server = Server(configured(service.app(), host, port, Lasting))
     service.when_broken = partial(setattr, server, "should_exit", True)
     logger.info("%s answers at http://%s:%d/v1", name, host, port)

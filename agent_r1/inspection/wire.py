@@ -6,11 +6,12 @@ import json
 import time
 import uuid
 from collections.abc import Sequence
+from itertools import cycle, islice
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, TypeAdapter, field_validator
 
-from agent_r1.envs.base import parse_action
+from agent_r1.envs.base import Conversation, parse_action
 from agent_r1.http.client import Fault
 from agent_r1.http.completions import Asked, Refused
 from agent_r1.params.env import Answers, EnvParams
@@ -20,31 +21,47 @@ from agent_r1.rollout.episode import StepView
 _STEP = TypeAdapter(StepView)
 
 
+INSTRUCTING = ("system", "developer")  # roles
+
+
 class Questioned(Asked):
-    """A request that holds one question, as in training."""
+    """A request that ends with a question, behind earlier ones with their answers."""
 
     @property
     def system(self) -> str:
-        """The text of the messages before the question."""
-        return "\n\n".join(message.text for message in self.messages[:-1] if message.text.strip())
+        """The text of the client's system messages."""
+        return "\n\n".join(each.text for each in self.messages if each.role in INSTRUCTING and each.text.strip())
 
     @property
     def question(self) -> str:
         """The question, below the system message."""
         return "\n\n".join(filter(None, (self.system, self.messages[-1].text)))
 
+    def earlier(self, answers: Answers) -> list[Conversation]:
+        """The earlier questions that were answered, as the policy writes an answer. Raises Refused for any other."""
+        turns = [message for message in self.messages if message.role not in INSTRUCTING]
+        exchanges = list[Conversation]()
+        for question, answer in zip(turns[:-1:2], turns[1::2], strict=True):
+            text = answer.text.strip()
+            action = text if answers == "plain" else f"<answer>{text}</answer>"
+            if text and parse_action(action, answers=answers).answer != text:
+                raise Refused(f"no answer of this agent's reads {text[:80]!r}; leave tags out of it", "messages")
+            if text:
+                said = {"where": "", "dataset": "", "replies": "tool", "system": "", "user": question.text}
+                exchanges.append(Conversation(**said, actions=[action], observations=[]))
+        return exchanges
+
     def before_stop(self, answer: str) -> str:
         """An answer up to the first stop sequence."""
         return min((answer.partition(each)[0] for each in self.stops), key=len, default=answer)
 
-    def require_askable(self, temperature: float, *, lenient: bool = False) -> None:
-        """Raises Refused if an agent at this temperature, `lenient` towards system messages or not, cannot answer."""
-        *before, last = [message.role for message in self.messages]
-        if last != "user" or not {"system", "developer"}.issuperset(before):
-            sent = f"and was sent {len(self.messages)} messages ({', '.join([*before, last][:8])[:80]})"
-            raise Refused(f"this agent answers one question, in one message of role user, {sent}", "messages")
-        if self.system and not lenient:
-            raise Refused("this agent has its own system message; put this one into the user's message", "messages")
+    def require_askable(self, temperature: float) -> None:
+        """Raises Refused if an agent at this temperature cannot answer."""
+        roles = [message.role for message in self.messages if message.role not in INSTRUCTING]
+        in_turn = [*islice(cycle(["user", "assistant"]), len(roles))]
+        if self.messages[-1].role != "user" or roles != in_turn:
+            sent = f"and was sent {len(self.messages)} messages ({', '.join(roles[:8])[:80]})"
+            raise Refused(f"this agent answers user and assistant in turn, the user last, {sent}", "messages")
         if not self.messages[-1].text.strip():
             raise Refused("the question is empty; send one", "messages")
         if self.temperature not in (None, temperature):

@@ -52,62 +52,63 @@ class GymEnv(TextEnv):
         self._setup, self._params = meant(question, GymSetup, shared.limits.gymnasium)
         super().__init__(self._params.task or question.text, shared.limits)
         self.moves = self._params.actions or ()
-        self._seed, self._return = seed, 0.0
+        self._seed = seed
+        self._return = 0.0
         self._read = _reader(self._setup.name, self._params)
         self.world: GymWorld | None = None
 
     async def begin(self) -> str:
         self.world = _make(self._setup.name, self._params)
-        observed, _ = self.world.reset(seed=self._setup.seed)
+        observation, _ = self.world.reset(seed=self._setup.seed)
         self.world.unwrapped.np_random = np.random.Generator(np.random.PCG64(self._seed))
         actions = f"Actions: {', '.join(self.moves)}.\n\n" if self.moves else ""
-        return actions + _seen(self.world, self._read(observed))
+        return actions + _drawing(self.world, self._read(observation))
 
     async def move(self, text: str) -> Moved:
         if self.world is None:
             raise RuntimeError("the environment was not opened")
         action = _action(text, self.moves, self.world.action_space)
-        observed, reward, terminated, truncated, info = self.world.step(action)
+        observation, reward, terminated, truncated, info = self.world.step(action)
         earned = number(reward, f"env.gymnasium.{self._setup.name}")
         self._return += earned
-        over = Outcome.ENDED if terminated else Outcome.TURN_LIMIT if truncated else None
-        seen = "" if over else _seen(self.world, self._read(observed))
-        return Moved(seen, earned, self._succeeded(earned, over, info), over)
+        outcome = Outcome.ENDED if terminated else Outcome.TURN_LIMIT if truncated else None
+        drawing = "" if outcome else _drawing(self.world, self._read(observation))
+        return Moved(drawing, earned, self._succeeded(earned, outcome, info), outcome)
 
     async def close(self) -> None:
         if self.world:
             self.world.close()
 
-    def _succeeded(self, reward: float, over: Outcome | None, info: Mapping[str, Any]) -> bool:
+    def _succeeded(self, reward: float, outcome: Outcome | None, info: Mapping[str, Any]) -> bool:
         match self._params.success:
             case "terminated":
-                return over is Outcome.ENDED
+                return outcome is Outcome.ENDED
             case "truncated":
-                return over is Outcome.TURN_LIMIT
+                return outcome is Outcome.TURN_LIMIT
             case {"last_reward": float(least)}:
                 return _reaches(reward, least)
             case {"return": float(least)}:
-                return _reaches(self._return, least) and (over is not None or least > 0)
-        if over and "success" not in info:
+                return _reaches(self._return, least) and (outcome is not None or least > 0)
+        if outcome and "success" not in info:
             raise ValueError(_no_success(self._setup.name, self._params))
         return bool(info.get("success"))
 
 
 def require_gymnasium(questions: Sequence[Question], limits: EnvParams) -> None:
     """Raises ValueError for a question whose world is not declared, or cannot be made or played."""
-    used = [meant(question, GymSetup, limits.gymnasium) for question in questions]
-    for name, params in {setup.name: params for setup, params in used}.items():
+    worlds = [meant(question, GymSetup, limits.gymnasium) for question in questions]
+    for name, params in {setup.name: params for setup, params in worlds}.items():
         read = _reader(name, params)
-        with closing(_make(name, params)) as world, closing(_make(name, params)) as other:
-            begun = [_seen(each, read(each.reset(seed=0)[0])) for each in (world, other)]
+        with closing(_make(name, params)) as world, closing(_make(name, params)) as twin:
+            beginnings = [_drawing(env, read(env.reset(seed=0)[0])) for env in (world, twin)]
             _require_success(world, name, params, limits.max_steps)
-        if len(begun[0]) > limits.max_result_characters and world.render_mode != "ansi":
+        if len(beginnings[0]) > limits.max_result_characters and world.render_mode != "ansi":
             raise ValueError(
-                f"env.gymnasium.{name}: an observation of {params.id} takes {len(begun[0]):,} characters, of which "
-                f"env.max_result_characters shows {limits.max_result_characters:,}; raise that, or name a key of it or "
-                "a function (module:name) under observation"
+                f"env.gymnasium.{name}: an observation of {params.id} takes {len(beginnings[0]):,} characters, of "
+                f"which env.max_result_characters shows {limits.max_result_characters:,}; raise that, or name a key of "
+                "it or a function (module:name) under observation"
             )
-        if begun[0] != begun[1]:
+        if beginnings[0] != beginnings[1]:
             raise ValueError(
                 f"env.gymnasium.{name}: {params.id} begins in two ways with the same seed, so that nothing could be "
                 "repeated; choose kwargs with which its seed decides"
@@ -123,8 +124,8 @@ def _require_success(world: GymWorld, name: str, params: GymnasiumParams, max_st
             f"env.max_steps {max_steps} reaches; raise that, or set kwargs.max_episode_steps to {max_steps} or less"
         )
     if params.success in (None, "info"):
-        shown = _shows_success(world, max_steps)
-        if shown is False or (shown is None and params.success is None):
+        has_success = _shows_success(world, max_steps)
+        if has_success is False or (has_success is None and params.success is None):
             raise ValueError(_no_success(name, params))
 
 
@@ -188,14 +189,14 @@ def _action(text: str, moves: Sequence[str], space: spaces.Space[Any]) -> int | 
     return text
 
 
-def _seen(world: GymWorld, observed: Any) -> str:
+def _drawing(world: GymWorld, observation: Any) -> str:
     """The world's drawing, if it draws text, and else the whole of the observation."""
     if world.render_mode != "ansi":
-        return _written(observed)
-    drawn = world.render()
-    if not isinstance(drawn, str):
-        raise ValueError(f"{world} draws {type(drawn).__name__} under render_mode ansi, and not text")
-    return plain(drawn).strip("\n")
+        return _written(observation)
+    drawing = world.render()
+    if not isinstance(drawing, str):
+        raise ValueError(f"{world} draws {type(drawing).__name__} under render_mode ansi, and not text")
+    return plain(drawing).strip("\n")
 
 
 def _reader(name: str, params: GymnasiumParams) -> Callable[[Any], Any]:
@@ -205,12 +206,12 @@ def _reader(name: str, params: GymnasiumParams) -> Callable[[Any], Any]:
     return itemgetter(params.observation) if params.observation else lambda observed: observed
 
 
-def _written(observed: Any) -> str:
+def _written(observation: Any) -> str:
     """All of an observation; of a mapping a line for each value, the longest array last, as the end may be cut."""
     with np.printoptions(threshold=sys.maxsize):
-        if not isinstance(observed, Mapping):
-            return str(observed)
-        values = sorted(observed.items(), key=lambda item: item[1].size if isinstance(item[1], np.ndarray) else 0)
+        if not isinstance(observation, Mapping):
+            return str(observation)
+        values = sorted(observation.items(), key=lambda item: item[1].size if isinstance(item[1], np.ndarray) else 0)
         texts = {key: value if isinstance(value, str) else " ".join(str(value).split()) for key, value in values}
     return "\n".join(f"{key}: {text}" for key, text in texts.items())
 
@@ -220,11 +221,11 @@ def plain(drawn: str) -> str:
     return _CONTROL.sub("", _COLOURED.sub(_bracketed, drawn))
 
 
-def _bracketed(found: re.Match[str]) -> str:
-    codes = [int(code) for code in found[1].split(";") if code]
+def _bracketed(match: re.Match[str]) -> str:
+    codes = [int(code) for code in match[1].split(";") if code]
     if any(40 <= code < 50 or code == 7 for code in codes):
-        return f"[{found[2]}]"
+        return f"[{match[2]}]"
     for code in codes:
         if 30 <= code < 30 + len(_COLOURS):
-            return f"({_COLOURS[code - 30]} {found[2]})"
-    return found[2]
+            return f"({_COLOURS[code - 30]} {match[2]})"
+    return match[2]

@@ -74,7 +74,8 @@ class McpSession:
         """Starts nothing yet. Raises ValueError for an environment variable that cannot be handed on."""
         where = params.url or " ".join((params.command or [])[:2])
         self.who = f"the MCP server {name} ({harmless(without_password(where))[:200]})"
-        self._params, self._key = params, read_key(KEY, name)
+        self._params = params
+        self._key = read_key(KEY, name)
         if missing := [variable for variable in params.environment if variable not in os.environ]:
             raise ValueError(f"env.tools.mcp hands on {missing[0]}, which is not set in the environment; set it")
         self._calls = set[asyncio.Task[CallToolResult]]()  # under way
@@ -83,7 +84,8 @@ class McpSession:
     async def open(self, check: Check) -> list[Schema]:
         """The checked schemas of the tools; WorldFault if the server is out of reach, ValueError if it is unfit."""
         self._opened: asyncio.Future[list[Schema]] = asyncio.get_running_loop().create_future()
-        self._end, self._lost = asyncio.Event(), False
+        self._end = asyncio.Event()
+        self._lost = False
         self._task = asyncio.create_task(self._live(check), name=self.who)
         try:
             return await self._opened
@@ -95,11 +97,12 @@ class McpSession:
 
     async def close(self) -> None:
         self._end.set()
-        _, running = await asyncio.wait([self._task], timeout=STOP_S)
-        for task in running:
+        _, pending = await asyncio.wait([self._task], timeout=STOP_S)
+        for task in pending:
             task.cancel()
         await asyncio.wait([self._task])
-        if not self._task.cancelled() and (fault := self._task.exception()):
+        fault = None if self._task.cancelled() else self._task.exception()
+        if fault:
             logger.info("%s did not end in peace: %s", self.who, in_words(fault))
 
     @property
@@ -123,7 +126,8 @@ class McpSession:
         try:
             return as_result(await self._answered(call, tool))
         except WorldFault as fault:
-            if isinstance(cause := fault.__cause__, MCPError) and cause.code == INVALID_PARAMS:
+            cause = fault.__cause__
+            if isinstance(cause, MCPError) and cause.code == INVALID_PARAMS:
                 return ToolResult(text=str(cause), call_status=CallStatus.BAD_ARGUMENTS)
             if isinstance(cause, MCPError) and _ASKS.search(str(cause)):
                 _warn_once(f"{self.who}: its tool {tool} asks a person or a model; leave it out by the key tools")
@@ -136,7 +140,8 @@ class McpSession:
 
     async def _answered(self, request: Awaitable[T], what: str) -> T:
         """The answer to a request, within its limit of time. A fault of the session is noted."""
-        client, limit = self._client, asyncio.timeout(self._params.timeout_s)
+        client = self._client
+        limit = asyncio.timeout(self._params.timeout_s)
         try:
             async with limit:
                 return await request
@@ -151,25 +156,26 @@ class McpSession:
 
     async def _listed(self) -> list[Schema]:
         """The schemas of the tools that params.yaml names, or of all; a ValueError says why they cannot be offered."""
-        names, page = self._params.tools, await self._client.list_tools()
+        names = self._params.tools
+        page = await self._client.list_tools()
         tools = [*page.tools]
         while page.next_cursor is not None and page.tools and len(tools) <= MAX_TOOLS:
             page = await self._client.list_tools(cursor=page.next_cursor)
             tools += page.tools
-        known = [tool.name for tool in tools]
-        if missing := [name for name in names or () if name not in known]:
-            raise ValueError(f"it has no tool {missing[0]!r}, only {', '.join(known)[:EXCERPT]}")
-        chosen = [tool for tool in tools if names is None or tool.name in names]
-        if not 0 < len(chosen) <= MAX_TOOLS:
-            raise ValueError(f"it offers {len(chosen)} tools, and not 1 to {MAX_TOOLS}; name some under its key tools")
+        available = [tool.name for tool in tools]
+        if missing := [name for name in names or () if name not in available]:
+            raise ValueError(f"it has no tool {missing[0]!r}, only {', '.join(available)[:EXCERPT]}")
+        tools = [tool for tool in tools if names is None or tool.name in names]
+        if not 0 < len(tools) <= MAX_TOOLS:
+            raise ValueError(f"it offers {len(tools)} tools, and not 1 to {MAX_TOOLS}; name some under its key tools")
         schemas = []
-        for tool in chosen:
+        for tool in tools:
             try:
                 if tool.execution and tool.execution.task_support == "required":
                     raise ValueError(f"tool {tool.name[:80]!r}: it runs as a task, whose result nobody would fetch")
                 schemas.append(function_schema(tool.name, tool.description or "", tool.input_schema))
             except ValueError as fault:
-                if names or (tool is chosen[-1] and not schemas):  # nothing would be left
+                if names or (tool is tools[-1] and not schemas):  # nothing would be left
                     raise
                 _warn_once(f"{self.who}: {harmless(str(fault))}; it is left out")
         return schemas
@@ -208,10 +214,11 @@ class McpSession:
 class Server:
     """The tools of one server, as they were when it was opened. A lost session is opened again by the next request."""
 
-    def __init__(self, name: str, params: McpParams, known: Sequence[Tool] = ()) -> None:
-        """Starts nothing yet. The server must have the tools `known`, if any; for errors see `McpSession`."""
-        self.tools = [*known]
-        self._name, self._params = name, params
+    def __init__(self, name: str, params: McpParams, tools: Sequence[Tool] = ()) -> None:
+        """Starts nothing yet. The server must have the `tools`, if any; for errors see `McpSession`."""
+        self.tools = [*tools]
+        self._name = name
+        self._params = params
         self._session = McpSession(name, params)
         self._opening = asyncio.Lock()
 
@@ -228,8 +235,8 @@ class Server:
         """The tools of one episode: those of the stage's session, or of a session of its own."""
         if self._params.scope == "stage":
             return self.tools
-        own = _EpisodeServer(self._name, self._params, self.tools, is_as_kept)
-        return [_EpisodeTool(tool.schema, own) for tool in self.tools]
+        server = _EpisodeServer(self._name, self._params, self.tools, is_as_kept)
+        return [_EpisodeTool(tool.schema, server) for tool in self.tools]
 
     async def verify(self) -> None:
         """Raises ValueError if the server has other tools now, and WorldFault if it does not say."""
@@ -255,10 +262,12 @@ class Server:
                 await self._session.open_again(self._require_same)
 
     def _require_same(self, schemas: list[Schema]) -> None:
-        known = [tool.schema for tool in self.tools] or schemas
-        if schemas != known:
-            changed = [schema for schema in (*schemas, *known) if schema not in schemas or schema not in known]
-            names = ", ".join(dict.fromkeys(schema["function"]["name"] for schema in changed)) or "their order"
+        expected = [tool.schema for tool in self.tools] or schemas
+        if schemas != expected:
+            differences = [
+                schema for schema in (*schemas, *expected) if schema not in schemas or schema not in expected
+            ]
+            names = ", ".join(dict.fromkeys(schema["function"]["name"] for schema in differences)) or "their order"
             raise ValueError(f"{self._session.who} has other tools than when this began ({names}); begin again")
 
 
@@ -284,10 +293,11 @@ class _EpisodeServer(Server):
     """
 
     def __init__(
-        self, name: str, params: McpParams, known: Sequence[Tool], is_as_kept: Callable[[ToolResult, ToolResult], bool]
+        self, name: str, params: McpParams, tools: Sequence[Tool], is_as_kept: Callable[[ToolResult, ToolResult], bool]
     ) -> None:
-        super().__init__(name, params, known)
-        self._is_as_kept, self._is_open = is_as_kept, False
+        super().__init__(name, params, tools)
+        self._is_as_kept = is_as_kept
+        self._is_open = False
         self.recalled: list[tuple[str, dict[str, Any], ToolResult]] = []  # calls that a journal answered
 
     async def ask(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
@@ -297,8 +307,8 @@ class _EpisodeServer(Server):
             if not self._is_open:
                 await self._session.open(self._require_same)
                 self._is_open = True
-            for name, given, kept in self.recalled:
-                if not self._is_as_kept(await self._session.call(name, given), kept):
+            for name, past_arguments, past_result in self.recalled:
+                if not self._is_as_kept(await self._session.call(name, past_arguments), past_result):
                     raise WorldFault(f"{who} answers {name} in another way than before the stage was ended")
             self.recalled.clear()
         if self._session.is_lost:
@@ -318,8 +328,8 @@ async def _connected(params: McpParams, key: str, log: IO[str]) -> AsyncIterator
     if params.command:
         command, *arguments = params.command
         environment = {name: os.environ[name] for name in params.environment}
-        started = StdioServerParameters(command=command, args=arguments, env=environment)
-        async with Client(stdio_client(started, cast(TextIO, log)), cache=None) as client:
+        server = StdioServerParameters(command=command, args=arguments, env=environment)
+        async with Client(stdio_client(server, cast(TextIO, log)), cache=None) as client:
             yield client
         return
     headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {key}"} if key else {})

@@ -65,7 +65,7 @@ class _Problem(BaseModel):
     errors: list[_Detail] = Field(default=[])
 
     def __str__(self) -> str:
-        return harmless("; ".join([self.message, *(each.msg for each in self.errors)])[:EXCERPT])
+        return harmless("; ".join([self.message, *(detail.msg for detail in self.errors)])[:EXCERPT])
 
 
 class _Observed(BaseModel):
@@ -100,29 +100,30 @@ class OpenEnv(TextEnv):
         setup, self.params = meant(question, OpenEnvSetup, shared.limits.openenv)
         super().__init__(self.params.task or question.text, shared.limits)
         self._reset = {"seed": seed % _SEEDS} | setup.reset
-        self.who, self._key = _who(setup.name, self.params), read_key(KEY, setup.name)
+        self.who = _who(setup.name, self.params)
+        self._key = read_key(KEY, setup.name)
         self._session: ClientConnection | None = None
         self._one_at_a_time = asyncio.Lock()
 
     async def begin(self) -> str:
         self._session = await self._connected()
-        begun = await self.ask("reset", self._reset)
-        if isinstance(begun, _Problem):
-            raise WorldFault(f"{self.who} does not begin: {begun}")
-        if begun.done:
+        answer = await self.ask("reset", self._reset)
+        if isinstance(answer, _Problem):
+            raise WorldFault(f"{self.who} does not begin: {answer}")
+        if answer.done:
             raise WorldFault(f"{self.who} has ended before it began")
-        return self._read(begun)
+        return self._read(answer)
 
     async def move(self, text: str) -> Moved:
-        reached = await self.ask("step", {str(self.params.action): text})
-        if isinstance(reached, _Problem):
-            raise ToolError(str(reached))
-        if reached.reward is None:
+        answer = await self.ask("step", {str(self.params.action): text})
+        if isinstance(answer, _Problem):
+            raise ToolError(str(answer))
+        if answer.reward is None:
             raise WorldFault(f"{self.who} gave no reward for a step")
-        success = reached.reward > self.params.success_above
-        if reached.done:
-            return Moved("", reached.reward, success, Outcome.ENDED)
-        return Moved(self._read(reached), reached.reward, success)
+        success = answer.reward > self.params.success_above
+        if answer.done:
+            return Moved("", answer.reward, success, Outcome.ENDED)
+        return Moved(self._read(answer), answer.reward, success)
 
     async def close(self) -> None:
         """Leaves the session, at once if the server does not close it in time."""
@@ -187,18 +188,19 @@ class OpenEnvTools(ToolWorld):
         """`seed` is sent if the row has none."""
         self._world = OpenEnv(question, shared, seed)
         super().__init__(question, self._world.params.task, shared)
-        self._paid, self._last = 0.0, -math.inf  # by the calls of a step; by the last call that was paid
+        self._paid = 0.0  # by the calls of a step
+        self._last = -math.inf  # by the last call that was paid
         self._done = False
 
     async def open(self) -> None:
         self.show(await self._world.begin())
-        listed = await self._world.ask("step", {"type": "list_tools"})
-        if isinstance(listed, _Problem):
+        answer = await self._world.ask("step", {"type": "list_tools"})
+        if isinstance(answer, _Problem):
             raise ValueError("it knows no tools; name the fields of its action and its observation")
         with self._world.named("list of its tools"):
-            tools = TypeAdapter(list[Listed]).validate_python(listed.observation.get("tools"))
+            tools = TypeAdapter(list[Listed]).validate_python(answer.observation.get("tools"))
         schemas = [function_schema(tool.name, tool.description or "", tool.input_schema) for tool in tools]
-        self.offer([ServedTool(schema, self._asked) for schema in schemas])
+        self.offer([ServedTool(schema, self._call_tool) for schema in schemas])
 
     async def close(self) -> None:
         await self._world.close()
@@ -214,15 +216,16 @@ class OpenEnvTools(ToolWorld):
         success = {"success": float(self._last > self._world.params.success_above)} if reply.outcome else {}
         return replace(reply, rewards=reply.rewards | {"env": self._paid} | success)
 
-    async def _asked(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
-        reached = await self._world.ask("step", {"type": "call_tool", "tool_name": tool, "arguments": arguments})
-        if isinstance(reached, _Problem):
-            return ToolResult(text=str(reached), call_status=CallStatus.BAD_ARGUMENTS)
-        if reached.reward is not None:
-            self._paid, self._last = self._paid + reached.reward, reached.reward
-        self._done |= reached.done
+    async def _call_tool(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
+        answer = await self._world.ask("step", {"type": "call_tool", "tool_name": tool, "arguments": arguments})
+        if isinstance(answer, _Problem):
+            return ToolResult(text=str(answer), call_status=CallStatus.BAD_ARGUMENTS)
+        if answer.reward is not None:
+            self._paid += answer.reward
+            self._last = answer.reward
+        self._done |= answer.done
         with self._world.named(f"call of {tool}"):
-            return _result(reached.observation)
+            return _result(answer.observation)
 
 
 def _result(observation: Mapping[str, Any]) -> ToolResult:
@@ -238,8 +241,8 @@ def _result(observation: Mapping[str, Any]) -> ToolResult:
     return ToolResult(text=_text(observation.get("result", observation)))
 
 
-def _text(said: Any) -> str:
-    return said if isinstance(said, str) else json.dumps(said, ensure_ascii=False)
+def _text(content: Any) -> str:
+    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
 
 
 def played(question: Question, shared: Shared, seed: int) -> OpenEnv | OpenEnvTools:
@@ -250,8 +253,8 @@ def played(question: Question, shared: Shared, seed: int) -> OpenEnv | OpenEnvTo
 
 def require_openenv(questions: Sequence[Question], limits: EnvParams) -> None:
     """Checks the questions' servers: ValueError if undeclared or of other fields, WorldFault if silent."""
-    named = {meant(question, OpenEnvSetup, limits.openenv)[0].name: question for question in questions}
-    for name, question in named.items():
+    by_server = {meant(question, OpenEnvSetup, limits.openenv)[0].name: question for question in questions}
+    for name, question in by_server.items():
         params = limits.openenv[name]
         try:
             if params.action is None:
@@ -268,14 +271,17 @@ def require_openenv(questions: Sequence[Question], limits: EnvParams) -> None:
 
 
 def _require_fields(schema: _Schema, params: OpenEnvParams) -> None:
-    shown = [fields for fields in (schema.observation, schema.reset_observation) if fields and params.observation]
-    sides = [("action", params.action, schema.action), *(("observation", params.observation, each) for each in shown)]
+    observations = [
+        fields for fields in (schema.observation, schema.reset_observation) if fields and params.observation
+    ]
+    sides = [("action", params.action, schema.action)]
+    sides += [("observation", params.observation, fields) for fields in observations]
     for side, name, fields in sides:
         if name not in fields.properties:
             tools = "; leave out `action` to call its tools" if "tool_name" in fields.properties else ""
             raise ValueError(f"its {side} has no field {name!r}{nearest(str(name), fields.properties)}{tools}")
-    if more := [name for name in schema.action.required if name != params.action]:
-        raise ValueError(f"its action needs {more[0]!r} too, and the policy writes one text")
+    if missing := [name for name in schema.action.required if name != params.action]:
+        raise ValueError(f"its action needs {missing[0]!r} too, and the policy writes one text")
 
 
 def _who(name: str, params: OpenEnvParams) -> str:

@@ -93,20 +93,20 @@ class Sandbox:
                 if state:
                     session.load_session(state)
                 session.feed_run(code, print_callback=printed)
-                left = session.dump()
+                dump = session.dump()
         except (MontyRuntimeError, MontySyntaxError) as fault:
             raise self._explained(fault, printed.output) from None
-        if len(left) > MAX_STATE:
+        if len(dump) > MAX_STATE:
             raise ToolError(f"the names of the program hold more than {MAX_STATE >> 20} MiB; keep less")
-        return printed.output, left
+        return printed.output, dump
 
-    def _explained(self, fault: MontyRuntimeError | MontySyntaxError, printed: str) -> ToolError:
+    def _explained(self, fault: MontyRuntimeError | MontySyntaxError, output: str) -> ToolError:
         """The policy's message. If a limit cut the program short, it shows nothing that depends on the moment."""
         if isinstance(fault.exception(), TimeoutError) and not fault.traceback():
             return self._too_long()
         if isinstance(fault.exception(), MemoryError):
             return ToolError(f"MemoryError: more than {self._params.memory_mib} MiB, or much too long an output")
-        return ToolError("\nprinted before that:\n".join(filter(None, (fault.display("type-msg"), printed.rstrip()))))
+        return ToolError("\nprinted before that:\n".join(filter(None, (fault.display("type-msg"), output.rstrip()))))
 
     def _too_long(self) -> ToolTimeout:
         return ToolTimeout(f"the program took longer than {self._params.timeout_s:g} s")
@@ -121,7 +121,9 @@ class PythonTool(FunctionTool):
             return await self._run(code)
 
         super().__init__(python)
-        self._sandbox, self._seed, self._state = sandbox, seed, b""
+        self._sandbox = sandbox
+        self._seed = seed
+        self._state = b""
         self._one_at_a_time = asyncio.Lock()
 
     async def recall(self, arguments: dict[str, Any], result: ToolResult) -> None:
@@ -131,14 +133,17 @@ class PythonTool(FunctionTool):
 
     async def _run(self, code: str, patience: int = 1) -> str:
         async with self._one_at_a_time:
-            printed, self._state = await self._sandbox.run(code, self._state, seed=self._seed, patience=patience)
-        return printed.removesuffix("\n") or "nothing was printed"
+            output, self._state = await self._sandbox.run(code, self._state, seed=self._seed, patience=patience)
+        return output.removesuffix("\n") or "nothing was printed"
 
 
 def _give_up_rights() -> None:
     """Leaves this thread, and each process that it starts, no capability, and no program that would give it one."""
     if sys.platform == "linux":
-        libc, words, no_new_privs, version = ctypes.CDLL(None), ctypes.c_uint32, 38, 0x20080522  # of prctl, capset
+        libc = ctypes.CDLL(None)
+        words = ctypes.c_uint32
+        no_new_privs = 38  # of prctl
+        version = 0x20080522  # of capset
         if libc.prctl(no_new_privs, 1, 0, 0, 0) or libc.capset((words * 2)(version, 0), (words * 6)()):
             raise OSError("the sandbox's workers cannot give up their rights")
 
@@ -174,5 +179,5 @@ def _showing_its_value(program: str) -> str:
     line_starts = [0, *accumulate(map(len, text.splitlines(keepends=True)))]
     start = line_starts[last.lineno - 1] + last.col_offset
     stop = line_starts[(last.end_lineno or last.lineno) - 1] + (last.end_col_offset or 0)
-    shown = b"%b_ = (%b)%b\nif _ is not None:\n    print(repr(_))" % (text[:start], text[start:stop], text[stop:])
-    return shown.decode()
+    source = b"%b_ = (%b)%b\nif _ is not None:\n    print(repr(_))" % (text[:start], text[start:stop], text[stop:])
+    return source.decode()

@@ -51,7 +51,7 @@ class ToolboxEnv(ToolWorld):
         self._setup, self._params = meant(question, ToolboxSetup, shared.limits.toolbox)
         super().__init__(question, self._params.task, shared)
         self._where = f"env.toolbox.{self._setup.name}"
-        self._box = _made(self._where, self._params)
+        self._box = _new_box(self._where, self._params)
         self.offer(methods(self._box, timeout_s=self._params.timeout_s, refusal=Exception))
 
     @property
@@ -63,8 +63,9 @@ class ToolboxEnv(ToolWorld):
         return key
 
     async def open(self) -> None:
-        if (said := await self._told("reset", self._box.reset(**self._setup.row))) is not None:
-            self.show(str(said))
+        opening = await self._awaited("reset", self._box.reset(**self._setup.row))
+        if opening is not None:
+            self.show(str(opening))
 
     async def step(self, action: str) -> Transition:
         """Takes an action's text, without its end token."""
@@ -76,19 +77,20 @@ class ToolboxEnv(ToolWorld):
         return replace(reply, rewards=reply.rewards | await self._earned(reply))
 
     async def _earned(self, end: Transition) -> dict[str, float]:
-        earned, get_reward = getattr(self._box, "reward", None), getattr(self._box, "get_reward", None)
+        earned = getattr(self._box, "reward", None)
+        get_reward = getattr(self._box, "get_reward", None)
         if get_reward:
             asks = "answer" in inspect.signature(get_reward).parameters
-            earned = await self._told("get_reward", get_reward(**({"answer": end.answer} if asks else {})))
+            earned = await self._awaited("get_reward", get_reward(**({"answer": end.answer} if asks else {})))
         elif earned is None:
             return {"success": end.rewards.get("em", 0.0)}
         reward = number(earned, self._where)
         return {"env": reward, "success": float(reward > self._params.success_above)}
 
-    async def _told(self, method: str, said: Any) -> Any:
-        if not inspect.isawaitable(said):
-            return said
-        return await within(self._params.timeout_s, said, lambda late: WorldTimeout(f"{self._where}: {method} {late}"))
+    async def _awaited(self, method: str, value: Any) -> Any:
+        if not inspect.isawaitable(value):
+            return value
+        return await within(self._params.timeout_s, value, lambda late: WorldTimeout(f"{self._where}: {method} {late}"))
 
 
 def require_toolbox(questions: Sequence[Question], limits: EnvParams) -> None:
@@ -97,7 +99,7 @@ def require_toolbox(questions: Sequence[Question], limits: EnvParams) -> None:
     for question in questions:
         setup, params = meant(question, ToolboxSetup, limits.toolbox)
         if setup.name not in boxes:
-            boxes[setup.name] = _made(f"env.toolbox.{setup.name}", params)
+            boxes[setup.name] = _new_box(f"env.toolbox.{setup.name}", params)
             _require_tools(f"env.toolbox.{setup.name}", boxes[setup.name], params)
         _require_row(question, setup, boxes[setup.name])
 
@@ -108,7 +110,7 @@ def _require_row(question: Question, setup: ToolboxSetup, box: Box) -> None:
         inspect.signature(box.reset).bind(**setup.row)
     except TypeError as fault:
         raise ValueError(f"{where} does not fit env.toolbox.{setup.name}.reset: {fault}") from None
-    members = [each.__code__.co_names for _, each in inspect.getmembers(type(box), inspect.isfunction)]
+    members = [method.__code__.co_names for _, method in inspect.getmembers(type(box), inspect.isfunction)]
     if not (question.answers or hasattr(box, "get_reward") or any("reward" in names for names in members)):
         raise ValueError(
             f"question {question.question_id!r} has no answers, and {type(box).__name__} has no get_reward and sets no "
@@ -128,13 +130,13 @@ def _require_tools(where: str, box: Box, params: ToolboxParams) -> None:
         raise ValueError(f"{where}: {mend} timeout_s")
 
 
-def _made(where: str, params: ToolboxParams) -> Box:
-    made = own_code.load(where, params.class_)
+def _new_box(where: str, params: ToolboxParams) -> Box:
+    box_class = own_code.load(where, params.class_)
     try:
-        box = made()
+        box = box_class()
     except Exception as fault:
-        told = f"{type(fault).__name__}: {fault}"
-        raise ValueError(f"{where}: {params.class_}() cannot be made ({told})") from fault
+        reason = f"{type(fault).__name__}: {fault}"
+        raise ValueError(f"{where}: {params.class_}() cannot be made ({reason})") from fault
     if not isinstance(box, Box):
         raise ValueError(f"{where}: {params.class_} has no method reset")
     return box

@@ -85,7 +85,8 @@ class RewardWeights(Section):
     def _refuse_names(cls, content: Any) -> Any:
         """Rejects misspelt parts, and own rewards whose name is already a metric's."""
         for name, value in content.items() if isinstance(content, dict) else ():
-            is_function, is_part = isinstance(value, dict | RewardFunction), name in cls.model_fields
+            is_function = isinstance(value, dict | RewardFunction)
+            is_part = name in cls.model_fields
             if not is_function and not is_part:
                 remedy = "a reward of one's own is {function: package.module:name, weight: 1.0}, and a part that an "
                 remedy += "agent outside states {weight: 1.0}"

@@ -109,9 +109,9 @@ _WORDS = r"^\S(.*\S)?$"
 SUCCESSES = "info, terminated, truncated, {last_reward: R} or {return: R}"
 
 
-def _one_of_them(given: Any, check: ValidatorFunctionWrapHandler) -> Any:
+def _one_of_them(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
     try:
-        return check(given)
+        return check(value)
     except ValidationError:
         raise ValueError(f"success is {SUCCESSES}, and R is a number") from None
 
@@ -166,9 +166,10 @@ class ToolboxParams(_WorldParams):
 
 def _here(url: str) -> str:
     """The address of a service on this machine; others cannot reach the gateway, and a ValueError refuses them."""
-    if urlsplit(checked := address(url)).hostname not in LOOPBACK:
+    service = address(url)
+    if urlsplit(service).hostname not in LOOPBACK:
         raise ValueError(f"{without_password(url)!r} is on another machine, and the gateway listens on this one alone")
-    return checked
+    return service
 
 
 class AgentParams(Section):

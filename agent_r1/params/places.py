@@ -17,19 +17,20 @@ MODEL = "agent_r1"  # the registered model of a project without a scale
 SCHEME = "models:/"  # of a registered version's reference, in MLflow's own syntax
 MODELS = Path("models")  # DVC's files of registered policies
 NAMED_BY_DVC = "DVC_EXP_NAME"  # `dvc exp run --name NAME` says it to its stages
-RAW, UNREAD = Path("data/raw"), "data/raw/README.md"  # the files of real data sets, and one that no stage reads
+RAW = Path("data/raw")  # the files of real data sets
+UNREAD = "data/raw/README.md"  # one of them that no stage reads
 SWEEP = "ablations"  # the section that lists runs and seeds, and the name of its outputs
-_VARIANT = re.compile("[0-9a-f]{8}")
+REPRO = "repro"  # the main graph, in words of the command line
 _LABEL = re.compile(r"(?P<run>\w{1,200})(-(?P<variant>[0-9a-f]{8}))?(-seed(?P<seed>\d{1,19}))?", re.ASCII)
 
 
 def project_root() -> Path:
     """The nearest folder from the current one upwards that holds params.yaml; a ValueError says that there is none."""
-    here = Path.cwd()
-    for folder in (here, *here.parents):
+    current = Path.cwd()
+    for folder in (current, *current.parents):
         if (folder / PARAMS).exists():
             return folder
-    raise ValueError(f"no {PARAMS} in {here} or above it; run from inside the project")
+    raise ValueError(f"no {PARAMS} in {current} or above it; run from inside the project")
 
 
 def tracking_folder() -> Path:
@@ -66,15 +67,9 @@ class RunId:
         return self.name + ("" if self.seed is None else f"-seed{self.seed}")
 
     @property
-    def words(self) -> list[str]:
-        """The options by which a command line names it."""
-        seed = [] if self.seed is None else ["--seed", str(self.seed)]
-        return ["--run", self.name, *seed, *(["--sweep", self.sweep] if self.sweep else [])]
-
-    @property
-    def argument(self) -> str:
-        """How a command line names it by its label, and its sweep."""
-        return self.label + f" --sweep {self.sweep}" * bool(self.sweep)
+    def word(self) -> str:
+        """How a command line names it: `ppo-seed3`, of a sweep `ablations/ppo-seed3`."""
+        return f"{self.sweep}/{self.label}" if self.sweep else self.label
 
     @property
     def lock(self) -> Path:
@@ -86,19 +81,24 @@ class RunId:
         return f"{self.sweep}/dvc.yaml:{name}" if self.sweep else name
 
     @classmethod
-    def named(cls, name: str, seed: int | None = None, sweep: str = "") -> Self:
-        """The training that the options of a command line mean."""
-        run, _, variant = name.partition("-")
-        return cls(run, seed, sweep, variant) if _VARIANT.fullmatch(variant) else cls(name, seed, sweep)
+    def meant(cls, word: str) -> Self:
+        """The training that a word of a command line means; `repro/ppo-seed3` is that of the main graph, too."""
+        graph, _, label = word.rpartition("/")
+        return cls.parse(label if graph in (REPRO, SWEEP) else word, graph * (graph == SWEEP))
+
+    @classmethod
+    def exact(cls, word: str) -> Self | str:
+        """The training that a word names by its graph, `repro/ppo` or `ablations/ppo-seed3`; else the word."""
+        return cls.meant(word) if word.startswith((f"{REPRO}/", f"{SWEEP}/")) else word
 
     @classmethod
     def parse(cls, label: str, sweep: str = "") -> Self:
         """Reads a label back; a ValueError says that it is none."""
-        found = _LABEL.fullmatch(label)
-        if not found:
+        match = _LABEL.fullmatch(label)
+        if not match:
             raise ValueError(f"{label!r} is no label of a training; labels look like ppo or ppo-seed3")
-        seed = found["seed"]
-        return cls(found["run"], None if seed is None else int(seed), sweep, found["variant"] or "")
+        seed = match["seed"]
+        return cls(match["run"], None if seed is None else int(seed), sweep, match["variant"] or "")
 
 
 def _relative(folder: str) -> str:

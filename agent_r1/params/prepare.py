@@ -61,7 +61,7 @@ class FilesParams(Section):
     @property
     def splits(self) -> dict[str, SplitParams]:
         """The splits that there are, by name."""
-        return {name: split for name in SPLITS if (split := vars(self)[name])}
+        return {name: vars(self)[name] for name in SPLITS if vars(self)[name]}
 
 
 Seeds = Annotated[list[Natural], Field(min_length=2, max_length=2)]  # from the first up to, and without, the second
@@ -78,7 +78,7 @@ class WorldSeeds(Section):
     @property
     def given(self) -> dict[str, list[int]]:
         """The splits that have seeds, with the first of them, and the one after the last."""
-        return {split: seeds for split in SPLITS if (seeds := vars(self)[split])}
+        return {split: vars(self)[split] for split in SPLITS if vars(self)[split]}
 
 
 class LakeParams(WorldSeeds):

@@ -33,7 +33,8 @@ ALIKE = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline")  # one advantage fo
 ROUNDING = 1e-9  # by which a sum of shares may miss 1
 RUN_NAME = re.compile(r"\w+", re.ASCII)
 FILTERS = ("top_p", "top_fraction")
-CRITIC, WHITENING = tuple(sorted(WITH_CRITIC)), tuple(sorted(WITH_WHITENING))
+CRITIC = tuple(sorted(WITH_CRITIC))
+WHITENING = tuple(sorted(WITH_WHITENING))
 DECLARE = "; declare it there"
 SERVE = "start one with the line of docs/data_and_models.md#vllm-servers and name it there, as http://127.0.0.1:8001"
 REWRITES = "set it to the exchanges of a window, or to the steps between two summaries"
@@ -55,13 +56,13 @@ class Needs:
     missing: str = ""  # the remedy if it is off where it is read; "" allows that
 
     def check(self, section: Section) -> Refusals:
-        given, other = attrgetter(self.knob, self.other)(section)
-        wanted = " or ".join(_shown(value) for value in self.values)
-        if given != self.off and other not in self.values:
-            what = f"{self.knob}: {_shown(given)} has no effect with {self.other}: {_shown(other)}{self.why}"
-            yield f"{what}; set {self.knob}: {_shown(self.off)}, or {self.other}: {wanted}"
-        if given == self.off and other in self.values and self.missing:
-            yield f"{self.other}: {_shown(other)} needs {self.knob}, which is {_shown(given)}; {self.missing}"
+        value, condition = attrgetter(self.knob, self.other)(section)
+        choices = " or ".join(map(_shown, self.values))
+        if value != self.off and condition not in self.values:
+            what = f"{self.knob}: {_shown(value)} has no effect with {self.other}: {_shown(condition)}{self.why}"
+            yield f"{what}; set {self.knob}: {_shown(self.off)}, or {self.other}: {choices}"
+        if value == self.off and condition in self.values and self.missing:
+            yield f"{self.other}: {_shown(condition)} needs {self.knob}, which is {_shown(value)}; {self.missing}"
 
 
 def _shown(value: Any) -> str:
@@ -98,19 +99,19 @@ def shares(p: AtlasShares) -> Refusals:
 
 
 def prepare(p: PrepareParams) -> Refusals:
-    known = [BUILT_IN, *p.files, *p.worlds]
+    names = [BUILT_IN, *p.files, *p.worlds]
     if BUILT_IN in {*p.files, *p.worlds}:
         yield f"files and worlds: {BUILT_IN!r} is the built-in data set; name yours differently"
-    for name, those in p.files.items():
+    for name, files in p.files.items():
         if name in p.worlds:
             yield f"{name!r} stands under files and under worlds; name one of them differently"
-        if not those.splits:
+        if not files.splits:
             yield f"files.{name}: a data set needs a file of questions; give it train, dev or test"
-        if those.format == "generic" and those.corpus is None:
+        if files.format == "generic" and files.corpus is None:
             yield f"files.{name}: rows of format generic bring no passages along; name a corpus to search"
     for name in p.datasets:
-        if name not in known:
-            yield f"datasets names {name!r}, which neither files nor worlds define{nearest(name, known)}"
+        if name not in names:
+            yield f"datasets names {name!r}, which neither files nor worlds define{nearest(name, names)}"
     yield from repeated(datasets=p.datasets)
 
 
@@ -123,7 +124,8 @@ def world(p: WorldSeeds) -> Refusals:
 
 
 def sokoban(p: SokobanParams) -> Refusals:
-    boards, (first, stop) = sum(p.test_lengths.values()), p.given.get("test", (0, 0))
+    boards = sum(p.test_lengths.values())
+    first, stop = p.given.get("test", (0, 0))
     if p.walls > 1 / 2:
         yield f"walls {p.walls} leaves no room to push; take at most .5"
     if boards and boards != stop - first:
@@ -200,54 +202,56 @@ def env(p: EnvParams) -> Refusals:
     for name, agent in p.agents.items():
         if agent.examples and not p.examples:
             yield f"agents.{name}.examples has no effect without env.examples; name a file there, or leave it out"
-    tools, games = p.tools, p.games
+    tools = p.tools
+    games = p.games
     if not any((tools.functions, tools.mcp)) and {tools.search, tools.calculator, tools.read, tools.python} == {None}:
         yield "tools: a question cannot be answered without any tool; offer one, such as search: {}"
     if tools.read and tools.read.part_characters >= p.max_result_characters:
-        given = f"tools.read.part_characters {tools.read.part_characters}"
-        yield f"{given} would be cut at max_result_characters {p.max_result_characters}; make parts smaller"
+        setting = f"tools.read.part_characters {tools.read.part_characters}"
+        yield f"{setting} would be cut at max_result_characters {p.max_result_characters}; make parts smaller"
     if games.moves_per_step > games.moves:
-        given = f"games.moves_per_step {games.moves_per_step}"
-        yield f"{given} has no effect above an episode's moves, {games.moves}; lower it, or raise moves"
+        setting = f"games.moves_per_step {games.moves_per_step}"
+        yield f"{setting} has no effect above an episode's moves, {games.moves}; lower it, or raise moves"
     if p.max_action_tokens >= p.max_tokens:
-        given = f"max_action_tokens {p.max_action_tokens}"
-        yield f"{given} leaves no room for a prompt in max_tokens {p.max_tokens}; raise max_tokens"
+        setting = f"max_action_tokens {p.max_action_tokens}"
+        yield f"{setting} leaves no room for a prompt in max_tokens {p.max_tokens}; raise max_tokens"
     yield from (f"context.{problem}" for problem in reading(p.context, p))
 
 
 def reading(context: ContextParams, p: EnvParams) -> Refusals:
     """Refuses a rule of the context under which an episode ends before it is rewritten."""
-    after = 2 if context.kind == "window" else 1  # steps that the last rewriting leaves, at least
-    if context.every > p.max_steps - after:
-        given = f"every {context.every} has no effect with kind: {context.kind} and max_steps {p.max_steps}"
-        yield f"{given}, which end an episode before its context is rewritten; lower it, or raise max_steps"
+    steps = 2 if context.kind == "window" else 1  # steps that the last rewriting leaves, at least
+    if context.every > p.max_steps - steps:
+        setting = f"every {context.every} has no effect with kind: {context.kind} and max_steps {p.max_steps}"
+        yield f"{setting}, which end an episode before its context is rewritten; lower it, or raise max_steps"
 
 
 def credit(p: CreditParams) -> Refusals:
-    estimator, mask = f"estimator {p.estimator}", p.advantage_mask
+    estimator = f"estimator {p.estimator}"
+    mask = p.advantage_mask
     if not any(p.rewards.weights.values()) and not p.kl_reward:
         yield "all reward weights are 0: nothing can be learned; set at least one above 0"
     divides_by_std = p.estimator == "grpo" or (p.estimator == "gigpo" and p.gigpo.std)
     if divides_by_std and p.kl_reward:
         why = "would be scaled up to unit variance where a group's rewards are equal"
         yield f"kl_reward {p.kl_reward} with {estimator} {why}; set it to 0, and train.update.kl_loss instead"
-    falling = [f"rewards.{part}" for part in FALLING if p.rewards.weights[part]] + ["kl_reward"] * (p.kl_reward > 0)
-    if p.estimator == "maxrl" and falling:
-        why = f"takes returns of 0 and above, and {falling[0]} may be below; set it to 0"
+    penalties = [f"rewards.{part}" for part in FALLING if p.rewards.weights[part]] + ["kl_reward"] * (p.kl_reward > 0)
+    if p.estimator == "maxrl" and penalties:
+        why = f"takes returns of 0 and above, and {penalties[0]} may be below; set it to 0"
         yield f"{estimator} {why}, and weigh others, such as success"
     if (p.rewards.overlong > 0) != (p.overlong_buffer > 0):
-        given = f"overlong_buffer {p.overlong_buffer} with rewards.overlong {p.rewards.overlong}"
-        yield f"{given} has no effect; set both above 0, or both to 0"
+        setting = f"overlong_buffer {p.overlong_buffer} with rewards.overlong {p.rewards.overlong}"
+        yield f"{setting} has no effect; set both above 0, or both to 0"
     if p.rewards.overlong and p.left_out.truncated:
-        given = f"rewards.overlong {p.rewards.overlong} prices episodes that left_out.truncated: true"
-        yield f"{given} leaves out of the policy loss; set overlong and overlong_buffer to 0, or truncated: false"
+        setting = f"rewards.overlong {p.rewards.overlong} prices episodes that left_out.truncated: true"
+        yield f"{setting} leaves out of the policy loss; set overlong and overlong_buffer to 0, or truncated: false"
     if p.on_steps and not (p.loss_mask and mask.recursion and mask.critic):
         masks = "loss_mask, advantage_mask.recursion and advantage_mask.critic"
         yield f"{estimator} works on steps, which hold action tokens only; leave {masks} true"
     if p.loss_mask and mask.whitening and not mask.recursion and p.observations_cannot_matter:
-        given = f"advantage_mask.recursion: false has no effect on {estimator} at gamma {p.gamma} and lam {p.lam}"
+        setting = f"advantage_mask.recursion: false has no effect on {estimator} at gamma {p.gamma} and lam {p.lam}"
         why = "while the loss mask is on: the advantages at action tokens stay the same"
-        yield f"{given} {why}; set loss_mask: false or recursion: true"
+        yield f"{setting} {why}; set loss_mask: false or recursion: true"
 
 
 def update(p: UpdateParams) -> Refusals:
@@ -265,11 +269,12 @@ def update(p: UpdateParams) -> Refusals:
         yield f"clip_low {p.clip_low:.17g} never acts: ratios begin at e^-20, {1 / largest:.3g}; lower it"
     warmup = p.critic.warmup
     if warmup.explained_variance and warmup.limit <= warmup.iterations:
-        given = f"critic.warmup.explained_variance {warmup.explained_variance} has no effect with limit {warmup.limit}"
-        yield f"{given}, which iterations {warmup.iterations} reaches; raise the limit, or set both to 0"
+        setting = f"critic.warmup.explained_variance {warmup.explained_variance} has no effect"
+        why = f"with limit {warmup.limit}, which iterations {warmup.iterations} reaches"
+        yield f"{setting} {why}; raise the limit, or set both to 0"
     if warmup.limit and not warmup.explained_variance:
-        given = f"critic.warmup.limit {warmup.limit} has no effect without explained_variance"
-        yield f"{given}; set limit: 0, or explained_variance above 0"
+        setting = f"critic.warmup.limit {warmup.limit} has no effect without explained_variance"
+        yield f"{setting}; set limit: 0, or explained_variance above 0"
 
 
 def train(p: TrainParams) -> Refusals:
@@ -278,8 +283,8 @@ def train(p: TrainParams) -> Refusals:
     if "://" in p.reference and not p.reference_at:
         yield f"reference {without_password(p.reference)!r} is no model at a server; write NAME at https://HOST/v1"
     if p.reference and not p.needs_reference:
-        given = f"reference {p.reference!r} has no effect while credit.kl_reward and update.kl_loss are 0"
-        yield f"{given}; set one above 0, or leave it out"
+        setting = f"reference {p.reference!r} has no effect while credit.kl_reward and update.kl_loss are 0"
+        yield f"{setting}; set one above 0, or leave it out"
     yield from groups(p)
     yield from minibatches(p)
     yield from warmups(p)
@@ -306,22 +311,25 @@ def collapses(p: TrainParams) -> Refusals:
 
 
 def groups(p: TrainParams) -> Refusals:
-    estimator, chosen = f"estimator {p.credit.estimator}", p.credit.filter
+    estimator = f"estimator {p.credit.estimator}"
+    selection = p.credit.filter
     few = f"and rollout.samples is {p.rollout.samples}; set it to 2 or more"
     if p.credit.in_groups and p.rollout.samples < 2:
         yield f"{estimator} compares the episodes of a group, {few}"
-    if chosen.kind != "none" and p.rollout.samples < 2:
-        yield f"credit.filter {chosen.kind} looks at how returns differ within a group, {few}"
+    if selection.kind != "none" and p.rollout.samples < 2:
+        yield f"credit.filter {selection.kind} looks at how returns differ within a group, {few}"
     if p.update.ratio == "sequence_token" and p.credit.in_groups and not p.credit.on_steps:
         why = f"gives the gradient of ratio: sequence with {estimator}, whose advantage is the same at all tokens"
         yield f"update.ratio: sequence_token {why}; set ratio: sequence, or choose another estimator"
-    if p.rollout.ahead and chosen.refill:
+    if p.rollout.ahead and selection.refill:
         why = "the groups to replace are known of weights that are an update behind"
-        yield f"rollout.ahead: 1 with credit.filter.refill {chosen.refill}: {why}; choose one of them"
+        yield f"rollout.ahead: 1 with credit.filter.refill {selection.refill}: {why}; choose one of them"
 
 
 def minibatches(p: TrainParams) -> Refusals:
-    kind, samples, trajectories = p.credit.filter.kind, p.rollout.samples, p.rollout.questions * p.rollout.samples
+    kind = p.credit.filter.kind
+    samples = p.rollout.samples
+    trajectories = p.rollout.questions * p.rollout.samples
     counts = {"update.minibatches": p.update.minibatches}
     if p.credit.needs_critic:
         counts["update.critic.minibatches"] = p.update.critic.minibatches
@@ -341,16 +349,17 @@ def warmups(p: TrainParams) -> Refusals:
 
 
 def ablations(p: AblationsParams) -> Refusals:
-    agents, further = [*p.runs, *p.baselines], p.closer
+    agents = [*p.runs, *p.baselines]
+    closer = p.closer
     yield from repeated(runs=p.runs, seeds=p.seeds, baselines=p.baselines, references=p.references)
-    yield from (f"closer.{refusal}" for refusal in repeated(runs=further.runs, seeds=further.seeds))
-    if bool(further.runs) != bool(further.seeds):
+    yield from (f"closer.{refusal}" for refusal in repeated(runs=closer.runs, seeds=closer.seeds))
+    if bool(closer.runs) != bool(closer.seeds):
         yield "closer: runs and seeds belong together; give both, or [] for both"
     for name in [name for name in p.references if name not in agents]:
         yield f"references names {name!r}, which is none of its runs and baselines{nearest(name, agents)}"
-    for run in [run for run in further.runs if run not in p.runs]:
+    for run in [run for run in closer.runs if run not in p.runs]:
         yield f"closer.runs names {run!r}, which runs does not{nearest(run, p.runs)}"
-    for seed in [seed for seed in further.seeds if seed in p.seeds]:
+    for seed in [seed for seed in closer.seeds if seed in p.seeds]:
         yield f"closer.seeds names {seed}, which every run has already; give it further ones"
     if "seed" in p.train:
         yield "train.seed has no effect, every run is trained with each of `seeds`; leave it out"
@@ -363,27 +372,28 @@ def repeated(**lists: Iterable[Any]) -> Refusals:
 
 
 def warm_start(p: Params) -> Refusals:
-    taught, demonstrations = p.warm_start, f"warm_start.demonstrations {p.warm_start.demonstrations}"
-    passed_through = p.model.path and not taught.fine_tune
-    if taught.fine_tune and not p.model.path:
+    settings = p.warm_start
+    demonstrations = f"warm_start.demonstrations {p.warm_start.demonstrations}"
+    passed_through = p.model.path and not settings.fine_tune
+    if settings.fine_tune and not p.model.path:
         yield "warm_start.fine_tune: true has no effect on the built-in model; set model.path, or fine_tune: false"
-    if taught.conversations and passed_through:
+    if settings.conversations and passed_through:
         why = "has no effect on the model of model.path, which is passed through"
         remedy = 'set warm_start.fine_tune: true, or conversations: ""'
-        yield f"warm_start.conversations {taught.conversations!r} {why}; {remedy}"
-    if taught.demonstrations and p.prepare.asks and p.env.tools.search is None:
+        yield f"warm_start.conversations {settings.conversations!r} {why}; {remedy}"
+    if settings.demonstrations and p.prepare.asks and p.env.tools.search is None:
         yield f"{demonstrations} show how to search, and env.tools.search is null; set it to {{}}, or demonstrations: 0"
-    for context in taught.contexts:
+    for context in settings.contexts:
         yield from (f"warm_start.contexts: {problem}" for problem in reading(context, p.env))
-    if not (taught.demonstrations or taught.naive_rag_demonstrations or taught.conversations or passed_through):
+    if not (settings.demonstrations or settings.naive_rag_demonstrations or settings.conversations or passed_through):
         remedy = "set demonstrations or naive_rag_demonstrations above 0, or conversations to a file"
         yield f"warm_start has nothing to learn from: {remedy}"
 
 
 def habits(p: stages.WarmStartParams) -> Refusals:
     if p.by_relation and not (p.stop_early or p.wrong_relation):
-        given = f"by_relation {p.by_relation} has no effect while stop_early and wrong_relation are 0"
-        yield f"{given}; set one of them above 0, or by_relation: 0"
+        setting = f"by_relation {p.by_relation} has no effect while stop_early and wrong_relation are 0"
+        yield f"{setting}; set one of them above 0, or by_relation: 0"
 
 
 def lengths(p: Params) -> Refusals:
@@ -391,8 +401,8 @@ def lengths(p: Params) -> Refusals:
     shares = p.prepare.atlas.shares.model_dump()
     actions = max(hops for kind, hops in HOPS.items() if shares[kind]) + 1
     if p.warm_start.demonstrations and BUILT_IN in p.prepare.datasets and actions > p.env.max_steps:
-        given = f"warm_start.demonstrations take up to {actions} actions, and env.max_steps is {p.env.max_steps}"
-        yield f"{given}; raise it to {actions}, or set the shares of longer questions to 0"
+        setting = f"warm_start.demonstrations take up to {actions} actions, and env.max_steps is {p.env.max_steps}"
+        yield f"{setting}; raise it to {actions}, or set the shares of longer questions to 0"
 
 
 def worlds(p: Params) -> Refusals:
@@ -400,10 +410,12 @@ def worlds(p: Params) -> Refusals:
         match p.prepare.worlds.get(name):
             case OthersParams(env="agent", name=meant) if meant in p.env.agents:
                 yield from (f"env.{problem}" for problem in outside(p.env, meant))
-            case OthersParams(env=kind, name=meant) if meant not in (known := p.env.declared.get(kind, p.env.agents)):
-                section = "agents" if kind == "agent" else kind
-                close = nearest(meant, known) if known else DECLARE
-                yield f"prepare.worlds.{name}.name is {meant!r}, which env.{section} does not define{close}"
+            case OthersParams(env=kind, name=meant):
+                names = p.env.declared.get(kind, p.env.agents)
+                if meant not in names:
+                    section = "agents" if kind == "agent" else kind
+                    close = nearest(meant, names) if names else DECLARE
+                    yield f"prepare.worlds.{name}.name is {meant!r}, which env.{section} does not define{close}"
 
 
 def whole(p: Params) -> Refusals:
@@ -413,10 +425,10 @@ def whole(p: Params) -> Refusals:
     if p.engine.kind == "transformers" and p.env.order != "rounds":
         why = "needs an engine that takes requests in while it samples, and engine.kind is transformers"
         yield f"env.order: {p.env.order} {why}; set env.order: rounds, or engine.kind: vllm"
-    shipped = {"as_shipped", "with_examples"}.intersection(p.repro_baselines + p.ablations.baselines)
-    if shipped and not p.model.path:
-        yield f"{' and '.join(sorted(shipped))} need a model that is shipped; set model.path, or leave them out"
-    if ("with_examples" in shipped) != bool(p.evaluate.examples):
+    baselines = {"as_shipped", "with_examples"}.intersection(p.repro_baselines + p.ablations.baselines)
+    if baselines and not p.model.path:
+        yield f"{' and '.join(sorted(baselines))} need a model that is shipped; set model.path, or leave them out"
+    if ("with_examples" in baselines) != bool(p.evaluate.examples):
         yield "evaluate.examples and the baseline with_examples go together; set both, or neither"
     for name in p.runs:
         if not RUN_NAME.fullmatch(name):
@@ -432,34 +444,51 @@ def whole(p: Params) -> Refusals:
 
 
 def run(p: OneRun) -> Refusals:
-    settings, credit, engine = p.settings, p.train.credit, p.settings.engine
-    tokens, asks, plays = settings.env.max_tokens, settings.prepare.asks, settings.prepare.plays
+    credit = p.train.credit
+    tokens = p.settings.env.max_tokens
     if credit.overlong_buffer >= tokens:
-        given = f"credit.overlong_buffer {credit.overlong_buffer} leaves nothing of env.max_tokens {tokens}"
-        yield f"{given} that is not too long; lower it"
-    if p.train.rollout.ahead and engine.kind == "transformers":
+        setting = f"credit.overlong_buffer {credit.overlong_buffer} leaves nothing of env.max_tokens {tokens}"
+        yield f"{setting} that is not too long; lower it"
+    if p.train.rollout.ahead:
+        yield from ahead(p.settings.engine)
+    yield from played_outside(credit, p.settings)
+    yield from unstated_rewards(credit, p.settings)
+
+
+def ahead(engine: stages.EngineParams) -> Refusals:
+    """Refuses engines that cannot sample an iteration ahead."""
+    if engine.kind == "transformers":
         why = "needs an engine that samples while the learner learns, and engine.kind is transformers"
         yield f"rollout.ahead: 1 {why}; set engine.kind: vllm, or ahead: 0"
-    if p.train.rollout.ahead and engine.kind == "vllm" and engine.vllm.sleep:
+    if engine.kind == "vllm" and engine.vllm.sleep:
         why = "samples while the learner learns, and with engine.vllm.sleep: true the sampler sleeps then"
         yield f"rollout.ahead: 1 {why}; set one of them back"
+
+
+def played_outside(credit: CreditParams, settings: Params) -> Refusals:
+    """Refuses credit that the episodes of agents outside do not bear."""
     worlds = [settings.prepare.worlds.get(name) for name in settings.prepare.datasets]
-    drawn = {each.name for each in worlds if isinstance(each, OthersParams) and each.env == "agent"}
-    played = [agent for name, agent in settings.env.agents.items() if name in {settings.env.agent, *drawn}]
-    if any(each.parallel for each in played) and credit.estimator not in ALIKE:
+    names = {world.name for world in worlds if isinstance(world, OthersParams) and world.env == "agent"}
+    agents = [agent for name, agent in settings.env.agents.items() if name in {settings.env.agent, *names}]
+    if any(agent.parallel for agent in agents) and credit.estimator not in ALIKE:
         why = "takes the value of the next step, and steps of requests at the same time have no order"
         yield f"estimator {credit.estimator} {why}; set the agent's parallel: false, or take {' or '.join(ALIKE)}"
-    for part in [part for part in ("grounded", "progress") if played and credit.rewards.weights[part]]:
+    for part in [part for part in ("grounded", "progress") if agents and credit.rewards.weights[part]]:
         yield f"credit.rewards.{part} has no effect: nobody sees what an agent outside shows; set it to 0"
+
+
+def unstated_rewards(credit: CreditParams, settings: Params) -> Refusals:
+    """Refuses parts of the reward that neither a function nor an environment or agent states."""
     stated = {part for agent in settings.env.agents.values() for part in agent.rewards}
-    for part, own in credit.rewards.own.items():
-        if (part in stated) == bool(own.function):
-            why = "a function and a part of an agent's" if own.function else "no function, and no part of an agent's"
+    for part, reward in credit.rewards.own.items():
+        if (part in stated) == bool(reward.function):
+            why = "a function and a part of an agent's" if reward.function else "no function, and no part of an agent's"
             yield f"credit.rewards.{part} is {why}; give it a function, or name it in rewards of one of env.agents"
-    unstated = ([] if asks else OF_ANSWERS) + ([] if plays else ["env"])
+    data = settings.prepare
+    unstated = ([] if data.asks else OF_ANSWERS) + ([] if data.plays else ["env"])
     for part in [part for part in unstated if credit.rewards.weights[part]]:
-        why = f"no environment of the data sets {', '.join(settings.prepare.datasets)} states it"
-        remedy = f"set it to 0, and weigh {'success' if asks else 'env or success'}"
+        why = f"no environment of the data sets {', '.join(data.datasets)} states it"
+        remedy = f"set it to 0, and weigh {'success' if data.asks else 'env or success'}"
         yield f"credit.rewards.{part} {credit.rewards.weights[part]} has no effect, because {why}; {remedy}"
 
 
@@ -488,5 +517,5 @@ TABLE: dict[type[Section], Callable[[Any], Refusals]] = {
 
 def register() -> None:
     """Has the sections ask."""
-    for kind, check in (*((each.section, each.check) for each in NEEDS), *TABLE.items()):
+    for kind, check in (*((need.section, need.check) for need in NEEDS), *TABLE.items()):
         CHECKS[kind].append(check)

@@ -80,11 +80,11 @@ DECIDED = {
 }
 
 
-def defines(name: str, earlier: Mapping[str, Any], later: Mapping[str, Any]) -> bool:
+def defines(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     """Whether two values of a setting make two runs, of which these are all parameters by their names."""
-    if name in RAISED and earlier.get(name, 0) > later.get(name, 0):
+    if name in RAISED and old.get(name, 0) > new.get(name, 0):
         return True
-    others = [other for pattern, others in DECIDED.items() if fnmatchcase(name, pattern) for other in others]
-    if any(side.get(other) for other in others for side in (earlier, later)):
+    deciders = [decider for pattern, names in DECIDED.items() if fnmatchcase(name, pattern) for decider in names]
+    if any(side.get(decider) for decider in deciders for side in (old, new)):
         return True
     return not any(fnmatchcase(name, pattern) for pattern in f"{KINDS['rounding']} {KINDS['room']}".split())

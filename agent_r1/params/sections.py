@@ -48,8 +48,9 @@ def public(url: str) -> str:
 def address(url: str) -> str:
     """The address of a server, without a slash at its end; a ValueError says what is wrong with it."""
     if not url.startswith(("http://", "https://")):
-        shown = without_password(url)
-        raise ValueError(f"{shown!r} is no server's address; a server's address starts with http:// or https://")
+        raise ValueError(
+            f"{without_password(url)!r} is no server's address; a server's address starts with http:// or https://"
+        )
     return public(url).rstrip("/")
 
 
@@ -130,7 +131,10 @@ class _Shown(reprlib.Repr):
 
     def __init__(self) -> None:
         super().__init__()
-        self.maxlevel, self.maxstring, self.maxlong, self.maxother = 3, 200, 200, 200
+        self.maxlevel = 3
+        self.maxstring = 200
+        self.maxlong = 200
+        self.maxother = 200
 
     def repr_str(self, x: str, level: int) -> str:
         return super().repr_str(without_password(x), level)
@@ -172,9 +176,9 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def of_today(stored: Mapping[str, Any], today: Iterable[str]) -> dict[str, Any]:
     """Stored parameters by the keys that there are `today`: without the constants, with the neutral values."""
-    kept = {name: value for name, value in stored.items() if name not in CONSTANTS or value != CONSTANTS[name]}
-    later = [name for name in today if name not in stored]
-    return kept | {name: value for name in later for key, value in NEUTRAL.items() if fnmatchcase(name, key)}
+    parameters = {name: value for name, value in stored.items() if name not in CONSTANTS or value != CONSTANTS[name]}
+    new_names = [name for name in today if name not in stored]
+    return parameters | {name: value for name in new_names for key, value in NEUTRAL.items() if fnmatchcase(name, key)}
 
 
 def bring_up(content: Any) -> Iterator[str]:
@@ -218,8 +222,8 @@ def _explain(where: str, kind: type[Section], problem: Any) -> str:
     if problem["type"] == "missing":
         return f"{where}: key {key!r} is missing"
     message = problem["msg"].removeprefix("Value error, ")
-    given = "" if isinstance(problem["input"], dict) else f"; got {_SHOWN.repr(problem['input'])}"
-    return without_password(f"{where}: {key + ': ' if key else ''}{message}{given}")
+    ending = "" if isinstance(problem["input"], dict) else f"; got {_SHOWN.repr(problem['input'])}"
+    return without_password(f"{where}: {key + ': ' if key else ''}{message}{ending}")
 
 
 def _section_at(kind: Any, location: list[str]) -> type[BaseModel]:

@@ -208,5 +208,5 @@ class OperateParams(Section):
 
     def timeout_s(self, stage: str) -> float:
         """The time limit of a stage by its name: `train`, or `train_closer` of the sweep's further seeds."""
-        named = (seconds for name, seconds in self.timeouts_s.items() if name == stage.removesuffix("_closer"))
-        return next(named, TIMEOUT_S)
+        limits = (seconds for name, seconds in self.timeouts_s.items() if name == stage.removesuffix("_closer"))
+        return next(limits, TIMEOUT_S)

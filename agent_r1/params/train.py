@@ -157,17 +157,17 @@ class TrainParams(Section):
         as without one. In a run that became longer it `decays_over` the iterations of before; later ones take the last
         share of these.
         """
-        decaying = decays_over or self.iterations
-        over = min(max(0, iteration - policy_from), decaying - 1) / decaying
-        decayed = {"none": 1.0, "linear": 1 - over, "cosine": (1 + math.cos(math.pi * over)) / 2}
-        risen = min(1.0, (iteration - begun + 1) / (self.update.learning_rate_warmup + 1))
-        return decayed[self.update.learning_rate_decay] * risen
+        horizon = decays_over or self.iterations
+        progress = min(max(0, iteration - policy_from), horizon - 1) / horizon
+        decay = {"none": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}
+        warmup = min(1.0, (iteration - begun + 1) / (self.update.learning_rate_warmup + 1))
+        return decay[self.update.learning_rate_decay] * warmup
 
     @property
     def reference_at(self) -> tuple[str, str] | None:
         """The name and the address of a reference at a server; None of others. A ValueError refuses the address."""
-        found = re.fullmatch(r"(\S+) at (https?://\S+)", self.reference)
-        return (found[1], address(found[2])) if found else None
+        match = re.fullmatch(r"(\S+) at (https?://\S+)", self.reference)
+        return (match[1], address(match[2])) if match else None
 
     @property
     def reference_is_registered(self) -> bool:

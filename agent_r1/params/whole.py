@@ -29,9 +29,9 @@ def fingerprint(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def variant_of(further: dict[str, Any]) -> str:
+def variant_of(overrides: dict[str, Any]) -> str:
     """The name of a variant, by its overrides."""
-    return fingerprint(further)[:8]
+    return fingerprint(overrides)[:8]
 
 
 class CloserParams(Section):
@@ -86,20 +86,24 @@ class Params(Section):
     def read_of_raw(self) -> str:
         """The file in RAW that prepare and warm start read, or the folder that holds all; UNREAD for none."""
         files = [self.prepare.files[name] for name in self.prepare.datasets if name in self.prepare.files]
-        splits = [(split.file, each.format) for each in files for split in each.splits.values()]
         # 2WikiMultihopQA has a file of aliases beside its splits
-        named = [file.parent if form == "2wikimultihopqa" else file for file, form in splits]
-        named += [Path(self.warm_start.conversations), *(each.corpus for each in files if each.corpus)]
+        paths = [
+            split.file.parent if dataset.format == "2wikimultihopqa" else split.file
+            for dataset in files
+            for split in dataset.splits.values()
+        ]
+        paths += [Path(self.warm_start.conversations), *(dataset.corpus for dataset in files if dataset.corpus)]
         drawn = [world for name, world in self.prepare.worlds.items() if name in self.prepare.datasets]
-        named += [world.file for world in drawn if isinstance(world, OthersParams) and world.file]
-        inside = [re.sub(r"/[^/]*[*?\[].*", "", str(path)) for path in named if path.is_relative_to(RAW)]
+        paths += [world.file for world in drawn if isinstance(world, OthersParams) and world.file]
+        inside = [re.sub(r"/[^/]*[*?\[].*", "", str(path)) for path in paths if path.is_relative_to(RAW)]
         return os.path.commonpath(inside) if inside else UNREAD
 
     def require_watched(self) -> None:
         """Raises ValueError if DVC would not notice an edit of a file that is read."""
-        if (read := self.read_of_raw) != UNREAD and not Path(read).is_relative_to(self.places.raw):
-            unnoticed = f"places.raw is {self.places.raw}, so that DVC would not notice an edit of {read}"
-            raise ValueError(f"{unnoticed}; set `raw: {read}` under places")
+        read = self.read_of_raw
+        if read != UNREAD and not Path(read).is_relative_to(self.places.raw):
+            problem = f"places.raw is {self.places.raw}, so that DVC would not notice an edit of {read}"
+            raise ValueError(f"{problem}; set `raw: {read}` under places")
 
     def reported(self, sweep: str = "") -> list[str]:
         """The labels of the agents in a report: of the main graph's, or of a sweep's."""
@@ -116,25 +120,26 @@ class Params(Section):
         """
         return self._resolved(run, self._further(run))
 
-    def varied(self, run: RunId, further: dict[str, Any]) -> RunId:
+    def varied(self, run: RunId, overrides: dict[str, Any]) -> RunId:
         """A variant of a run, with further overrides of `train`; it is found once they are in its file.
 
         A ValueError names an override that is unknown, refused, without effect, or not to be had in this way.
         """
-        where, wanted = f"overrides of {run.name}", flatten(further)
-        if "seed" in further:
+        where = f"overrides of {run.name}"
+        changes = flatten(overrides)
+        if "seed" in overrides:
             raise ValueError(f"{where}: seed is no override; give the training its seed")
-        if own := [key for key in wanted if key.endswith(".function")]:
-            raise ValueError(f"{where}: {own[0]} names code to run; add it to a run in params.yaml")
+        if functions := [key for key in changes if key.endswith(".function")]:
+            raise ValueError(f"{where}: {functions[0]} names code to run; add it to a run in params.yaml")
         present = self.run(run)
-        validated(TrainParams, override(present.model_dump(), further), where)
+        validated(TrainParams, override(present.model_dump(), overrides), where)
         flat = flatten(present.model_dump(mode="json"))
-        if same := [key for key, value in wanted.items() if flat.get(key) == value]:
-            raise ValueError(f"{where}: {same[0]} is {wanted[same[0]]} already, which changes nothing; leave that out")
-        if not wanted:
+        if same := [key for key, value in changes.items() if flat.get(key) == value]:
+            raise ValueError(f"{where}: {same[0]} is {changes[same[0]]} already, which changes nothing; leave that out")
+        if not changes:
             raise ValueError(f"{where} change nothing; name a value of train, or leave them out")
-        variant = replace(run, variant=variant_of(further))
-        self._resolved(variant, further)
+        variant = replace(run, variant=variant_of(overrides))
+        self._resolved(variant, overrides)
         return variant
 
     def _further(self, run: RunId) -> dict[str, Any]:
@@ -144,32 +149,32 @@ class Params(Section):
         file = self.places.variant(run)
         if not file.exists():
             raise ValueError(f"{file} is not here, which says how {run.name} differs from {run.run}; train it here")
-        further: dict[str, Any] = json.loads(file.read_text())
-        if variant_of(further) != run.variant:
+        overrides: dict[str, Any] = json.loads(file.read_text())
+        if variant_of(overrides) != run.variant:
             raise ValueError(f"{file} was changed: it holds other overrides than its name stands for; bring it back")
-        return further
+        return overrides
 
-    def _resolved(self, run: RunId, further: dict[str, Any]) -> TrainParams:
+    def _resolved(self, run: RunId, variant_overrides: dict[str, Any]) -> TrainParams:
         if run.sweep not in ("", SWEEP):
             raise ValueError(f"there is no sweep {run.sweep!r}; the one that params.yaml defines is {SWEEP!r}")
-        overrides = override(self._overrides(run.run), further)
+        overrides = override(self._overrides(run.run), variant_overrides)
         overrides.pop(ENV, None)
         shared = override(self.train.model_dump(), self.ablations.train if run.sweep else {})
         merged = override(shared, overrides)
         if run.seed is not None:
             merged["seed"] = run.seed
         where = f"{run.sweep}: runs.{run.name}" if run.sweep else f"runs.{run.name}"
-        resolved = validated(TrainParams, merged, where)
-        resolved.require_read(overrides, where)
-        return validated(OneRun, {"settings": self.of(run), "train": resolved}, where).train
+        train = validated(TrainParams, merged, where)
+        train.require_read(overrides, where)
+        return validated(OneRun, {"settings": self.of(run), "train": train}, where).train
 
     def of(self, run: RunId) -> Self:
         """All of it as it holds for one run, whose overrides may change `env` too.
 
         A ValueError names a run that there is not, or an override of `env` that is unknown or refused.
         """
-        given = {key: value for key, value in self._overrides(run.run).items() if key == ENV}
-        env = override({ENV: self.env.model_dump()}, given)[ENV]
+        overrides = {key: value for key, value in self._overrides(run.run).items() if key == ENV}
+        env = override({ENV: self.env.model_dump()}, overrides)[ENV]
         return self.model_copy(update={ENV: validated(EnvParams, env, f"runs.{run.run}: {ENV}")})
 
     def _overrides(self, run: str) -> dict[str, Any]:

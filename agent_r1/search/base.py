@@ -62,7 +62,8 @@ def read_batches(path: Path, size: int | None = None) -> Iterator[pa.RecordBatch
 
 def full_texts(batch: pa.RecordBatch, separator: str) -> list[str]:
     """Title and text of each passage, as an index reads them."""
-    titles, texts = batch.column("title").to_pylist(), batch.column("text").to_pylist()
+    titles = batch.column("title").to_pylist()
+    texts = batch.column("text").to_pylist()
     return [f"{title}{separator}{text}" for title, text in zip(titles, texts, strict=True)]
 
 
@@ -90,7 +91,11 @@ class Passages:
     def of_title(self, title: str) -> list[Passage]:
         """The passages of a title, in their order."""
         title = one_line(title)
-        return [each for each in self.at(np.flatnonzero(self._keys == hash(title))) if one_line(each.title) == title]
+        return [
+            passage
+            for passage in self.at(np.flatnonzero(self._keys == hash(title)))
+            if one_line(passage.title) == title
+        ]
 
     @cached_property
     def _keys(self) -> Positions:

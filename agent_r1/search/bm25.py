@@ -26,19 +26,19 @@ from agent_r1.params.stages import BM25Params
 from agent_r1.search.base import Positions, Ranker, full_texts, read_batches
 from agent_r1.tables import open_rows
 
+Int32s = NDArray[np.int32]
 Float32s = NDArray[np.float32]
+Int64s = NDArray[np.int64]
 _WORD = re.compile(rf"[\w{MARKS}]+")
 _LETTER = re.compile(LETTER)
 _RUN = re.compile(rf"(?:{LETTER})+|[^{UNSPACED}]+")
 RUN = 4096  # passages that are counted at a time
-RULE, VOCABULARY, STARTS, PASSAGES, SCORES, BOUNDS = (
-    "words-2",  # the version of `raw_words`: an empty file, where there are words that the first cuts otherwise
-    "vocabulary.arrow",  # [V] words, sorted
-    "starts.npy",  # [V + 1] int64, where each word's column begins
-    "passages.npy",  # [P] int32, positions of passages, ascending in each column
-    "scores.npy",  # [P] float32
-    "bounds.npy",  # [V] float32, the largest score of each column
-)
+RULE = "words-2"  # the version of `raw_words`: an empty file, where there are words that the first cuts otherwise
+VOCABULARY = "vocabulary.arrow"  # [V] words, sorted
+STARTS = "starts.npy"  # [V + 1] int64, where each word's column begins
+PASSAGES = "passages.npy"  # [P] int32, positions of passages, ascending in each column
+SCORES = "scores.npy"  # [P] float32
+BOUNDS = "bounds.npy"  # [V] float32, the largest score of each column
 
 
 def words(text: str) -> list[str]:
@@ -100,33 +100,39 @@ def _read_vocabulary(folder: Path) -> pa.Array[Any]:
     return pa.ipc.open_file(pa.memory_map(str(folder / VOCABULARY))).get_batch(0)["word"]
 
 
-def _write_runs(source: Path, folder: Path) -> tuple[dict[str, int], NDArray[np.int64], list[Path]]:
+def _write_runs(source: Path, folder: Path) -> tuple[dict[str, int], Int64s, list[Path]]:
     """The id of each word, the length of each passage in words, and a file of the pairs of each batch."""
     ids: dict[str, int] = {}  # by first appearance; a word and its plural are one
     raw_ids: dict[str, int] = {}
-    lengths: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
+    lengths: list[Int64s] = [np.empty(0, np.int64)]
     paths = []
     with open_rows(source) as file:
         count = file.metadata.num_rows
     with tqdm(total=count, desc="indexing", unit="passage", disable=None) as progress:  # None: on a terminal only
-        for number, batch in enumerate(read_batches(source, RUN)):
-            found: list[int] = []
-            ends = [0]
-            for text in full_texts(batch, "\n"):
-                for word in raw_words(text):
-                    if word not in raw_ids:
-                        raw_ids[word] = ids.setdefault(singular(word), len(ids))
-                    found.append(raw_ids[word])
-                ends.append(len(found))
+        for batch in read_batches(source, RUN):
+            word_ids, ends = _number_words(full_texts(batch, "\n"), ids, raw_ids)
             first = sum(map(len, lengths))
-            paths.append(folder / f"{number}.npz")
+            paths.append(folder / f"{len(paths)}.npz")
             lengths.append(np.diff(ends))
-            _write_run(paths[-1], np.array(found, np.int64), first, lengths[-1])
+            _write_run(paths[-1], np.array(word_ids, np.int64), first, lengths[-1])
             progress.update(batch.num_rows)
     return ids, np.concatenate(lengths), paths
 
 
-def _write_run(path: Path, words: NDArray[np.int64], first: int, lengths: NDArray[np.int64]) -> None:
+def _number_words(texts: list[str], ids: dict[str, int], raw_ids: dict[str, int]) -> tuple[list[int], list[int]]:
+    """The id of each word of the texts, new words added to both mappings, and where in that list each text ends."""
+    word_ids: list[int] = []
+    ends = [0]
+    for text in texts:
+        for word in raw_words(text):
+            if word not in raw_ids:
+                raw_ids[word] = ids.setdefault(singular(word), len(ids))
+            word_ids.append(raw_ids[word])
+        ends.append(len(word_ids))
+    return word_ids, ends
+
+
+def _write_run(path: Path, words: Int64s, first: int, lengths: Int64s) -> None:
     """Writes the pairs of passages from `first` on, of so many words each, by word and then by passage."""
     passages = np.repeat(np.arange(first, first + len(lengths)), lengths)
     pairs, counts = np.unique(words << 32 | passages, return_counts=True)
@@ -143,6 +149,13 @@ class _Run(NamedTuple):
     passages: NDArray[Any]  # [P'] positions
     counts: NDArray[Any]  # [P'] occurrences of the word in the passage
 
+    def places(self, heads: Int64s) -> Int64s:
+        """[P'] the place of each pair, where the pairs of each word stand in a row from `heads` [V'] on."""
+        ends = np.cumsum(self.frequencies, dtype=np.int64)
+        offsets = np.arange(len(self.passages)) - np.repeat(ends - self.frequencies, self.frequencies)
+        places: Int64s = np.repeat(heads, self.frequencies) + offsets
+        return places
+
 
 def _read_runs(paths: Sequence[Path]) -> Iterator[_Run]:
     for path in paths:
@@ -150,7 +163,7 @@ def _read_runs(paths: Sequence[Path]) -> Iterator[_Run]:
             yield _Run(*(arrays[name] for name in arrays.files))
 
 
-def _write_vocabulary(path: Path, ids: dict[str, int]) -> NDArray[np.int32]:
+def _write_vocabulary(path: Path, ids: dict[str, int]) -> Int32s:
     """Writes the words, sorted, and returns each one's place by its id: [V]."""
     order = sorted(ids)
     table = pa.table({"word": pa.array(order, pa.large_string())})
@@ -161,45 +174,45 @@ def _write_vocabulary(path: Path, ids: dict[str, int]) -> NDArray[np.int32]:
     return ranks
 
 
-def _write_columns(
-    folder: Path, paths: Sequence[Path], ranks: NDArray[np.int32], lengths: NDArray[np.int64], params: BM25Params
-) -> None:
+def _write_columns(folder: Path, paths: Sequence[Path], ranks: Int32s, lengths: Int64s, params: BM25Params) -> None:
     """Adds up the runs in order, so that columns stay sorted. `ranks` [V]: by id a word's place in the vocabulary."""
     frequencies = np.zeros(len(ranks), np.int64)
     for run in _read_runs(paths):
         frequencies[ranks[run.words]] += run.frequencies
     starts = np.concatenate([[0], np.cumsum(frequencies)])
-    rarities = np.array(  # [V] Lucene's inverse document frequency
-        [math.log(1 + (len(lengths) - n + 0.5) / (n + 0.5)) for n in frequencies.tolist()], np.float32
-    )
+    rarities = _rarities(frequencies, len(lengths))
     saturation = params.k1 * ((1 - params.b) + params.b * lengths / lengths.mean())  # [N]
     shape = (int(starts[-1]),)
-    passages: NDArray[np.int32] = open_memmap(folder / PASSAGES, "w+", np.int32, shape)  # type: ignore[no-untyped-call]
-    scores: NDArray[np.float32] = open_memmap(folder / SCORES, "w+", np.float32, shape)  # type: ignore[no-untyped-call]
+    passages: Int32s = open_memmap(folder / PASSAGES, "w+", np.int32, shape)  # type: ignore[no-untyped-call]
+    scores: Float32s = open_memmap(folder / SCORES, "w+", np.float32, shape)  # type: ignore[no-untyped-call]
     heads = starts[:-1].copy()
     for run in _read_runs(paths):
         columns = ranks[run.words]
-        ends = np.cumsum(run.frequencies, dtype=np.int64)
-        within = np.arange(len(run.passages)) - np.repeat(ends - run.frequencies, run.frequencies)
-        places = np.repeat(heads[columns], run.frequencies) + within
+        places = run.places(heads[columns])
         passages[places] = run.passages
-        saturated = run.counts / (saturation[run.passages] + run.counts)
-        scores[places] = np.repeat(rarities[columns], run.frequencies) * saturated
+        scores[places] = np.repeat(rarities[columns], run.frequencies) * (
+            run.counts / (saturation[run.passages] + run.counts)
+        )
         heads[columns] += run.frequencies
     np.save(folder / STARTS, starts)
     np.save(folder / BOUNDS, np.maximum.reduceat(scores, starts[:-1]))
+
+
+def _rarities(frequencies: Int64s, passages: int) -> Float32s:
+    """[V] Lucene's inverse document frequency of words by how many of the passages have them."""
+    return np.array([math.log(1 + (passages - n + 0.5) / (n + 0.5)) for n in frequencies.tolist()], np.float32)
 
 
 @dataclass(frozen=True, slots=True)
 class _Column:
     """The passages, at least one, that contain a word of the query, and their scores for it."""
 
-    passages: NDArray[np.int32]  # ascending
+    passages: Int32s  # ascending
     scores: Float32s  # of the word, once
     times: int  # the word stands in the query
     bound: float  # the most that a passage gets for the word, `times` counted
 
-    def at(self, passages: NDArray[np.int32]) -> Float32s:
+    def at(self, passages: Int32s) -> Float32s:
         """The scores of some passages, 0 for passages without the word."""
         places = np.searchsorted(self.passages, passages).clip(max=len(self.passages) - 1)
         return np.where(self.passages[places] == passages, self.scores[places], np.float32(0))
@@ -218,13 +231,17 @@ class BM25(Ranker):
 
     def rank(self, query: str, k: int) -> Positions:
         """Positions of the best passages, best first, without passages that share no word with the query."""
-        asked = words(query)
-        columns = {word: column for word, times in Counter(asked).items() if (column := self._column(word, times))}
+        query_words = words(query)
+        columns = {}
+        for word, times in Counter(query_words).items():
+            column = self._column(word, times)
+            if column:
+                columns[word] = column
         if not columns:
             return np.empty(0, np.int64)
         candidates = _candidates(list(columns.values()), self._size, k)
         scores = np.zeros(len(candidates), np.float32)
-        for word in asked:  # in the query's order: a sum of floats depends on it
+        for word in query_words:  # in the query's order: a sum of floats depends on it
             if word in columns:
                 scores += columns[word].at(candidates)
         return candidates[np.argsort(-scores, kind="stable")][:k].astype(np.int64)
@@ -237,7 +254,7 @@ class BM25(Ranker):
         return _Column(self._passages[span], self._scores[span], times, times * float(self._bounds[place]))
 
 
-def _candidates(columns: Sequence[_Column], size: int, k: int) -> NDArray[np.int32]:
+def _candidates(columns: Sequence[_Column], size: int, k: int) -> Int32s:
     """Passages, ascending, among them the best `k` and all that equal the k-th.
 
     Adds the columns up from the rarest word on, until a new passage could not reach the k-th best score from the
@@ -245,34 +262,40 @@ def _candidates(columns: Sequence[_Column], size: int, k: int) -> NDArray[np.int
     for the few passages that may still reach it.
     """
     columns = sorted(columns, key=lambda column: len(column.passages))
-    bounds = np.array([column.bound for column in columns])
-    rest = np.append(np.cumsum(bounds[::-1])[::-1], 0.0)  # [columns + 1] the most that columns i and later give
+    # [columns + 1] the most that columns i and later give
+    rest = np.append(np.cumsum([column.bound for column in reversed(columns)])[::-1], 0.0)
     slack = rest[0] * sum(column.times for column in columns) * np.finfo(np.float32).eps  # of sums in another order
     sums = np.zeros(size, np.float32)
-    least, added = 0.0, 0
+    least = 0.0
+    added = 0
     while added < len(columns) and rest[added] + slack >= least:
-        column, added = columns[added], added + 1
+        column = columns[added]
+        added += 1
         reached = sums[column.passages] + np.float32(column.times) * column.scores
         sums[column.passages] = reached
         least = max(least, _kth_best(column.passages, reached, columns[added:], k))
     enough = least - rest[added] - slack
-    found = np.unique(np.concatenate([each.passages[sums[each.passages] >= enough] for each in columns[:added]]))
-    reached = sums[found]
-    for i in range(added, len(columns)):
-        reached += np.float32(columns[i].times) * columns[i].at(found)
+    candidates = np.unique(
+        np.concatenate([column.passages[sums[column.passages] >= enough] for column in columns[:added]])
+    )
+    reached = sums[candidates]
+    for column in columns[added:]:
+        reached += np.float32(column.times) * column.at(candidates)
+        added += 1
         if len(reached) >= k:
             least = max(least, float(np.partition(reached, -k)[-k]))
-        stays = reached + rest[i + 1] + slack >= least
-        found, reached = found[stays], reached[stays]
-    return found
+        mask = reached + rest[added] + slack >= least
+        candidates = candidates[mask]
+        reached = reached[mask]
+    return candidates
 
 
-def _kth_best(passages: NDArray[np.int32], reached: Float32s, columns: Sequence[_Column], k: int) -> float:
+def _kth_best(passages: Int32s, reached: Float32s, columns: Sequence[_Column], k: int) -> float:
     """The smallest full score of the `k` passages that lead so far, with the other columns added."""
     if len(passages) < k:
         return 0.0
-    leading = np.argpartition(reached, -k)[-k:]
-    scores = reached[leading]
+    leaders = np.argpartition(reached, -k)[-k:]
+    scores = reached[leaders]
     for column in columns:
-        scores += np.float32(column.times) * column.at(passages[leading])
+        scores += np.float32(column.times) * column.at(passages[leaders])
     return float(scores.min())

@@ -47,8 +47,8 @@ class Encoder:
         order = sorted(range(len(texts)), key=lambda i: len(prefixed[i]))
         size = self._params.batch_size
         batches = [order[start : start + size] for start in range(0, len(order), size)]
-        encoded = np.concatenate([self._encode([prefixed[i] for i in batch]) for batch in batches])
-        return encoded[np.argsort(order)]
+        vectors = np.concatenate([self._encode([prefixed[i] for i in batch]) for batch in batches])
+        return vectors[np.argsort(order)]
 
     def query(self, text: str) -> Vectors:
         """[1, dimensions] of one query, alone: its last bits would depend on the padding of a batch."""
@@ -69,17 +69,17 @@ class Encoder:
         return np.asarray(vectors, np.float32)
 
 
-def build(source: Path, folder: Path, params: DenseParams, kept: Path) -> None:
-    """Writes a FAISS index of a Parquet file of passages to a new folder, and its vectors alone to folder `kept`."""
+def build(source: Path, folder: Path, params: DenseParams, cache: Path) -> None:
+    """Writes a FAISS index of a Parquet file of passages to a new folder, and its vectors alone to folder `cache`."""
     with open_rows(source) as file:
         count = file.metadata.num_rows
     if count < max(1, params.nlist):
         raise ValueError(f"{count} passages cannot fill nlist {params.nlist} clusters; lower search.dense.nlist")
     identity = (sha256(source), model_hash(params.encoder), params.passage_prefix, params.pooling, params.max_tokens)
-    place = kept / fingerprint(*identity)  # named by all that decides the vectors
+    place = cache / fingerprint(*identity)  # named by all that decides the vectors
     place.mkdir(parents=True, exist_ok=True)
-    for other in set(kept.iterdir()) - {place}:
-        remove_folder(other)
+    for stale in set(cache.iterdir()) - {place}:
+        remove_folder(stale)
     encoder = Encoder(params)
     with tqdm(total=count, desc="encoding", unit="passage", disable=None) as progress:  # None: on a terminal only
         for vectors in encode(source, place, encoder.passages):
@@ -113,9 +113,9 @@ class Dense(Ranker):
     def rank(self, query: str, k: int) -> Positions:
         """Positions of the nearest passages, best first; fewer than `k` if the searched clusters hold fewer."""
         scores, positions = self._index.search(self._encoder.query(query), min(k, self._index.ntotal))
-        found = positions[0] >= 0
-        order = np.lexsort((positions[0][found], -scores[0][found]))
-        return np.asarray(positions[0][found][order], np.int64)
+        mask = positions[0] >= 0
+        order = np.lexsort((positions[0][mask], -scores[0][mask]))
+        return np.asarray(positions[0][mask][order], np.int64)
 
 
 def _shards(place: Path) -> Iterator[Vectors]:

@@ -19,7 +19,10 @@ from agent_r1.search.base import Passages, Positions, Ranker, Search, store
 from agent_r1.search.bm25 import BM25
 from agent_r1.search.remote import ANEW, Health, RemoteIndex
 
-META, PASSAGES, BM25_FOLDER, DENSE_FOLDER = "meta.json", "passages.arrow", "bm25", "dense"
+META = "meta.json"
+PASSAGES = "passages.arrow"
+BM25_FOLDER = "bm25"
+DENSE_FOLDER = "dense"
 _REMEDY = "run the index stage (`dvc repro index`)"
 
 
@@ -31,8 +34,8 @@ class Cached(Search):
         self._index = index
         self.index_hash = index_hash
         self._entries = entries
-        self._known: OrderedDict[tuple[str, str, int], list[Passage]] = OrderedDict()
-        self._asked = self._hits = 0
+        self._results: OrderedDict[tuple[str, str, int], list[Passage]] = OrderedDict()
+        self._searches = self._hits = 0
         self._lock = Lock()  # an index that waits is asked from several threads
 
     @property
@@ -42,28 +45,28 @@ class Cached(Search):
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         keys = [(self.index_hash, query, k) for query in queries]
         with self._lock:
-            found = {key: self._known[key] for key in keys if key in self._known}
-            missing = [key for key in dict.fromkeys(keys) if key not in found]
-            self._asked += len(keys)
-            self._hits += sum(key in found for key in keys)
+            results = {key: self._results[key] for key in keys if key in self._results}
+            missing = [key for key in dict.fromkeys(keys) if key not in results]
+            self._searches += len(keys)
+            self._hits += sum(key in results for key in keys)
         if missing:
             fresh = self._index.search([query for _, query, _ in missing], k)
-            found.update(zip(missing, fresh, strict=True))
+            results.update(zip(missing, fresh, strict=True))
         with self._lock:
-            for key, passages in found.items():
-                self._known[key] = passages
-                self._known.move_to_end(key)
-            while len(self._known) > self._entries:
-                self._known.popitem(last=False)
-        return [list(found[key]) for key in keys]
+            for key, passages in results.items():
+                self._results[key] = passages
+                self._results.move_to_end(key)
+            while len(self._results) > self._entries:
+                self._results.popitem(last=False)
+        return [list(results[key]) for key in keys]
 
     def read(self, title: str) -> list[Passage]:
         return self._index.read(title)
 
     def take_hit_share(self) -> float:
         """The share of remembered searches since the last call; 0 without any search."""
-        share = self._hits / self._asked if self._asked else 0.0
-        self._asked = self._hits = 0
+        share = self._hits / self._searches if self._searches else 0.0
+        self._searches = self._hits = 0
         return share
 
 
@@ -129,8 +132,9 @@ def build(params: SearchParams, passages: Path, folder: Path) -> None:
     with replaced_folder(folder) as fresh:
         fresh.mkdir()
         if params.kind == "remote":
-            served, named = RemoteIndex(params.remote).health(), f"the index served at {params.remote.url}"
-            _refuse_other_passages(named, served.passages_hash, passages, "serve one of these passages")
+            served = RemoteIndex(params.remote).health()
+            source = f"the index served at {params.remote.url}"
+            _refuse_other_passages(source, served.passages_hash, passages, "serve one of these passages")
             meta = _meta(params, served.size, served.passages_hash, served=served.index_hash)
         else:
             meta = _build_local(params, passages, fresh, folder.with_name(f".{folder.name}.vectors"))
@@ -148,9 +152,13 @@ def open_index(params: SearchParams, passages: Path, folder: Path) -> Cached:
     if meta != _meta(params, meta.size, meta.passages_hash, encoder=meta.encoder_hash, served=meta.served_hash):
         raise ValueError(f"the index at {folder} was built with other settings than search: has now; {_REMEDY}")
     index = RemoteIndex(params.remote, meta.served_hash) if meta.kind == "remote" else open_local(folder)
-    if isinstance(index, RemoteIndex) and (served := index.health().index_hash) != meta.served_hash:
-        other = f"{params.remote.url} serves index {served[:12]}, and {meta.served_hash[:12]} was pinned"
-        raise ValueError(f"{other}; serve that one, or {ANEW}")
+    if isinstance(index, RemoteIndex):
+        index_hash = index.health().index_hash
+        if index_hash != meta.served_hash:
+            raise ValueError(
+                f"{params.remote.url} serves index {index_hash[:12]}, and {meta.served_hash[:12]} was pinned; serve "
+                f"that one, or {ANEW}"
+            )
     return Cached(index, describe(folder).index_hash, params.cache_entries)
 
 
@@ -159,14 +167,18 @@ def open_local(folder: Path) -> Index:
     meta = _read_meta(folder)
     if meta.kind == "remote":
         raise ValueError(f"{folder} only names an index that another server serves; give the folder of a built one")
-    if meta.dense and meta.encoder_hash != (now := model_hash(meta.dense.encoder)):
-        other = f"another encoder ({meta.encoder_hash[:12]}) than {meta.dense.encoder} is now ({now[:12]})"
-        raise ValueError(f"the index at {folder} was built with {other}; put the old one back, or {ANEW}")
+    if meta.dense:
+        encoder_hash = model_hash(meta.dense.encoder)
+        if meta.encoder_hash != encoder_hash:
+            raise ValueError(
+                f"the index at {folder} was built with another encoder ({meta.encoder_hash[:12]}) than "
+                f"{meta.dense.encoder} is now ({encoder_hash[:12]}); put the old one back, or {ANEW}"
+            )
     if meta.size and meta.bm25 and not bm25.follows_rule(folder / BM25_FOLDER):
-        other = (
-            "cuts words of scripts without blanks, or with combining vowels, by another rule than queries are cut now"
+        raise ValueError(
+            f"the index at {folder} cuts words of scripts without blanks, or with combining vowels, by another rule "
+            f"than queries are cut now; {ANEW}"
         )
-        raise ValueError(f"the index at {folder} {other}; {ANEW}")
     return Index(_ranker(meta, folder), Passages(folder / PASSAGES))
 
 
@@ -227,7 +239,8 @@ def _ranker(meta: Meta, folder: Path) -> Ranker:
 
 
 def _refuse_other_passages(index: str, passages_hash: str, passages: Path, remedy: str) -> None:
-    if passages_hash != (own := sha256(passages)):
+    file_hash = sha256(passages)
+    if passages_hash != file_hash:
         raise ValueError(
-            f"{index} was built from other passages ({passages_hash[:12]}) than {passages} ({own[:12]}); {remedy}"
+            f"{index} was built from other passages ({passages_hash[:12]}) than {passages} ({file_hash[:12]}); {remedy}"
         )

@@ -59,7 +59,8 @@ class RemoteIndex(Search):
     def __init__(self, params: RemoteParams, index_hash: str = "") -> None:
         """With a hash given, results of another index are refused."""
         self._index_hash = index_hash
-        self._url, self._who = params.url, f"the search server at {params.url}"
+        self._url = params.url
+        self._who = f"the search server at {params.url}"
         self._client = Client(params.url, params.timeout_s, read_key(SEARCH_KEY))
         self._retries = Retries(self._who, params.retries, wait_s=params.backoff_s)
 
@@ -76,8 +77,8 @@ class RemoteIndex(Search):
         cut = [query[:MAX_QUERY] for query in queries]
         requests = [SearchRequest(queries=cut[start : start + BATCH], k=k) for start in range(0, len(cut), BATCH)]
         with self._named():
-            found = [asyncio.run(self._retries.run(partial(self._attempt, request))) for request in requests]
-        return [*chain.from_iterable(found)]
+            results = [asyncio.run(self._retries.run(partial(self._attempt, request))) for request in requests]
+        return [*chain.from_iterable(results)]
 
     def read(self, title: str) -> list[Passage]:
         """The passages of a title, which is cut to MAX_QUERY characters. Raises as `search` does."""
@@ -103,15 +104,18 @@ class RemoteIndex(Search):
     async def _reply(self, path: str, request: BaseModel) -> SearchReply:
         reply = (await self._ask("POST", path, request.model_dump_json())).parse(SearchReply)
         if self._index_hash and reply.index_hash != self._index_hash:
-            other = f"{self._who} serves index {reply.index_hash[:12]} now, not {self._index_hash[:12]}"
-            raise ValueError(f"{other}; serve that one, or {ANEW}")
+            raise ValueError(
+                f"{self._who} serves index {reply.index_hash[:12]} now, not {self._index_hash[:12]}; serve that one, "
+                f"or {ANEW}"
+            )
         return reply
 
     async def _attempt(self, request: SearchRequest) -> list[list[Passage]]:
         reply = await self._reply("/search", request)
-        asked, found = len(request.queries), [len(each) for each in reply.results]
-        if len(found) != asked or any(each > request.k for each in found):
-            raise BadAnswerError(f"it answered {asked} queries for {request.k} passages each with {found}")
+        count = len(request.queries)
+        sizes = [len(passages) for passages in reply.results]
+        if len(sizes) != count or any(size > request.k for size in sizes):
+            raise BadAnswerError(f"it answered {count} queries for {request.k} passages each with {sizes}")
         return reply.results
 
     def _named(self, remedy: str = "check remote.url") -> AbstractContextManager[None]:

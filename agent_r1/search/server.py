@@ -1,4 +1,4 @@
-"""Serves an index to many clients: `agent-r1 serve_search --index FOLDER --port 8700`."""
+"""Serves an index to many clients: `agent-r1 serve-search --index FOLDER --port 8700`."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ def create_app(index: Search, health: Health, hosts: Sequence[str] = LOOPBACK) -
 
     @app.post("/read")
     async def read(request: Request) -> SearchReply:
-        asked = await message(request, ReadRequest)
-        passages = await to_thread.run_sync(index.read, asked.title, limiter=one_at_a_time)
+        read_request = await message(request, ReadRequest)
+        passages = await to_thread.run_sync(index.read, read_request.title, limiter=one_at_a_time)
         return SearchReply(index_hash=health.index_hash, results=[passages])
 
     @app.post("/search")
     async def search(request: Request) -> SearchReply:
-        asked = await message(request, SearchRequest)
+        search_request = await message(request, SearchRequest)
         results = []
-        for query in asked.queries:
+        for query in search_request.queries:
             if await request.is_disconnected():
                 break
-            results += await to_thread.run_sync(index.search, [query], asked.k, limiter=one_at_a_time)
+            results += await to_thread.run_sync(index.search, [query], search_request.k, limiter=one_at_a_time)
         return SearchReply(index_hash=health.index_hash, results=results)
 
     @app.get("/health")
@@ -64,7 +64,7 @@ def own_names(host: str) -> list[str]:
     """The names and addresses under which clients ask a server at `host` of this machine."""
     if host in LOOPBACK:
         return [*LOOPBACK]
-    addresses = [each.address for card in psutil.net_if_addrs().values() for each in card]
+    addresses = [entry.address for card in psutil.net_if_addrs().values() for entry in card]
     return [*LOOPBACK, host, socket.gethostname(), socket.getfqdn(), *addresses]
 
 

@@ -19,7 +19,8 @@ from agent_r1.tools.base import Schema
 
 MOST = {"{": 1024, '"pattern"': 32}  # in a schema, of parts that each take time to read
 MAX_WORK = 20_000  # of one check, in subschemas and keywords that are looked at
-_CHARACTERS, _PAIRS = 256, 8  # that cost as much as a keyword does
+_CHARACTERS = 256  # that cost as much as a keyword does
+_PAIRS = 8  # likewise
 _BY_PATTERN = ("patternProperties", "additionalProperties", "unevaluatedProperties")
 
 logger = logging.getLogger(__name__)
@@ -35,17 +36,18 @@ class ArgumentCheck:
 
     def __init__(self, schema: Schema) -> None:
         """Takes the parameters of a `function_schema`. Raises ValueError if they are no schema, or too much work."""
-        spelled = json.dumps(schema)
+        schema_json = json.dumps(schema)
         for part, most in MOST.items():
-            if (count := spelled.count(part)) > most:
+            count = schema_json.count(part)
+            if count > most:
                 raise ValueError(f"its schema holds {part} {count:,} times, more than {most:,}")
         try:
             Draft202012Validator.check_schema(schema, format_checker=None)
         except SchemaError as fault:
             raise ValueError(f"its parameters are no JSON schema: {fault.message[:200]}") from None
-        self._left = MAX_WORK
+        self._budget = MAX_WORK
         self._searches = dict[str, Callable[[str], bool]]()
-        self._unread = {"$schema", *(_BY_PATTERN if _BY_PATTERN[0] in spelled else ())}
+        self._unread = {"$schema", *(_BY_PATTERN if _BY_PATTERN[0] in schema_json else ())}
         keywords = {**Draft202012Validator.VALIDATORS, "pattern": self._pattern}
         kind = create(
             meta_schema={},
@@ -53,11 +55,11 @@ class ArgumentCheck:
             id_of=lambda _: None,
             applicable_validators=self._applicable,
         )
-        self._validator = kind(json.loads(spelled, object_hook=self._read), registry=Registry())
+        self._validator = kind(json.loads(schema_json, object_hook=self._read), registry=Registry())
 
     def fits(self, arguments: dict[str, Any]) -> bool:
         """Whether arguments fit, and can be judged within the bound."""
-        self._left = MAX_WORK
+        self._budget = MAX_WORK
         try:
             return bool(self._validator.is_valid(arguments))
         except Exception:  # such as numbers beyond floats, and depths beyond the stack
@@ -65,13 +67,14 @@ class ArgumentCheck:
 
     def _read(self, schema: Schema) -> Schema:
         """A part of the schema without the keywords that lead elsewhere, or to another engine of patterns."""
-        if isinstance(pattern := schema.get("pattern"), str):
+        pattern = schema.get("pattern")
+        if isinstance(pattern, str):
             self._searches[pattern] = _search(pattern)
         return {key: value for key, value in schema.items() if key not in self._unread}
 
     def _spend(self, work: int) -> None:
-        self._left -= work
-        if self._left < 0:
+        self._budget -= work
+        if self._budget < 0:
             raise RuntimeError(f"the check takes more than {MAX_WORK:,} steps")
 
     def _applicable(self, schema: Schema) -> Any:

@@ -39,18 +39,18 @@ def function_schema(name: str, description: str, parameters: Mapping[str, Any]) 
     if not NAME.fullmatch(name):
         raise ValueError(f"tool {name[:80]!r}: a name is made of 1 to 64 letters, digits, _ and -")
     try:
-        described = {"name": name, "description": description, "parameters": _object(parameters)}
-        _require_small(described)
+        function = {"name": name, "description": description, "parameters": _object(parameters)}
+        _require_small(function)
         _require_resolvable(parameters)
     except ValueError as fault:
         raise ValueError(f"tool {name!r}: {fault}") from None
-    return {"type": "function", "function": described}
+    return {"type": "function", "function": function}
 
 
 def _object(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Adds properties, empty ones if there are none: templates list them."""
-    known = isinstance(parameters, Mapping) and parameters.get("type") == "object"
-    if not known or not isinstance(parameters.get("properties", {}), dict):
+    is_object = isinstance(parameters, Mapping) and parameters.get("type") == "object"
+    if not is_object or not isinstance(parameters.get("properties", {}), dict):
         raise ValueError("its parameters are no object with properties")
     return {"type": "object", "properties": {}} | dict(parameters)
 
@@ -65,7 +65,7 @@ def spelled(value: Any, name: str) -> str:
     """JSON that every program can read. Raises ValueError, which names the value, for one without any."""
     level = [value]
     for _ in range(MAX_DEPTH):
-        level = [inner for each in level for inner in inside(each)]
+        level = [inner for outer in level for inner in inside(outer)]
     if level:
         raise ValueError(f"{name} holds values more than {MAX_DEPTH} deep inside of each other")
     try:
@@ -82,9 +82,11 @@ def inside(value: Any) -> Iterable[Any]:
 
 
 def _require_resolvable(parameters: Mapping[str, Any]) -> None:
-    waiting, leads_to = [*_references(parameters)], dict[str, list[str]]()
+    waiting = [*_references(parameters)]
+    leads_to = dict[str, list[str]]()
     while waiting:
-        if (reference := waiting.pop()) not in leads_to:
+        reference = waiting.pop()
+        if reference not in leads_to:
             leads_to[reference] = [*_references(_target(parameters, reference))]
             waiting += leads_to[reference]
     try:
@@ -103,13 +105,13 @@ def _references(value: Any) -> Iterator[str]:
 def _target(parameters: Mapping[str, Any], reference: str) -> Any:
     """The part of the schema to which a reference such as `#/$defs/Unit` leads."""
     where, *keys = reference.split("/")
-    found: Any = parameters
+    part: Any = parameters
     for key in keys:
         key = key.replace("~1", "/").replace("~0", "~")
-        found = found.get(key) if isinstance(found, Mapping) else None
-    if where != "#" or "%" in reference or found is None:  # a percent sign may spell another way
+        part = part.get(key) if isinstance(part, Mapping) else None
+    if where != "#" or "%" in reference or part is None:  # a percent sign may spell another way
         raise ValueError(f"its schema refers to {reference[:80]!r}, which is not in it")
-    return found
+    return part
 
 
 class ToolError(Exception):
@@ -156,7 +158,9 @@ class ServedTool(Tool):
     """A tool of a server, which checks the arguments itself."""
 
     def __init__(self, schema: Schema, ask: Callable[[str, dict[str, Any]], Awaitable[ToolResult]]) -> None:
-        self.name, self.schema, self.waits = schema["function"]["name"], schema, True
+        self.name = schema["function"]["name"]
+        self.schema = schema
+        self.waits = True
         self._ask = ask
 
     async def call(self, arguments: dict[str, Any]) -> ToolResult:
@@ -202,12 +206,14 @@ class FunctionTool(Tool):
                 f"tool {self.name!r}: timeout_s {timeout_s} has no effect on a `def`, which nothing can cancel; make "
                 "it an `async def`, or leave timeout_s out"
             )
-        self._function, self._timeout_s, self._refusal = function, timeout_s, refusal
+        self._function = function
+        self._timeout_s = timeout_s
+        self._refusal = refusal
         self._arguments = _arguments_model(function)
         if not function.__doc__:
             raise ValueError(f"tool {self.name!r} needs a docstring: the policy reads its first paragraph")
-        described = re.split(r"\n\n|\nArgs:", inspect.cleandoc(function.__doc__))[0]
-        self.schema = function_schema(self.name, " ".join(described.split()), _described(self._arguments))
+        description = re.split(r"\n\n|\nArgs:", inspect.cleandoc(function.__doc__))[0]
+        self.schema = function_schema(self.name, " ".join(description.split()), _described(self._arguments))
 
     async def call(self, arguments: dict[str, Any]) -> ToolResult:
         """Checks the arguments and calls the function.
@@ -245,9 +251,12 @@ def methods(box: object, *, timeout_s: float | None = None, refusal: type[Except
     """
     names = dict.fromkeys(name for kind in reversed(type(box).__mro__) for name in vars(kind))
     public = [name for name in names if not name.startswith("_") and name not in _NOT_TOOLS]
-    found = [getattr(box, name) for name in public if inspect.isfunction(getattr(type(box), name))]
-    limits = [timeout_s if inspect.iscoroutinefunction(each) else None for each in found]
-    return [FunctionTool(each, timeout_s=limit, refusal=refusal) for each, limit in zip(found, limits, strict=True)]
+    functions = [getattr(box, name) for name in public if inspect.isfunction(getattr(type(box), name))]
+    limits = [timeout_s if inspect.iscoroutinefunction(function) else None for function in functions]
+    return [
+        FunctionTool(function, timeout_s=limit, refusal=refusal)
+        for function, limit in zip(functions, limits, strict=True)
+    ]
 
 
 class _UntitledSchema(GenerateJsonSchema):
@@ -260,26 +269,27 @@ class _UntitledSchema(GenerateJsonSchema):
 def _described(arguments: type[BaseModel]) -> Schema:
     """A model's JSON schema without the model's own name and settings."""
     schema = arguments.model_json_schema(schema_generator=_UntitledSchema)
-    defined = {
+    definitions = {
         name: {key: value for key, value in definition.items() if key != "title"}
         for name, definition in schema.get("$defs", {}).items()
     }
-    kept = {key: schema[key] for key in ("type", "properties", "required") if key in schema}
-    return kept | ({"$defs": defined} if defined else {})
+    parts = {key: schema[key] for key in ("type", "properties", "required") if key in schema}
+    return parts | ({"$defs": definitions} if definitions else {})
 
 
 def _arguments_model(function: Function) -> type[BaseModel]:
-    hints, told = get_type_hints(function), _told(function)
+    hints = get_type_hints(function)
+    descriptions = _descriptions(function)
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if name not in hints or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise ValueError(f"tool {function.__name__!r}: parameter {name!r} needs a type annotation of its own")
         default = ... if parameter.default is parameter.empty else parameter.default
-        fields[name] = (hints[name], Field(default, description=told.get(name)))
+        fields[name] = (hints[name], Field(default, description=descriptions.get(name)))
     return create_model(function.__name__, __config__=ConfigDict(extra="forbid", strict=True), **fields)
 
 
-def _told(function: Function) -> dict[str, str]:
+def _descriptions(function: Function) -> dict[str, str]:
     """The descriptions of parameters, which stand below `Args:` in a docstring of Google's style."""
     below = re.split(r"(?m)^Args:\n", inspect.cleandoc(function.__doc__ or ""))[1:]
     lines = textwrap.dedent(re.split(r"\n(?=\S)", below[0])[0]) if below else ""

@@ -26,12 +26,12 @@ def calculator(expression: str) -> str:
     """Works out a sum such as (1990 - 1958) * 2 exactly, or whether one such as 3 < 4 is true."""
     tokens = _read(expression)
     try:
-        left = _value(tokens)
+        value = _value(tokens)
         if tokens and tokens[0] in _COMPARE:
             compare = _COMPARE[tokens.popleft()]
-            answer = str(compare(left, _value(tokens))).lower()
+            answer = str(compare(value, _value(tokens))).lower()
         else:
-            answer = _shown(left)
+            answer = _shown(value)
     except ZeroDivisionError:
         raise ToolError("nothing can be divided by zero") from None
     if tokens:
@@ -52,12 +52,12 @@ def _value(tokens: Tokens, least: int = 0, depth: int = 0) -> Fraction:
     """Takes a value from the tokens, with every operation that binds at least so strongly."""
     if depth > MAX_DEPTH:
         raise ToolError("the brackets and signs are nested too deeply")
-    left = _operand(tokens, depth)
+    value = _operand(tokens, depth)
     while tokens and tokens[0] in _BINARY and _BINARY[tokens[0]][0] >= least:
         strength, combine = _BINARY[tokens.popleft()]
         from_the_right = combine is _power  # 2 ** 3 ** 2 is 2 ** 9
-        left = _limited(combine(left, _value(tokens, strength + (not from_the_right), depth + 1)))
-    return left
+        value = _limited(combine(value, _value(tokens, strength + (not from_the_right), depth + 1)))
+    return value
 
 
 def _operand(tokens: Tokens, depth: int) -> Fraction:
@@ -97,8 +97,9 @@ def _shown(value: Fraction) -> str:
     scaled = value * 10**_MAX_PLACES
     if scaled.denominator == 1:
         digits = f"{abs(scaled.numerator):0{_MAX_PLACES + 1}}"
-        whole, places = digits[:-_MAX_PLACES], digits[-_MAX_PLACES:].rstrip("0")
-        return f"{'-' if value < 0 else ''}{whole}.{places}"
+        integer = digits[:-_MAX_PLACES]
+        places = digits[-_MAX_PLACES:].rstrip("0")
+        return f"{'-' if value < 0 else ''}{integer}.{places}"
     about = _ABOUT.divide(_ABOUT.create_decimal(value.numerator), _ABOUT.create_decimal(value.denominator))
     return f"{value}, about {about}"
 

@@ -56,7 +56,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._known = {CallPlace(entry.episode, entry.step, entry.call): entry for entry in self._read()}
+        self._entries = {CallPlace(entry.episode, entry.step, entry.call): entry for entry in self._read()}
 
     def beside(self, name: str) -> Path:
         """The file of another journal of this iteration."""
@@ -65,11 +65,11 @@ class Journal:
 
     def find(self, place: CallPlace, tool: str, arguments: str) -> JournalEntry | None:
         """The entry of the same call at this place; None if it was not made, or another one."""
-        entry = self._known.get(place)
+        entry = self._entries.get(place)
         if entry and (entry.tool, entry.arguments) != (tool, arguments):
-            told = f"holds the answer to {entry.tool}({entry.arguments}) where {tool}({arguments}) is called now"
-            differs = "which is made: the episode differs from the one before the restart"
-            logger.warning("%s %s, %s", self._path, told, differs)
+            problem = f"holds the answer to {entry.tool}({entry.arguments}) where {tool}({arguments}) is called now"
+            remedy = "which is made: the episode differs from the one before the restart"
+            logger.warning("%s %s, %s", self._path, problem, remedy)
             return None
         return entry
 
@@ -79,19 +79,19 @@ class Journal:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a") as file:
             file.write(entry.model_dump_json() + "\n")
-        self._known[place] = entry
+        self._entries[place] = entry
 
     def _read(self) -> list[JournalEntry]:
         """The whole lines; one that a kill cut short is removed. Raises ValueError if another line is damaged."""
         if not self._path.exists():
             return []
         written = self._path.read_bytes()
-        whole = written[: written.rfind(b"\n") + 1]
-        if whole != written:
+        lines = written[: written.rfind(b"\n") + 1]
+        if lines != written:
             logger.warning("%s: the last line was cut short, its call is made again", self._path)
-            self._path.write_bytes(whole)
+            self._path.write_bytes(lines)
         try:
-            return [JournalEntry.model_validate_json(line) for line in whole.splitlines()]
+            return [JournalEntry.model_validate_json(line) for line in lines.splitlines()]
         except ValidationError as fault:
             raise ValueError(
                 f"{self._path} is damaged; remove it, and the calls of its iteration are made again ({fault})"

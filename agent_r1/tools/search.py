@@ -34,10 +34,10 @@ def tool_on(index: Search, function: Callable[..., ToolResult], threads: Executo
         return FunctionTool(function)
 
     @wraps(function)
-    async def elsewhere(**arguments: Any) -> ToolResult:
+    async def in_thread(**arguments: Any) -> ToolResult:
         return await asyncio.get_running_loop().run_in_executor(threads, partial(function, **arguments))
 
-    return FunctionTool(elsewhere)
+    return FunctionTool(in_thread)
 
 
 def render_passages(passages: Sequence[Passage]) -> str:
@@ -59,7 +59,7 @@ def read_tool(index: Search, *, part_characters: int, threads: Executor | None =
         parts = [text[start : start + part_characters] for start in range(0, len(text), part_characters)] or [""]
         if not 1 <= part <= len(parts):
             raise ToolError(f"the passage has {len(parts)} parts, and no part {part}")
-        which = f" (part {part} of {len(parts)})" if len(parts) > 1 else ""
-        return ToolResult(text=f"{one_line(title)}{which}: {parts[part - 1]}", titles=(passages[0].title,))
+        place = f" (part {part} of {len(parts)})" if len(parts) > 1 else ""
+        return ToolResult(text=f"{one_line(title)}{place}: {parts[part - 1]}", titles=(passages[0].title,))
 
     return tool_on(index, read, threads)

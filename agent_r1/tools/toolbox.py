@@ -31,7 +31,8 @@ class UnderWay:
     """Measures the time in which at least one call is under way."""
 
     def __init__(self) -> None:
-        self._calls, self._since = 0, 0.0
+        self._calls = 0
+        self._since = 0.0
         self.seconds = 0.0  # up to the last moment without a call
 
     @contextmanager
@@ -67,7 +68,8 @@ class Toolbox:
             raise ValueError("env.tools offers search or read, and there is no index; build one, or set both to null")
         self.schemas: list[Schema] = []  # the same for all episodes
         self.under_way = UnderWay()
-        self._params, self._index = params, index
+        self._params = params
+        self._index = index
         self._servers: list[ToolServer] = []
         self._makers: list[Callable[[int], Sequence[Tool]]] = []  # tools for the seed of an episode
         self._open = AsyncExitStack()
@@ -95,8 +97,8 @@ class Toolbox:
 
     def tools(self, seed: int) -> list[Tool]:
         """The tools of one episode by its seed, in the order of `schemas`, to be closed where they were called."""
-        made = [tool for make in self._makers for tool in make(seed)]
-        return [Limited(tool, self._params.max_result_characters, self.under_way) for tool in made]
+        tools = [tool for make in self._makers for tool in make(seed)]
+        return [Limited(tool, self._params.max_result_characters, self.under_way) for tool in tools]
 
     @property
     def names(self) -> list[str]:
@@ -129,15 +131,19 @@ class Toolbox:
             yield partial(self._of_server, server)
 
     def _of_server(self, server: ToolServer, _: int) -> Sequence[Tool]:
-        return server.for_episode(lambda result, kept: cut(result, self._params.max_result_characters) == kept)
+        return server.for_episode(lambda result, entry: cut(result, self._params.max_result_characters) == entry)
 
 
 class Limited(Tool):
     """A tool whose calls are timed, and whose results are text that can be stored, and no longer than a limit."""
 
     def __init__(self, tool: Tool, max_characters: int, under_way: UnderWay) -> None:
-        self.name, self.schema, self.waits = tool.name, tool.schema, tool.waits
-        self._tool, self._max_characters, self._under_way = tool, max_characters, under_way
+        self.name = tool.name
+        self.schema = tool.schema
+        self.waits = tool.waits
+        self._tool = tool
+        self._max_characters = max_characters
+        self._under_way = under_way
 
     async def call(self, arguments: dict[str, Any]) -> ToolResult:
         with self._under_way.call():
@@ -155,9 +161,9 @@ def cut(result: ToolResult, max_characters: int) -> ToolResult:
     text = _HALF.sub("\N{REPLACEMENT CHARACTER}", result.text)
     if len(text) <= max_characters:
         return result if text == result.text else replace(result, text=text)
-    kept = text[:max_characters]
-    titles = tuple(title for title in result.titles if " ".join(title.split()) in kept)
-    return replace(result, text=f"{kept} [... {len(text) - max_characters:,} characters left out]", titles=titles)
+    head = text[:max_characters]
+    titles = tuple(title for title in result.titles if " ".join(title.split()) in head)
+    return replace(result, text=f"{head} [... {len(text) - max_characters:,} characters left out]", titles=titles)
 
 
 def _shared(*tools: Tool) -> Callable[[int], Sequence[Tool]]:
@@ -177,15 +183,15 @@ def own_tools(params: ToolsParams) -> list[FunctionTool]:
 def require_own(params: EnvParams) -> None:
     """Raises ValueError for a function or class of the user's own that is not there, or is no tool."""
     own_tools(params.tools)
-    for _, where, named in _own(params):
-        own_code.load(where, named)
+    for _, where, reference in _own(params):
+        own_code.load(where, reference)
     own_sources(params)
 
 
 def own_sources(params: EnvParams) -> dict[str, str]:
     """The sha256 of the source of each function, class and agent of the user's own; raises as `own_code.load`."""
     agents = {f"agent {name}": own_code.agent_hash(name, agent) for name, agent in params.agents.items()}
-    return {title: own_code.source_hash(where, named) for title, where, named in _own(params)} | agents
+    return {title: own_code.source_hash(where, reference) for title, where, reference in _own(params)} | agents
 
 
 def _own(params: EnvParams) -> Iterator[tuple[str, str, str]]:
@@ -205,11 +211,11 @@ def use_of_tools(trajectories: Sequence[Trajectory], tools: Sequence[str]) -> di
     Episodes that the world cut short do not count. A tool without calls has no shares, and calls of a name that is no
     tool's are left out.
     """
-    lived = sum(not each.aborted for each in trajectories)
+    episodes = sum(not trajectory.aborted for trajectory in trajectories)
     metrics = {}
     for name, calls in _calls(trajectories, tools).items():
         statuses = [call.status for call in calls]
-        metrics[f"tool/{name}/calls"] = len(statuses) / max(lived, 1)
+        metrics[f"tool/{name}/calls"] = len(statuses) / max(episodes, 1)
         if statuses:
             metrics[f"tool/{name}/ok_share"] = statuses.count(CallStatus.OK) / len(statuses)
             metrics[f"tool/{name}/timeout_share"] = statuses.count(CallStatus.TIMEOUT) / len(statuses)
@@ -232,5 +238,6 @@ def latencies(trajectories: Sequence[Trajectory], tools: Sequence[str]) -> dict[
 
 def _calls(trajectories: Sequence[Trajectory], tools: Sequence[str]) -> dict[str, list[Call]]:
     """The calls of each tool, in the episodes that the world did not cut short."""
-    made = [call for each in trajectories if not each.aborted for step in each.steps for call in step.calls]
-    return {name: [call for call in made if call.tool == name] for name in tools}
+    steps = [step for trajectory in trajectories if not trajectory.aborted for step in trajectory.steps]
+    calls = [call for step in steps for call in step.calls]
+    return {name: [call for call in calls if call.tool == name] for name in tools}

@@ -5,6 +5,8 @@ Without `MLFLOW_TRACKING_URI` everything goes into one SQLite file and one artif
 nearest folder from the current one upwards that holds params.yaml.
 """
 
+from agent_r1.tracking.genai import keep_prompt as keep_prompt
+from agent_r1.tracking.genai import keep_questions as keep_questions
 from agent_r1.tracking.runs import Run as Run
 from agent_r1.tracking.runs import overrides as overrides
 from agent_r1.tracking.runs import prepared as prepared

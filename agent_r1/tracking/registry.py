@@ -1,9 +1,10 @@
 """MLflow's model registry: a registered model per scale, one version for every policy that a training finished with.
 
-A version holds no weights but a `Descriptor`: the artifact `descriptor.json` of the training's MLflow run, which is the
-version's source. Its tags `run`, `score` and `interval` are for people, and nothing reads them. Versions of earlier
-revisions of the project have the fields of the descriptor as tags. Others may write there, and fields become paths:
-a version with a descriptor that no training writes is left out, with a warning.
+A version holds no weights but a `Descriptor`, in a folder among the artifacts of the training's MLflow run that MLflow
+loads and serves, and which is the version's source. Its tags `run`, `score` and `interval` are for people, and nothing
+reads them. Versions of earlier revisions of the project have the descriptor alone as their source, or its fields as
+tags; MLflow loads neither. Others may write there, and fields become paths: a version with a descriptor that no
+training writes is left out, with a warning.
 
 One alias, `champion`, points at one version or at none. `promote` moves it only from the version that the caller saw.
 Registering and promoting hold a lock of this clone, so that one of two promotions is refused. Clones that share a
@@ -16,7 +17,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
@@ -36,7 +37,7 @@ CHAMPION = "champion"
 THE_CHAMPION = f"{SCHEME}{MODEL}@{CHAMPION}"
 REFERENCE = re.compile(rf"{SCHEME}(?P<model>{MODEL}(-[\w.-]{{1,64}})?)(@(?P<alias>[\w-]+)|/(?P<number>\d+))", re.ASCII)
 DESCRIPTOR = "descriptor.json"
-DESCRIBED = re.compile(rf"\S*/([0-9a-f]{{32}})/artifacts/(policies/[0-9a-f]{{8}}/{DESCRIPTOR})", re.ASCII)  # a source
+SOURCE = re.compile(rf"\S*/([0-9a-f]{{32}})/artifacts/(policies/[0-9a-f]{{8}})(/{DESCRIPTOR})?", re.ASCII)
 LARGEST = 20_000  # bytes of a descriptor
 ABOUT = "A version is the policy that a training finished with. Its score is the success on the test questions."
 
@@ -89,6 +90,7 @@ class Version:
     descriptor: Descriptor
     aliases: tuple[str, ...] = ()
     model: str = MODEL
+    score: str = field(default="", compare=False)  # as its tag has it, such as 0.892; "" before its evaluation
 
     @property
     def reference(self) -> str:
@@ -114,18 +116,21 @@ class Outpaced(ValueError):
     """The champion is no longer the one that was compared with."""
 
 
-def register(descriptor: Descriptor, model: str = MODEL) -> Version:
+def register(descriptor: Descriptor, model: str = MODEL, files: Sequence[Path] = ()) -> Version:
     """The version of the descriptor's policy: a new one, or the one that has the same policy hash.
 
+    MLflow can load it with `files` beside its descriptor.
+
     An earlier version keeps its origin and learns its whereabouts: the MLflow run, the folder and DVC's copy. To repeat
-    it changes nothing, after a kill at any point too. The run that the version comes from gets the artifact
-    `descriptor.json`, and the training's latest run the tag `model_version`.
+    it changes nothing, after a kill at any point too. The run that the version comes from gets the artifacts, and the
+    training's latest run the tag `model_version`.
     """
     client, _ = open_store()
     with locked(_LOCK):
         found = of_policy(descriptor.policy_hash, model)
         if found is None:
-            version = Version(number=_create(client, descriptor, model), descriptor=descriptor, model=model)
+            number = _create(client, descriptor, model, files)
+            version = Version(number=number, descriptor=descriptor, model=model)
         else:
             version = dataclasses.replace(found, descriptor=_moved(found.descriptor, descriptor))
             stored = client.get_model_version(model, str(found.number))
@@ -133,7 +138,7 @@ def register(descriptor: Descriptor, model: str = MODEL) -> Version:
                 for name, value in sorted(_tags(version.descriptor).items() - _tags(found.descriptor).items()):
                     client.set_model_version_tag(model, stored.version, name, value)
             elif version != found:
-                _describe(client, DESCRIBED.sub(r"\1", stored.source or ""), version.descriptor)
+                _describe(client, SOURCE.sub(r"\1", stored.source or ""), version.descriptor, files)
         client.set_tag(version.descriptor.mlflow_run_id, VERSION_TAG, version.tag)
         return version
 
@@ -147,13 +152,14 @@ def versions(model: str = MODEL, asked: Choice = lambda *_: True) -> list[Versio
     for entry in sorted(client.search_model_versions(f"name = '{model}'"), key=lambda each: int(each.version)):
         own = tuple(alias for alias, number in aliases if int(number) == int(entry.version))
         if asked(entry, own) and (made := _read(client, experiment, entry)):
-            read.append(Version(number=int(entry.version), descriptor=made, aliases=own, model=model))
+            score = entry.tags.get(SCORE, "")
+            read.append(Version(number=int(entry.version), descriptor=made, aliases=own, model=model, score=score))
     return read
 
 
 def of_policy(policy_hash: str, model: str = MODEL) -> Version | None:
     """The version with this policy, whose source is named after it."""
-    named = f"/{policy_hash[:8]}/{DESCRIPTOR}"
+    named = f"/policies/{policy_hash[:8]}"
     known = versions(model, lambda entry, _: policy_hash == entry.tags.get(_HASH) or named in (entry.source or ""))
     return next((version for version in known if version.descriptor.policy_hash == policy_hash), None)
 
@@ -194,12 +200,19 @@ def promote(version: Version, *, expected: Version | None) -> Version:
         return find(version.reference)
 
 
+def no_champion(known: Sequence[Version]) -> str:
+    """How the best of some versions becomes the first champion."""
+    best = max(known, key=lambda version: version.score)
+    command = f"`agent-r1 promote {best.reference} --first`, the best so far"
+    return f"the registry has no champion; the first becomes one only by {command}"
+
+
 def _read(client: MlflowClient, experiment: str, version: ModelVersion) -> Descriptor | None:
     """The descriptor of a version; None if no training registered it, and with a warning if it is wrong or gone."""
     try:
         if _HASH in version.tags:
             return TypeAdapter(Descriptor).validate_python(version.tags)
-        if DESCRIBED.fullmatch(source := version.source or ""):
+        if SOURCE.fullmatch(source := version.source or ""):
             return TypeAdapter(Descriptor).validate_json(_stored(client, experiment, source))
         return None
     except ValidationError as error:
@@ -219,22 +232,22 @@ def _stored(client: MlflowClient, experiment: str, source: str) -> bytes:
     """The descriptor that is a version's source. Raises ValueError if it is no artifact of a run of this project."""
     from mlflow.entities import ViewType
 
-    run_id, path = DESCRIBED.sub(r"\1 \2", source).split(" ")
+    run_id, folder = SOURCE.sub(r"\1 \2", source).split(" ")
+    file = source if source.endswith(DESCRIPTOR) else f"{source}/{DESCRIPTOR}"
     runs = client.search_runs([experiment], f"attributes.run_id = '{run_id}'", ViewType.ALL)
-    within = client.list_artifacts(run_id, str(Path(path).parent)) if runs else []
-    sizes = [each.file_size or 0 for each in within if f"{runs[0].info.artifact_uri}/{each.path}" == source]
+    within = client.list_artifacts(run_id, folder) if runs else []
+    sizes = [each.file_size or 0 for each in within if f"{runs[0].info.artifact_uri}/{each.path}" == file]
     if not sizes or sizes[0] > LARGEST:
         raise ValueError(f"source: no run of this project has {source!r}, or it is larger than {LARGEST} bytes")
-    with TemporaryDirectory() as folder:
-        return Path(client.download_artifacts(run_id, path, folder)).read_bytes()
+    with TemporaryDirectory() as scratch:
+        return Path(client.download_artifacts(run_id, f"{folder}/{DESCRIPTOR}", scratch)).read_bytes()
 
 
 def _missing(alias: str | None, known: list[Version]) -> str:
     if alias is None:
         return f"there is no such version; the latest is {known[-1].number}"
     if alias == CHAMPION:
-        command = f"`agent-r1 promote {known[-1].reference} --first`"
-        return f"the registry has no champion; the first becomes one only by {command}"
+        return no_champion(known)
     aliases = sorted({alias for version in known for alias in version.aliases})
     return f"there is no alias {alias!r}; aliases: {', '.join(aliases) or 'none'}"
 
@@ -246,8 +259,8 @@ def _moved(known: Descriptor, given: Descriptor) -> Descriptor:
     return dataclasses.replace(known, **{name: present[name] for name in ("mlflow_run_id", "policy", *copies)})
 
 
-def _create(client: MlflowClient, descriptor: Descriptor, model: str) -> int:
-    """A new version with its tags, in one transaction, after the descriptor that is its source."""
+def _create(client: MlflowClient, descriptor: Descriptor, model: str, files: Sequence[Path]) -> int:
+    """A new version with its tags, in one transaction, after the artifacts that are its source."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -256,19 +269,22 @@ def _create(client: MlflowClient, descriptor: Descriptor, model: str) -> int:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
     run = client.get_run(descriptor.mlflow_run_id)
-    source, about = f"{run.info.artifact_uri}/{_describe(client, run.info.run_id, descriptor)}", run.data.tags.get(NOTE)
+    folder, about = _describe(client, run.info.run_id, descriptor, files), run.data.tags.get(NOTE)
     shown = {"run": descriptor.label}
     if INTERVAL in run.data.tags:
         shown |= {SCORE: f"{run.data.metrics[FINAL]:.3f}", INTERVAL: run.data.tags[INTERVAL]}
+    source = f"{run.info.artifact_uri}/{folder}"
     created = client.create_model_version(model, source, run.info.run_id, tags=shown, description=about)
     return int(created.version)
 
 
-def _describe(client: MlflowClient, run_id: str, descriptor: Descriptor) -> str:
-    """Writes a descriptor among the artifacts of a run, which may have several policies; returns its path there."""
-    path = f"policies/{descriptor.policy_hash[:8]}/{DESCRIPTOR}"
-    client.log_text(run_id, json.dumps(dataclasses.asdict(descriptor), indent=2) + "\n", path)
-    return path
+def _describe(client: MlflowClient, run_id: str, descriptor: Descriptor, files: Sequence[Path]) -> str:
+    """Writes a version's folder among the artifacts of a run, which may have several policies; returns its path."""
+    folder = f"policies/{descriptor.policy_hash[:8]}"
+    for file in files:
+        client.log_artifact(run_id, str(file), folder)
+    client.log_text(run_id, json.dumps(dataclasses.asdict(descriptor), indent=2) + "\n", f"{folder}/{DESCRIPTOR}")
+    return folder
 
 
 def _tags(descriptor: Descriptor) -> dict[str, str]:

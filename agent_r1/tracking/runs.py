@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import re
 import subprocess
@@ -21,7 +22,7 @@ from agent_r1.params import Params, fingerprint
 from agent_r1.params.places import MODEL, NAMED_BY_DVC, RunId, project_root
 from agent_r1.params.sections import flatten
 from agent_r1.params.train import TrainParams
-from agent_r1.tracking.store import INTERVAL, NOTE, SCORE, lay_view, open_store
+from agent_r1.tracking.store import FINAL, INTERVAL, NOTE, SCORE, allowed, lay_view, open_store, tested
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -50,10 +51,8 @@ def provenance(dataset: str, sweep: str = "") -> dict[str, str]:
     `+changes` follows the commit if tracked files differ from it, apart from the files that DVC writes.
     """
     commit = git("rev-parse", "HEAD")
-    # An overlay in a folder of its own has the graph of the project by a link.
-    whole = str((project_root() / "dvc.yaml").resolve().parent)
     of_dvc = (":!*dvc.lock", ":!*.dvc", ":!outputs")
-    if git("-C", whole, "status", "--porcelain", "--untracked-files=no", "--", ".", *of_dvc):
+    if git("status", "--porcelain", "--untracked-files=no", "--", ".", *of_dvc):
         commit += "+changes"
     lock = project_root() / "dvc.lock"
     stages = yaml.safe_load(lock.read_text()).get("stages", {}) if lock.exists() else {}
@@ -161,25 +160,32 @@ class Run:
         """The run's tags, MLflow's own among them."""
         return dict(self._client.get_run(self.run_id).data.tags)
 
-    def final(self, scores: Mapping[str, float]) -> None:
+    def final(self, scores: Mapping[str, float], version: str = "") -> None:
         """Adds each score as `final/<name>`, without a step: the UI shows those as bars.
 
-        The success begins the description of the run, and of the version that a training registered; both have it as
-        tags too. The policy of a training or baseline is also one of MLflow's models, which has the scores by data set.
+        The success begins the description of the run, and of the version with this tag, or of the one that the training
+        registered. Both have it as tags too. The policy of a training or baseline is also one of MLflow's models, which
+        has the scores by data set.
         """
-        self._log({f"final/{name}": scores[name] for name in _in_order(scores)}, 0, self._links(scores))
+        links = dict[str, dict[str, str]]()
+        with allowed("the ranking of policies", self._client):
+            links = self._links(scores)
+        self._log({f"final/{name}": scores[name] for name in _in_order(scores)}, 0, links)
         if "success/low" not in scores:
             return
         tags, score = self.tags(), f"{scores['success']:.3f}"
         between = f"[{scores['success/low']:.2f}, {scores['success/high']:.2f}]"  # narrow, for the table
         self.tag(INTERVAL, between)
         self.tag(NOTE, note := f"Success {score} {between} on the test questions. {SCORED.sub('', tags.get(NOTE, ''))}")
-        if VERSION_TAG in tags and tags.get(KIND_TAG) == "training":
-            model, _, number = tags[VERSION_TAG].rpartition("/")
-            version = model or MODEL, number
-            self._client.update_model_version(*version, note)
+        if tags.get(KIND_TAG) == "training":
+            version = tags.get(VERSION_TAG, "")
+        if not version:
+            return
+        model, _, number = version.rpartition("/")
+        with allowed("a version's score", self._client):
+            self._client.update_model_version(model or MODEL, number, note)
             for name, value in ((SCORE, score), (INTERVAL, between)):
-                self._client.set_model_version_tag(*version, name, value)
+                self._client.set_model_version_tag(model or MODEL, number, name, value)
 
     def uses(self, files: Mapping[str, tuple[Path, str]], context: str) -> None:
         """Names the data sets that the run reads, each with its file and the sha256 of that."""
@@ -209,14 +215,14 @@ class Run:
     def _links(self, scores: Mapping[str, float]) -> dict[str, dict[str, str]]:
         """The model and the data set of each score by which MLflow ranks the policies of trainings and baselines."""
         run = self._client.get_run(self.run_id)
-        inputs = run.inputs.dataset_inputs if run.inputs else []
-        read = [each.dataset for each in inputs if each.dataset.name.endswith(" questions")]
+        read = tested(run)
         if not read or run.data.tags.get(KIND_TAG) not in ("training", "baseline"):
             return {}
         made = _models_of(run) or [_new_model(self._client, run)]
         parts = {name: name.partition("/dataset_")[2] for name in scores}
-        sets = {name: f"{part} questions" if part else read[0].name for name, part in parts.items()}
-        of = {"model_id": made[0], "dataset_digest": read[0].digest}
+        whole, digest = read[-1]
+        sets = {name: f"{part} questions" if part else whole for name, part in parts.items()}
+        of = {"model_id": made[0], "dataset_digest": digest}
         return {f"final/{name}": {**of, "dataset_name": sets[name]} for name in sets if parts[name] or name in RANKED}
 
     def _log(self, metrics: Mapping[str, float], step: int, links: Mapping[str, dict[str, str]] | None = None) -> None:
@@ -264,6 +270,8 @@ def start(
     }
     known = {name: value for name, value in shown.items() if value}
     created = client.create_run(experiment, since, {**tags, **known}, run_name=name)
+    if tags.get(KIND_TAG) == "training":  # so that the score is the first metric on MLflow's pages
+        client.log_metric(created.info.run_id, FINAL, math.nan)
     entries = [Param(key, str(value)) for key, value in params.items()]
     for first in range(0, len(entries), PARAMS_PER_CALL):
         client.log_batch(created.info.run_id, params=entries[first : first + PARAMS_PER_CALL])

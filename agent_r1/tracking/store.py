@@ -11,7 +11,9 @@ import logging
 import os
 import sqlite3
 import sys
-from contextlib import AbstractContextManager, closing
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -19,11 +21,12 @@ from urllib.parse import unquote, urlsplit
 
 from agent_r1 import files
 from agent_r1.harmless import without_password
+from agent_r1.params import fingerprint
 from agent_r1.params.places import tracking_folder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Experiment
+    from mlflow.entities import Experiment, Run
 
 EXPERIMENT = "agent_r1"
 SERVER = "MLFLOW_TRACKING_URI"
@@ -38,6 +41,11 @@ LOCATED = (  # columns of MLflow's tables that name files
 )
 BUSY_S = 20.0  # to wait for another process that writes, as MLflow does
 PASSING = {"TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "RESOURCE_EXHAUSTED"}  # MLflow's error codes
+FORBIDDEN = {  # MLflow's error codes of a server that refuses who asks, or what is asked, with their remedies
+    "UNAUTHENTICATED": "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to those of an account there",
+    "PERMISSION_DENIED": "ask who runs it for EDIT on this experiment and on the models and prompts agent_r1",
+    "ENDPOINT_NOT_FOUND": f"run MLflow {version('mlflow')} there, or one that offers it",
+}
 READONLY = "attempt to write a readonly database"  # SQLite's words
 PASSING_IN_SQLITE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL}
 QUIET = {
@@ -53,7 +61,9 @@ PORT = 5000  # of MLflow's UI, as `make ui` starts it
 MLFLOW_UI = "AGENT_R1_MLFLOW_UI"  # set by `make serve` for its worker: where a browser finds MLflow
 NOTE, KIND = "mlflow.note.content", "mlflow.experimentKind"  # MLflow's own tags
 VIEW = "comparison"
-SHARED_VIEW = f"mlflow.sharedViewState.{VIEW}"
+SHARED = "mlflow.sharedViewState."  # begins tags of views
+SHARED_VIEW = f"{SHARED}{VIEW}"
+TESTED, MOST_TESTED = " test questions ", 4  # in a data set's name; such sets that the description leads to
 FINAL = "final/success"
 SCORE, INTERVAL = "score", "interval"  # tags: the final success, and its bounds, as text
 CHARTS = ("rollout/success", "reward/total", "validation/success", "value/explained_return")
@@ -150,6 +160,27 @@ def warn_once(message: str) -> None:
     logger.warning("%s", message)
 
 
+@contextmanager
+def allowed(what: str, client: MlflowClient) -> Iterator[None]:
+    """Goes on without what a server forbids or does not have, and says so once.
+
+    The client's store is MLflow's default meanwhile, the only one that traces and evaluation data sets know.
+    """
+    import mlflow
+
+    named = {SERVER: os.environ[SERVER]} if SERVER in os.environ else {}
+    mlflow.set_tracking_uri(client.tracking_uri)  # sets the variable, too
+    try:
+        yield
+    except mlflow.MlflowException as refusal:
+        if refusal.error_code not in FORBIDDEN:
+            raise
+        warn_once(f"{what} cannot be kept: {mendable_fault(refusal)}")
+    finally:
+        os.environ.pop(SERVER, None)
+        os.environ.update(named)
+
+
 def mendable_fault(fault: BaseException) -> OSError | ValueError | None:
     """One message for MLflow's faults that a user can mend; None for any other fault.
 
@@ -171,6 +202,8 @@ def mendable_fault(fault: BaseException) -> OSError | ValueError | None:
     if "must be in the 'active' state" in str(fault):
         return ValueError(f"{said} Restore it in MLflow, or start again, which makes a new run")
     code = fault.error_code if isinstance(fault, MlflowException) else ""
+    if code in FORBIDDEN:
+        return ValueError(f"MLflow at {without_password(store_uri())} refuses this ({said}); {FORBIDDEN[code]}")
     # MLflow gives a request that ended without an answer no code of its own.
     unanswered = code == "INTERNAL_ERROR" and isinstance(fault.__context__, OSError)
     if not (unanswered or code in PASSING or of_sqlite or isinstance(fault, OperationalError)):
@@ -249,7 +282,8 @@ def require_store() -> str:
     except ValueError:
         raise  # one of this project's, with its remedy
     except Exception as fault:  # of MLflow, SQLAlchemy, Alembic or SQLite
-        if not server and (mendable := mendable_fault(fault)):
+        mendable = mendable_fault(fault)
+        if mendable and (isinstance(mendable, ValueError) or not server):
             raise mendable from fault
         raise ValueError(_explained(server, file, _first_line(fault))) from fault
     moved = f", which came from {before.parents[1]} and keeps here what is logged from now on" if before else ""
@@ -294,15 +328,32 @@ def address(port: int = PORT) -> str:
 
 
 def lay_view(client: MlflowClient, experiment: str) -> None:
-    """Gives the experiment the saved view, and if it has none a description and the kind of its pages."""
+    """Gives the experiment the saved views, and if it has none a description and the kind of its pages.
+
+    One view is of all runs, and one of those that were measured on a data set, to which the description leads.
+    """
     there = client.get_experiment(experiment).tags
-    own = {NOTE: ABOUT, KIND: "custom_model_development"}  # which opens on trainings, not on chats
-    laid = {name: value for name, value in own.items() if name not in there}
     latest = client.search_runs([experiment], max_results=LATEST)
-    laid[SHARED_VIEW] = json.dumps(_view([run.data.params.get("variant", "") for run in latest]))
-    for name, value in laid.items():
-        if there.get(name) != value:
-            client.set_experiment_tag(experiment, name, value)
+    view = _view([run.data.params.get("variant", "") for run in latest])
+    laid = {KIND: "custom_model_development"} if KIND not in there else {}  # which opens on trainings, not on chats
+    laid[SHARED_VIEW] = json.dumps(view)
+    links = list[str]()
+    for name in [*dict.fromkeys(name for run in latest for name, _ in tested(run))][:MOST_TESTED]:
+        key = f"{VIEW}-{fingerprint(name)}"
+        laid[f"{SHARED}{key}"] = json.dumps(view | {"searchFilter": f"dataset.name = '{name}'"})
+        links.append(f"[{name}](#/experiments/{experiment}/runs?viewStateShareKey={key})")
+    if there.get(NOTE, ABOUT).endswith(ABOUT):
+        laid[NOTE] = "\n\n".join([f"Measured on {', '.join(links)}."] * bool(links) + [ABOUT])
+    with allowed("the view that compares runs", client):
+        for name, value in laid.items():
+            if there.get(name) != value:
+                client.set_experiment_tag(experiment, name, value)
+
+
+def tested(run: Run) -> list[tuple[str, str]]:
+    """Name and digest of the test questions that a run was measured on."""
+    inputs = run.inputs.dataset_inputs if run.inputs else []
+    return [(each.dataset.name, each.dataset.digest) for each in inputs if TESTED in each.dataset.name]
 
 
 def _view(variants: list[str]) -> dict[str, Any]:

@@ -1,13 +1,13 @@
 """Trajectories as MLflow traces: a span per step and per tool call, rewards as feedback.
 
-Only tools are timed, because the sampler works on many episodes at once. A trace begins when it is logged, and a step
-lasts as long as its tool call.
+A trace's state says whether the answer was right, and its session is the question, which joins the samples of it. Only
+tools are timed, because the sampler works on many episodes at once. A trace begins when it is logged, and a step lasts
+as long as its tool call.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from agent_r1.params import fingerprint
 from agent_r1.records import Call, CallStatus, Decode, Question, Source, Trajectory
-from agent_r1.tracking.store import SERVER, open_store
+from agent_r1.tracking.store import allowed, open_store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -43,12 +43,10 @@ def log_traces(run_id: str, episodes: Sequence[Rewarded], decode: Decode) -> int
     client, experiment = open_store()
     import mlflow
 
-    named = {SERVER: os.environ[SERVER]} if SERVER in os.environ else {}
-    mlflow.set_tracking_uri(client.tracking_uri)  # MLflow's tracing knows only a global store; also sets the variable
-    try:
+    traces = dict[str, Rewarded]()
+    with allowed("traces", client):
         there = mlflow.search_traces(locations=[experiment], run_id=run_id, include_spans=False, return_type="list")
         known = {trace.info.tags.get(IDENTITY_TAG) for trace in there}
-        traces = dict[str, Rewarded]()
         for episode in episodes:
             made = episode.trajectory
             identity = fingerprint(episode.when, made.trajectory_id, made.token_ids.tolist())
@@ -58,9 +56,6 @@ def log_traces(run_id: str, episodes: Sequence[Rewarded], decode: Decode) -> int
         mlflow.flush_trace_async_logging()
         for trace_id, episode in traces.items():
             _assess(trace_id, episode)
-    finally:
-        os.environ.pop(SERVER, None)
-        os.environ.update(named)
     return len(traces)
 
 
@@ -85,6 +80,7 @@ class _Trace:
 
     def log(self, experiment: str, run_id: str, identity: str) -> str:
         """Logs the episode and its steps; returns the trace's id."""
+        from mlflow.tracing.constant import TraceMetadataKey
         from mlflow.tracing.trace_manager import InMemoryTraceManager
 
         trajectory, question = self._trajectory, self._episode.question
@@ -110,12 +106,13 @@ class _Trace:
         with traces.get_trace(root.trace_id) as trace:  # else the list shows JSON
             trace.info.request_preview = question.text or question.question_id
             trace.info.response_preview = trajectory.answer or f"({trajectory.outcome})"
+            trace.info.trace_metadata[TraceMetadataKey.TRACE_SESSION] = question.question_id
         read = 0
         for number, step in enumerate(trajectory.steps):
             self._log_step(root, number, slice(read, step.action_start))
             read = step.action_stop
         said = {"answer": trajectory.answer, "outcome": trajectory.outcome}
-        status = "ERROR" if trajectory.aborted else "OK"
+        status = "OK" if trajectory.success else "ERROR"
         self._client.end_trace(root.trace_id, outputs=said, status=status, end_time_ns=self._now_ns)
         return root.trace_id
 

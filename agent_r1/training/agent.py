@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import replace
-from itertools import count, zip_longest
+from itertools import accumulate, count, zip_longest
 from textwrap import shorten
 
-from agent_r1.envs.base import split_action
+from agent_r1.envs.base import Conversation, split_action
 from agent_r1.envs.kinds import attempts_at
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import asked_attempt
@@ -66,12 +66,15 @@ class Agent:
                 tokens=step.action_stop,
             )
 
-    async def attend(self, text: str, *, seed: int, most: int | None = None) -> AsyncGenerator[StepView]:
+    async def attend(
+        self, text: str, *, seed: int, most: int | None = None, earlier: Sequence[Conversation] = ()
+    ) -> AsyncGenerator[StepView]:
         """The steps of an episode in the loop of `shared`, where other episodes run at the same time.
 
         The policy samples `most` tokens at most. An episode that is cut there ends with the answer as far as it goes.
+        Of the `earlier` exchanges the last stand before the question, in a quarter of the context.
         """
-        attempt = asked_attempt(text, self.shared)
+        attempt = asked_attempt(text, self.shared, earlier=self._last(earlier))
         episode = next(self._episodes)
         budget = most or sys.maxsize
 
@@ -89,6 +92,11 @@ class Agent:
                     yield replace(view, tokens=view.step.action_stop)
                     return
                 yield view
+
+    def _last(self, exchanges: Sequence[Conversation]) -> Sequence[Conversation]:
+        room = self.shared.limits.max_tokens // 4
+        sizes = accumulate(len(self._chat.encode_action(exchange.text)) for exchange in reversed(exchanges))
+        return exchanges[len(exchanges) - sum(size <= room for size in sizes) :]
 
 
 @contextlib.contextmanager

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
+import typer
 from typer import Argument, Option
 
 from agent_r1 import params
 from agent_r1.params.places import RunId
 from agent_r1.params.stages import Baseline, Budget, Protocol
-from flows.commands.options import Model, OneRun, RunName, SeedOption, Served, Sweep, acting, app, completed_overlays
+from flows.commands.options import Label, OfPolicy, Served, Sweep, app, completed_overlays, completed_runs
 from flows.stage import report_to_own_server, run_stage
 from flows.terminal import show
 
@@ -50,7 +52,7 @@ def index() -> None:
 app.command("index", rich_help_panel=PANEL, help="Builds the index over the passages.")(lambda: run_stage(index))
 
 
-@app.command("warm_start", rich_help_panel=PANEL)
+@app.command("warm-start", rich_help_panel=PANEL)
 def warm_start() -> None:
     """Makes the policy that trainings start from."""
     from flows.warm_start import start
@@ -58,36 +60,36 @@ def warm_start() -> None:
     start()
 
 
-@app.command(rich_help_panel=PANEL)
+@app.command(cls=OfPolicy, rich_help_panel=PANEL)
 def train(
-    run: OneRun,
-    seed: SeedOption = None,
-    sweep: Sweep = None,
+    run: Label,
     fresh: Annotated[bool, Option("--fresh", help="Starts over, and moves the earlier training aside.")] = False,
 ) -> None:
     """Trains a run of params.yaml, or goes on with it."""
     from flows.train import start
 
-    start(RunId.named(run, seed, sweep or ""), fresh=fresh)
+    start(RunId.meant(run), fresh=fresh)
 
 
-@app.command(rich_help_panel=PANEL)
-def register(run: OneRun, seed: SeedOption = None, sweep: Sweep = None) -> None:
+@app.command(cls=OfPolicy, rich_help_panel=PANEL)
+def register(run: Label) -> None:
     """Registers the policy that a training finished with."""
     from flows.operation.register import register as stage
 
-    run_stage(stage, run=RunId.named(run, seed, sweep or ""))
+    run_stage(stage, run=RunId.meant(run))
 
 
-@app.command(rich_help_panel=PANEL)
+def completed_subjects(incomplete: str) -> list[str]:
+    """Runs and baselines that begin so."""
+    return [*completed_runs(incomplete), *(name for name in get_args(Baseline) if name.startswith(incomplete))]
+
+
+@app.command(cls=OfPolicy, rich_help_panel=PANEL)
 def evaluate(
-    run: RunName = None,
-    seed: SeedOption = None,
-    sweep: Sweep = None,
-    baseline: Annotated[
-        Baseline | None, Option(help="In place of --run: the model that trainings start from, chance, or a solver.")
-    ] = None,
-    model: Model = None,
+    policy: Annotated[
+        str,
+        Argument(autocompletion=completed_subjects, help="As of `chat`, or a baseline such as random, of a sweep too."),
+    ],
     endpoint: Served = None,
     protocol: Annotated[Protocol | None, Option(help="In place of tool_call, how runs are trained.")] = None,
     dataset: Annotated[str | None, Option(help="Asks the questions of this prepared data set alone.")] = None,
@@ -102,11 +104,8 @@ def evaluate(
     from flows.evaluate import EvaluationRequest
     from flows.evaluate import evaluate as stage
 
-    if sum(map(bool, (run, baseline, model))) != 1:
-        raise ValueError("say what to evaluate: one of --run, --baseline and --model, a reference, folder or hub id")
-    word, of_sweep = acting(run, seed, None if baseline else sweep, baseline or model), sweep or ""
     asked = EvaluationRequest(
-        word, sweep=of_sweep, endpoint=endpoint, protocol=protocol, dataset=dataset, as_label=as_label, into=into
+        RunId.exact(policy), endpoint=endpoint, protocol=protocol, dataset=dataset, as_label=as_label, into=into
     )
     run_stage(stage, asked=asked)
 
@@ -147,31 +146,47 @@ def overlay(
     name: Annotated[
         str, Argument(autocompletion=completed_overlays, help="Of a file in overlays/, without .yaml; or base.")
     ],
-    into: Annotated[
-        Path | None, Option(metavar="FOLDER", help="Which becomes a project of its own at that scale.")
-    ] = None,
-    changes: Annotated[
-        list[str] | None,
-        Option("--set", metavar="KEY=VALUE", help="With --into, on top; may be given again."),
-    ] = None,
 ) -> None:
     """Switches params.yaml to another scale, and back."""
-    from flows.overlay import lay_out, switch
+    from flows.overlay import switch
 
-    if changes and not into:
-        raise ValueError("--set has no effect without --into; edit the overlay, or name a folder")
-    if into:
-        lay_out(name, into, changes or [])
-    else:
-        switch(name)
+    switch(name)
 
 
 @app.command(rich_help_panel=PANEL)
 def new(
-    kind: Literal["tool", "reward", "world", "data", "examples"],
-    name: Annotated[str, Argument(help="Of its module or folder and its test; or of a data set.")],
+    kind: Literal["project", "tool", "reward", "world", "data", "examples"],
+    name: Annotated[
+        str, Argument(help="Of its module or folder and its test, of a data set, or the project's folder.")
+    ],
+    overlay: Annotated[
+        str, Option("--from", autocompletion=completed_overlays, help="Of a project: the overlay that it begins with.")
+    ] = "",
+    changes: Annotated[
+        list[str] | None,
+        Option("--set", metavar="KEY=VALUE", help="Of a project: parameters on top; may be given again."),
+    ] = None,
 ) -> None:
-    """Begins a tool, reward, world, data or examples of your own."""
+    """Begins a project, tool, reward, world or data of your own."""
     from flows.new import begin, write_examples
+    from flows.project import begin_project
 
-    show(write_examples(name) if kind == "examples" else begin(kind, name))
+    if (overlay or changes) and kind != "project":
+        raise ValueError(f"--from and --set have no effect on a {kind}; they are for `agent-r1 new project`")
+    if kind == "project":
+        show(begin_project(Path(name), overlay, changes or []))
+    else:
+        show(write_examples(name) if kind == "examples" else begin(kind, name))
+
+
+@app.command(rich_help_panel=PANEL)
+def update(
+    yes: Annotated[bool, Option("--yes", help="Also does it, without asking.")] = False,
+) -> None:
+    """Brings a project of your own up to the installed package."""
+    from flows.update import plan, take
+
+    planned = plan()
+    show(planned.in_words)
+    if planned.files and (yes or (sys.stdin.isatty() and typer.confirm("Do this?"))):
+        take(planned)

@@ -16,8 +16,8 @@ from agent_r1 import params
 from agent_r1.files import write_text
 from agent_r1.params.places import RunId
 from flows.commands import options
-from flows.commands.options import Label, Model, OneRun, RunName, SeedOption, Served, Sweep, Temperature, acting, app
-from flows.made_of import CODE
+from flows.commands.options import Label, Model, OfPolicy, Served, Sweep, Temperature, Word, app
+from flows.made_of import SHIPPED
 from flows.stage import run_stage
 from flows.terminal import show
 
@@ -32,14 +32,14 @@ SomeIterations = Annotated[
         help="A number, or all; may be given again. Else the last that the warm start sampled, and the last.",
     ),
 ]
-RECIPES = CODE / "docs/measured/recipes"
+RECIPES = SHIPPED / "recipes"
 PATIENCE_S = 600.0  # with a served agent, for one answer
 NARROW = ("agent", "all", "greedily")  # columns
 INTERVAL = re.compile(r"(\d\.\d+) \[(\S+), (\S+)\]")
 NEXT = """\
 - the whole report: `{page}`; by kinds of questions, with costs: `agent-r1 results --whole`
-- the runs side by side in MLflow: `make ui`
-- {agent}: `agent-r1 chat{words}`
+- the runs side by side in MLflow: `make ui`, or `agent-r1 serving --only-mlflow`
+- {agent}: `agent-r1 chat{word}`
 """
 
 
@@ -47,6 +47,9 @@ NEXT = """\
 def results(
     sweep: Sweep = None,
     whole: Annotated[bool, Option("--whole", help="Also by kinds of questions, and the costs of the runs.")] = False,
+    html: Annotated[
+        Path | None, Option(metavar="FILE", help="Writes the report as one page, with the viewer of the best run.")
+    ] = None,
 ) -> None:
     """Prints the head of the last report."""
     from rich.markdown import Markdown
@@ -58,14 +61,24 @@ def results(
     if not page.exists():
         command = f"make {sweep or 'repro'}"
         raise ValueError(f"{page} does not exist; the stage `report` writes it, at the end of `{command}`")
+    best = best_run(settings, sweep or "")
+    if html:
+        from agent_r1.inspection.report_page import report_page
+
+        if best is None:
+            write_text(html, report_page(page.parent, ""))
+        elif (viewed := settings.places.page(best)).exists():
+            write_text(html, report_page(page.parent, viewed.read_text()))
+        else:
+            raise ValueError(f"{viewed} is not there to be part of it; `agent-r1 view {best.word}` makes it")
+        return
     _, about, *parts = harmless_lines(page.read_text()).split("\n\n")
     tables = [part for part in parts if part.startswith("|")][:1]
     shown = [about, *(tables if whole else map(_narrow, tables))]
     costs = page.with_name("costs.md")
     shown += harmless_lines(costs.read_text()).split("\n\n")[1:] if whole and costs.exists() else []
-    best = best_run(settings, sweep or "")
     agent = "the best run of the report" if best else "the untrained warm start"
-    following = NEXT.format(page=page, agent=agent, words="".join(f" {word}" for word in best.words) if best else "")
+    following = NEXT.format(page=page, agent=agent, word=f" {best.word}" if best else "")
     show(Markdown("\n\n".join([*shown, following])))
 
 
@@ -104,14 +117,11 @@ def compare(
     show(comparison_tables(compared(params.load(), a, b, sweep=sweep or "", anyway=anyway)))
 
 
-@app.command(rich_help_panel=PANEL)
+@app.command(cls=OfPolicy, rich_help_panel=PANEL)
 def chat(
-    run: RunName = None,
-    seed: SeedOption = None,
-    sweep: Sweep = None,
-    model: Model = None,
+    policy: Word = "",
     endpoint: Annotated[
-        str | None, Option(metavar="URL", help="Of `agent-r1 serve_agent`; its key: AGENT_R1_ENDPOINT_KEY.")
+        str | None, Option(metavar="URL", help="Of `agent-r1 serve-agent`; its key: AGENT_R1_ENDPOINT_KEY.")
     ] = None,
     temperature: Temperature = 0.0,
     question: Annotated[str | None, Option(metavar="TEXT", help="Answers this one and ends.")] = None,
@@ -119,12 +129,12 @@ def chat(
 ) -> None:
     """Asks an agent.
 
-    Questions are typed, or one per line of standard input. Without --run and --model the warm start answers. Engine
-    servers must not be those of a training.
+    Questions are typed, or one per line of standard input. Without POLICY the warm start answers. Engine servers
+    must not be those of a training.
     """
     from agent_r1.http.endpoint import Endpoint
     from agent_r1.inspection.conversation import chat as talk
-    from agent_r1.inspection.conversation import elsewhere, here
+    from agent_r1.inspection.conversation import elsewhere, here, made_for
     from flows.policies import policy_of
 
     for stream in (sys.stdin, sys.stdout):
@@ -133,23 +143,24 @@ def chat(
     logging.getLogger("agent_r1").setLevel(logging.WARNING)  # it has a line per engine
     if draws is not None and not temperature:
         raise ValueError("--draws has no effect at temperature 0; give --temperature")
-    if endpoint and (run or seed is not None or sweep or temperature):
-        theirs = "--run, --seed, --sweep and --temperature"
-        raise ValueError(f"{theirs} are said where the agent is served, not to --endpoint")
+    if endpoint and temperature:
+        raise ValueError("--temperature is said where the agent is served, not to --endpoint")
     if endpoint:
         served = Endpoint(endpoint, timeout_s=PATIENCE_S)
-        talk(elsewhere(served, model), question)
+        talk(elsewhere(served, policy or None), question)
         return
     settings = params.load()
-    policy = policy_of(settings, acting(run, seed, sweep, model))
-    title = policy.title if run or model else f"{policy.title}, untrained (see --run),"
-    talk(here(options.opened(settings, policy, temperature), draws or 0, title), question)
+    acting = policy_of(settings, policy)
+    title = acting.title if policy else f"{acting.title}, untrained (`chat RUN` asks a run),"
+    built_in = acting.seed is not None and not settings.model.path
+    known = made_for(settings, Path(acting.path), built_in=built_in)
+    talk(here(acting.opened(settings, temperature), draws or 0, title, *known), question)
 
 
 @app.command("try", rich_help_panel=PANEL)
 def try_run(
     run: Label,
-    model: Model = None,
+    model: Model = "",
     endpoint: Served = None,
     episodes: Annotated[int, Option("--episodes", "-n", min=1, help="Of different training questions, at most.")] = 5,
     seed: Annotated[int, Option(min=0, help="Draws the questions.")] = 0,
@@ -165,14 +176,14 @@ def try_run(
     from flows.tryout import play
 
     logging.getLogger("agent_r1").setLevel(logging.WARNING)  # it has a line per engine
-    for shown in play(RunId.parse(run), model or "", endpoint, episodes=episodes, seed=seed, prompt=prompt):
+    for shown in play(RunId.meant(run), model, endpoint, episodes=episodes, seed=seed, prompt=prompt):
         show(shown)
 
 
 @app.command(rich_help_panel=PANEL)
 def profile(
     run: Label,
-    model: Model = None,
+    model: Model = "",
     questions: Annotated[int, Option(min=2, help="Training questions, at most.")] = 50,
     samples: Annotated[int, Option(min=2, max=64, help="Of each question, at temperature 1.")] = 8,
 ) -> None:
@@ -189,13 +200,13 @@ def profile(
     from flows.stage import accelerator
     from flows.terminal import counted
 
-    settings, label = params.load(), RunId.parse(run)
+    settings, label = params.load(), RunId.meant(run)
     train, settings = settings.run(label), settings.of(label)
     sampled = settings.evaluate.model_copy(update={"samples": samples, "temperature": 1.0})
     settings = settings.model_copy(update={"evaluate": sampled})
     asked = training_questions(read_rows(settings.places.questions, Question), questions, sampled.seed)
     require_playable(asked, settings.env)
-    policy = policy_of(settings, model or "")
+    policy = policy_of(settings, model)
     _, chat = policy.read(settings)
     beneath = policy.beneath(settings)
     held = accelerator(settings.operate.side_by_side, settings.engine.gpus)
@@ -220,11 +231,9 @@ def plan_sweep(
     show(Markdown(plan(params.load(), seeds, questions, samples)))
 
 
-@app.command("view", rich_help_panel=PANEL)
+@app.command("view", cls=OfPolicy, rich_help_panel=PANEL)
 def run_view(
-    run: OneRun,
-    seed: SeedOption = None,
-    sweep: Sweep = None,
+    run: Label,
     out: Annotated[Path | None, Option(metavar="FILE", help="In place of outputs/view/LABEL.html.")] = None,
     trajectories: Annotated[int, Option(help="On the page, at most.")] = 200,
     traces: Annotated[int, Option(help="Of them in MLflow, at most; 0 for none.")] = 20,
@@ -232,17 +241,17 @@ def run_view(
     """Makes the page of a training's trajectories."""
     from agent_r1.inspection.viewer import view
 
-    run_stage(view, run=RunId.named(run, seed, sweep or ""), out=out, trajectories=trajectories, traces=traces)
+    run_stage(view, run=RunId.meant(run), out=out, trajectories=trajectories, traces=traces)
 
 
-@app.command(rich_help_panel=PANEL)
-def health(run: OneRun, seed: SeedOption = None, sweep: Sweep = None) -> None:
+@app.command(cls=OfPolicy, rich_help_panel=PANEL)
+def health(run: Label) -> None:
     """Names the failures of a training, by their cost."""
     from agent_r1.inspection.health import audit
     from agent_r1.inspection.printed import health_tables
     from agent_r1.inspection.stored import StoredRun
 
-    meant = RunId.named(run, seed, sweep or "")
+    meant = RunId.meant(run)
     settings = params.load().of(meant)
     stored = StoredRun(meant.run, settings.places.training(meant), settings.places.warm_start)
     found = audit(stored, settings.run(meant).credit, settings.env.max_tokens)
@@ -282,11 +291,9 @@ def recipe(
         show(f"{file.stem}: {verdict} ({file}.png)")
 
 
-@app.command(rich_help_panel=PANEL)
+@app.command(cls=OfPolicy, rich_help_panel=PANEL)
 def replay(
-    run: OneRun,
-    seed: SeedOption = None,
-    sweep: Sweep = None,
+    run: Label,
     others: Annotated[
         list[str] | None,
         Option("--as", metavar="RUN", autocompletion=options.completed_runs, help="May be given again."),
@@ -307,7 +314,7 @@ def replay(
     from flows.policies import teacher_of
 
     logging.getLogger("agent_r1.credit").setLevel(logging.WARNING)  # it has a line per iteration and configuration
-    settings, meant, chosen = params.load(), RunId.named(run, seed, sweep or ""), iterations or []
+    settings, meant, chosen = params.load(), RunId.meant(run), iterations or []
     compared = stored.configurations(settings, meant, others or [], changes or [], teacher_of(settings, meant))
     replayed = stored.replay(settings, meant, compared, folder=folder, iterations=chosen, with_gradient=gradient)
     show(*replay_tables(replayed))

@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from agent_r1 import params
 from agent_r1.params.places import RunId
-from flows.commands.options import Label, Model, RunName, SeedOption, Sweep, Temperature, acting, app, opened
+from flows.commands.options import Label, OfPolicy, Temperature, Word, app
 from flows.processes import HOST
 from flows.stage import report_to_own_server
 
@@ -22,7 +22,9 @@ logger = logging.getLogger(__name__)
 
 @app.command(rich_help_panel=PANEL)
 def promote(
-    challenger: Annotated[str, Argument(metavar="REFERENCE", help="models:/agent_r1/3, or the label of a training.")],
+    challenger: Annotated[
+        str, Argument(metavar="REFERENCE", help="models:/agent_r1/3, or a training such as ppo-seed3.")
+    ],
     first: Annotated[bool, Option("--first", help="Makes it the first champion, compared with nothing.")] = False,
     anyway: Annotated[bool, Option("--anyway", help="Also if the world cut episodes short.")] = False,
 ) -> None:
@@ -35,47 +37,51 @@ def promote(
     promote_here(challenger, first=first, anyway=anyway)
 
 
-@app.command(rich_help_panel=PANEL)
-def keep(label: Label, sweep: Sweep = None) -> None:
+@app.command(cls=OfPolicy, rich_help_panel=PANEL)
+def keep(run: Label) -> None:
     """Accepts a finished training under changed code.
 
     Neither `train` nor DVC trains it anew then. The record has both hashes, of the code that trained it and of today's.
     """
     from flows.operation.attempts import keep as accept
 
-    accept(RunId.parse(label, sweep or ""))
+    accept(RunId.meant(run))
 
 
-@app.command(rich_help_panel=PANEL)
-def restore(label: Label, sweep: Sweep = None) -> None:
+@app.command(cls=OfPolicy, rich_help_panel=PANEL)
+def restore(run: Label) -> None:
     """Brings back a training that was moved aside.
 
-    The last one of a label, or that of a name in outputs/aside. The one in its place goes aside. Its
+    The last one of a run, or that of a name in outputs/aside. The one in its place goes aside. Its
     entries of dvc.lock, and the scores that DVC keeps, are back too.
     """
     from flows.operation.attempts import restore as bring_back
 
-    bring_back(label, sweep or "")
+    bring_back(run)
 
 
-@app.command(rich_help_panel=PANEL)
+@app.command(cls=OfPolicy, rich_help_panel=PANEL)
 def export(
+    policy: Word,
     to: Annotated[Path, Option(metavar="FOLDER", help="That is not there yet.")],
     license_name: Annotated[
         str, Option("--license", metavar="NAME", help="Of the weights, as Hugging Face calls it: apache-2.0, other.")
     ],
-    run: RunName = None,
-    seed: SeedOption = None,
-    sweep: Sweep = None,
-    model: Model = None,
+    push: Annotated[
+        str, Option(metavar="ORG/NAME", help="On the Hub, which takes it with HF_TOKEN; a new one is private.")
+    ] = "",
 ) -> None:
     """Writes a policy as a folder for others, with a model card."""
-    from flows.operation.export import export as written
+    from flows.operation import export as exports
     from flows.policies import policy_of
 
+    if push:
+        exports.require_pushable(push)
     settings = params.load()
-    policy = policy_of(settings, acting(run, seed, sweep, model))
-    written(policy.as_trained(settings), policy, to, license_name)
+    exported = policy_of(settings, policy)
+    exports.export(exported.as_trained(settings), exported, to, license_name)
+    if push:
+        exports.push(to, push)
 
 
 @app.command(rich_help_panel=PANEL)
@@ -164,20 +170,16 @@ def serving(
         serve(prefect_port, mlflow_port, with_password=auth == "on")
 
 
-@app.command("serve_agent", rich_help_panel=SERVERS)
+@app.command("serve-agent", cls=OfPolicy, rich_help_panel=SERVERS)
 def serve_agent(
-    run: RunName = None,
-    seed: SeedOption = None,
-    sweep: Sweep = None,
-    model: Model = None,
+    policy: Word = "",
     temperature: Temperature = 0.0,
     host: Annotated[str, Option(help="Another than this machine's own needs AGENT_R1_ENDPOINT_KEY.")] = HOST,
     port: int = 8710,
-    lenient: Annotated[bool, Option("--lenient", help="Puts clients' system messages before the question.")] = False,
 ) -> None:
     """Serves an agent with its tools, for OpenAI's clients.
 
-    They find chat completions at http://HOST:PORT/v1. Without --run and --model the warm start answers.
+    They find chat completions at http://HOST:PORT/v1. Without POLICY the warm start answers.
     AGENT_R1_ENDPOINT_KEY holds the key that clients send.
     """
     from agent_r1.http.endpoint import ENDPOINT_KEY
@@ -186,22 +188,19 @@ def serve_agent(
     from flows.policies import policy_of
 
     settings = params.load()
-    policy = policy_of(settings, acting(run, seed, sweep, model))
-    if (outside := policy.as_trained(settings).env.agent) is not None:
+    served = policy_of(settings, policy)
+    if (outside := served.as_trained(settings).env.agent) is not None:
         given = f"env.agent is {outside!r}, whose own program asks the policy"
-        raise ValueError(f"{given}; serve it with `agent-r1 serve_policy`, or set env.agent: null")
+        raise ValueError(f"{given}; serve it with `agent-r1 serve-policy`, or set env.agent: null")
     if warning := open_to_all(ENDPOINT_KEY, host, "ask it, and have it use its tools as you"):
         logger.warning(warning)
-    with opened(settings, policy, temperature) as agent:
-        serve(agent, policy.name, host=host, port=port, temperature=temperature, lenient=lenient)
+    with served.opened(settings, temperature) as agent:
+        serve(agent, served.name, host=host, port=port, temperature=temperature)
 
 
-@app.command("serve_policy", rich_help_panel=SERVERS)
+@app.command("serve-policy", cls=OfPolicy, rich_help_panel=SERVERS)
 def serve_policy(
-    run: RunName = None,
-    seed: SeedOption = None,
-    sweep: Sweep = None,
-    model: Model = None,
+    policy: Word = "",
     temperature: Temperature = 0.0,
     host: Annotated[str, Option(help="Another than this machine's own needs AGENT_R1_ENDPOINT_KEY.")] = HOST,
     port: int = 8711,
@@ -221,17 +220,17 @@ def serve_policy(
     from flows.policies import policy_of
 
     settings = params.load()
-    policy = policy_of(settings, acting(run, seed, sweep, model))
-    trained = policy.as_trained(settings)
+    served = policy_of(settings, policy)
+    trained = served.as_trained(settings)
     declared = declared_as(agent, trained.env)
     if warning := open_to_all(ENDPOINT_KEY, host, "ask it"):
         logger.warning(warning)
-    beneath = policy.beneath(settings)
-    with open_policy(trained, policy.path, policy.updates, beneath=beneath, temperature=temperature) as (engine, chat):
+    beneath = served.beneath(settings)
+    with open_policy(trained, served.path, served.updates, beneath=beneath, temperature=temperature) as (engine, chat):
         serve(engine, chat, trained.env, declared, host=host, port=port)
 
 
-@app.command("serve_search", rich_help_panel=SERVERS)
+@app.command("serve-search", rich_help_panel=SERVERS)
 def serve_search(
     index: Annotated[Path, Option(help="The index's folder.")] = Path("data/index"),
     host: Annotated[

@@ -1,24 +1,67 @@
-"""The application, and the options that several commands take."""
+"""The application, its words for policies, and the options that several commands take."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import argparse
+import logging
+from glob import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
+from typer.core import TyperCommand, TyperGroup
 
 from agent_r1 import params
-from agent_r1.params.places import RunId
-from flows.stage import prepare_process
-
-if TYPE_CHECKING:
-    from agent_r1.training.agent import Agent
-    from flows.policies import Policy
+from agent_r1.params.places import REPRO
+from flows.made_of import SHIPPED
+from flows.stage import prepare_process, started_by_another
 
 ABOUT = "Trains tool-using language-model agents with reinforcement learning, as a tracked pipeline."
-app = typer.Typer(help=ABOUT, no_args_is_help=True)
+EARLIER = argparse.ArgumentParser(add_help=False, allow_abbrev=False)  # options that named policies; dvc.yaml has them
+for _option in ("--run", "--baseline", "--model", "--seed", "--sweep"):
+    EARLIER.add_argument(_option)
+
+logger = logging.getLogger(__name__)
+
+
+class Hyphened(TyperGroup):
+    """Commands whose names have hyphens, and are read with underscores too."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        name = cmd_name.replace("_", "-")
+        _tell(cmd_name, name)
+        return super().get_command(ctx, name)
+
+
+class OfPolicy(TyperCommand):
+    """A command whose first argument is a word for a policy, which earlier options are read as too."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing:  # of a completion
+            args = in_one_word(args)
+        return super().parse_args(ctx, args)
+
+
+def in_one_word(args: list[str]) -> list[str]:
+    """Arguments whose first is a word for a policy, where earlier options named it. Raises ValueError without one."""
+    given, words = EARLIER.parse_known_args(args)
+    words = [*filter(None, (given.run, given.baseline, given.model)), *words]
+    graph = given.sweep or (REPRO if given.run else "")
+    if graph or given.seed:
+        if not words or words[0].startswith("-"):
+            raise ValueError("--seed and --sweep tell apart runs; name one, such as ppo-seed3 or ablations/ppo-seed3")
+        words[0] = "/".join(filter(None, (graph, words[0]))) + (f"-seed{given.seed}" if given.seed else "")
+    _tell(" ".join(args), " ".join(words))
+    return words
+
+
+def _tell(earlier: str, today: str) -> None:
+    if earlier != today and not started_by_another():
+        logger.warning("%s is spelled %s now", earlier, today)
+
+
+app = typer.Typer(help=ABOUT, no_args_is_help=True, cls=Hyphened)
 
 
 @app.callback()
@@ -35,48 +78,28 @@ def completed_runs(incomplete: str) -> list[str]:
 
 
 def completed_overlays(incomplete: str) -> list[str]:
-    return [path.stem for path in sorted(Path("overlays").glob("*.yaml")) if path.stem.startswith(incomplete)]
+    folders = (SHIPPED / "overlays", Path("overlays"))
+    return sorted({path.stem for folder in folders for path in folder.glob(f"{escape(incomplete)}*.yaml")})
 
 
-def acting(run: str | None, seed: int | None, sweep: str | None, model: str | None) -> RunId | str:
-    """The word for the policy that the options name; "" if they name none."""
-    if run and model:
-        raise ValueError("--run and --model each name a policy; give one of them")
-    if run:
-        return RunId.named(run, seed, sweep or "")
-    if seed is not None or sweep:
-        raise ValueError("--seed and --sweep tell apart runs; give --run, or leave them out")
-    return model or ""
-
-
-def opened(settings: params.Params, policy: Policy, temperature: float) -> AbstractContextManager[Agent]:
-    """A policy as an agent with its tools, in the environment that it was trained in.
-
-    It holds no lock: a conversation or a server may last, and trainings would wait for it.
-    """
-    from agent_r1.tools.toolbox import require_own
-    from agent_r1.training.agent import open_agent
-
-    trained, beneath = policy.as_trained(settings), policy.beneath(settings)
-    require_own(trained.env)
-    return open_agent(trained, policy.path, policy.updates, beneath=beneath, temperature=temperature)
-
-
-# Options that name a training: the fields of a `RunId`.
-_RUN = Option("--run", autocompletion=completed_runs, help="A name under runs: in params.yaml, or a variant of one.")
-OneRun = Annotated[str, _RUN]
-Label = Annotated[str, Argument(metavar="RUN", autocompletion=completed_runs, help="The label of a run, such as ppo.")]
-RunName = Annotated[str | None, _RUN]
-SeedOption = Annotated[int | None, Option(help="In place of the run's own; its outputs have folders of their own.")]
-Sweep = Annotated[Literal["ablations"] | None, Option(help="Of this sweep of params.yaml, with places of its own.")]
-
-# Options that name any other policy, and how it acts.
-Model = Annotated[
-    str | None,
-    Option(help="In place of --run: ppo-seed3, models:/agent_r1@champion, or a folder or hub id with a chat template."),
+# Words for a training, and for any policy.
+Label = Annotated[
+    str,
+    Argument(metavar="RUN", autocompletion=completed_runs, help="Such as ppo, ppo-seed3 or ablations/ppo-seed3."),
 ]
+_POLICY = Argument(
+    metavar="POLICY",
+    autocompletion=completed_runs,
+    help="ppo-seed3, ablations/ppo-seed3, models:/agent_r1@champion, or a folder or hub id with a chat template.",
+)
+Word = Annotated[str, _POLICY]
+
+Sweep = Annotated[Literal["ablations"] | None, Option(help="Of this sweep of params.yaml, with places of its own.")]
+Model = Annotated[str, Option(metavar="POLICY", help="Plays in place of the run's own.")]
 Served = Annotated[
     str | None,
-    Option(metavar="URL", help="OpenAI-compatible, where --model is a name; its key: AGENT_R1_ENDPOINT_KEY."),
+    Option(
+        metavar="URL", help="OpenAI-compatible, where the policy is a model's name; its key: AGENT_R1_ENDPOINT_KEY."
+    ),
 ]
 Temperature = Annotated[float, Option(min=0.0, max=100.0, help="0 is greedy; trainings sample at 1.")]

@@ -14,7 +14,7 @@ from agent_r1.tracking.runs import CODE_TAG
 from agent_r1.training.identity import Identity, read_start
 from flows.dvc_files import entries_of, put_entries, require_dvc
 from flows.graph import out_of_date
-from flows.ranks import code_of
+from flows.made_of import code_of
 
 TIME = r"-\d{8}T[\d.]+Z"  # the end of the name of a folder that was moved aside
 MAKER = "train"  # the beginning of the names of stages that make a training
@@ -32,7 +32,7 @@ def keep(run: RunId) -> None:
     path, config = settings.places.training(run), settings.run(run)
     started, record = read_start(path), checkpoint.peek(path / "checkpoint")
     if not started or not record or not record.is_complete(config):
-        raise ValueError(f"{path} is not complete; `agent-r1 train {' '.join(run.words)}` trains it, or goes on")
+        raise ValueError(f"{path} is not complete; `agent-r1 train {run.word}` trains it, or goes on")
     identity = Identity.of(settings, config, started.inputs, code_of("train"))
     if reason := identity.refusal(path, complete=False):
         raise ValueError(f"{reason}; go back to that, or let it be trained anew: it is not the code alone")
@@ -49,13 +49,13 @@ def keep(run: RunId) -> None:
     logger.info("%s is kept: %s", path, record.code_in_words)
 
 
-def restore(name: str, sweep: str = "") -> None:
+def restore(word: str) -> None:
     """Brings a training back that was moved aside, the last one of a label, with its part of dvc.lock and its scores.
 
     The training in its place is moved aside. Raises ValueError if there is none of that name or label.
     """
-    places, run = params.load().places, RunId.parse(re.sub(f"{TIME}$", "", name), sweep)
-    path, aside = places.training(run), places.aside / sweep
+    places, run = params.load().places, RunId.meant(re.sub(f"{TIME}$", "", word))
+    path, aside, name = places.training(run), places.aside / run.sweep, word.rpartition("/")[2]
     moved = sorted(each for each in aside.glob("*") if re.fullmatch(f"{name}({TIME})?", each.name))
     if not moved:
         raise ValueError(f"there is no {name} in {aside}, where trainings are that made room")

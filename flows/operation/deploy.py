@@ -48,7 +48,7 @@ from flows.terminal import speak
 EVALUATIONS = ("evaluation/nightly", "evaluation/after-training")
 CONCURRENCY_LIMIT = 1  # runs at the same time; stages of one machine would wait for its accelerator anyway
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-SILENCE_S = 75  # a bit more than two heartbeats of a flow run; pyproject.toml sets their interval
+SILENCE_S = 75  # a bit more than two heartbeats of a flow run; prefect.toml sets their interval
 _SILENT = f"No sign of life for {SILENCE_S} s: its process is gone"
 
 CRASH_DETECTION = AutomationCore(

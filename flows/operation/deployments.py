@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from textwrap import shorten
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -27,9 +28,9 @@ from agent_r1.evaluation.scores import BASE_TOOL_CALL, BOUNDS, in_words
 from agent_r1.evaluation.verdicts import Drift, drift, explain
 from agent_r1.files import read_metrics, write_text
 from agent_r1.harmless import in_markdown
-from agent_r1.params import Params, variant_of
+from agent_r1.params import Params
 from agent_r1.params.places import MODEL, SCHEME, Places, RunId
-from agent_r1.params.sections import Natural, nearest
+from agent_r1.params.sections import Natural, flatten, nearest
 from agent_r1.params.train import TrainParams
 from agent_r1.records import Question, words_of
 from agent_r1.tables import read_rows
@@ -63,13 +64,15 @@ _CHECKED = {"if": {"type": "object"}, "then": _OVERRIDES, "else": {"type": "null
 Overrides = Annotated[dict[str, Any] | None, WithJsonSchema(_CHECKED)]
 
 
-def _label() -> str:
+def _asked() -> str:
+    """What a training is called: `grpo-seed3, 16 iterations`."""
     given = flow_run.parameters
-    variant = variant_of(given["overrides"]) if given.get("overrides") else ""
-    return RunId(given["run"], given.get("seed"), variant=variant).label
+    changes = flatten(given.get("overrides") or {})
+    label = RunId(given["run"], given.get("seed")).label
+    return shorten(", ".join([label, *(f"{value} {name}" for name, value in changes.items())]), 100)
 
 
-@flow(name="training", flow_run_name=_label)
+@flow(name="training", flow_run_name=_asked)
 def training(run: str, seed: Natural | None = None, overrides: Overrides = None) -> State[None]:
     """Trains one run of params.yaml, or goes on with an interrupted attempt, and registers the policy.
 
@@ -92,12 +95,12 @@ def training(run: str, seed: Natural | None = None, overrides: Overrides = None)
         write_text(settings.places.variant(meant), json.dumps(overrides))
     for stage in STARTS_FROM:
         reproduce(stage)
-    run_command("train", *meant.words)
-    run_command("register", *meant.words)
+    run_command("train", meant.word)
+    run_command("register", meant.word)
     registered = json.loads(settings.places.version(meant).read_text())["version"]
     said = show_training(settings.places.training(meant), settings.places)
     with expendable("the training has no new page of its trajectories"):
-        run_command("view", *meant.words)
+        run_command("view", meant.word)
     emit_event(REGISTERED, {"prefect.resource.id": f"{MODEL}.{meant.label}"}, payload={"model": registered})
     return Completed(message=f"{said}; registered as {registered}")
 
@@ -231,8 +234,7 @@ def _drifted(version: registry.Version, folder: Path, settings: Params) -> Drift
 def _decide(challengers: Sequence[registry.Version], *, asking: bool) -> Iterator[str]:
     """Has the gate compare each challenger with the current champion; gives its verdicts in words."""
     if challengers and registry.champion(challengers[0].model) is None:
-        crown = f"`agent-r1 promote {challengers[0].reference} --first`"
-        unmatched = f"there is no champion to compare with; the first becomes one only by {crown}"
+        unmatched = registry.no_champion(registry.versions(challengers[0].model))
         logger.warning("%s", unmatched)
         yield unmatched
         return
@@ -254,4 +256,4 @@ def _show_pages(challengers: Sequence[registry.Version]) -> None:
             reproduce(f"baseline@{BASE_TOOL_CALL}")
     for made in (challenger.descriptor for challenger in challengers):
         with expendable(f"{made.label} has no new page of its trajectories"):
-            run_command("view", *RunId.parse(made.label, made.sweep).words)
+            run_command("view", RunId.parse(made.label, made.sweep).word)

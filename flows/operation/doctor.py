@@ -11,11 +11,10 @@ import shutil
 import stat
 import subprocess
 import sys
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, chdir, suppress
 from functools import partial
-from importlib.metadata import distributions, version
+from importlib.metadata import distributions, requires, version
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from threading import Event
@@ -37,11 +36,12 @@ from agent_r1.params.stages import EngineParams, ServerParams
 from agent_r1.tracking import registry
 from agent_r1.tracking.store import require_store, store_file
 from flows.dvc_files import ask_dvc, complaint
+from flows.made_of import CODE, SHIPPED
 from flows.operation.serving import ANSWER_S, claim, require_server
+from flows.package import DISTRIBUTION
 from flows.processes import HOST, ended_after, own_folder, prefect_server, process_group
 from flows.terminal import counted, show
 
-CODE = Path(__file__).parents[2]
 INSTALL = "remove .venv, and `make` installs the pinned packages; INSTALL=cpu or INSTALL=gpu says which"
 ADD_REMOTE = "dvc remote add -d storage URL, then dvc remote modify storage verify true; see docs/registry.md, Remotes"
 CREDENTIALS = "check url, endpointurl and credentials: docs/registry.md, Remotes"
@@ -74,13 +74,13 @@ def code() -> str:
 
 
 def versions() -> str:
-    """Compares the installed packages with pyproject.toml and with the tested pins."""
-    project = tomllib.loads((CODE / "pyproject.toml").read_text())["project"]
+    """Compares the installed packages with what this one asks for and with the tested pins."""
     there: dict[str, str] = {canonicalize_name(each.name): each.version for each in distributions()}
     locks = ["gpu.txt"] if "vllm" in there else ["cpu.txt", "torch.txt"]
-    lines = "".join((CODE / "requirements" / lock).read_text() for lock in locks).splitlines()
+    lines = "".join((SHIPPED / "requirements" / lock).read_text() for lock in locks).splitlines()
     pins = [line.removesuffix(" \\") for line in lines if line[:1].isalnum()]
-    return compare_versions(project["dependencies"], pins, there)
+    asked = [line for line in requires(DISTRIBUTION) or () if "extra ==" not in line]
+    return compare_versions(asked, pins, there)
 
 
 def compare_versions(asked: Sequence[str], pins: Sequence[str], there: Mapping[str, str]) -> str:
@@ -277,7 +277,7 @@ def registered() -> str:
     known = {each.descriptor.policy_hash for each in registry.versions(places.model)} if files and is_there else set()
     lost = [file for file in files if json.loads(file.read_text())["policy"] not in known]
     if lost:
-        again = " && ".join(f"agent-r1 register {' '.join(files[file].words)}" for file in lost)
+        again = " && ".join(f"agent-r1 register {files[file].word}" for file in lost)
         raise Warned(f"the store lacks the versions of {', '.join(map(str, lost))}; {again}")
     return f"the store has the versions of all {len(files)} trainings that were registered"
 

@@ -1,16 +1,19 @@
-"""Exports a policy as a folder for others: `agent-r1 export --model MODEL --to FOLDER --license NAME`."""
+"""Exports a policy as a folder for others: `agent-r1 export POLICY --to FOLDER --license NAME`, and to the Hub."""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from string import Template
 
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData
+from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils import validate_repo_id
 
 from agent_r1 import tracking
 from agent_r1.envs.kinds import attempts_at, openings
@@ -58,6 +61,28 @@ def export(settings: Params, policy: Policy, target: Path, license_name: str) ->
         card.save(fresh / "README.md")
         (fresh / "prompt.json").write_text(told[0])
     logger.info("%s holds %s, with its card in README.md", target, policy.title)
+
+
+def require_pushable(name: str) -> None:
+    """Raises ValueError unless a token is there and the Hub could have a repository of this name."""
+    validate_repo_id(name)
+    if not os.environ.get("HF_TOKEN"):
+        raise ValueError(f"there is no HF_TOKEN to push to {name} with; set it to a token that may write there")
+
+
+def push(folder: Path, name: str) -> None:
+    """Commits an exported folder to a repository of the Hub, or of HF_ENDPOINT; a new one is private.
+
+    Raises ValueError if it does not take the folder.
+    """
+    hub = HfApi()
+    try:
+        hub.create_repo(name, private=True, exist_ok=True)
+        made = hub.upload_folder(repo_id=name, folder_path=folder, commit_message=f"{folder.name}, by agent_r1")
+    except HfHubHTTPError as fault:
+        said = f"{folder} is written, and {hub.endpoint} did not take it as {name}: {fault}"
+        raise ValueError(f"{said}; correct name or HF_TOKEN, and push it with `hf upload`") from fault
+    logger.info("%s is at %s", folder, made.commit_url)
 
 
 def model_card(settings: Params, policy: Policy, license_name: str, told: tuple[str, str]) -> ModelCard:

@@ -58,7 +58,7 @@ def measure(version: registry.Version, dataset: str | None, settings: params.Par
     with locked(f"{home.name}.lock"):
         shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
         try:
-            evaluate(["--model", version.reference, *chosen, "--into", str(unfinished)])
+            evaluate([version.reference, *chosen, "--into", str(unfinished)])
             finished = home / datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
             unfinished.rename(finished)
         finally:

@@ -1,4 +1,4 @@
-"""The register stage: `agent-r1 register --run NAME`. A training's policy becomes a version of the registry.
+"""The register stage: `agent-r1 register RUN`. A training's policy becomes a version of the registry.
 
 A repeated training overwrites its folder, and a training outside of `dvc repro` is in no dvc.lock. So DVC's cache gets
 every registered policy, as models/LABEL-HASH.dvc, and the folder of its training, as models/LABEL-HASH-training.dvc.
@@ -19,12 +19,13 @@ from pathlib import Path
 from agent_r1 import params, tracking
 from agent_r1.files import remove_folder, sha256, write_text
 from agent_r1.learn import checkpoint
-from agent_r1.params.places import RunId, policy_in, registered_policy, registered_training
+from agent_r1.params.places import PARAMS, RunId, policy_in, registered_policy, registered_training
 from agent_r1.tracking import registry
 from agent_r1.tracking.runs import CODE_TAG, KIND_TAG
 from agent_r1.training.identity import read_start
 from flows.dvc_files import is_linked, kept, link, link_to_cache, run_dvc
 
+LOADED = Path(__file__).with_name("version")  # by which MLflow loads a version
 ORIGIN = ("git_commit", "data_hash", CODE_TAG)  # of a descriptor: tags of the training's MLflow run
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,8 @@ def register(run: RunId) -> None:
     run has, so that another store can be given the same version.
     """
     settings = params.load()
-    version = registry.register(_describe(settings, run), settings.places.model)
+    files = [Path(PARAMS), *(file for file in LOADED.iterdir() if file.is_file())]
+    version = registry.register(_describe(settings, run), settings.places.model, files)
     made = version.descriptor
     logger.info("%s is %s", made.policy, version.reference)
     named = {"version": version.reference, "policy": made.policy_hash} | {name: getattr(made, name) for name in ORIGIN}
@@ -51,7 +53,7 @@ def _describe(settings: params.Params, run: RunId) -> registry.Descriptor:
     progress = checkpoint.peek(policy.parent)
     if progress is None or started is None:
         missing = f"{training} holds no training of this version of the project"
-        raise FileNotFoundError(f"{missing}; train it first (`agent-r1 train {' '.join(run.words)}`)")
+        raise FileNotFoundError(f"{missing}; train it first (`agent-r1 train {run.word}`)")
     config, done = settings.run(run), progress.iterations
     if not progress.stopped and done < (planned := progress.planned(config)):
         raise ValueError(f"{training} is at iteration {done} of {planned}; train it to its end")

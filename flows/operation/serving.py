@@ -152,7 +152,10 @@ def claim(port: int, variable: str) -> socket.socket:
 
 
 def require_server(api_url: str) -> None:
-    """OSError if nothing answers; ValueError for another password or version, or no Prefect server."""
+    """OSError if nothing answers; ValueError for another password or major version, or no Prefect server.
+
+    Another minor version is warned of.
+    """
     from httpx import HTTPError, HTTPStatusError
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -173,6 +176,8 @@ def require_server(api_url: str) -> None:
         said = without_password(str(fault))
         remedy = "start it there, correct the address, or unset PREFECT_API_URL for a server on this machine"
         raise OSError(f"no Prefect server answers at PREFECT_API_URL {shown} ({said}); {remedy}") from fault
-    if found.split(".")[:2] != ours.split(".")[:2]:
-        unlike = f"the server at PREFECT_API_URL {shown} is Prefect {found}, and this project has {ours}"
-        raise ValueError(f"{unlike}; run the same minor version on both sides")
+    unlike = f"the server at PREFECT_API_URL {shown} is Prefect {found}, and this project has {ours}"
+    if found.split(".")[0] != ours.split(".")[0]:
+        raise ValueError(f"{unlike}; run the same major version on both sides")
+    if found.split(".")[1] != ours.split(".")[1]:
+        logger.warning("%s; where they misunderstand each other, run the same minor version on both sides", unlike)

@@ -23,36 +23,16 @@ from agent_r1.rollout.engines import TransformersEngine
 from agent_r1.rollout.episode import PLAY
 from agent_r1.rollout.sampling import Action, Actor, Engine, Request
 from agent_r1.tables import read_rows
+from agent_r1.tools.search import search_tool
 from agent_r1.training import loop
 from agent_r1.training.loop import Training, iterate
+from tests.agents.conftest import InProcess
 from tests.agents.test_gateway import QUESTION, Policy, require_logged
-from tests.agents.test_playing import bits
+from tests.agents.test_playing import as_built_in, bits
 from tests.fixtures import ONE_ACTION
 
 ROOT = Path(__file__).parents[2]
 CALL = '<think>Who made it?</think><tool_call>{"name": "search", "arguments": {"query": "Low Tide"}}</tool_call>'
-ONE_ANSWER = """
-import httpx
-from agent_r1.envs.base import parse_action
-from agent_r1.envs.tool_env import SYSTEM
-
-TOOLS = [{tool}]
-
-async def solve(task):
-    messages = [dict(role="system", content=SYSTEM), dict(role="user", content=task.text)]
-    async with httpx.AsyncClient(base_url=task.base_url, headers=dict(authorization=f"Bearer {{task.key}}")) as client:
-        for _ in range(2):
-            asked = dict(model=task.model, messages=messages, tools=TOOLS)
-            answer = (await client.post("/chat/completions", json=asked)).json()
-            if "error" in answer:
-                return None
-            said = answer["choices"][0]["message"]
-            parsed = parse_action(said["content"] or "")
-            if parsed.answer is not None:
-                return parsed.answer
-            named = dict(tool_call_id=said["tool_calls"][0]["id"]) if "tool_calls" in said else dict()
-            messages += [said, dict(role="tool", content="Error.", **named)]
-"""
 
 
 def test_the_agent_of_the_page_answers(chat: Chat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,35 +66,27 @@ def test_a_training_is_the_built_in_loops_bit_for_bit(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rows, credit of `agent_r1` and weights of three iterations, with one action an episode."""
+    """Rows, credit of `agent_r1` and weights of two iterations, with one action an episode."""
 
     def start(settings: Any, config: Any, model: Any, end_ids: Sequence[int]) -> Engine:
         actor = Actor(model=str(model), end_ids=end_ids, max_tokens=128, temperature=1.0, dtype="auto")
         return OneByOne(TransformersParams(batch_size=1), actor)
 
     monkeypatch.setattr(loop, "start_engine", start)
-    monkeypatch.chdir(tmp_path)
     task = one_action_task(dict.fromkeys(["A?", "B?", "C?", "D?"], "yes"), lambda _: "<answer>yes</answer>", steps=30)
-    with Shared(ONE_ACTION, task.index) as shared:
-        [tool] = [each.schema for each in shared.tools(0)]
-    Path("one_answer.py").write_text(ONE_ANSWER.format(tool=tool))
+    agent = as_built_in([search_tool(task.index, top_k=ONE_ACTION.top_k)])
+    monkeypatch.setattr(playing, "Programs", type("One", (InProcess,), {"agent": staticmethod(agent)}))
     own = ONE_ACTION.model_copy(update={"order": "exact_arrival"})
-    agents = {"mine": AgentParams(function="one_answer:solve", timeout_s=120.0)}
+    agents = {"mine": AgentParams(function="tests.agents.conftest:solve", timeout_s=120.0)}
     results = []
     for env in (own, own.model_copy(update={"agents": agents, "agent": "mine"})):
-        with open_training(task, {"iterations": 3, "credit": {"estimator": "grpo"}}, env) as training:
+        with open_training(task, {"iterations": 2, "credit": {"estimator": "grpo"}}, env) as training:
             iterate(training)
-            rows = [read_rows(training.folder.trajectories(each), Trajectory) for each in range(3)]
-            credits_ = [read_rows(training.folder.credit(each), Credit) for each in range(3)]
-            weights = {name: each.clone() for name, each in training.learner.policy.state_dict().items()}
-        results.append((rows, credits_, weights))
+            rows = [row for each in range(2) for row in read_rows(training.folder.trajectories(each), Trajectory)]
+            credits_ = [row for each in range(2) for row in read_rows(training.folder.credit(each), Credit)]
+            advantages = [(each.return_, each.advantages.tolist()) for each in credits_]
+            weights = {name: each.tolist() for name, each in training.learner.policy.state_dict().items()}
+        assert {Outcome.ANSWERED, Outcome.MALFORMED} <= {each.outcome for each in rows}
+        results.append((bits(rows), advantages, weights))
         shutil.move(tmp_path / "run", tmp_path / f"run{len(results)}")
-    (rows, credits_, weights), (theirs, their_credits, their_weights) = results
-    outcomes = {each.outcome for row in rows for each in row}
-    assert {Outcome.ANSWERED, Outcome.MALFORMED} <= outcomes
-    for one, other in zip(rows, theirs, strict=True):
-        assert bits(one) == bits(other)
-    for one, other in zip(credits_, their_credits, strict=True):
-        for mine, its in zip(one, other, strict=True):
-            assert (mine.return_, mine.advantages.tolist()) == (its.return_, its.advantages.tolist())
-    assert all(weights[name].equal(their_weights[name]) for name in weights)
+    assert results[0] == results[1]

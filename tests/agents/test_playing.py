@@ -28,14 +28,11 @@ from agent_r1.tools.base import Tool
 from agent_r1.tools.search import search_tool
 from agent_r1.training.agent import Agent
 from tests.agents.test_session import SEARCH
+from tests.trajectories import question_fields
 
 QUESTIONS = [
-    Question(
-        question_id=name, dataset="atlas", split="train", text=f"Who is {name}?", answers=["Quill"], gold_titles=["T"],
-        strata={},
-    )
-    for name in ("a", "b", "c", "d", "e", "f")
-]  # fmt: skip
+    Question(**question_fields(name, text=f"Who is {name}?", answers=["Quill"], gold_titles=["T"])) for name in "abcdef"
+]
 CALL = '<think>So.</think><tool_call>{"name": "search", "arguments": {"query": "it"}}</tool_call>'
 SCRIPTS = [
     [CALL, "<think>Now.</think><answer>Quill</answer>"],
@@ -101,26 +98,21 @@ def bits(found: Sequence[Trajectory]) -> list[Any]:
 def test_an_agent_that_does_as_the_built_in_loop_has_its_rows(
     chat: Chat, hostile_index: Any, outside: Callable[..., Any]
 ) -> None:
+    def collected(shared: Shared) -> list[Trajectory]:
+        attempts = attempts_at(QUESTIONS, shared)
+        return collect_all(ScriptedSampler(SCRIPTS, chat), chat, attempts, shared, seed=7, play=PLAY)
+
     limits = {"max_tokens": 500, "max_action_tokens": 100, "order": "exact_arrival"}
-    built_in = load(SHIPPED).env.model_copy(update=limits)
-    with Shared(built_in, hostile_index) as shared:
-        own = collect_all(
-            ScriptedSampler(SCRIPTS, chat), chat, attempts_at(QUESTIONS, shared), shared, seed=7, play=PLAY
-        )
-    tools = [search_tool(hostile_index, top_k=2)]
-    with outside(as_built_in(tools), hostile_index, limits) as shared:
-        found = collect_all(
-            ScriptedSampler(SCRIPTS, chat), chat, attempts_at(QUESTIONS, shared), shared, seed=7, play=PLAY
-        )
+    with Shared(load(SHIPPED).env.model_copy(update=limits), hostile_index) as shared:
+        own = collected(shared)
+    with outside(as_built_in([search_tool(hostile_index, top_k=2)]), hostile_index, limits) as shared:
+        found = collected(shared)
         measures = shared.take_measures()
-    assert [each.outcome for each in own] == [
-        Outcome.ANSWERED, Outcome.ANSWERED, Outcome.ANSWERED, Outcome.TURN_LIMIT, Outcome.MALFORMED,
-        Outcome.TOKEN_LIMIT,
-    ]  # fmt: skip
+    ends = [Outcome.TURN_LIMIT, Outcome.MALFORMED, Outcome.TOKEN_LIMIT]
+    assert [each.outcome for each in own] == [Outcome.ANSWERED] * 3 + ends
     for one, other in zip(bits(own), bits(found), strict=True):
         assert one == other
-    assert measures["agent/kept_share"] == 1.0
-    assert measures["agent/contexts"] == 1.0
+    assert (measures["agent/kept_share"], measures["agent/contexts"]) == (1.0, 1.0)
 
 
 def test_a_question_may_name_the_agent_that_plays_it_and_has_no_answer_then(

@@ -8,21 +8,22 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
+from hypothesis import strategies as st
 
 from agent_r1.credit.batch import Batch, after_prompt, select_tokens
 from agent_r1.params.credit import CreditParams, RewardWeights
-from agent_r1.records import Outcome, Source, Step, StopReason, Trajectory
+from agent_r1.records import Outcome, Source, Trajectory
+from tests.trajectories import from_parts
 
 LETTERS = {"P": Source.PROMPT, "A": Source.ACTION, "O": Source.OBSERVATION, "T": Source.TEMPLATE}
 
-
-def _step(span: tuple[int, int], **fields: Any) -> Step:
-    plain = {
-        "stop_reason": StopReason.END,
-        "calls": [],
-        "rewards": {},
-    }
-    return Step(action_start=span[0], action_stop=span[1], **{**plain, **fields})
+# Rows of `batch`. Eighths add and multiply exactly, so equality can be exact where nothing is divided.
+EIGHTHS = st.integers(-16, 16).map(lambda n: n / 8)
+ROW = st.tuples(
+    st.sampled_from(["PA", "PAAOTA", "PPAOA|AAO", "AA|A|A", "PO"]),
+    st.lists(EIGHTHS, min_size=3, max_size=3),
+    st.lists(EIGHTHS, min_size=9, max_size=9),
+)
 
 
 def trajectory(
@@ -34,44 +35,29 @@ def trajectory(
     name: str = "0/q/0",
 ) -> Trajectory:
     """Every run of As is a step; `steps` gives the fields that differ from a step without a call."""
-    spans = [match.span() for match in re.finditer("A+", letters)]
-    fields = [*steps, *[{}] * (len(spans) - len(steps))]
-    return Trajectory(
-        trajectory_id=name,
-        question_id="q",
-        group=group,
-        sample=0,
-        seed=0,
-        policy_version=0,
-        iteration=0,
-        token_ids=np.arange(len(letters), dtype=np.int32),
-        source=np.array([LETTERS[letter] for letter in letters], dtype=np.uint8),
-        logprobs=np.zeros(len(letters), dtype=np.float32),
-        context_starts=[0],
-        steps=[_step(span, **differing) for span, differing in zip(spans, fields, strict=True)],
-        outcome=outcome,
-        answer="",
-    )
+    stretches = [(LETTERS[match[0][0]], range(*match.span())) for match in re.finditer(r"(.)\1*", letters)]
+    return from_parts(stretches, steps, outcome=outcome, group=group, trajectory_id=name, answer="")
 
 
 def params(estimator: str = "gae", **changes: Any) -> CreditParams:
-    """Only `progress` is weighted, so that a test sets step rewards directly; all masks are on."""
+    """Only `progress` is weighted, so that a test sets step rewards directly; all masks are on, all discounts 1."""
     switches = {name: changes.pop(name, True) for name in ("recursion", "whitening", "critic")}
     weights = {**dict.fromkeys(RewardWeights.model_fields, 0.0), **changes.pop("weights", {"progress": 1.0})}
-    content = {
-        "gamma": 1.0,
-        "lam": 1.0,
-        "step_gamma": 1.0,
-        "step_lam": 1.0,
-        "loss_mask": True,
-        "kl_reward": 0.0,
-        "whitening_floor": 0.0,
+    sections = {
+        "gigpo": {"weight": 1.0, "std": False, "state": "env", "history": 0},
+        "filter": {"kind": "none", "share": 1.0, "refill": 0},
+        "left_out": {"truncated": False, "void_step": False},
     }
-    content |= {"target_lam": None, "gigpo": {"weight": 1.0, "std": False, "state": "env", "history": 0}}
-    content |= {"filter": {"kind": "none", "share": 1.0, "refill": 0}, "overlong_buffer": 0}
-    content |= {"left_out": {"truncated": False, "void_step": False}, **changes}
+    content = {
+        **dict.fromkeys(("gamma", "lam", "step_gamma", "step_lam"), 1.0),
+        **dict.fromkeys(("kl_reward", "whitening_floor"), 0.0),
+        **{name: plain | changes.pop(name, {}) for name, plain in sections.items()},
+        "target_lam": None,
+        "loss_mask": True,
+        "overlong_buffer": 0,
+    }
     return CreditParams.model_validate(
-        {"estimator": estimator, "advantage_mask": switches, "rewards": weights, **content}
+        {"estimator": estimator, "advantage_mask": switches, "rewards": weights, **content, **changes}
     )
 
 

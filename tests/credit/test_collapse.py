@@ -46,16 +46,8 @@ WORKED: dict[str, tuple[str, float, float, float, float]] = {
 
 def monitor(patience: int = 1, first_iterations: int = 3, **thresholds: float) -> MonitorParams:
     """Looks for the named signs only."""
-    off: dict[str, float] = dict.fromkeys(SIGNS, 0.0)
-    return MonitorParams.model_validate(
-        {
-            "on_collapse": "warn",
-            "max_rollbacks": 0,
-            "patience": patience,
-            "first_iterations": first_iterations,
-            "thresholds": off | thresholds,
-        }
-    )
+    signs = MONITOR.thresholds.model_copy(update=dict.fromkeys(SIGNS, 0.0) | thresholds)
+    return MONITOR.model_copy(update={"patience": patience, "first_iterations": first_iterations, "thresholds": signs})
 
 
 def history(metric: str, *values: float) -> list[Iteration]:
@@ -71,46 +63,33 @@ def without(row: Iteration, metric: str) -> Iteration:
     return {name: value for name, value in row.items() if name != metric}
 
 
+ENTROPY = {"entropy_fall": 0.1, "entropy_rise": 4.0}
+
+
 def test_every_threshold_has_its_sign_and_every_sign_is_worked_here() -> None:
     assert set(SIGNS) == set(MONITOR.thresholds.model_dump()) == set(WORKED)
 
 
 @pytest.mark.parametrize("sign", WORKED)
-def test_a_sign_by_hand(sign: str) -> None:
-    metric, threshold, limit, value, _ = WORKED[sign]
-    [alarm] = alarms(history(metric, CALM[metric], value), monitor(**{sign: threshold}), samples=4)
+def test_a_sign_shows_beyond_its_limit_unless_its_threshold_is_0(sign: str) -> None:
+    metric, threshold, limit, value, calm = WORKED[sign]
+    judged = monitor(**{sign: threshold})
+    [alarm] = alarms(history(metric, CALM[metric], value), judged, samples=4)
     assert (alarm.sign, alarm.metric, alarm.value, alarm.standard) == (sign, metric, value, CALM[metric])
     assert alarm.limit == pytest.approx(limit)
-
-
-@pytest.mark.parametrize("sign", WORKED)
-def test_at_its_limit_a_sign_does_not_show(sign: str) -> None:
-    metric, threshold, _, _, calm = WORKED[sign]
-    assert seen(history(metric, CALM[metric], calm), monitor(**{sign: threshold})) == []
-
-
-@pytest.mark.parametrize("sign", WORKED)
-def test_a_threshold_of_0_switches_a_sign_off(sign: str) -> None:
-    metric, _, _, value, _ = WORKED[sign]
+    assert seen(history(metric, CALM[metric], calm), judged) == []
     assert seen(history(metric, CALM[metric], value), monitor()) == []
-
-
-@pytest.mark.parametrize("sign", WORKED)
-def test_an_alarm_needs_the_sign_as_often_in_a_row_as_patience_says(sign: str) -> None:
-    metric, threshold, _, value, calm = WORKED[sign]
+    rows = history(metric, *[CALM[metric]] * 3, value, value, calm, value, value, value)
     patient = monitor(patience=3, **{sign: threshold})
-    values = [CALM[metric]] * 3 + [value, value, calm, value, value, value]
-    rows = history(metric, *values)
-    fired = [n - 1 for n in range(1, len(rows) + 1) if seen(rows[:n], patient)]
-    assert fired == [8]
+    assert [n for n in range(1, 10) if seen(rows[:n], patient)] == [9], "as often in a row as patience says"
 
 
-def test_an_alarm_names_what_it_saw() -> None:
-    shown = str(Alarm(sign="entropy_fall", metric="rollout/surprisal", value=0.02, standard=0.3, limit=0.03))
-    helps = "what helps: a lower train.update.learning_rate"
-    assert shown == f"entropy_fall: rollout/surprisal 0.02 is below 0.03, and was 0.3 ({helps})"
-    risen = str(Alarm(sign="entropy_rise", metric="rollout/surprisal", value=2.0, standard=0.3, limit=1.2))
-    assert "2 is above 1.2" in risen
+@pytest.mark.parametrize(
+    ("sign", "value", "limit", "shown"), [("entropy_fall", 0.02, 0.03, "below"), ("entropy_rise", 2.0, 1.2, "above")]
+)
+def test_an_alarm_names_what_it_saw_and_a_remedy(sign: str, value: float, limit: float, shown: str) -> None:
+    alarm = str(Alarm(sign=sign, metric="rollout/surprisal", value=value, standard=0.3, limit=limit))
+    assert alarm.startswith(f"{sign}: rollout/surprisal {value:g} is {shown} {limit:g}, and was 0.3 (what helps: ")
 
 
 def test_a_run_that_collapses_at_once_is_held_against_its_only_calm_iteration() -> None:
@@ -120,43 +99,33 @@ def test_a_run_that_collapses_at_once_is_held_against_its_only_calm_iteration() 
     assert [n for n in range(1, 8) if seen(rows[:n], patient)] == [4, 5, 6, 7]
 
 
-def test_later_iterations_are_no_reference() -> None:
-    """Thoughts were as different as can be since: half of the way from 0.4 to 1 is the limit, not half from 0."""
-    repeats = monitor(thought_repetition=0.5)
-    assert seen(history("rollout/thought_repetition", 0.4, 0.4, 0.4, 0.0, 0.6), repeats) == []
-    assert seen(history("rollout/thought_repetition", 0.4, 0.0, 0.4, 0.4, 0.6), repeats) == ["thought_repetition"]
-
-
-def test_entropy_is_held_against_the_median_of_the_first() -> None:
-    """0.3 2.0 0.4: the limits are 0.1 x 0.4 and 4 x 0.4, whatever the extremes."""
-    both = monitor(entropy_fall=0.1, entropy_rise=4.0)
-    assert seen(history("rollout/surprisal", 0.3, 2.0, 0.4, 0.1), both) == []
-    assert seen(history("rollout/surprisal", 0.3, 2.0, 0.4, 0.039), both) == ["entropy_fall"]
-    assert seen(history("rollout/surprisal", 0.3, 2.0, 0.4, 1.5), both) == []
-    assert seen(history("rollout/surprisal", 0.3, 2.0, 0.4, 1.61), both) == ["entropy_rise"]
-
-
-def test_surprisal_jumps_from_the_last_iterations_without_a_jump() -> None:
-    """From 0.4 at a threshold of 1.5, though it was higher once, and though one before had jumped."""
-    jumps = monitor(surprisal_jump=1.5)
-    assert seen(history("rollout/surprisal", 0.8, 0.8, 0.8, 0.4, 0.4, 0.61), jumps) == ["surprisal_jump"]
-    assert seen(history("rollout/surprisal", 0.8, 0.8, 0.8, 0.4, 0.4, 0.59), jumps) == []
-    assert seen(history("rollout/surprisal", 0.4, 0.5, 0.6, 0.61), jumps) == []
-    assert seen(history("rollout/surprisal", 0.4, 0.4, 0.9, 0.9, 0.9, 0.61), jumps) == ["surprisal_jump"]
-
-
-def test_a_step_is_too_long_in_any_run() -> None:
-    """Also where the steps before were no shorter; an iteration that trains no policy has none."""
-    long = monitor(long_step=0.1)
-    assert seen(history("policy/kl_step", 0.5, 0.11), long) == ["long_step"]
-    assert seen([*history("policy/kl_step", 0.5, 0.5), without(CALM, "policy/kl_step")], long) == []
-
-
-def test_a_gradient_spikes_against_the_median_of_all_before() -> None:
-    """0.1 0.2 0.4 0.8: the lower median is 0.2, so 1.1 spikes at a threshold of 5. After 0.8 more it is 0.4."""
-    spikes = monitor(grad_norm_spike=5.0)
-    assert seen(history("policy/grad_norm", 0.1, 0.2, 0.4, 0.8, 1.1), spikes) == ["grad_norm_spike"]
-    assert seen(history("policy/grad_norm", 0.1, 0.2, 0.4, 0.8, 0.8, 1.1), spikes) == []
+@pytest.mark.parametrize(
+    ("metric", "values", "signs", "shown"),
+    [
+        # Thoughts were as different as can be since: half of the way from 0.4 to 1 is the limit, not half from 0.
+        ("rollout/thought_repetition", [0.4, 0.4, 0.4, 0.0, 0.6], {"thought_repetition": 0.5}, []),
+        ("rollout/thought_repetition", [0.4, 0.0, 0.4, 0.4, 0.6], {"thought_repetition": 0.5}, ["thought_repetition"]),
+        # The median of 0.3 2.0 0.4: the limits are 0.1 x 0.4 and 4 x 0.4, whatever the extremes.
+        ("rollout/surprisal", [0.3, 2.0, 0.4, 0.1], ENTROPY, []),
+        ("rollout/surprisal", [0.3, 2.0, 0.4, 0.039], ENTROPY, ["entropy_fall"]),
+        ("rollout/surprisal", [0.3, 2.0, 0.4, 1.5], ENTROPY, []),
+        ("rollout/surprisal", [0.3, 2.0, 0.4, 1.61], ENTROPY, ["entropy_rise"]),
+        # A jump is from the last iterations without one, though it was higher once, and though one before had jumped.
+        ("rollout/surprisal", [0.8, 0.8, 0.8, 0.4, 0.4, 0.61], {"surprisal_jump": 1.5}, ["surprisal_jump"]),
+        ("rollout/surprisal", [0.8, 0.8, 0.8, 0.4, 0.4, 0.59], {"surprisal_jump": 1.5}, []),
+        ("rollout/surprisal", [0.4, 0.5, 0.6, 0.61], {"surprisal_jump": 1.5}, []),
+        ("rollout/surprisal", [0.4, 0.4, 0.9, 0.9, 0.9, 0.61], {"surprisal_jump": 1.5}, ["surprisal_jump"]),
+        # A step is too long also where those before were no shorter.
+        ("policy/kl_step", [0.5, 0.11], {"long_step": 0.1}, ["long_step"]),
+        # The lower median of all before is 0.2, so 1.1 spikes at a threshold of 5. After 0.8 more it is 0.4.
+        ("policy/grad_norm", [0.1, 0.2, 0.4, 0.8, 1.1], {"grad_norm_spike": 5.0}, ["grad_norm_spike"]),
+        ("policy/grad_norm", [0.1, 0.2, 0.4, 0.8, 0.8, 1.1], {"grad_norm_spike": 5.0}, []),
+    ],
+)
+def test_an_iteration_is_held_against_the_earlier_ones_that_its_sign_names(
+    metric: str, values: list[float], signs: dict[str, float], shown: list[str]
+) -> None:
+    assert seen(history(metric, *values), monitor(**signs)) == shown
 
 
 def test_a_metric_that_is_missing_is_not_judged() -> None:
@@ -166,6 +135,7 @@ def test_a_metric_that_is_missing_is_not_judged() -> None:
     assert seen([*warm_up, spike], spikes) == []
     assert seen([*warm_up, CALM, spike], spikes) == ["grad_norm_spike"]
     assert seen([CALM, spike, *warm_up], spikes) == []
+    assert seen([CALM, without(CALM, "policy/kl_step")], monitor(long_step=0.1)) == []
 
 
 def test_with_one_sample_the_std_of_the_batch_is_judged() -> None:
@@ -187,13 +157,10 @@ def test_std_may_fall_as_the_return_nears_the_best() -> None:
     assert seen([outcome(0.5, 0.5), outcome(0.4, 0.19)], falls, samples=1) == ["reward_std_fall"]
 
 
-@pytest.mark.parametrize("mean", [1.0, 1.0 - 1e-16, 1.0 + 2e-16])
-def test_a_solved_batch_has_no_std_and_no_alarm(mean: float) -> None:
-    assert seen([outcome(0.5, 0.5), outcome(mean, 0.0)], monitor(reward_std_fall=1.0), samples=1) == []
-
-
-def test_a_run_that_is_best_from_the_start_has_no_std_to_lose() -> None:
-    assert seen([outcome(1.0, 0.0), outcome(1.0, 0.0)], monitor(reward_std_fall=1.0), samples=1) == []
+@pytest.mark.parametrize(("first", "mean"), [(0.5, 1.0), (0.5, 1.0 - 1e-16), (0.5, 1.0 + 2e-16), (1.0, 1.0)])
+def test_a_solved_batch_has_no_std_and_no_alarm(first: float, mean: float) -> None:
+    rows = [outcome(first, 1 - first), outcome(mean, 0.0)]
+    assert seen(rows, monitor(reward_std_fall=1.0), samples=1) == []
 
 
 @given(start=st.floats(0.01, 0.99), progress=st.lists(st.floats(0, 1), min_size=1, max_size=6))
@@ -202,15 +169,6 @@ def test_success_alone_never_looks_like_a_fall(start: float, progress: list[floa
     chances = [start, *(start + (1 - start) * share for share in progress)]
     rows = [outcome(chance, math.sqrt(chance * (1 - chance))) for chance in chances]
     assert seen(rows, monitor(reward_std_fall=0.999999, first_iterations=1), samples=1) == []
-
-
-def test_several_signs_are_all_named() -> None:
-    gone = {**CALM, "rollout/surprisal": 0.0, "rollout/thought_repetition": 1.0, "rollout/valid_call_share": 0.0}
-    assert seen([CALM, gone], MONITOR.model_copy(update={"patience": 1})) == [
-        "entropy_fall",
-        "valid_call_fall",
-        "thought_repetition",
-    ]
 
 
 def test_an_iteration_is_clean_where_no_sign_has_begun() -> None:
@@ -267,9 +225,3 @@ def test_an_echo_trap_fires_while_the_reward_still_stands(samples: int) -> None:
     first = next(n for n in range(1, len(rows) + 1) if seen(rows[:n], MONITOR, samples=samples))
     assert first - 1 == 6, "two iterations before the reward is gone"
     assert seen(rows[:first], MONITOR, samples=samples) == ["reward_std_fall", "thought_repetition"]
-
-
-def test_the_monitors_own_thresholds_fire_on_a_reward_that_is_gone() -> None:
-    """All answers wrong at once: no std, mean 0."""
-    rows = [outcome(0.5, 0.5), *[outcome(0.0, 0.0)] * 3]
-    assert seen(rows, MONITOR, samples=1) == ["reward_std_fall"]

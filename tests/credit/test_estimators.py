@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -15,31 +13,17 @@ from hypothesis import strategies as st
 from agent_r1.credit.batch import Batch
 from agent_r1.credit.estimators import ESTIMATORS, Estimate, estimate
 from agent_r1.params.credit import STEP_LEVEL, WITH_CRITIC, WITH_GROUPS, WITH_WHITENING, CreditParams, Estimator
-from tests.credit.letters import batch, params
+from tests.credit.letters import ROW, batch, params
 
+pytestmark = pytest.mark.usefixtures("quiet")
 EVERY = pytest.mark.parametrize("name", ESTIMATORS)
 DRAWS = settings(max_examples=30)  # for each of the estimators, which have most of their code in common
 UNDIVIDED = ("dr_grpo", "rloo", "step_return", "gigpo")
 DISCOUNTS = {"gamma": 0.9, "lam": 0.75, "step_gamma": 0.8, "step_lam": 0.5}
 
-# Eighths add and multiply exactly, so equality can be exact where nothing is divided.
-eighths = st.integers(-16, 16).map(lambda n: n / 8)
-episode = st.tuples(
-    st.sampled_from(["PA", "PAAOTA", "PPAOA|AAO", "AA|A|A", "PO"]),
-    st.lists(eighths, min_size=3, max_size=3),
-    st.lists(eighths, min_size=9, max_size=9),
-)
 # The first two tell different returns apart, so that there is something to whiten.
-episodes = st.lists(episode, max_size=6).map(lambda rows: [("PA", [1]), ("PAOA", [2, 3]), *rows])
+episodes = st.lists(ROW, max_size=6).map(lambda rows: [("PA", [1]), ("PAOA", [2, 3]), *rows])
 drawn_groups = st.lists(st.integers(0, 2), min_size=8, max_size=8)
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Drawn groups of one warn in every example."""
-    logging.disable(logging.WARNING)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def estimated(made: Batch, chosen: CreditParams) -> Estimate:
@@ -68,29 +52,6 @@ def test_an_estimator_reads_the_discounts_that_are_said_of_it_and_no_others(name
     before, after = (estimated(made, params(name, **changes)) for changes in ({}, {discount: DISCOUNTS[discount]}))
     read = discount in params(name).read
     assert np.array_equal(rows_of(before), rows_of(after)) != read
-
-
-@EVERY
-def test_values_are_given_where_they_are_needed_and_nowhere_else(name: str) -> None:
-    chosen = params(name)
-    right = batch([("PA", [1]), ("PA", [2])], with_values=name in WITH_CRITIC)
-    wrong = batch([("PA", [1]), ("PA", [2])], with_values=name not in WITH_CRITIC)
-    assert estimate(right, chosen).critic_mask.any() == (name in WITH_CRITIC)
-    with pytest.raises(ValueError, match=f"estimator {name} (needs the values|uses no values)"):
-        estimate(wrong, chosen)
-
-
-@EVERY
-@DRAWS
-@given(rows=episodes, groups=drawn_groups, data=st.data())
-def test_permuting_trajectories_permutes_estimates(
-    name: str, rows: list[Any], groups: list[int], data: st.DataObject
-) -> None:
-    order = data.draw(st.permutations(range(len(rows))))
-    chosen = params(name, **DISCOUNTS)
-    straight = estimated(batch(rows, groups=groups[: len(rows)], with_values=True), chosen)
-    permuted = batch([rows[i] for i in order], groups=[groups[i] for i in order], with_values=True)
-    np.testing.assert_allclose(rows_of(estimated(permuted, chosen)), rows_of(straight)[order], atol=1e-9)
 
 
 @EVERY
@@ -157,6 +118,7 @@ def test_a_constant_added_to_the_returns_of_a_group_changes_nothing(
 
 @EVERY
 def test_equal_returns_leave_nothing_to_learn(name: str) -> None:
-    # One token each: with V = 0 and the same reward every raw advantage is the same.
+    """Exactly nothing within groups, though the mean of three times 0.1 is not 0.1 in floating point."""
     made = batch([("PA", [0.1]), ("PAO", [0.1]), ("PPA", [0.1])], with_values=True)
-    np.testing.assert_allclose(estimated(made, params(name)).advantages, 0, atol=1e-6)
+    tolerance = 0 if name in WITH_GROUPS else 1e-6
+    np.testing.assert_allclose(estimated(made, params(name)).advantages, 0, atol=tolerance)

@@ -11,36 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.credit.batch import step_spans, token_advantages
-from agent_r1.credit.estimators import ESTIMATORS, bi_level_gae, gae, step_gae
+from agent_r1.credit.batch import token_advantages
+from agent_r1.credit.estimators import ESTIMATORS, bi_level_gae, gae, reinforce_pp, step_gae
 from agent_r1.params.credit import CreditParams
-from tests.credit.letters import batch, params
+from tests.credit.letters import ROW, batch, params
 
-# One trajectory: prompt, two action tokens, two observation tokens, one action token.
-ACTIONS = np.array([[False, True, True, False, False, True]])
-AFTER_PROMPT = np.array([[False, True, True, True, True, True]])
-REWARDS = np.array([[0.0, 0.0, 1.0, 0.0, 0.0, 2.0]])
 VALUES = np.array([[9.0, 0.5, 1.0, 2.0, -1.0, 0.5]])  # the prompt's 9 must not matter
 EPISODE = ("PAAOOA", [1, 2], VALUES[0])
-
-
-def test_gae_over_action_tokens() -> None:
-    # gamma = 1/2, gamma lambda = 1/4, time steps t1, t2, t5:
-    #   t5: delta = 2 + 0 - 1/2 = 3/2            A = 3/2
-    #   t2: delta = 1 + 1/2 * 1/2 - 1 = 1/4      A = 1/4 + 1/4 * 3/2 = 5/8
-    #   t1: delta = 0 + 1/2 * 1 - 1/2 = 0        A = 1/4 * 5/8 = 5/32
-    advantages = token_advantages(REWARDS, VALUES, ACTIONS, params(gamma=0.5, lam=0.5))
-    assert advantages.tolist() == [[0, 5 / 32, 5 / 8, 0, 0, 3 / 2]]
-
-
-def test_gae_over_all_tokens_after_the_prompt() -> None:
-    #   t5: delta = 2 + 0 - 1/2 = 3/2            A = 3/2
-    #   t4: delta = 1/2 * 1/2 + 1 = 5/4          A = 5/4 + 1/4 * 3/2 = 13/8
-    #   t3: delta = -1/2 - 2 = -5/2              A = -5/2 + 1/4 * 13/8 = -67/32
-    #   t2: delta = 1 + 1/2 * 2 - 1 = 1          A = 1 - 1/4 * 67/32 = 61/128
-    #   t1: delta = 1/2 * 1 - 1/2 = 0            A = 1/4 * 61/128 = 61/512
-    advantages = token_advantages(REWARDS, VALUES, AFTER_PROMPT, params(gamma=0.5, lam=0.5))
-    assert advantages.tolist() == [[0, 61 / 512, 61 / 128, -67 / 32, 13 / 8, 3 / 2]]
 
 
 def test_step_gae() -> None:
@@ -108,38 +85,15 @@ def test_a_step_ends_without_a_reward_or_an_observation(estimator: Callable[...,
     assert estimate.value_targets[0, [1, 2, 3, 5]].tolist() == targets
 
 
-@pytest.mark.parametrize("estimator", [step_gae, bi_level_gae])
-def test_a_reward_outside_the_steps_is_a_bug(estimator: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("estimator", [gae, step_gae, bi_level_gae, reinforce_pp])
+def test_a_reward_outside_the_time_steps_is_a_bug(estimator: Callable[..., Any]) -> None:
     made = batch([("PAO", [1])], with_values=True)
     made.rewards[0, 2] = 1
     with pytest.raises(RuntimeError, match="would be lost"):
-        estimator(made, params("step_gae"))
+        estimator(made, params(estimator.__name__))
 
 
-def test_a_reward_outside_the_time_steps_is_a_bug() -> None:
-    with pytest.raises(RuntimeError, match="would be lost"):
-        token_advantages(np.ones((1, 6)), VALUES, ACTIONS, params(gamma=1, lam=1))
-
-
-def test_step_spans() -> None:
-    spans = step_spans(batch([("PAA|AOA", []), ("PP", []), ("A", [])]).steps)
-    assert spans.first.astype(int).tolist() == [[0, 1, 0, 1, 0, 1], [0] * 6, [1, 0, 0, 0, 0, 0]]
-    assert spans.starts.tolist() == [0, 2, 3, 4]
-    assert spans.tokens.tolist() == [2, 1, 1, 1]
-    assert spans.per_trajectory.tolist() == [3, 0, 1]
-
-
-# Properties. Eighths add and multiply exactly, so equality can be exact.
-eighths = st.integers(-16, 16).map(lambda n: n / 8)
-episodes = st.lists(
-    st.tuples(
-        st.sampled_from(["PA", "PAAOTA", "PPAOA|AAO", "AA|A|A", "PO"]),
-        st.lists(eighths, min_size=3, max_size=3),
-        st.lists(eighths, min_size=9, max_size=9),
-    ),
-    min_size=1,
-    max_size=5,
-)
+episodes = st.lists(ROW, min_size=1, max_size=5)
 share = st.floats(0, 1)
 
 

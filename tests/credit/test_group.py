@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.credit.batch import Batch, group_statistics
+from agent_r1.credit.batch import Batch
+from agent_r1.credit.estimators import ESTIMATORS as BY_NAME
 from agent_r1.credit.estimators import dr_grpo, grpo, maxrl, rloo
-from agent_r1.params.credit import CreditParams
+from agent_r1.params.credit import WITH_GROUPS, CreditParams
 from tests.credit.letters import batch, params
 
 ROOT = math.sqrt(2)
@@ -61,32 +62,14 @@ def test_maxrl_takes_no_return_below_0() -> None:
         maxrl(batch([("PA", [2]), ("PA", [-1])]), params("maxrl"))
 
 
-@ESTIMATORS
-def test_a_group_of_one_gets_nothing_and_a_warning(
-    caplog: pytest.LogCaptureFixture, estimator: Callable[..., Any]
-) -> None:
+@pytest.mark.parametrize("name", sorted(WITH_GROUPS))
+def test_a_group_of_one_gets_nothing_and_a_warning(caplog: pytest.LogCaptureFixture, name: str) -> None:
     made = batch([("PA", [3]), ("PA", [0]), ("PA", [1])], groups=[5, 6, 6])
     with caplog.at_level(logging.WARNING):
-        alone, low, high = advantages(estimator, made, params("grpo"))
+        alone, low, high = advantages(BY_NAME[name], made, params(name))
     assert alone == 0
     assert low < 0 < high
-    assert "1 of 3 trajectories are alone" in caplog.text
-
-
-@ESTIMATORS
-def test_equal_returns_get_exactly_nothing(estimator: Callable[..., Any]) -> None:
-    # The mean of three times 0.1 is not 0.1 in floating point.
-    assert not advantages(estimator, batch([("PA", [0.1])] * 3), params("grpo")).any()
-
-
-@ESTIMATORS
-@pytest.mark.parametrize("recursion", [True, False])
-def test_an_advantage_is_the_same_at_all_time_steps(estimator: Callable[..., Any], recursion: bool) -> None:
-    made = batch([("PAAOTA", [1, 2]), ("PAAOTA", [])], recursion=recursion)
-    found = estimator(made, params("grpo")).advantages
-    high, low = advantages(estimator, made, params("grpo"))
-    assert high == -low > 0
-    assert np.array_equal(found, np.where(made.time_steps, [[high], [low]], 0))
+    assert "1 of 3 trajectories are alone in their group" in caplog.text
 
 
 members = st.lists(st.tuples(st.integers(0, 3), st.integers(-16, 16)), min_size=2, max_size=16)  # group, return
@@ -102,11 +85,3 @@ def test_advantages_sum_to_nothing_within_every_group(
     found = advantages(estimator, made, params("grpo"))
     for group in set(made.groups):
         assert abs(found[made.groups == group].sum()) < 1e-9
-
-
-def test_group_statistics() -> None:
-    # Group 4: 1 and 5, mean 3, sample std sqrt(8). Group 1: alone.
-    deviations, stds, sizes = group_statistics(np.array([1.0, 7, 5]), np.array([4, 1, 4]))
-    assert deviations.tolist() == [-2, 0, 2]
-    np.testing.assert_allclose(stds, [math.sqrt(8), 0, math.sqrt(8)])
-    assert sizes.tolist() == [2, 1, 2]

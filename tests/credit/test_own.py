@@ -19,11 +19,12 @@ from agent_r1.faults import TooManyAborted
 from agent_r1.params.credit import CreditParams, RewardWeights
 from agent_r1.params.places import RunId
 from agent_r1.params.sections import override, validated
-from agent_r1.records import Call, CallStatus, Outcome, Passage, Question, Source, Step, StopReason, Trajectory
+from agent_r1.records import Call, CallStatus, Outcome, Passage, Question, Source, StopReason, Trajectory
 from agent_r1.tables import read_rows
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.identity import Identity
 from agent_r1.training.loop import Training, iterate
+from tests.trajectories import from_parts, question_fields
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
 CREDIT = params.load(PARAMS).train.credit
@@ -57,50 +58,22 @@ def few(episodes):
 
 constant = 3
 """
-QUESTIONS = {
-    name: Question(
-        question_id=name,
-        dataset="atlas",
-        split="train",
-        text="?",
-        answers=["a"],
-        gold_titles=[],
-        strata={"hops": "1", "kind": "lookup"},
-    )
-    for name in ("q0", "q1", "q2")
-}
+QUESTIONS = {name: Question(**question_fields(name, split="train")) for name in ("q0", "q1", "q2")}
 
 
 def decode(ids: Any) -> str:
     return "".join(chr(97 + each) for each in ids)
 
 
-def step(start: int, stop: int, reason: StopReason = StopReason.END, **fields: Any) -> Step:
-    plain: dict[str, Any] = {"calls": [], "rewards": {}}
-    return Step(action_start=start, action_stop=stop, stop_reason=reason, **{**plain, **fields})
-
-
 def trajectory(number: int, answer: str, outcome: Outcome = Outcome.ANSWERED) -> Trajectory:
     """Prompt a, action b c (c ends it), template d, observation e f, template g, action h i, cut."""
-    source = [Source.PROMPT, *[Source.ACTION] * 2, Source.TEMPLATE, *[Source.OBSERVATION] * 2, Source.TEMPLATE]
-    call = {"calls": [Call(tool="search", arguments="{}", status=CallStatus.OK)], "rewards": {"progress": 1.0}}
-    last = step(7, 9, StopReason.LENGTH, rewards={"em": 1.0, "f1": 1.0, "grounded": 0.0})
-    return Trajectory(
-        trajectory_id=f"0/q{number}/0",
-        question_id=f"q{number}",
-        group=number,
-        sample=0,
-        seed=0,
-        policy_version=0,
-        iteration=0,
-        token_ids=np.arange(9, dtype=np.int32),
-        source=np.array([*source, *[Source.ACTION] * 2], np.uint8),
-        logprobs=np.zeros(9, np.float32),
-        context_starts=[0],
-        steps=[step(1, 3, **call), last],
-        outcome=outcome,
-        answer=answer,
-    )
+    first = [(Source.PROMPT, [0]), (Source.ACTION, [1, 2]), (Source.TEMPLATE, [3])]
+    parts = [*first, (Source.OBSERVATION, [4, 5]), (Source.TEMPLATE, [6]), (Source.ACTION, [7, 8])]
+    call = Call(tool="search", arguments="{}", status=CallStatus.OK)
+    last = {"stop_reason": StopReason.LENGTH, "rewards": {"em": 1.0, "f1": 1.0, "grounded": 0.0}}
+    steps = [{"calls": [call], "rewards": {"progress": 1.0}}, last]
+    names = {"trajectory_id": f"0/q{number}/0", "question_id": f"q{number}", "group": number}
+    return from_parts(parts, steps, outcome=outcome, answer=answer, **names)
 
 
 @pytest.fixture

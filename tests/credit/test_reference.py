@@ -13,9 +13,10 @@ from agent_r1.credit.metrics import reference_metrics, step_metrics
 from agent_r1.records import Trajectory
 from tests.credit.letters import params, progress, trajectory
 
-# "PAAOA": sampled with -1, -2 and -3; the reference gives -1.5, -1.75 and -4 there, and -9 to the observation.
+# "PAAOA": sampled with -1, -2 and -3; the reference gives -1.5, -1.75 and -4 there, 7 to the prompt and -9 to the
+# observation.
 LOGPROBS = np.array([0, -1, -2, 0, -3], np.float32)
-REFERENCE = np.array([0, -1.5, -1.75, -9, -4], np.float32)
+REFERENCE = np.array([7, -1.5, -1.75, -9, -4], np.float32)
 KL = [0, -0.5, 0.25, 0, -1]
 
 
@@ -26,9 +27,6 @@ def episode() -> Trajectory:
 
 def test_every_action_token_pays_what_it_is_likelier_by(episode: Trajectory) -> None:
     assert kl_rewards(episode, REFERENCE).tolist() == KL
-
-
-def test_what_the_reference_says_elsewhere_is_not_read(episode: Trajectory) -> None:
     assert kl_rewards(episode, np.where(episode.action_mask, REFERENCE, np.nan)).tolist() == KL
 
 
@@ -68,34 +66,17 @@ def test_a_teacher_alone_gives_every_token_its_own_advantage(episode: Trajectory
     assert credit.advantages[episode.action_mask].tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_penalty_is_part_of_a_groups_returns() -> None:
-    """Which is why estimator grpo refuses it: equal rewards, and any coefficient gives the same advantages."""
-    rows = [trajectory("PA", progress(1), name=str(i)) for i in range(2)]
-    reference = [np.array([0, kl], np.float32) for kl in (-0.001, 0.001)]
-    for coefficient in (0.1, 10.0):
-        refused = params("grpo").model_copy(update={"kl_reward": coefficient})
-        worse, better = assign(rows, None, refused, reference=reference)[0]
-        assert [worse.advantages[1], better.advantages[1]] == pytest.approx([-math.sqrt(0.5), math.sqrt(0.5)], rel=0.02)
-
-
-def test_a_reference_without_a_price_changes_no_credit(episode: Trajectory) -> None:
+@pytest.mark.parametrize("masks", [True, False])
+def test_a_reference_without_a_price_changes_no_credit_and_is_kept(episode: Trajectory, masks: bool) -> None:
+    """Its logprobs are kept at action tokens, whatever the loss mask."""
     values = [np.array([0, 0.5, 1, 0, -1], np.float32)]
-    [bare], metrics = assign([episode], values, params())
-    [credit], more = assign([episode], values, params(), reference=[REFERENCE])
+    chosen = params(loss_mask=masks, recursion=masks)
+    [bare], metrics = assign([episode], values, chosen)
+    [credit], more = assign([episode], values, chosen, reference=[REFERENCE])
     for name in ("advantages", "value_targets"):
         assert getattr(credit, name).tolist() == getattr(bare, name).tolist()
     assert more.keys() - metrics.keys() == {"reward/kl", "policy/reference_kl"}
     assert not bare.reference_logprobs.any()
-
-
-@pytest.mark.parametrize("on", [True, False])
-def test_credit_keeps_the_references_logprobs_of_action_tokens_whatever_the_loss_mask(
-    episode: Trajectory, on: bool
-) -> None:
-    chosen = params(loss_mask=on, recursion=on)
-    reference = REFERENCE.copy()
-    reference[0] = 7
-    [credit], _ = assign([episode], [np.zeros(5, np.float32)], chosen, reference=[reference])
     assert credit.reference_logprobs.tolist() == [0, -1.5, -1.75, 0, -4]
     assert credit.reference_logprobs.dtype == np.float32
 

@@ -28,12 +28,7 @@ def test_thoughts_by_hand() -> None:
     Over the 6 (trajectory, bigram) pairs, the share of the other questions' trajectories with the bigram:
     56 of the first two: 1 of 2 each; 67 of the first: 1 of 2; 56 of the third: 2 of 3; 89: 0; 67 of the fourth: 1 of 3.
     """
-    rows = [
-        says(0, [5, 6, 7]),
-        says(0, [5, 6]),
-        says(1, [5, 6], [8, 9]),
-        says(2, [6, 7]),
-    ]
+    rows = [says(0, [5, 6, 7]), says(0, [5, 6]), says(1, [5, 6], [8, 9]), says(2, [6, 7])]
     expected = (1 / 2 + 1 / 2 + 1 / 2 + 2 / 3 + 0 + 1 / 3) / 6
     assert thought_repetition(rows, 2) == pytest.approx(expected)
 
@@ -44,35 +39,21 @@ def test_ngrams_are_within_actions_and_counted_once() -> None:
     assert thought_repetition(rows, 2) == pytest.approx((1 + 0 + 0 + 1) / 4)
 
 
-def test_actions_shorter_than_an_ngram_repeat_nothing() -> None:
-    assert thought_repetition([says(0, [5, 6]), says(1, [5, 6])], 3) == 0
-
-
-def test_order_within_an_ngram_counts() -> None:
-    assert thought_repetition([says(0, [5, 6]), says(1, [6, 5])], 2) == 0
-
-
 def test_answers_by_hand() -> None:
     """Of three questions: "paris" is half of the first, all of the second, none of the third: (1/2 + 1) / 3."""
-    rows = [
-        says(group, [5], answer=answer) for group, answer in [(0, "Paris"), (0, "Rome"), (1, "the Paris!"), (2, "Oslo")]
-    ]
-    assert answer_repetition(rows) == pytest.approx(1.5 / 3)
+    answers = [(0, "Paris"), (0, "Rome"), (1, "the Paris!"), (2, "Oslo")]
+    assert answer_repetition([says(group, [5], answer=answer) for group, answer in answers]) == pytest.approx(1.5 / 3)
 
 
-def test_no_answer_is_not_an_answer_in_common() -> None:
+def test_no_answer_and_one_question_have_nothing_in_common() -> None:
     silent = [says(group, [5]) for group in range(3)]
     assert answer_repetition(silent) == 0
     assert answer_repetition([*silent, says(3, [5], answer="Oslo")]) == 1 / 4
-
-
-def test_one_question_says_nothing_about_others() -> None:
     alike = [says(0, [5, 6, 7, 8], answer="Oslo")] * 2
     assert repetition_metrics(alike) == {}
-    assert repetition_metrics([*alike, says(7, [5, 6, 7, 8], answer="Oslo")]) == {
-        "rollout/answer_repetition": 1,
-        "rollout/thought_repetition": 1,
-    }
+    other = says(7, [5, 6, 7, 8], answer="Oslo")
+    shares = {"rollout/answer_repetition": 1, "rollout/thought_repetition": 1}
+    assert repetition_metrics([*alike, other]) == shares
 
 
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=6)

@@ -7,11 +7,10 @@ but the number of steps, which is why such a part must weigh little beside the a
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from agent_r1.credit.rewards import step_rewards
 from agent_r1.envs.base import Attempt
@@ -19,11 +18,11 @@ from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.params import SHIPPED, load
 from agent_r1.params.credit import RewardWeights
-from agent_r1.records import Outcome, Passage, Question, Trajectory
+from agent_r1.records import Outcome, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect
-from agent_r1.search.base import Search
 from agent_r1.tools.search import search_tool
+from tests.envs.conftest import QUESTION, TitleSearch
 
 PARAMS = load(Path(__file__).parents[2] / "params.yaml")
 CREDIT = PARAMS.train.credit
@@ -31,41 +30,18 @@ MAX_STEPS = 5
 LIMITS = load(SHIPPED).env.model_copy(
     update={"top_k": 2, "max_steps": MAX_STEPS, "max_tokens": 4096, "max_action_tokens": 256, "aborted_share": 0.0}
 )
-QUESTION = Question(
-    question_id="q",
-    dataset="atlas",
-    split="train",
-    text="Where was the director of Low Tide born?",
-    answers=["Tesk"],
-    gold_titles=["Low Tide", "Mara Quill"],
-    strata={"hops": "2", "kind": "bridge"},
-)
-PASSAGES = [
-    Passage(passage_id="0", title="Low Tide", text="Low Tide is a film by Mara Quill."),
-    Passage(passage_id="1", title="Mara Quill", text="Mara Quill was born in Tesk."),
-]
-
 Play = Callable[..., Trajectory]
 
 
-class TitleSearch(Search):
-    """Finds the passages whose title occurs in the query."""
-
-    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        return [[passage for passage in PASSAGES if passage.title in query][:k] for query in queries]
-
-
-@pytest.fixture(scope="module")
-def play(tiny_tokenizer: PreTrainedTokenizerFast) -> Play:
+@pytest.fixture
+def play(chat: Chat) -> Play:
     """The trajectory of a script, one text per action."""
 
     def _play(*script: str) -> Trajectory:
-        chat = Chat(tiny_tokenizer)
         env = ToolEnv(QUESTION, [search_tool(TitleSearch(), top_k=2)], max_steps=MAX_STEPS)
         attempt = Attempt(question_id="q", group=0, sample=0, env=lambda _: env)
-        sampler = ScriptedSampler([script], chat)
         with Shared(LIMITS) as shared:
-            [trajectory] = collect(sampler, chat, [attempt], shared, seed=0)
+            [trajectory] = collect(ScriptedSampler([script], chat), chat, [attempt], shared, seed=0)
         assert len(trajectory.steps) == len(script)
         return trajectory
 
@@ -130,7 +106,7 @@ def test_grounded_is_not_farmed_by_saying_the_answer_first(play: Play) -> None:
     """An error message repeats the name of a tool that does not exist; the query of a search comes back nowhere."""
     wished = '<tool_call>{"name": "Tesk", "arguments": {}}</tool_call>'
     assert earned(play(wished, answer("Tesk")), grounded=1.0) == 0
-    assert earned(play(search("Tesk"), answer("Tesk")), grounded=1.0) == 0
+    assert earned(play(search("tesk"), answer("Tesk")), grounded=1.0) == 0
     assert earned(play(search("Low Tide"), answer("")), grounded=1.0) == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,17 @@ from agent_r1.records import Question
 SEED = 3
 
 
+def searched(thought: str, query: str, tool: str = "search", argument: str = "query") -> str:
+    """The action of a demonstration that thinks and calls."""
+    call = json.dumps({"name": tool, "arguments": {argument: query}})
+    return f"<think>{thought}</think>\n<tool_call>\n{call}\n</tool_call>"
+
+
+def ended(thought: str, answer: str) -> str:
+    """The last action of a demonstration."""
+    return f"<think>{thought}</think>\n<answer> {answer} </answer>"
+
+
 @pytest.fixture(scope="session")
 def prepare_params() -> PrepareParams:
     """The `prepare` section of the project's own params.yaml."""
@@ -23,17 +35,10 @@ def prepare_params() -> PrepareParams:
 
 @pytest.fixture(scope="session")
 def atlas_params() -> AtlasParams:
-    return AtlasParams(
-        people=61,
-        films=30,
-        companies=12,
-        cities=10,
-        countries=4,
-        train_questions=200,
-        dev_questions=40,
-        test_questions=40,
-        shares=AtlasShares(lookup=0.2, two_hops=0.35, three_hops=0.3, yes_no=0.075, earlier=0.075, sum=0.0, age=0.0),
-    )
+    shares = AtlasShares(lookup=0.2, two_hops=0.35, three_hops=0.3, yes_no=0.075, earlier=0.075, sum=0.0, age=0.0)
+    sizes = {"people": 61, "films": 30, "companies": 12, "cities": 10, "countries": 4}
+    questions = {"train_questions": 200, "dev_questions": 40, "test_questions": 40}
+    return AtlasParams(**sizes, **questions, shares=shares)
 
 
 @pytest.fixture(scope="session")

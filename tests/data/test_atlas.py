@@ -54,15 +54,9 @@ def test_a_passage_tells_every_fact_of_its_entity_briefly(atlas: World) -> None:
         assert len(passage.text.split()) <= 45
         assert all(contains(passage.text, [value]) for value in atlas.facts[passage.title].values()), passage
         assert "{" not in passage.text
-
-
-def test_a_value_always_follows_a_space(atlas: World) -> None:
-    """Then a byte-level tokenizer writes it as in a question, and copying it is copying tokens."""
-    for passage in tell(atlas, seed=3):
         for value in atlas.facts[passage.title].values():
-            places = [match.start() for match in re.finditer(rf"\b{value}\b", passage.text)]
-            assert places
-            assert all(place > 0 and passage.text[place - 1] == " " for place in places)
+            # Then a byte-level tokenizer writes it as in a question, and copying it is copying tokens.
+            assert not re.search(rf"(^|[^ ])\b{value}\b", passage.text)
 
 
 def test_a_seed_is_a_world(atlas: World, atlas_params: AtlasParams) -> None:
@@ -104,10 +98,8 @@ def test_all_names_together_use_few_words() -> None:
 
 
 def test_a_word_belongs_to_one_kind() -> None:
-    kinds = Counter(
-        word for kind in POOLS for word in {w for name in everything(kind) for w in normalize(name).split()}
-    )
-    assert [word for word, count in kinds.items() if count > 1] == []
+    words = {kind: {word for name in everything(kind) for word in normalize(name).split()} for kind in POOLS}
+    assert sum(map(len, words.values())) == len(set().union(*words.values()))
 
 
 def test_words_are_used_evenly() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from dataclasses import replace
@@ -16,6 +15,7 @@ from agent_r1.data.from_titles import NotBorneOutError, Pages, Reading, act_from
 from agent_r1.data.questions import Hop, Plan, plan_from_titles
 from agent_r1.data.sources import Row
 from agent_r1.records import Question
+from tests.data.conftest import ended, searched
 
 PASSAGES = {
     "Low Tide (1957 film)": "Low Tide is a film. It was directed by Mara J. Quill in May. It won.",
@@ -43,20 +43,13 @@ def act(hops: list[Hop], text: str, answer: str, *, quotes: bool = False, max_st
     return act_from_titles(Plan(tuple(hops), answer), question(text, answer), reading)
 
 
-def searched(thought: str, query: str) -> str:
-    call = json.dumps({"name": "search", "arguments": {"query": query}})
-    return f"<think>{thought}</think>\n<tool_call>\n{call}\n</tool_call>"
-
-
 def test_a_chain_is_searched_for_in_words_that_were_read() -> None:
+    """With quotes the sentence stands before the finding."""
     assert act([FILM, DIRECTOR], "Where did the director of Low Tide die?", "Arvik") == [
         searched("I need the director, then the place of death.", "Low Tide"),
         searched("Found the director Mara J. Quill.", "Mara J. Quill"),
-        "<think>Found the place of death Arvik. That answers it.</think>\n<answer> Arvik </answer>",
+        ended("Found the place of death Arvik. That answers it.", "Arvik"),
     ]
-
-
-def test_quotes_put_the_sentence_before_the_finding() -> None:
     _, second, last = act([FILM, DIRECTOR], "Where did the director of Low Tide die?", "Arvik", quotes=True)
     assert '"It was directed by Mara J. Quill in May." Found the director Mara J. Quill.' in second
     assert last.startswith('<think>"She died in Arvik." Found the place of death Arvik.')
@@ -72,29 +65,20 @@ COMPARED = [
 
 def test_a_comparison_follows_one_chain_after_the_other_and_sets_their_values_side_by_side() -> None:
     *searches, last = act(COMPARED, "Whose director is older, Low Tide or High Tide?", "high tide")
-    assert [re.findall(r'"query": "(.*)"', each) for each in searches] == [
-        ["Low Tide"],
-        ["Mara J. Quill"],
-        ["High Tide"],
-        ["Jon Hale"],
-    ]
+    queries = re.findall(r'"query": "(.*)"', "".join(searches))
+    assert queries == ["Low Tide", "Mara J. Quill", "High Tide", "Jon Hale"]
     assert searches[0].startswith("<think>I need the director, then the date of birth of each.</think>")
     assert searches[2].startswith("<think>Found the date of birth 3 May 1902. Next High Tide.</think>")
-    assert last == (
-        "<think>Low Tide: Mara J. Quill, 3 May 1902. High Tide: Jon Hale, 9 June 1899. 1899 is earlier. "
-        "That answers it.</think>\n<answer> High Tide </answer>"
-    )
+    dates = "Low Tide: Mara J. Quill, 3 May 1902. High Tide: Jon Hale, 9 June 1899. 1899 is earlier."
+    assert last == ended(f"{dates} That answers it.", "High Tide")
 
 
 def test_yes_and_no_say_whether_the_values_are_the_same() -> None:
-    hops = [
-        Hop("Jon Hale", "Jon Hale", "country", "Orlen"),
-        Hop("Mara J. Quill", "Mara Quill (director)", "country", "Orlen"),
-    ]
+    titles = {"Jon Hale": "Jon Hale", "Mara J. Quill": "Mara Quill (director)"}
+    hops = [Hop(name, title, "country", "Orlen") for name, title in titles.items()]
     text = "Are Jon Hale and Mara J. Quill from the same country?"
-    assert act(hops, text, "yes")[-1] == (
-        "<think>Jon Hale: Orlen. Mara J. Quill: Orlen. The same. That answers it.</think>\n<answer> yes </answer>"
-    )
+    same = "Jon Hale: Orlen. Mara J. Quill: Orlen. The same. That answers it."
+    assert act(hops, text, "yes")[-1] == ended(same, "yes")
     with pytest.raises(NotBorneOutError, match="do not bear out the yes or no"):
         act(hops, text, "no")
 
@@ -104,7 +88,7 @@ def test_gold_titles_alone_begin_with_the_title_that_the_question_names_or_its_o
     assert act_from_titles(plan_from_titles(row), row, Reading(search, 5, quotes=False)) == [
         searched("I look it up.", "high tide"),
         searched("Found Jon Hale.", "Jon Hale"),
-        "<think>Found Orlen. That answers it.</think>\n<answer> Orlen </answer>",
+        ended("Found Orlen. That answers it.", "Orlen"),
     ]
     untitled = replace(row, text="Who was born in Tesk", gold_titles=[], answers=["Mara J. Quill"])
     first, last = act_from_titles(

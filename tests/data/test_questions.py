@@ -11,8 +11,10 @@ from agent_r1.data.atlas import World
 from agent_r1.data.questions import Facts, Plan, generate_atlas, generate_questions, plan_from_titles
 from agent_r1.params.prepare import AtlasParams, AtlasShares
 from agent_r1.records import Question
+from tests.trajectories import question_fields
 
 Rows = list[tuple[Question, Plan]]
+NOTHING = dict.fromkeys(AtlasShares.model_fields, 0.0)
 
 
 def reference_answer(question: Question, plan: Plan, facts: Facts) -> str:
@@ -32,8 +34,11 @@ def reference_answer(question: Question, plan: Plan, facts: Facts) -> str:
 
 
 def test_answers_are_true(rows: Rows, atlas: World) -> None:
+    """And stand in no question, unless it offers two."""
     for question, plan in rows:
         assert question.answers == [plan.answer] == [reference_answer(question, plan, atlas.facts)], question
+        offers = [hop.entity for hop in plan.hops] if question.strata["kind"] == "comparison" else []
+        assert contains(question.text, question.answers) == (plan.answer in offers), question
 
 
 def test_every_hop_is_a_fact_and_leads_to_the_next(rows: Rows, atlas: World) -> None:
@@ -42,6 +47,8 @@ def test_every_hop_is_a_fact_and_leads_to_the_next(rows: Rows, atlas: World) -> 
         assert all(hop.query == f"{hop.relation} of {hop.entity}" for hop in plan.hops)
         assert question.gold_titles == [hop.entity for hop in plan.hops]
         assert int(question.strata["hops"]) == len(plan.hops) == len(set(question.gold_titles))
+        asked = plan.hops if question.strata["kind"] == "comparison" else plan.hops[:1]
+        assert all(f" {hop.entity}" in question.text for hop in asked)
         if question.strata["kind"] == "bridge":
             assert [hop.value for hop in plan.hops[:-1]] == [hop.entity for hop in plan.hops[1:]]
 
@@ -55,40 +62,20 @@ def test_the_mix(rows: Rows) -> None:
         ("bridge", 3): 60,
         ("comparison", 2): 30,
     }
-    closed = Counter(plan.answer for _, plan in train if plan.answer in ("yes", "no"))
-    assert closed == {"yes": 7, "no": 7}
+    yes, no = (Counter(plan.hops[0].relation for _, plan in train if plan.answer == answer) for answer in ("yes", "no"))
+    assert yes == no, "the relation does not give the answer away"
+    assert yes.total() == 7
     assert Counter(question.split for question, _ in rows) == {"train": 200, "dev": 40, "test": 40}
 
 
-def test_the_relation_of_a_yes_no_question_does_not_give_the_answer_away(rows: Rows) -> None:
-    relations = {
-        answer: Counter(plan.hops[0].relation for _, plan in rows if plan.answer == answer) for answer in ("yes", "no")
-    }
-    assert relations["yes"] == relations["no"]
-
-
 def test_no_two_questions_are_alike(rows: Rows) -> None:
-    asked = [
-        (frozenset if question.strata["kind"] == "comparison" else tuple)(
-            [(hop.entity, hop.relation) for hop in plan.hops]
-        )
-        for question, plan in rows
-    ]
-    texts = [question.text for question, _ in rows]
-    ids = [question.question_id for question, _ in rows]
-    assert len(set(asked)) == len(set(texts)) == len(set(ids)) == len(rows)
-
-
-def test_no_question_contains_its_answer_unless_it_offers_two(rows: Rows) -> None:
+    asked = set()
     for question, plan in rows:
-        offers = [hop.entity for hop in plan.hops] if question.strata["kind"] == "comparison" else []
-        assert contains(question.text, question.answers) == (plan.answer in offers), question
-
-
-def test_what_is_asked_about_stands_in_the_question(rows: Rows) -> None:
-    for question, plan in rows:
-        asked = plan.hops if question.strata["kind"] == "comparison" else plan.hops[:1]
-        assert all(f" {hop.entity}" in question.text for hop in asked)
+        hops = [(hop.entity, hop.relation) for hop in plan.hops]
+        asked.add(frozenset(hops) if question.strata["kind"] == "comparison" else tuple(hops))
+    texts = {question.text for question, _ in rows}
+    ids = {question.question_id for question, _ in rows}
+    assert len(asked) == len(texts) == len(ids) == len(rows)
 
 
 def test_the_same_seed_gives_the_same_questions_and_plans(rows: Rows, atlas_params: AtlasParams) -> None:
@@ -98,89 +85,54 @@ def test_the_same_seed_gives_the_same_questions_and_plans(rows: Rows, atlas_para
     assert generate_atlas(atlas_params, 4).questions != found.questions
 
 
-def test_a_world_too_small_is_refused_with_the_remedy(atlas: World, atlas_params: AtlasParams) -> None:
+def test_a_world_too_small_and_shares_of_less_than_all_are_refused(atlas: World, atlas_params: AtlasParams) -> None:
     """61 people with 4 facts (one unmarried), 30 films with 4, 12 companies with 3, 10 cities with 2, 4 countries
     with 3: 243 + 120 + 36 + 20 + 12 = 431 lookups."""
     params = atlas_params.model_copy(update={"train_questions": 5000})
     with pytest.raises(ValueError, match=r"431 lookup questions and 1016 are asked for; raise people"):
         generate_questions(atlas, params, 3)
+    with pytest.raises(ValueError, match=r"together make 0\.9 of all"):
+        AtlasShares(**NOTHING | {"lookup": 0.9})
+
+
+TEXT = "Where was the director of Kiss and Tell born?"
 
 
 @pytest.mark.parametrize(
     ("titles", "hops"),
     [
-        (
-            ["Mara Quill", "Kiss and Tell"],
-            [("Kiss and Tell", "Mara Quill"), ("Mara Quill", "Tesk")],
-        ),  # the one that is mentioned first
-        ([], [("Where was the director of Kiss and Tell born?", "Tesk")]),
+        # The one that is mentioned comes first.
+        (["Mara Quill", "Kiss and Tell"], [("Kiss and Tell", "Mara Quill"), ("Mara Quill", "Tesk")]),
+        ([], [(TEXT, "Tesk")]),
     ],
 )
 def test_titles_become_a_plan_and_without_them_the_question_is_searched_for(
     titles: list[str], hops: list[tuple[str, str]]
 ) -> None:
-    question = Question(
-        question_id="q",
-        dataset="own",
-        split="train",
-        text="Where was the director of Kiss and Tell born?",
-        answers=["Tesk", "Tesk City"],
-        gold_titles=titles,
-        strata={"hops": "1", "kind": "unknown"},
-    )
-    plan = plan_from_titles(question)
+    fields = question_fields(text=TEXT, answers=["Tesk", "Tesk City"], gold_titles=titles)
+    plan = plan_from_titles(Question(**fields))
     assert [(hop.query, hop.value) for hop in plan.hops] == hops
     assert plan.answer == "Tesk"
 
 
-def test_the_kinds_of_questions_have_their_shares(atlas: World, atlas_params: AtlasParams) -> None:
-    """40 questions: 10 with three hops, and the other 30 of the last kind; yes/no ones come in pairs, 3 become 2."""
-    shares = {
-        "lookup": 0.0,
-        "two_hops": 0.0,
-        "three_hops": 0.25,
-        "yes_no": 0.08,
-        "earlier": 0.67,
-        "sum": 0.0,
-        "age": 0.0,
-    }
-    params = atlas_params.model_copy(update={"shares": AtlasShares(**shares), "train_questions": 0})
-    test = [question for question, _ in generate_questions(atlas, params, seed=3) if question.split == "test"]
-    found = Counter(
-        "three hops" if int(question.strata["hops"]) == 3 else question.answers[0] in ("yes", "no") for question in test
-    )
-    assert found == {"three hops": 10, True: 2, False: 28}
-
-
-def test_shares_that_do_not_make_all_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"together make 0\.9 of all"):
-        AtlasShares(lookup=0.2, two_hops=0.3, three_hops=0.3, yes_no=0.1, earlier=0.0, sum=0.0, age=0.0)
-
-
 @pytest.fixture(scope="module")
 def arithmetic(atlas: World, atlas_params: AtlasParams) -> Rows:
-    shares = dict.fromkeys(AtlasShares.model_fields, 0.0) | {"sum": 0.5, "age": 0.5}
+    shares = NOTHING | {"sum": 0.5, "age": 0.5}
     return generate_questions(atlas, atlas_params.model_copy(update={"shares": AtlasShares(**shares)}), seed=3)
 
 
 def test_sums_and_ages_are_worked_out_of_the_years_that_are_asked_for(atlas: World, arithmetic: Rows) -> None:
+    """And no two of them alike."""
     assert {plan.sign for _, plan in arithmetic} == {"+", "-"}
     for question, plan in arithmetic:
-        first, second = (atlas.facts[hop.entity][hop.relation] for hop in plan.hops)
-        expected = int(first) + int(second) if plan.sign == "+" else int(first) - int(second)
-        assert (question.answers, question.strata["kind"], int(question.strata["hops"])) == (
-            [str(expected)],
-            "arithmetic",
-            2,
-        )
+        first, second = (int(atlas.facts[hop.entity][hop.relation]) for hop in plan.hops)
+        expected = first + second if plan.sign == "+" else first - second
+        assert question.answers == [str(expected)]
+        assert question.strata == {"hops": "2", "kind": "arithmetic"}
         assert expected > 0
         assert all(hop.entity in question.text for hop in plan.hops)
         if plan.sign == "-":
             assert plan.hops[1].relation == "birth year"
             assert question.text.startswith(("How old was ", "What was the age of ")), question.text
-
-
-def test_no_two_questions_add_up_the_same(arithmetic: Rows) -> None:
-    asked = [(plan.sign, frozenset(hop.entity for hop in plan.hops)) for _, plan in arithmetic]
-    assert len({*asked}) == len(asked)
-    assert len({question.text for question, _ in arithmetic}) == len(arithmetic)
+    asked = {(plan.sign, frozenset(hop.entity for hop in plan.hops)) for _, plan in arithmetic}
+    assert len(asked) == len({question.text for question, _ in arithmetic}) == len(arithmetic)

@@ -25,22 +25,26 @@ def fields(location: Path) -> list[dict[str, Any]]:
     return [row.fields for row in read(location)]
 
 
+def written(path: Path, content: str) -> Path:
+    """A file of a text, packed where its name says so."""
+    data = content.encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [
         ("rows.json", LIST),
-        ("rows.jsonl", LINES),
         ("rows.json", LINES),  # the content counts, not the name
         ("rows.jsonl", f" \n{LIST}\n"),
-        ("rows.json", json.dumps(ROWS, indent=2)),
-        ("rows.jsonl", f"\n{LINES}\n\n"),
+        ("rows.json.gz", json.dumps(ROWS, indent=2)),
+        ("rows.jsonl.gz", f"\n{LINES}\n\n"),
         ("rows.jsonl", f"\ufeff{LINES}"),
     ],
 )
-@pytest.mark.parametrize("ending", ["", ".gz"])
-def test_lists_and_lines_are_the_same_rows(tmp_path: Path, name: str, content: str, ending: str) -> None:
-    path = tmp_path / f"{name}{ending}"
-    path.write_bytes(gzip.compress(content.encode()) if ending else content.encode())
+def test_lists_and_lines_are_the_same_rows(tmp_path: Path, name: str, content: str) -> None:
+    path = written(tmp_path / name, content)
     assert fields(path) == ROWS
     assert [str(row) for row in read(path)] == [f"{path}, row {number}" for number in (1, 2, 3)]
     assert count(path) == 3
@@ -58,7 +62,7 @@ def test_parquet_rows_come_in_batches(tmp_path: Path, monkeypatch: pytest.Monkey
     ("name", "content", "expected"),
     [
         ("x.csv", "a,b\nNA,007\nNone,2001\nnull,true\n", [("NA", "007"), ("None", "2001"), ("null", "true")]),
-        ("x.tsv", "a\tb\nx, y\t1.0\n", [("x, y", "1.0")]),
+        ("x.tsv.gz", "a\tb\nx, y\t1.0\n", [("x, y", "1.0")]),
         ("x.csv", '\ufeffa,b\r\n"one ""word"",\r\nand more",2\r\n', [('one "word",\nand more', "2")]),
         ("x.csv", 'a;b\n"x;y";1,5\n', [("x;y", "1,5")]),  # as a spreadsheet writes it where a comma is in numbers
         ("x.csv", "a\tb\n1\t2\n", [("1", "2")]),
@@ -69,12 +73,10 @@ def test_parquet_rows_come_in_batches(tmp_path: Path, monkeypatch: pytest.Monkey
         ("x.csv", "a,b\n", []),
     ],
 )
-@pytest.mark.parametrize("ending", ["", ".gz"])
 def test_text_in_a_table_stays_text(
-    tmp_path: Path, name: str, content: str, expected: list[tuple[str | None, str | None]], ending: str
+    tmp_path: Path, name: str, content: str, expected: list[tuple[str | None, str | None]]
 ) -> None:
-    path = tmp_path / f"{name}{ending}"
-    path.write_bytes(gzip.compress(content.encode()) if ending else content.encode())
+    path = written(tmp_path / name, content)
     assert fields(path) == [{"a": a, "b": b} for a, b in expected]
     assert [row.number for row in read(path)] == [*range(1, len(expected) + 1)]
 
@@ -105,7 +107,7 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(st.lists(st.dictionaries(st.text(), JSON)), st.integers(1, 40), st.sampled_from([None, 1]))
 def test_a_list_is_read_whatever_the_size_of_the_pieces(rows: list[Any], chunk: int, indent: int | None) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -126,31 +128,32 @@ def test_a_location_is_a_file_a_folder_or_a_pattern(tmp_path: Path) -> None:
 def test_hidden_copies_are_no_data(tmp_path: Path) -> None:
     folder = tmp_path / ".home/data"  # the folder itself may lie below such a name
     data = [folder / "a.jsonl", folder / "b/c.jsonl"]
-    copies = [
-        ".ipynb_checkpoints/a-checkpoint.jsonl",
-        "._a.jsonl",
-        "b/.cache/deep/a.jsonl",
-        ".b.jsonl",
-        "__MACOSX/._a.jsonl",
-    ]
+    copies = [".ipynb_checkpoints/a-checkpoint.jsonl", "._a.jsonl", "b/.cache/deep/a.jsonl", "__MACOSX/._a.jsonl"]
     for path in (*data, *(folder / name for name in copies)):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     assert data_files(folder) == data
     assert data_files(folder / "*.jsonl") == data[:1]
     assert data_files(folder / "._a.jsonl") == [folder / "._a.jsonl"]  # named, so taken
-    with pytest.raises(
-        FileNotFoundError, match=r"\.tsv file \(names that begin with a dot aside\); put the files there"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"\(names that begin with a dot aside\); put the files there"):
         data_files(folder / "__MACOSX")
 
 
-@pytest.mark.parametrize("name", ["nowhere.json", "nowhere/*.json"])
-def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
-    with pytest.raises(FileNotFoundError, match=r"nowhere.*json does not exist; .*correct prepare\.files in params"):
-        fields(tmp_path / name)
-    with pytest.raises(FileNotFoundError, match=r"holds no \.json, \.jsonl, \.parquet, \.csv, \.tsv file"):
-        fields(tmp_path)
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere.json", r"nowhere.*json does not exist; .*correct prepare\.files in params"),
+        ("nowhere/*.json", r"nowhere.*json does not exist; .*correct prepare\.files in params"),
+        ("", r"holds no \.json, \.jsonl, \.parquet, \.csv, \.tsv file"),
+        ("x.json", r"x\.json holds no rows"),
+    ],
+)
+@pytest.mark.parametrize("content", ["", "[]"])
+def test_a_file_that_is_missing_or_empty_is_named(tmp_path: Path, name: str, message: str, content: str) -> None:
+    if name == "x.json":
+        (tmp_path / "x.json").write_text(content)
+    with pytest.raises((FileNotFoundError, ValueError), match=message):
+        count(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -158,9 +161,7 @@ def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
     [
         ("x.json", b'[{"a": 1}, {"a": ', "row 2: broken or cut off"),
         ("x.json", b'[{"a": 1} {"a": 2}]', "row 2: broken or cut off .Expecting ','"),
-        ("x.json", b'[{"a": 1}', "row 2: broken or cut off"),
         ("x.json", b'[{"a": 1}]\n[{"a": 2}, {"a": 3}]', r"row 2: .*the list is followed by '\[{\"a\": 2}"),
-        ("x.json", b'[{"a": 1}] garbage', "row 2: broken or cut off .the list is followed by 'garbage'"),
         ("x.json", b'{\n  "a": 1\n}', "row 1: broken or cut off .*one object per line"),
         ("x.jsonl", b'{"a": 1}\n{"a": 2', "row 2: broken or cut off"),
         ("x.jsonl", b'{"a": 1}\n[1]', "row 2: expected an object with named fields, found .1."),
@@ -169,25 +170,18 @@ def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
         ("x.jsonl", b'{"a": 1}\n{"a": ' + b"[" * 100_000, "row 2: broken or cut off .nested too deeply"),
         ("x.json", b"\xff\xfe\x00", "not a text in UTF-8"),
         ("x.json.gz", b"[]", "not a whole gzip file"),
-        ("x.json.gz", gzip.compress(LIST.encode() * 1000, mtime=0)[:-12], "not a whole gzip file"),
-        ("x.jsonl.gz", gzip.compress(LINES.encode(), mtime=0)[:-9], "not a whole gzip file"),
+        ("x.jsonl.gz", gzip.compress(LINES.encode() * 1000, mtime=0)[:-12], "not a whole gzip file"),
         ("x.parquet", b"PAR1 and then nothing", "not a whole Parquet file"),
-        (
-            "x.csv",
-            b"a,b\n1,2\nx, y,3\n",
-            "row 2: 3 cells under a head of 2; a text with a separator or a line break is",
-        ),
-        ("x.csv", b"a,b\n1\n", "row 1: 1 cells under a head of 2"),
-        ("x.csv", b'a,b\n1,"2\n3,4\n', "row 1: unexpected end of data; a text that begins with a quotation mark ends"),
-        ("x.tsv", b'a\tb\n"Kiss" is\t4\n', "row 1: '\t' expected after '\"'; .* has \"\" for each mark within"),
+        ("x.csv", b"a,b\n1,2\nx, y,3\n", "row 2: 3 cells under a head of 2"),
+        ("x.csv", b'a,b\n1,"2\n3,4\n', "row 1: unexpected end of data; a text that begins with a quotation mark"),
+        ("x.tsv", b'a\tb\n"Kiss" is\t4\n', 'row 1: .* has "" for each mark within'),
         ("x.csv", b"a,b,a\n", "row 1: the head has two columns of one name; give one"),
-        ("x.csv", "a\nK\u00f6ln".encode("cp1252"), "not a text in UTF-8"),
         ("x.csv", "a\tb\n".encode("utf-16"), "not a text in UTF-8"),
     ],
 )
 def test_a_broken_file_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=rf"{name}(, |: ){message}.*"):
+    with pytest.raises(ValueError, match=rf"{name}(, |: ){message}"):
         fields(tmp_path / name)
 
 
@@ -200,32 +194,20 @@ def test_a_broken_row_does_not_make_the_whole_file_stay_in_memory(monkeypatch: p
     assert text.tell() < 400
 
 
-@pytest.mark.parametrize("content", ["", "[]", "\n"])
-def test_a_file_without_rows_is_refused(tmp_path: Path, content: str) -> None:
-    (tmp_path / "x.json").write_text(content)
-    assert fields(tmp_path / "x.json") == []
-    with pytest.raises(ValueError, match=r"x\.json holds no rows"):
-        count(tmp_path / "x.json")
-
-
-def packed(values: list[str], rows: int) -> pa.Array:
-    """A column that is small on disk, however long its value is."""
-    return pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array(values))
-
-
 def test_what_is_small_on_disk_stays_small_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "LONGEST_ROW", 1000)
     monkeypatch.setattr(sources, "_UNPACKED_BYTES", 1 << 20)
     monkeypatch.setattr(sources, "_DECODING", 32)
     nulls = pa.ListArray.from_arrays(pa.array([0, 1 << 25], pa.int32()), pa.nulls(1 << 25))
     tables = {
-        "1: cannot be decoded in 32 MiB of memory, with those": {"text": packed(["x" * 100_000], 1500)},
-        "1: cannot be decoded in 32 MiB": {"text": nulls},
-        "2: longer than 1000 bytes": {"text": pa.array(["x", "x" * 1001])},
-        "3073: the file unpacks to more than 1 MiB": {"text": packed(["x" * 300], 10_000)},
+        "1: cannot be decoded in 32 MiB of memory, with those": pa.array(["x" * 100_000] * 1500).dictionary_encode(),
+        "1: cannot be decoded in 32 MiB": nulls,
+        "2: longer than 1000 bytes": pa.array(["x", "x" * 1001]),
+        "3073: the file unpacks to more than 1 MiB": pa.array(["x" * 300] * 10_000),
+        "2: a value cannot be read .'utf-8' codec": pa.array([b"good", b"\xff"]).view(pa.string()),
     }
-    for message, columns in tables.items():
-        pq.write_table(pa.table(columns), tmp_path / "x.parquet", compression="zstd", store_schema=False)
+    for message, column in tables.items():
+        pq.write_table(pa.table({"text": column}), tmp_path / "x.parquet", compression="zstd", store_schema=False)
         with pytest.raises(ValueError, match=rf"x\.parquet, row {message}"):
             list(read(tmp_path / "x.parquet"))
 
@@ -266,10 +248,3 @@ def test_a_field_that_no_row_has_is_named(tmp_path: Path, content: bytes, messag
     (tmp_path / "x.jsonl").write_bytes(content)
     with pytest.raises(ValueError, match=message):
         [row.pairs("context", "x") for row in read(tmp_path / "x.jsonl")]
-
-
-def test_a_value_of_a_parquet_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    text = pa.array([b"good", b"\xff"]).view(pa.string())
-    pq.write_table(pa.table({"text": text}), tmp_path / "x.parquet")
-    with pytest.raises(ValueError, match=r"x\.parquet, row 2: a value cannot be read .'utf-8' codec"):
-        list(read(tmp_path / "x.parquet"))

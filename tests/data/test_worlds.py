@@ -23,15 +23,20 @@ LAKE: dict[str, Any] = {"env": "frozen_lake", "size": 4, "frozen": 0.8, "intende
 ROOM: dict[str, Any] = {"env": "sokoban", "size": 6, "walls": 0.12, "most_moves": 10}
 
 
+def checked(**changes: Any) -> PrepareParams:
+    """The `prepare` section of params.yaml with some changes."""
+    shipped = load(Path(__file__).parents[2] / "params.yaml").prepare.model_dump(mode="json")
+    return validated(PrepareParams, override(shipped, changes), "prepare")
+
+
 def test_a_board_is_a_question_with_all_that_it_starts_from() -> None:
     drawn = draw("ice", LakeParams(**LAKE, train=[5, 7], test=[123, 125]))
     assert [each.question_id for each in drawn["test"]] == ["ice-test-123", "ice-test-124"]
     [first, _] = drawn["test"]
     board = lake.Board.read(first.setup)
     assert board == lake.Board.draw(123)
-    assert (first.env, first.dataset, first.text, first.answers) == (
-        "frozen_lake", "ice", "FrozenLake, 4 by 4, seed 123", [],
-    )  # fmt: skip
+    assert (first.env, first.dataset, first.answers) == ("frozen_lake", "ice", [])
+    assert first.text == "FrozenLake, 4 by 4, seed 123"
     assert len(board.way(board.start) or []) in (4, 5, 6)
     assert first.strata == {"solution": "4-6"}
 
@@ -70,11 +75,6 @@ def test_pairs_that_are_turned_stand_in_the_other_order_in_the_test_and_say_noth
     assert sum(board.arms[0] == board.high for board in boards["test"]) == len(bandit.TRAIN) / 2
 
 
-def test_a_row_of_gymnasium_says_a_name_and_a_seed() -> None:
-    [row] = draw("others", OthersParams(env="gymnasium", name="ice", test=[7, 8]))["test"]
-    assert (json.loads(row.setup), row.env, row.strata) == ({"name": "ice", "seed": 7}, "gymnasium", {})
-
-
 SEED, LEVEL = {"seed": 7}, {"level": 3, "at": ["{seed}"]}
 TASK = {"split": "{split}", "index": "{index}", "title": "{split} {seed}"}
 FILED = {"n": 8, "question": "Eight?", "answer": 8}
@@ -83,6 +83,7 @@ FILED = {"n": 8, "question": "Eight?", "answer": 8}
 @pytest.mark.parametrize(
     ("given", "key", "content"),
     [
+        ({"env": "gymnasium"}, "seed", 7),
         ({"env": "openenv"}, "reset", SEED),
         ({"env": "toolbox"}, "row", SEED),
         ({"env": "openenv", "reset": TASK}, "reset", {"split": "test", "index": 1, "title": "test 7"}),
@@ -94,7 +95,7 @@ FILED = {"n": 8, "question": "Eight?", "answer": 8}
     ],
 )
 def test_a_row_holds_what_its_world_is_begun_with(
-    given: dict[str, Any], key: str, content: dict[str, Any], tmp_path: Path
+    given: dict[str, Any], key: str, content: Any, tmp_path: Path
 ) -> None:
     rows = [{"n": n} for n in range(7)] + [FILED]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -130,18 +131,17 @@ def test_a_task_is_a_text_or_one_message_and_rows_are_there(tmp_path: Path) -> N
 
 def test_worlds_are_prepared_beside_questions_and_alone(tmp_path: Path) -> None:
     """Without a data set that asks there is nothing to search, and that is no fault."""
-    shipped = load(Path(__file__).parents[2] / "params.yaml").prepare.model_dump(mode="json")
-    alone = {"datasets": ["ice"], "worlds": {"ice": {**LAKE, "train": [0, 4], "test": [4, 6]}}}
-    prepare(validated(PrepareParams, override(shipped, alone), "prepare"), tmp_path)
+    worlds = {"ice": {**LAKE, "train": [0, 4], "test": [4, 6]}}
+    prepare(checked(datasets=["ice"], worlds=worlds), tmp_path)
     found = read_rows(tmp_path / "questions.parquet", Question)
     assert [each.split for each in found] == ["train"] * 4 + ["test"] * 2
     assert read_rows(tmp_path / "passages.parquet", Passage) == []
-    beside = override(shipped, alone | {"datasets": ["atlas", "ice"]})
-    prepare(validated(PrepareParams, beside, "prepare"), tmp_path)
-    assert Counter(each.env for each in read_rows(tmp_path / "questions.parquet", Question)) == {
-        "qa": 6700,
-        "frozen_lake": 6,
-    }
+    prepare(checked(datasets=["atlas", "ice"], worlds=worlds), tmp_path)
+    kinds = Counter(each.env for each in read_rows(tmp_path / "questions.parquet", Question))
+    assert kinds == {"qa": 6700, "frozen_lake": 6}
+
+
+OTHER = {"name": "w", "test": [0, 1]}
 
 
 @pytest.mark.parametrize(
@@ -149,15 +149,8 @@ def test_worlds_are_prepared_beside_questions_and_alone(tmp_path: Path) -> None:
     [
         ({**LAKE}, r"a world needs seeds: give it train, dev or test, such as"),
         ({**LAKE, "test": [7, 7]}, r"test \[7, 7\] holds no seed"),
-        (
-            {"env": "toolbox", "name": "w", "test": [0, 1], "reset": {"seed": 1}},
-            "reset: .* has no effect with env: toolbox, .*; set reset: null, or env: openenv",
-        ),
-        (
-            {"env": "gymnasium", "name": "w", "test": [0, 1], "file": "rows.jsonl"},
-            'file: "rows.jsonl" has no effect with env: gymnasium, .*; set file: null, or env: openenv or toolbox or',
-        ),
-        ({**LAKE, "test": [7]}, "test"),
+        ({"env": "toolbox", **OTHER, "reset": {"seed": 1}}, "reset: .* has no effect with env: toolbox, .*; set reset"),
+        ({"env": "gymnasium", **OTHER, "file": "rows.jsonl"}, 'file: "rows.jsonl" has no effect with env: gymnasium'),
         ({**LAKE, "test": [0, 1], "frozen": 0.0}, "frozen"),
         ({**LAKE, "env": "lava", "test": [0, 1]}, "lava"),
         ({**ROOM, "test": [0, 1], "walls": 0.9}, r"walls 0.9 leaves no room to push; take at most .5"),
@@ -166,6 +159,5 @@ def test_worlds_are_prepared_beside_questions_and_alone(tmp_path: Path) -> None:
     ],
 )
 def test_rules_that_draw_nothing_are_refused(world: dict[str, Any], message: str) -> None:
-    shipped = load(Path(__file__).parents[2] / "params.yaml").prepare.model_dump(mode="json")
     with pytest.raises(ValueError, match=message):
-        validated(PrepareParams, override(shipped, {"worlds": {"mine": world}}), "prepare")
+        checked(worlds={"mine": world})

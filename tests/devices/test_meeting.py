@@ -38,14 +38,11 @@ def test_a_place_is_what_torchrun_gives(monkeypatch: pytest.MonkeyPatch) -> None
     assert Place.given() == Place(rank=1, size=4, local_rank=0, file="/closed/ranks")
     forget_place()
     assert not {*given, MEETING} & {*os.environ}
-
-
-@pytest.mark.parametrize(("name", "value"), [("WORLD_SIZE", ""), ("LOCAL_RANK", "two"), ("RANK", "")])
-def test_a_place_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
-    for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        monkeypatch.setenv(variable, value if variable == name else "1")
-    with pytest.raises(ValueError, match=r"one is missing or no number: .*; let torchrun set them, or unset RANK"):
-        Place.given()
+    for name, value in {"WORLD_SIZE": "", "LOCAL_RANK": "two", "RANK": ""}.items():
+        for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+            monkeypatch.setenv(variable, value if variable == name else "1")
+        with pytest.raises(ValueError, match=r"one is missing or no number: .*; let torchrun set them, or unset RANK"):
+            Place.given()
 
 
 def places(folder: Path, size: int = 2) -> list[Place]:

@@ -14,6 +14,15 @@ PASSAGES = [
     Passage(passage_id="1", title="Mara Quill", text="Mara Quill was born in Tesk."),
     Passage(passage_id="2", title="Tesk", text="Tesk is a city in Veld."),
 ]
+QUESTION = Question(
+    question_id="q1",
+    dataset="atlas",
+    split="train",
+    text="Where was the director of Low Tide born?",
+    answers=["Tesk"],
+    gold_titles=["Low Tide", "Mara Quill"],
+    strata={"hops": "2", "kind": "bridge"},
+)
 
 
 class TitleSearch(Search):
@@ -30,12 +39,4 @@ def index() -> TitleSearch:
 
 @pytest.fixture
 def question() -> Question:
-    return Question(
-        question_id="q1",
-        dataset="atlas",
-        split="train",
-        text="Where was the director of Low Tide born?",
-        answers=["Tesk"],
-        gold_titles=["Low Tide", "Mara Quill"],
-        strata={"hops": "2", "kind": "bridge"},
-    )
+    return QUESTION

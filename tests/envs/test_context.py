@@ -48,13 +48,9 @@ def played(env: Env, actions: Sequence[str]) -> list[Transition]:
     return asyncio.run(play())
 
 
-def test_append_is_the_environment_itself() -> None:
-    env = Counting()
-    assert in_context(env, ContextParams(kind="append", every=0)) is env
-
-
 def test_a_window_slides_with_every_step_once_it_is_full() -> None:
     inner = Counting()
+    assert in_context(inner, ContextParams(kind="append", every=0)) is inner
     env = in_context(inner, ContextParams(kind="window", every=2))
     found = played(env, "abcde")
     assert [each.restart for each in found] == [None, None, *[Restart(user="Who?", keep=2)] * 2, None]
@@ -75,17 +71,14 @@ def test_a_summary_is_asked_for_and_opens_the_next_context() -> None:
     assert second.restart == Restart(user="Who?\n\nWhat you know so far:\nfour <answer>x</answer>\n\nseen 4")
     assert [bool(each.restart) for each in found] == [False, False, True, False, False, True, False]
     assert (found[-1].outcome, found[-1].answer, inner.steps) == (Outcome.ANSWERED, "e", 5)
+    last = played(in_context(Counting(), ContextParams(kind="summary", every=5)), "abcde")[-1]
+    assert (last.outcome, last.observations) == (Outcome.ANSWERED, ()), "nothing is asked at the end of an episode"
 
 
 def test_a_state_shows_through_any_context_but_not_to_a_summary() -> None:
     for kind, states in (("window", ["1", "2", "3"]), ("summary", ["1", "", "2"])):
         env = in_context(Counting(), ContextParams(kind=kind, every=2))
         assert [(played(env, "a"), env.state)[1] for _ in range(3)] == states, kind
-
-
-def test_nothing_is_asked_at_the_end_of_an_episode() -> None:
-    last = played(in_context(Counting(), ContextParams(kind="summary", every=5)), "abcde")[-1]
-    assert (last.outcome, last.observations) == (Outcome.ANSWERED, ())
 
 
 class Rewriting(Counting):

@@ -45,15 +45,14 @@ def statuses(transition: Transition) -> list[tuple[str, str]]:
 
 def test_the_opening_of_the_first_version() -> None:
     env = opened()
-    assert env.system == "You're a helpful assistant. "
+    assert (env.system, env.tools) == ("You're a helpful assistant. ", ())
     rules, rest = env.user.split("\nThe meaning of each symbol in the state is:\n")
     assert rules == GAMES["frozen_lake"].rules
-    assert rest == (
-        "P: player, _: ice, O: hole, G: goal, X: player in a hole, √: player on the goal\nYour available actions are:\n"
-        'Left, Down, Right, Up\nYou can make up to 10 actions, separated by the action separator " || "\n'
-        + V1_TURN.format(1, "P_O\n__G", 10)
-    )
-    assert not env.tools
+    assert rest.startswith("P: player, _: ice, O: hole, G: goal, X: player in a hole, √: player on the goal\n")
+    assert "\nLeft, Down, Right, Up\nYou can make up to 10 actions" in rest
+    assert rest.endswith(V1_TURN.format(1, "P_O\n__G", 10))
+    given = limits().model_copy(update={"instructions": "Think aloud."})
+    assert GameEnv("frozen_lake", LAKE, given).system == "You're a helpful assistant.  Think aloud."
 
 
 def test_a_games_state_is_its_board_however_it_was_reached() -> None:
@@ -70,19 +69,12 @@ def test_the_opening_of_the_second_version_and_of_the_brief_one() -> None:
     assert env.system.startswith("You're a helpful assistant. You are solving the Sokoban puzzle.")
     shown = env.user.splitlines()
     assert shown[:4] == ["", "Turn 1:", "State:", "Coordinates (row, column):"]
-    assert shown[5:12] == [
-        *("Targets: (1, 4)", "Boxes: (1, 2)", "Player: (1, 1)"),
-        *("Grid Map:", "######", "#PX_O#", "######"),
-    ]
+    assert shown[5:8] == ["Targets: (1, 4)", "Boxes: (1, 2)", "Player: (1, 1)"]
+    assert shown[8:12] == ["Grid Map:", "######", "#PX_O#", "######"]
     brief = opened(ROOM, "sokoban", protocol="brief")
     assert (brief.system, brief.user) == ("Play sokoban.", "# # # # # #\n# P X _ O #\n# # # # # #\n10 moves left.")
     arms = opened(bandit.Board(arms=("Clerk", "Pilot"), high="Pilot").write(), "bandit", protocol="brief")
     assert arms.user == "Clerk\nPilot\n1 moves left."
-
-
-def test_instructions_are_added_to_the_system_message() -> None:
-    given = limits().model_copy(update={"instructions": "Think aloud."})
-    assert GameEnv("frozen_lake", LAKE, given).system == "You're a helpful assistant.  Think aloud."
 
 
 def test_several_moves_in_one_action() -> None:
@@ -99,9 +91,6 @@ def test_several_moves_in_one_action() -> None:
     assert last.rewards == {"env": pytest.approx(10.8), "think": 1.0, "success": 1.0}
     with pytest.raises(RuntimeError, match="the episode is over"):
         does(env, "Left")
-
-
-def test_a_game_that_is_lost_is_over_too() -> None:
     lost = does(opened(), "Right || Right || Down")
     assert (lost.outcome, lost.rewards["success"], lost.rewards["env"], len(lost.calls)) == (Outcome.ENDED, 0.0, 0.0, 2)
 
@@ -126,7 +115,6 @@ def test_surplus_moves_are_not_made_and_that_is_said() -> None:
     [
         ("Up", "neither a tool call nor an answer. Write "),
         ("<answer> || </answer>", "there is no move in the answer. Write "),
-        ("<think>so</think><answer></answer>", "there is no move in the answer. Write "),
         ("<answer>Up</answer><answer>Up</answer>", "the tags do not form one tool call or one answer. Write "),
         ('<tool_call>{"name": "move", "arguments": {}}</tool_call>', "there is no move in the answer. Write "),
     ],
@@ -164,10 +152,14 @@ def test_the_chance_is_the_episodes_own() -> None:
     assert len({ends(seed) for seed in range(8)}) > 2
 
 
-def test_what_could_have_no_effect_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"env.games.moves 10 has no effect: env.max_steps 4 times moves_per_step 2"):
-        opened(max_steps=4, moves_per_step=2)
-    with pytest.raises(ValueError, match=r"moves_per_step 5 has no effect above an episode's moves, 4"):
-        opened(moves=4)
-    with pytest.raises(ValueError, match=r"field 'rows' has 0 cells with the start"):
-        opened('{"rows": ["FG"], "intended": 1}')
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_steps": 4, "moves_per_step": 2}, r"env.games.moves 10 has no effect: env.max_steps 4 times"),
+        ({"moves": 4}, r"moves_per_step 5 has no effect above an episode's moves, 4"),
+        ({"setup": '{"rows": ["FG"], "intended": 1}'}, r"field 'rows' has 0 cells with the start"),
+    ],
+)
+def test_what_could_have_no_effect_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        opened(**changes)

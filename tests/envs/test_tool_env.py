@@ -26,7 +26,7 @@ from agent_r1.params import load
 from agent_r1.records import CallStatus, Outcome, Passage, Question
 from agent_r1.search.base import Search
 from agent_r1.search.index import Cached
-from agent_r1.tools.base import FunctionTool, ToolError, ToolResult
+from agent_r1.tools.base import FunctionTool, ToolError
 from agent_r1.tools.search import search_tool
 from tests.envs.conftest import PASSAGES
 
@@ -48,26 +48,25 @@ def env(question: Question, index: Search) -> ToolEnv:
 
 def test_a_good_episode(env: ToolEnv) -> None:
     """Two searches find one new gold passage each, the second shows the first one again; then the answer."""
+    assert env.state == ""
     first = act(env, f"<think>The director.</think>{call('search', query='Low Tide')}")
-    assert first.observations == ("Low Tide: Low Tide is a film by Mara Quill.",)
+    assert first.observations == ("Low Tide: Low Tide is a film by Mara Quill.",) == (env.state,)
     [made] = first.calls
     assert (made.tool, made.arguments, made.status) == ("search", '{"query": "Low Tide"}', CallStatus.OK)
     assert (first.rewards, first.rewards_when_read) == ({"think": 1.0}, {"progress": 1.0})
     second = act(env, call("search", query="Mara Quill Low Tide"))
     assert (second.rewards, second.rewards_when_read) == ({"think": 0.0}, {"progress": 1.0})
     last = act(env, "<answer>in Tesk</answer>")
-    assert last.outcome is Outcome.ANSWERED
-    assert last.observations == ()
-    assert last.answer == "in Tesk"
+    assert (last.outcome, last.observations, last.answer) == (Outcome.ANSWERED, (), "in Tesk")
     # F1: precision 1/2, recall 1. "Mara Quill was born in Tesk" holds the answer's words in a row.
     assert last.rewards == {"em": 0.0, "f1": pytest.approx(2 / 3), "grounded": 1.0, "think": 0.0}
     assert last.call_status is CallStatus.NONE
 
 
-def test_the_state_of_a_question_is_the_last_observation(env: ToolEnv) -> None:
-    assert env.state == ""
-    read = [act(env, each).observations for each in (call("search", query="Low Tide"), "<answer>")]
-    assert (env.state,) == read[1] != read[0]
+def test_a_search_that_finds_nothing_is_a_good_call(env: ToolEnv) -> None:
+    found = act(env, call("search", query="zzz"))
+    assert (found.observations, found.call_status) == (("nothing found",), CallStatus.OK)
+    assert found.rewards_when_read == {"progress": 0.0}
 
 
 def test_a_question_whose_answer_nobody_knows(index: Search) -> None:
@@ -80,13 +79,6 @@ def test_a_question_whose_answer_nobody_knows(index: Search) -> None:
     last = act(env, "<think>Now.</think><answer>Mara Quill</answer>")
     assert (last.outcome, last.answer) == (Outcome.ANSWERED, "Mara Quill")
     assert last.rewards == {"grounded": 1.0, "think": 1.0}
-
-
-def test_a_search_that_finds_nothing_is_a_good_call(env: ToolEnv) -> None:
-    transition = act(env, call("search", query="zzz"))
-    assert transition.observations == ("nothing found",)
-    assert transition.call_status is CallStatus.OK
-    assert transition.rewards_when_read == {"progress": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -109,7 +101,6 @@ def test_a_fault_of_the_world_ends_the_episode_and_earns_nothing(
 @pytest.mark.parametrize(
     ("action", "think"),
     [
-        (f"<think>First the film.</think>{call('search', query='Low Tide')}", 1.0),
         (f"<think>One more.</think>{call('seek', query='x')}", 1.0),  # well formed, though there is no such tool
         ("<think>I know.</think><answer>Tesk</answer>", 1.0),
         (f"<think> </think>{call('search', query='Low Tide')}", 0.0),  # says nothing
@@ -182,27 +173,21 @@ def test_out_of_steps(env: ToolEnv, last: str, outcome: Outcome) -> None:
         act(env, last)
 
 
-def test_equal_arguments_read_equal(question: Question) -> None:
-    def add(a: int, b: int) -> ToolResult:
-        """Adds."""
-        return ToolResult(text=str(a + b))
-
-    env = ToolEnv(question, [FunctionTool(add)], max_steps=2)
-    [one], [other] = (act(env, action).calls for action in (call("add", b=2, a=1), call("add", a=1, b=2)))
-    assert one.arguments == other.arguments
-
-
-def test_bugs_of_a_tool_are_raised(question: Question) -> None:
-    def broken(message: str) -> str:
+def test_bugs_of_a_tool_are_raised_and_equal_arguments_read_equal(question: Question) -> None:
+    def broken(message: str, times: int) -> str:
         """Breaks, or refuses a message."""
         if message:
             raise ToolError(message)
         raise KeyError("ours")
 
-    env = ToolEnv(question, [FunctionTool(broken)], max_steps=2)
-    assert act(env, call("broken", message="theirs")).observations == ("Error: theirs",)
+    env = ToolEnv(question, [FunctionTool(broken)], max_steps=3)
+    [one], [other] = (
+        act(env, call("broken", **arguments)).calls
+        for arguments in ({"message": "theirs", "times": 1}, {"times": 1, "message": "theirs"})
+    )
+    assert (one.arguments, env.state) == (other.arguments, "Error: theirs")
     with pytest.raises(KeyError):
-        act(env, call("broken", message=""))
+        act(env, call("broken", message="", times=1))
 
 
 TWICE = [Passage(passage_id=str(i), title="Mara Quill", text=f"Part {i}.") for i in range(2)]
@@ -228,38 +213,26 @@ def test_passages_come_with_the_question_and_ground_its_answer(
     transition = act(env, action)
     assert transition.outcome is Outcome.ANSWERED
     assert transition.rewards == dict(zip(("em", "f1", "grounded", "progress", "think"), rewards, strict=True))
+    for other, status in (("Tesk", CallStatus.MALFORMED), (call("search"), CallStatus.UNKNOWN_TOOL)):
+        ended = act(AnswerEnv(question, shown), other)
+        assert (ended.outcome, ended.call_status, ended.answer) == (Outcome.MALFORMED, status, "")
+        assert ended.rewards == {"think": 0.0, "progress": rewards[3]}
 
 
-@pytest.mark.parametrize(
-    ("action", "status"),
-    [("Tesk", CallStatus.MALFORMED), (call("search"), CallStatus.UNKNOWN_TOOL)],
-)
-def test_anything_but_an_answer_is_malformed(question: Question, action: str, status: CallStatus) -> None:
-    transition = act(AnswerEnv(question, PASSAGES[:1]), action)
-    assert (transition.outcome, transition.call_status, transition.answer) == (Outcome.MALFORMED, status, "")
-    assert transition.rewards == {"think": 0.0, "progress": 1.0}
-
-
-@pytest.mark.parametrize("instructions", ["", "Be brief."])
+@pytest.mark.parametrize("instructions", ["", " Be brief."])
 def test_every_protocol_gives_the_configured_instructions(question: Question, index: Search, instructions: str) -> None:
-    limits, questions = PARAMS.model_copy(update={"instructions": instructions}), [question]
+    limits, questions = PARAMS.model_copy(update={"instructions": instructions.strip()}), [question]
     gold = {question.question_id: [Passage(passage_id="p", title="t", text="x")]}
     shared = Shared(limits, Cached(index, "", 0))
-    attempts = [
-        *attempts_at(questions, shared),
-        asked_attempt("Who?", shared),
-        *naive_rag_attempts(questions, shared),
-        *closed_book_attempts(questions, shared),
-        *gold_passages_attempts(questions, gold, shared),
-    ]
-    added = f" {instructions}" if instructions else ""
-    assert [attempt.env(0).system for attempt in attempts] == [
-        "Answer the question. Search when facts are missing." + added,
-        "Answer the question. Search when facts are missing." + added,
-        "Answer the question from the passages." + added,
-        "Answer the question." + added,
-        "Answer the question from the passages." + added,
-    ]
+    searching = "Answer the question. Search when facts are missing."
+    for [attempt], system in (
+        (attempts_at(questions, shared), searching),
+        ([asked_attempt("Who?", shared)], searching),
+        (naive_rag_attempts(questions, shared), "Answer the question from the passages."),
+        (closed_book_attempts(questions, shared), "Answer the question."),
+        (gold_passages_attempts(questions, gold, shared), "Answer the question from the passages."),
+    ):
+        assert attempt.env(0).system == system + instructions
 
 
 def test_a_question_of_an_environment_that_there_is_not_is_refused() -> None:

@@ -100,12 +100,6 @@ def test_the_paragraph_of_a_report_has_the_half_widths_of_the_plan(settings: Par
     assert SHIPPED.of in told_apart(settings, "ablations", 2, one)
 
 
-def test_below_three_seeds_the_plan_is_of_fixed_policies(settings: Params) -> None:
-    page = plan(settings, 1, 100, 1)
-    assert "Fewer than 3 seeds are fixed policies" in page
-    assert [re.fullmatch(r"0\.\d{3}", cell) is None for cell in rows(page)["1 x 100 x 1"]] == [False, False, True]
-
-
 def test_a_sweep_of_before_there_were_samples_is_one_greedy_answer(settings: Params, store: Store) -> None:
     for run, seeds in {"ppo": ["1100", "1110", "1000"], "grpo": ["1110", "1111"], "rloo": ["1100"]}.items():
         for seed, right in enumerate(seeds):
@@ -135,24 +129,6 @@ def test_more_samples_bring_less_the_more_there_are(settings: Params, store: Sto
     assert found["twice the samples"] < found["1 x 100 x 1"]
     assert found["twice the questions"] < found["twice the samples"]
     assert {cells[2] for cells in rows(plan(settings, 1, 100, 1)).values()} == {"n/a"}
-
-
-def test_answers_that_are_all_alike_are_said_to_be(settings: Params, store: Store) -> None:
-    for run in ("ppo", "grpo"):
-        for seed in range(3):
-            store(run, seed, "1111")
-    page = plan(settings, 0, 0, 0)
-    assert "Nothing varies in the evidence" in page
-    assert rows(page)["3 x 4 x 1"][:2] == ["0.301", "0.602"]  # 1 - .025^(1/4), and half of it
-
-
-def test_a_sweep_whose_seeds_cannot_vary_yet_is_planned_by_the_shipped_one(settings: Params, store: Store) -> None:
-    shipped = plan(settings, 0, 0, 0)
-    for run, seed in (("ppo", 0), ("ppo", 1), ("grpo", 0)):
-        store(run, seed, "1100")
-        assert plan(settings, 0, 0, 0) == shipped
-    store("grpo", 1, "1101")
-    assert SHIPPED.of not in plan(settings, 0, 0, 0)
 
 
 def test_refusals(settings: Params, store: Store) -> None:

@@ -9,13 +9,11 @@ import pytest
 from matplotlib.image import imread
 
 from agent_r1.evaluation.plots import (
-    MUTED,
     PALETTE,
     _band,
     _points,
     along,
     axis_of,
-    colours,
     final_scores,
     gained,
     learning_curves,
@@ -24,16 +22,10 @@ from agent_r1.evaluation.plots import (
 )
 from agent_r1.evaluation.statistics import Interval
 
-NAMES = ("calm", "changed")
-
 
 def test_smoothed_by_hand() -> None:
     # Means of the last five: 1, (1+2)/2, ..., (1+..+5)/5 = 3, (2+..+6)/5 = 4.
     assert smoothed(np.array([1.0, 2, 3, 4, 5, 6])).tolist() == pytest.approx([1, 1.5, 2, 2.5, 3, 4])
-
-
-def test_a_run_keeps_its_colour() -> None:
-    assert colours(["ppo", "grpo"]) == {"ppo": PALETTE[0], "grpo": PALETTE[1]}
 
 
 def test_a_curve_over_a_budget_has_its_points_at_the_amount_before_each_iteration(tmp_path: Path) -> None:
@@ -80,21 +72,6 @@ def test_curves_draw_every_run_and_survive_missing_metrics(tmp_path: Path) -> No
     learning_curves(tmp_path / "curves.png", curves, {"base_tool_call": 0.2}, "exact match")
     drawn = [drawn_in(tmp_path / "curves.png", colour) for colour in PALETTE[:3]]
     assert (drawn[0] > 1000, drawn[1] > 500, drawn[2]) == (True, True, 0)
-
-
-def test_floor_and_ceiling_are_lines_in_every_panel_of_a_sweep(tmp_path: Path) -> None:
-    runs, limits = {name: [curve(0.5)] for name in ("ppo", "grpo", "rloo")}, {"random": 0.2, "oracle": 1.0}
-    seed_curves(tmp_path / "without.png", runs, "ppo", "rollout/success", "", {})
-    seed_curves(tmp_path / "with.png", runs, "ppo", "rollout/success", "", limits)
-    without, drawn = (drawn_in(tmp_path / f"{name}.png", MUTED) for name in ("without", "with"))
-    assert drawn > without + 3 * 2 * 200, "two lines of some hundred pixels in each of three panels"
-
-
-def test_a_run_alone_fills_the_picture(tmp_path: Path) -> None:
-    """Its line reaches the right quarter, and no legend speaks of a reference, which would be itself."""
-    seed_curves(tmp_path / "one.png", {"ppo": [curve(slope=0.1)]}, "ppo", "rollout/success", "", {})
-    assert drawn_in(tmp_path / "one.png", PALETTE[0], right=0.25) > 500
-    assert drawn_in(tmp_path / "one.png", MUTED) < 2000, "numbers at the axes, and no dashes"
 
 
 def test_final_scores_draw_runs_in_colour_and_seeds_beside_their_mean_in_the_same_bits(tmp_path: Path) -> None:

@@ -257,23 +257,6 @@ def test_means_by_hand(scores: dict[str, float]) -> None:
     assert [scores[f"questions{stratum}"] for stratum in ("", "/hops_1", "/hops_2")] == [3, 1, 2]
 
 
-def test_every_mean_lies_in_its_interval_and_the_headline_is_short_and_rounded(scores: dict[str, float]) -> None:
-    means = [key.removesuffix("/low") for key in scores if key.endswith("/low")]
-    assert len(means) == 8 * 6  # all, two hop counts, three kinds
-    assert all(scores[f"{key}/low"] <= scores[key] <= scores[f"{key}/high"] for key in means)
-    shown = headline(scores)
-    assert list(shown)[:7] == ["questions", "success", "success/low", "success/high", "em", "em/low", "em/high"]
-    assert len(shown) == 1 + 3 * 8 + 2
-    assert (list(shown)[-2:], shown["em"]) == (["em/hops_1", "em/hops_2"], 0.6667)
-    assert not [key for key in scores if "dataset_" in key], "one data set is no stratum"
-
-
-def test_gold_recall_by_hand(scores: dict[str, float]) -> None:
-    # One gold title each; found once, twice (the fixture gives progress at every call: 2 of 1), never.
-    assert scores["gold_recall"] == pytest.approx(1.0)
-    assert (scores["gold_recall/hops_1"], scores["gold_recall/kind_comparison"]) == (1.0, 0.0)
-
-
 def test_questions_without_gold_titles_have_no_recall(make_question: Any, make_trajectory: Any) -> None:
     unknown = dataclasses.replace(make_question("a"), gold_titles=[])
     known = dataclasses.replace(make_question("b"), gold_titles=["Veld", "Tesk"])
@@ -283,13 +266,6 @@ def test_questions_without_gold_titles_have_no_recall(make_question: Any, make_t
     alone = score(predictions[:1], [unknown], DRAWS)
     assert not [key for key in alone if key.startswith("gold_recall")]
     assert "gold_recall" not in headline(alone)
-
-
-def test_a_headline_in_words() -> None:
-    scores = {"success": 0.86, "success/low": 0.825, "success/high": 0.8925, "questions": 397.0, "aborted": 3.0}
-    line = "exact match 0.860 [0.825, 0.892] on 397 questions, 3 more aborted"
-    assert in_words(scores, "exact match") == line
-    assert in_words({**scores, "aborted": 0.0}, "solved") == "solved 0.860 [0.825, 0.892] on 397 questions"
 
 
 def test_several_data_sets_are_scored_apart(make_question: Any, make_trajectory: Any) -> None:

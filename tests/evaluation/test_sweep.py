@@ -134,27 +134,6 @@ def test_differences_by_stratum_by_hand(page: str) -> None:
     assert "by kind" not in page, "all are of one kind"
 
 
-def test_references_are_what_all_are_compared_with(evaluate: Evaluate, rendered: Page) -> None:
-    agents = {"ppo": [evaluate("ppo-seed0", 3)], "grpo": [evaluate("grpo-seed0", 4)]}
-    curves, references = {name: [curve(None)] for name in agents}, ["grpo", "ppo"]
-    page = rendered(
-        SweptAgents(
-            runs=agents, baselines=[evaluate("base_tool_call", 1)], curves=curves, plan=PLAN, references=references
-        )
-    )
-    assert "| agent | less `grpo` | less `ppo` |" in page
-    assert "| `grpo` | n/a | +0.250 [" in page
-
-
-def test_a_run_alone_is_compared_with_no_other(evaluate: Evaluate, rendered: Page) -> None:
-    runs, baselines = {"ppo": [evaluate("ppo-seed0", 3)]}, [evaluate("base_tool_call", 1)]
-    page = rendered(SweptAgents(runs=runs, baselines=baselines, curves={"ppo": [curve(None)]}, plan=PLAN))
-    assert "1 run with 1 seed, 4 test questions" in page
-    assert "| run | iterations | sampled exact match | on dev |" in page
-    assert "equal time" not in page
-    assert "mean and range of the seeds](learning_curves.png)" in page
-
-
 def test_training_names_the_first_alarm(page: str) -> None:
     # Four iterations of 20 and 10 s are two minutes, and a share is no time. The last three have .3, .6 and .9.
     # Of the variance .2, .4 and .6 are explained then, where there is a critic. The last validations say .6 and .7.
@@ -162,14 +141,6 @@ def test_training_names_the_first_alarm(page: str) -> None:
     assert "| run | iterations | sampled exact match | at equal time, 2.0 min |" in page
     assert "| `ppo` | 4 | 0.600 | 0.420 | 0.650 | 0.40 | none, 2 |" in page
     assert "| `grpo` | 4 | 0.600 | 0.600 | n/a | n/a | none, none |" in page
-
-
-def test_pictures_stand_beside_the_page(page: str, tmp_path: Path) -> None:
-    for name in ("learning_curves.png", "final_scores.png"):
-        assert f"]({name})" in page
-        assert (tmp_path / name).stat().st_size > 10_000
-    assert "Not measured alike" not in page
-    assert "floor" not in page, "chance was not evaluated"
 
 
 def test_what_chance_reaches_bounds_every_claim(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent_r1.evaluation.transcript import WIDTH, examples, shown_arguments, transcript, worth_reading
+from agent_r1.evaluation.transcript import WIDTH, examples, transcript, worth_reading
 from agent_r1.records import Outcome
 
 Told = Callable[..., str]
@@ -106,22 +106,8 @@ def test_what_the_world_cut_short_before_its_first_step(make_question: Any, make
     assert worth_reading([cut], [make_question("a")]) == {}
 
 
-def test_without_a_trained_agent_or_a_baseline(make_question: Any, make_trajectory: Any, decode: Any) -> None:
-    questions, episodes = [make_question("a")], [make_trajectory("a")]
-    assert examples({"naive_rag": episodes}, [], questions, decode) == []
-    assert len(examples({"ppo": episodes}, ["ppo"], questions, decode)) == 3  # the section, one heading, one episode
-
-
 def test_a_fence_in_the_text_gets_a_longer_one(make_question: Any, make_trajectory: Any, decode: Any) -> None:
     episode = make_trajectory("a", answer="```")
     section = examples({"ppo": [episode]}, ["ppo"], [make_question("a")], decode)[-1]
     assert section.startswith("````text\n")
     assert section.endswith("\n````")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "shown"),
-    [('{"query": "Veld"}', "Veld"), ('{"a": 1, "b": "x"}', "a = 1, b = x"), ("{}", ""), ('"Up"', "Up")],
-)
-def test_arguments_as_a_person_reads_them(arguments: str, shown: str) -> None:
-    assert shown_arguments(arguments) == shown

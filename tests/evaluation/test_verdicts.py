@@ -45,20 +45,13 @@ def drifted(draws: EvaluateParams, questions: list[Question]) -> Callable[..., D
         ({3: "Veld"}, {3: "Veld"}, [], [], ["now answers every question as before did"]),
         (
             {3: "Veld"},
-            {},
-            ["q3"],
-            [],
-            [
-                "now answers 1 question differently from before, within chance; exact match now less",
-                "  q3: 'Tesk' -> 'Veld', success 1 -> 0",
-            ],
-        ),
-        (
-            {3: "Veld"},
             {3: ""},  # as wrong as before, and another answer
             ["q3"],
             [],
-            ["now answers 1 question differently", "  q3: '(none)' -> 'Veld', success 0 -> 0"],
+            [
+                "now answers 1 question differently from before, within chance; exact",
+                "  q3: '(none)' -> 'Veld', success 0 -> 0",
+            ],
         ),
         (
             dict.fromkeys(range(10), "Veld"),  # ten of twenty turn wrong: -.5, standard error sqrt(.25 / 20) = .11
@@ -172,10 +165,10 @@ def test_greedy_answers_beside_samples_are_told_and_decide_nothing() -> None:
 
 def test_a_true_gain_is_promoted_nearly_always_and_luck_nearly_never() -> None:
     """Draws of 300 questions: of 60 % and 70 % with luck in common, and of 60 % twice, independently."""
-    luck = np.random.default_rng(0).random((100, 300))
-    assert sum(decided(row < 0.7, row < 0.6).promoted for row in luck) == 100
-    draws = np.random.default_rng(0).random((100, 2, 300)) < 0.6
-    assert sum(not decided(a, b).promoted for a, b in draws) >= 95
+    luck = np.random.default_rng(0).random((40, 300))
+    assert sum(decided(row < 0.7, row < 0.6).promoted for row in luck) == 40
+    draws = np.random.default_rng(0).random((40, 2, 300)) < 0.6
+    assert sum(not decided(a, b).promoted for a, b in draws) >= 38
 
 
 def test_two_points_on_100_questions_are_refused() -> None:
@@ -233,12 +226,6 @@ def test_margin_and_level_ask_for_more(
     assert decided(challenger, champion, **gate).promoted is promoted
 
 
-def test_pairs_are_by_question_whatever_the_order() -> None:
-    b = evaluation("b", [1, 1, 0, 0] * 25)
-    found = decided([1, 1, 0, 0] * 25, dataclasses.replace(b, predictions=b.predictions[::-1]))
-    assert (found.only_challenger_right, found.only_champion_right) == (0, 0)
-
-
 UNKNOWN = {name: value for name, value in HASHES.items() if name != "limits"}  # nobody wrote the limits down
 
 
@@ -267,10 +254,3 @@ def test_evaluations_that_were_not_measured_alike_are_refused(
     )
     assert "|" not in decision_table(found)
     assert decision_table(found).startswith("new is refused against old: they were not measured alike")
-
-
-def test_the_table_shows_the_numbers() -> None:
-    page = decision_table(decided([1] * 66 + [0] * 34, [1] * 60 + [0] * 40))
-    assert page.startswith("challenger is promoted against champion: the lower bound")
-    for row in ("success of challenger | 0.660", "right in champion alone | 0", "its 95% interval | +0.020 to +0.110"):
-        assert f"| {row} |" in page

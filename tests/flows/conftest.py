@@ -25,13 +25,14 @@ from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
 from agent_r1.params import load
 from agent_r1.params.places import RunId
 from flows.commands.execute import index, prepare
-from flows.overlay import OWN_DVC
 from flows.processes import api_on, await_health, listen, server_part
 from flows.train import train
 from flows.warm_start import warm_start
 
 ROOT = Path(__file__).parents[2]
 PLACES = load(ROOT / "params.yaml").places
+
+OWN_DVC = "[core]\n    no_scm = true\n    analytics = false\n    check_update = false\n"
 
 Start = Callable[..., subprocess.Popen[str]]
 Inside = Callable[[Path], AbstractContextManager[None]]
@@ -41,68 +42,7 @@ WriteParams = Callable[[Path, dict[str, Any]], None]
 BuildOnce = Callable[[str, Callable[[Path], None]], Path]
 PATIENCE_S = 300.0
 
-# What differs from the project's own params.yaml: minutes become seconds.
-SMALL = {
-    "prepare": {
-        "atlas": {
-            "people": 40,
-            "films": 20,
-            "companies": 10,
-            "cities": 10,
-            "countries": 4,
-            "train_questions": 60,
-            "dev_questions": 12,
-            "test_questions": 24,
-        }
-    },
-    "model": {"threads": 1},
-    "engine": {"kind": "transformers"},
-    "warm_start": {
-        "vocab_size": 640,
-        "hidden_size": 64,
-        "layers": 2,
-        "heads": 2,
-        "demonstrations": 400,
-        "naive_rag_demonstrations": 40,
-        "batch_size": 16,
-        "steps": 200,
-        "learning_rate": 3e-3,
-        "stop_early": 0.65,
-        "wrong_relation": 0.12,
-        "by_relation": 0.0,
-    },
-    "env": {"top_k": 2, "max_steps": 4, "max_tokens": 448, "max_action_tokens": 64},
-    "train": {
-        "iterations": 2,
-        "rollout": {"questions": 8},
-        "update": {"minibatches": 2, "critic": {"warmup": {"iterations": 1, "explained_variance": 0, "limit": 0}}},
-        "keep": {"learner": True},  # two trainings are compared by all that they end with
-    },
-    "evaluate": {"questions": 12, "samples": 1, "temperature": 0.0, "bootstrap_samples": 100},
-    "runs": {
-        "ppo": {},
-        "refilled": {
-            "iterations": 1,
-            "rollout": {"questions": 4, "samples": 2},
-            "credit": {
-                "estimator": "grpo",
-                "rewards": {"agent_r1": 0.0, "em": 1.0},  # most groups are all wrong
-                "filter": {"kind": "top_fraction", "share": 0.5, "refill": 2},
-            },
-        },
-        "grpo": {"iterations": 2, "rollout": {"questions": 4, "samples": 4}, "credit": {"estimator": "grpo"}},
-    },
-    "repro_runs": ["ppo"],
-    "repro_baselines": ["base_tool_call", "naive_rag"],
-    "ablations": {
-        "runs": ["ppo"],
-        "seeds": [0, 1],
-        "references": [],
-        "closer": {"runs": [], "seeds": []},
-        "train": {"iterations": 1, "validation": {"every": 2, "questions": 6}},
-    },
-    "operate": {"retry_delay_s": 0.0},
-}
+SMALL: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("small.yaml").read_text())
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from agent_r1.params import Params, load
 from flows import evaluate as evaluate_module
 from flows.commands.execute import evaluate
 from flows.evaluate import Subject
+from tests.fixtures import WriteParams
 
 POLICIES = ("outputs/warm_start", "outputs/train/ppo/checkpoint/policy", "outputs/train/ppo-seed3/checkpoint/policy")
 
@@ -22,18 +22,18 @@ class Asked(Exception):
     """The subject, and the folder of its results."""
 
 
+def model_at(path: Path) -> None:
+    path.mkdir(parents=True)
+    for file in ("config.json", "tokenizer_config.json"):
+        (path / file).write_text("{}")
+
+
 @pytest.fixture
-def choose(
-    tmp_path: Path,
-    write_params: Callable[[Path, dict[str, Any]], None],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Any:
+def choose(tmp_path: Path, write_params: WriteParams, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Who is evaluated, and into which folder, in a project with a warm start, two trainings of `ppo` and a model."""
     write_params(tmp_path, {})
     for policy in (*POLICIES, "others/mine"):
-        (tmp_path / policy).mkdir(parents=True)
-        for file in ("config.json", "tokenizer_config.json"):
-            (tmp_path / policy / file).write_text("{}")
+        model_at(tmp_path / policy)
     for policy in POLICIES[1:]:
         checkpoint.seal((tmp_path / policy).parent, Progress(iterations=3, policy_version=2))
 
@@ -56,24 +56,23 @@ def choose(
 @pytest.mark.parametrize(
     ("choice", "label", "policy", "protocol"),
     [
-        ({"run": "ppo"}, "ppo", POLICIES[1], "tool_call"),
-        ({"run": "ppo", "seed": 3}, "ppo-seed3", POLICIES[2], "tool_call"),
-        ({"model": "ppo-seed3"}, "ppo-seed3", POLICIES[2], "tool_call"),
-        ({"run": "ppo", "seed": 3, "protocol": "naive_rag"}, "ppo-seed3-naive_rag", POLICIES[2], "naive_rag"),
-        ({"run": "ppo", "dataset": "atlas"}, "ppo-atlas", POLICIES[1], "tool_call"),
-        ({"run": "ppo", "dataset": "atlas", "as_label": "mine"}, "mine", POLICIES[1], "tool_call"),
-        ({"baseline": "base_tool_call"}, "base_tool_call", POLICIES[0], "tool_call"),
-        ({"baseline": "gold_passages"}, "gold_passages", POLICIES[0], "gold_passages"),
-        ({"baseline": "closed_book", "dataset": "atlas"}, "closed_book-atlas", POLICIES[0], "closed_book"),
-        ({"model": "ppo-lab/tiny"}, "ppo-lab--tiny", "ppo-lab/tiny", "tool_call"),
-        ({"model": "Qwen/Qwen2.5-3B-Instruct"}, "Qwen--Qwen2.5-3B-Instruct", "Qwen/Qwen2.5-3B-Instruct", "tool_call"),
+        ({"policy": "ppo"}, "ppo", POLICIES[1], "tool_call"),
+        ({"policy": "ppo-seed3"}, "ppo-seed3", POLICIES[2], "tool_call"),
+        ({"policy": "ppo-seed3", "protocol": "naive_rag"}, "ppo-seed3-naive_rag", POLICIES[2], "naive_rag"),
+        ({"policy": "ppo", "dataset": "atlas"}, "ppo-atlas", POLICIES[1], "tool_call"),
+        ({"policy": "ppo", "dataset": "atlas", "as_label": "mine"}, "mine", POLICIES[1], "tool_call"),
+        ({"policy": "base_tool_call"}, "base_tool_call", POLICIES[0], "tool_call"),
+        ({"policy": "gold_passages"}, "gold_passages", POLICIES[0], "gold_passages"),
+        ({"policy": "closed_book", "dataset": "atlas"}, "closed_book-atlas", POLICIES[0], "closed_book"),
+        ({"policy": "ppo-lab/tiny"}, "ppo-lab--tiny", "ppo-lab/tiny", "tool_call"),
+        ({"policy": "Qwen/Qwen2.5-3B-Instruct"}, "Qwen--Qwen2.5-3B-Instruct", "Qwen/Qwen2.5-3B-Instruct", "tool_call"),
         (
-            {"model": "others/mine/", "protocol": "closed_book"},
+            {"policy": "others/mine/", "protocol": "closed_book"},
             "others--mine-closed_book",
             "others/mine",
             "closed_book",
         ),
-        ({"model": "./others/mine", "as_label": "v2.1"}, "v2.1", "others/mine", "tool_call"),
+        ({"policy": "./others/mine", "as_label": "v2.1"}, "v2.1", "others/mine", "tool_call"),
     ],
 )
 def test_a_label_says_what_is_evaluated(
@@ -85,45 +84,31 @@ def test_a_label_says_what_is_evaluated(
 
 
 def test_only_a_run_as_it_was_trained_adds_to_its_training(choose: Any) -> None:
-    plain, _ = choose(run="ppo")
+    plain, _ = choose(policy="ppo")
     assert (plain.training, plain.name) == (Path("outputs/train/ppo"), "ppo")
     for changed in ({"protocol": "naive_rag"}, {"dataset": "atlas"}, {"as_label": "mine"}):
-        subject, folder = choose(run="ppo", **changed)
+        subject, folder = choose(policy="ppo", **changed)
         assert (subject.training, subject.name) == (None, folder.name)
         assert subject.shown(subject.policy.as_trained(load()))["variant"] == subject.name
-
-
-def test_mlflow_shows_a_model_by_its_own_path(choose: Any) -> None:
-    subject, _ = choose(model="org/tiny")
-    shown = subject.shown(load())
-    assert (shown["variant"], shown["model.path"], shown["algorithm"]) == ("org--tiny", "org/tiny", "none")
-    assert not [key for key in shown if key.startswith("warm_start")]
 
 
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        ({}, "say what to evaluate: one of --run, --baseline and --model"),
-        ({"run": "ppo", "model": "org/tiny"}, "say what to evaluate"),
-        ({"run": "ppoo"}, "no run 'ppoo' under runs:; did you mean 'ppo'"),
-        ({"run": "ppo", "protocol": "naive"}, "no protocol 'naive'; did you mean 'naive_rag'"),
-        ({"run": "ppo", "dataset": "musique"}, "no data set is prepared called 'musique'; valid names: atlas"),
+        ({"policy": "repro/ppoo"}, "no run 'ppoo' under runs:; did you mean 'ppo'"),
+        ({"policy": "ppo", "protocol": "naive"}, "no protocol 'naive'; did you mean 'naive_rag'"),
+        ({"policy": "ppo", "dataset": "musique"}, "no data set is prepared called 'musique'; valid names: atlas"),
         (
-            {"baseline": "naive_rag", "protocol": "tool_call"},
+            {"policy": "naive_rag", "protocol": "tool_call"},
             "the warm-started model under a protocol of its own; leave out --protocol, or",
         ),
-        ({"baseline": "naive_rag", "seed": 1}, "--seed and --sweep tell apart runs; give --run, or leave them out"),
-        ({"model": "org/tiny", "seed": 1}, "--seed and --sweep tell apart runs; give --run, or leave them out"),
-        ({"model": "org/tiny", "sweep": "ablations"}, "--seed and --sweep tell apart runs"),
-        ({"model": "org/tiny", "as_label": "ppo"}, "'ppo' is the label of ppo's own evaluation; choose another"),
-        ({"model": "org/tiny", "as_label": "ppo-seed7"}, "'ppo-seed7' is the label of ppo's own evaluation"),
+        ({"policy": "org/tiny", "as_label": "ppo"}, "'ppo' is the label of ppo's own evaluation; choose another"),
         (
-            {"run": "ppo", "protocol": "naive_rag", "as_label": "naive_rag"},
+            {"policy": "ppo", "protocol": "naive_rag", "as_label": "naive_rag"},
             "'naive_rag' is the label of naive_rag's own",
         ),
-        ({"model": "org/tiny", "as_label": "../up"}, "'../up' is to be a folder; give --as a name of letters"),
-        ({"model": "org/tiny", "as_label": ".hidden"}, "'.hidden' is to be a folder"),
-        ({"model": "org/my model"}, "'org--my model' is to be a folder; give --as"),
+        ({"policy": "org/tiny", "as_label": "../up"}, "'../up' is to be a folder; give --as a name of letters"),
+        ({"policy": "org/my model"}, "'org--my model' is to be a folder; give --as"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(choose: Any, choice: dict[str, Any], message: str) -> None:
@@ -131,17 +116,17 @@ def test_what_cannot_be_meant_is_refused(choose: Any, choice: dict[str, Any], me
         choose(**choice)
 
 
-def test_results_go_where_they_are_wanted(choose: Any) -> None:
-    subject, folder = choose(run="ppo", into=Path("elsewhere/now"))
-    assert (folder, subject.name, subject.training) == (Path("elsewhere/now"), "ppo", Path("outputs/train/ppo"))
-
-
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        ({"run": "ppo", "seed": 4}, "no checkpoint at outputs/train/ppo-seed4/checkpoint; train it first"),
-        ({"model": "."}, ". has no config.json; save a model and its tokenizer into one folder"),
-        ({"model": "./nowhere"}, "there is no folder ./nowhere; --model takes one, or a hub id such as owner/name"),
+        ({"policy": "ppo-seed4"}, "no checkpoint at outputs/train/ppo-seed4/checkpoint; train it first"),
+        (
+            {"policy": "ppoo"},
+            "or a hub id such as owner/name, or a run; did you mean 'ppo'",
+        ),
+        ({"policy": "other/ppo/seed3"}, "there is no folder other/ppo/seed3; name one, or a hub id such as owner/name"),
+        ({"policy": "."}, ". has no config.json; save a model and its tokenizer into one folder"),
+        ({"policy": "./nowhere"}, "there is no folder ./nowhere; name one, or a hub id such as owner/name"),
     ],
 )
 def test_a_policy_that_is_not_there_is_named(choose: Any, choice: dict[str, Any], message: str) -> None:
@@ -149,8 +134,45 @@ def test_a_policy_that_is_not_there_is_named(choose: Any, choice: dict[str, Any]
         choose(**choice)
 
 
-@pytest.mark.parametrize("choice", [{"run": "ppo"}, {"model": POLICIES[1]}])
+@pytest.mark.parametrize("choice", [{"policy": "ppo"}, {"policy": POLICIES[1]}])
 def test_a_policy_that_is_not_as_it_was_written_is_refused(choose: Any, choice: dict[str, Any]) -> None:
     (Path(POLICIES[1]) / "config.json").write_text('{"vocab_size": 9}')
     with pytest.raises(ValueError, match=f"{POLICIES[1]}/config.json is missing or not as it was written"):
         choose(**choice)
+
+
+def test_a_word_that_means_two_policies_names_both(choose: Any) -> None:
+    model_at(Path("ppo"))
+    with pytest.raises(ValueError, match=r"^ppo means 2 policies; name one of them: repro/ppo, \./ppo$"):
+        choose(policy="ppo")
+    assert choose(policy="repro/ppo")[0].policy.path == POLICIES[1]
+    assert choose(policy="./ppo", as_label="mine")[0].policy.path == "ppo"
+    sweep = Path("outputs/ablations/train/ppo-seed3/checkpoint")
+    model_at(sweep / "policy")
+    checkpoint.seal(sweep, Progress(iterations=3, policy_version=2))
+    with pytest.raises(ValueError, match=r"ppo-seed3 means 2 policies; .*: repro/ppo-seed3, ablations/ppo-seed3"):
+        choose(policy="ppo-seed3")
+    subject, folder = choose(policy="ablations/ppo-seed3")
+    assert (subject.policy.path, folder) == (f"{sweep}/policy", Path("outputs/ablations/evaluate/ppo-seed3"))
+
+
+def test_a_label_that_a_sweep_alone_has_means_its_training(choose: Any) -> None:
+    sweep = Path("outputs/ablations/train/ppo-seed4/checkpoint")
+    model_at(sweep / "policy")
+    checkpoint.seal(sweep, Progress(iterations=3, policy_version=2))
+    subject, folder = choose(policy="ppo-seed4")
+    assert (subject.policy.path, folder) == (f"{sweep}/policy", Path("outputs/ablations/evaluate/ppo-seed4"))
+
+
+def test_a_folder_of_code_takes_no_label_away(choose: Any) -> None:
+    Path("ppo").mkdir()
+    assert choose(policy="ppo")[0].policy.path == POLICIES[1]
+
+
+def test_a_baseline_of_a_sweep_has_its_place_there(choose: Any) -> None:
+    subject, folder = choose(policy="ablations/naive_rag")
+    assert (subject.label, subject.protocol, folder) == (
+        "naive_rag",
+        "naive_rag",
+        Path("outputs/ablations/evaluate/naive_rag"),
+    )

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from flows.dvc_files import ask_dvc, require_dvc
-from flows.graph import bring, described, out_of_date, require_alike
+from flows.graph import bring, described, out_of_date
+from tests.fixtures import WriteParams
 
 GRAPH = """
 stages:
@@ -34,7 +35,7 @@ Hashes = dict[str, str]
 
 @pytest.fixture(scope="module")
 def pushed(
-    tmp_path_factory: pytest.TempPathFactory, write_params: Callable[..., None], lay_dvc: Callable[..., None]
+    tmp_path_factory: pytest.TempPathFactory, write_params: WriteParams, lay_dvc: Callable[..., None]
 ) -> tuple[Path, Hashes, str]:
     """A remote with the outputs of two stages, and a clone, `here`, that made the first alone.
 
@@ -133,23 +134,3 @@ def test_what_cannot_be_brought_is_said_and_dvc_lock_stays(hashes: Hashes, fault
     with pytest.raises(OSError, match=r"trained/a could not be brought here from DVC's remote"):
         bring(described("train@a"), hashes)
     assert content() == before
-
-
-def test_two_clones_differ_in_names(hashes: Hashes, write_params: Callable[..., None]) -> None:
-    def found(**evaluate: object) -> dict[str, str]:
-        write_params(Path(), {"evaluate": evaluate})
-        return described("train@a")["train@a"].made_of
-
-    one, other = found(seed=1, history_kept=3), found(seed=2, history_kept=None)
-    assert {name for name in one | other if one.get(name) != other.get(name)} == {
-        "params.yaml.evaluate.seed",
-        "params.yaml.evaluate.history_kept",
-    }
-    with pytest.raises(ValueError, match=r"train@a is made of .*evaluate\.history_kept 3 -> null.*; bring both clones"):
-        require_alike("train@a", one, other)
-    files = {"its command": "cp", "data/index": "0", "x\x1b[2J.py": "0"}
-    require_alike("train@a", files, files)
-    require_alike("train@a", files, files | {"data/index": "1"}, but=["data/index/vocabulary", "x"])
-    require_alike("train@a", files, files | {"data/index": "1"}, but=["data"])
-    with pytest.raises(ValueError, match=r"x.\[2J\.py 0 -> none"):
-        require_alike("train@a", files, {"its command": "cp"}, but=["data", "x"])

@@ -7,8 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +17,8 @@ from agent_r1 import params
 from agent_r1.files import write_text
 from flows import commands
 from flows.commands.look import results
-
-ROOT = Path(__file__).parents[2]
+from flows.commands.options import in_one_word
+from tests.fixtures import ROOT, Inside, WriteParams
 
 
 def typed(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -41,6 +39,17 @@ def completed(line: str) -> list[str]:
     return typed(**asked).stdout.split()
 
 
+def test_results_are_written_as_one_page(tmp_path: Path, write_params: WriteParams, inside: Inside) -> None:
+    write_params(tmp_path, {})
+    with inside(tmp_path):
+        write_text(params.load().places.report() / "report.md", "# Report\n\n4 agents.\n")
+        results(html=tmp_path / "to/send.html")
+        assert "<h1>Report</h1>\n<p>4 agents.</p>" in (tmp_path / "to/send.html").read_text()
+        write_text(params.load().places.evaluation("ppo") / "scores.json", '{"success": 0.5}')
+        with pytest.raises(ValueError, match=r"view/ppo\.html is not there .* `agent-r1 view ppo` makes it"):
+            results(html=tmp_path / "to/send.html")
+
+
 def test_help_has_a_line_for_every_command_in_the_order_of_the_story() -> None:
     shown = typed("--help").stdout
     assert re.findall(r"─ ([A-Z][\w ]+) ─", shown) == [
@@ -59,19 +68,19 @@ def test_help_has_a_line_for_every_command_in_the_order_of_the_story() -> None:
 def test_the_shell_completes_commands_options_runs_and_overlays() -> None:
     assert completed("agent-r1 re") == ["register", "report", "results", "recipe", "replay", "restore"]
     assert completed("agent-r1 train --fr") == ["--fresh"]
-    assert completed("agent-r1 train --run ppo_no_") == [
+    assert completed("agent-r1 train ppo_no_") == [
         name for name in params.load(ROOT / "params.yaml").runs if name.startswith("ppo_no_")
     ]
     assert completed("agent-r1 overlay frozen") == ["frozen_lake"]
-    assert completed("agent-r1 evaluate --baseline nai") == ["naive_rag"]
+    assert completed("agent-r1 evaluate nai") == ["naive_rag"]
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         (["trian"], "No such command 'trian'. Did you mean 'train'?"),
-        (["train"], "Missing option '--run'"),
-        (["train", "--run", "ppo", "--seed", "one"], "Invalid value for '--seed'"),
+        (["train"], "Missing argument 'RUN'"),
+        (["train", "ppo", "grpo"], "unexpected extra argument"),
         (["report", "--sweep", "other"], "'other' is not one of 'ablations'"),
     ],
 )
@@ -83,8 +92,7 @@ def test_what_is_no_command_is_refused_before_anything_is_loaded(line: list[str]
 @pytest.mark.parametrize(
     ("line", "code", "message"),
     [
-        (["chat", "--run", "pppo"], 1, "there is no run 'pppo' under runs:"),
-        (["chat", "--endpoint", "127.0.0.1"], 1, "'127.0.0.1' is no server's address"),
+        (["train", "ppo-seedone"], 1, "'ppo-seedone' is no label of a training"),
         (["chat", "--endpoint", "http://127.0.0.1:9/v1"], 75, "http://127.0.0.1:9/v1 does not answer"),
         (["overlay", "moon"], 1, "there is no overlay 'moon'"),
     ],
@@ -96,14 +104,42 @@ def test_a_fault_is_one_line(line: list[str], code: int, message: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("earlier", "today"),
+    [
+        ("--run ppo", "repro/ppo"),
+        ("--fresh --run ppo --seed 3", "repro/ppo-seed3 --fresh"),
+        ("--run ppo-0a1b2c3d --seed=0 --sweep ablations", "ablations/ppo-0a1b2c3d-seed0"),
+        ("--baseline naive_rag --sweep ablations", "ablations/naive_rag"),
+        ("--model models:/agent_r1/3 --temperature 1", "models:/agent_r1/3 --temperature 1"),
+        ("ppo-seed1 --sweep ablations", "ablations/ppo-seed1"),
+        ("ppo-seed3 --as ppo", "ppo-seed3 --as ppo"),
+    ],
+)
+def test_earlier_options_are_one_word_which_is_said_once(
+    earlier: str, today: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert in_one_word(earlier.split()) == today.split()
+    assert caplog.messages == ([f"{earlier} is spelled {today} now"] if earlier != today else [])
+    caplog.clear()
+    monkeypatch.setenv("DVC_ROOT", ".")
+    assert in_one_word(earlier.split()) == today.split()
+    assert caplog.messages == [], "the commands of dvc.yaml stay as they are"
+
+
+def test_an_underscore_is_read_as_a_hyphen() -> None:
+    ended = typed("serve_agent", "pppo")
+    assert (ended.returncode, len(ended.stderr.splitlines())) == (1, 2)
+    assert "serve_agent is spelled serve-agent now" in ended.stderr
+
+
+@pytest.mark.parametrize(
     ("sweep", "successes", "line"),
     [
-        ("", {}, "the untrained warm start: agent-r1 chat"),
-        ("", {"ppo": 0.2, "grpo": 0.7, "base_tool_call": 0.9}, "the best run of the report: agent-r1 chat --run grpo"),
+        ("", {"ppo": 0.2, "grpo": 0.7, "base_tool_call": 0.9}, "the best run of the report: agent-r1 chat grpo"),
         (
             "ablations",
             {"ppo-seed0": 0.2, "ppo-seed1": 0.3},
-            "the best run of the report: agent-r1 chat --run ppo --seed 1 --sweep ablations",
+            "the best run of the report: agent-r1 chat ablations/ppo-seed1",
         ),
     ],
 )
@@ -112,8 +148,8 @@ def test_the_results_lead_to_the_best_run(
     successes: dict[str, float],
     line: str,
     tmp_path: Path,
-    write_params: Callable[..., None],
-    inside: Callable[..., AbstractContextManager[None]],
+    write_params: WriteParams,
+    inside: Inside,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -130,7 +166,7 @@ def test_the_results_lead_to_the_best_run(
 
 @pytest.mark.parametrize(("sweep", "command"), [(None, "make repro"), ("ablations", "make ablations")])
 def test_results_that_are_not_there_yet_name_the_command_that_makes_them(
-    sweep: Any, command: str, tmp_path: Path, write_params: Callable[..., None], inside: Any
+    sweep: Any, command: str, tmp_path: Path, write_params: WriteParams, inside: Any
 ) -> None:
     write_params(tmp_path, {})
     with inside(tmp_path), pytest.raises(ValueError, match=f"at the end of `{command}`"):
@@ -140,14 +176,14 @@ def test_results_that_are_not_there_yet_name_the_command_that_makes_them(
 def shown_in_the_docs() -> list[str]:
     """Every command with options that a page shows, whole or within a sentence."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    found = {line for page in pages for line in re.findall(r"agent-r1 ([a-z_]+ [^`#|\n]+)", page.read_text())}
+    found = {line for page in pages for line in re.findall(r"agent-r1 ([a-z-]+ [^`#|\n]+)", page.read_text())}
     return sorted(line.strip() for line in found if "..." not in line)
 
 
 @pytest.mark.parametrize("line", shown_in_the_docs())
 def test_what_the_docs_show_can_be_typed(line: str) -> None:
     group = get_command(commands.app)
-    with group.make_context("agent-r1", ["train", "--run", "ppo"]) as context:
+    with group.make_context("agent-r1", ["train", "ppo"]) as context:
         name, *arguments = line.split()
         command = group.get_command(context, name)  # type: ignore[attr-defined]
         assert command, f"there is no command {name}"

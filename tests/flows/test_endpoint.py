@@ -30,7 +30,7 @@ from flows.commands.operate import serve_agent
 from flows.evaluate import EvaluationRequest, evaluate
 from flows.report import report
 from tests.answering import Heard, Said, answering
-from tests.fixtures import PLACES, Inside, WriteParams
+from tests.fixtures import PLACES, FreePort, Inside, WriteParams
 
 PATIENCE_S = 300.0
 
@@ -186,11 +186,11 @@ def test_a_question_without_room_counts_as_no_answer_and_more_of_them_are_refuse
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"run": "ppo", "endpoint": "http://h"}, "--endpoint is where --model NAME acts; name one"),
-        ({"model": "m", "endpoint": "http://h", "protocol": "random"}, "no protocol under which no model does"),
-        ({"model": "m", "endpoint": "h"}, "a server's address starts with http"),
-        ({"model": "m", "endpoint": "http://me:secret@h"}, "leave it out, and set .*AGENT_R1_ENDPOINT_KEY"),
-        ({"model": "m:7b", "endpoint": "http://h"}, "'m:7b' is to be a folder; give --as"),
+        ({"policy": "repro/ppo", "endpoint": "http://h"}, "--endpoint is where a model acts; name it"),
+        ({"policy": "m", "endpoint": "http://h", "protocol": "random"}, "no protocol under which no model does"),
+        ({"policy": "m", "endpoint": "h"}, "a server's address starts with http"),
+        ({"policy": "m", "endpoint": "http://me:secret@h"}, "leave it out, and set .*AGENT_R1_ENDPOINT_KEY"),
+        ({"policy": "m:7b", "endpoint": "http://h"}, "'m:7b' is to be a folder; give --as"),
     ],
 )
 def test_what_no_endpoint_can_be_asked(project: Path, inside: Inside, arguments: dict[str, str], message: str) -> None:
@@ -202,14 +202,14 @@ def test_a_served_agent_answers_as_chat_does(
     project: Path,
     inside: Inside,
     start: Callable[..., subprocess.Popen[str]],
-    free_port: Callable[[], int],
+    free_port: FreePort,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """As users start both, with a key; what chat shows of an episode is the same but for the seconds it took."""
     monkeypatch.setenv(ENDPOINT_KEY, "s3cret")
     url = f"http://127.0.0.1:{(port := free_port())}/v1"
-    server = start("-m", "flows", "serve_agent", "--port", str(port))
+    server = start("-m", "flows", "serve-agent", "--port", str(port))
     model = await_model(server, url, "s3cret")
     with inside(project):
         questions = [row.text for row in read_rows(PLACES.questions, Question)][:3]
@@ -220,15 +220,17 @@ def test_a_served_agent_answers_as_chat_does(
                 chat(**agent, question=text)
                 who, _, episode = re.sub(r"\d+\.\d s", "", capsys.readouterr().out).partition("\n")
                 assert who == (
-                    f"warm_start at {url} answers" if agent else "the warm start, untrained (see --run), answers"
+                    f"warm_start at {url} answers"
+                    if agent
+                    else "the warm start, untrained (`chat RUN` asks a run), answers"
                 )
                 shown.append(episode)
             return shown
 
-        assert chatted(endpoint=url) == chatted(endpoint=url, model="warm_start") == chatted()
+        assert chatted(endpoint=url) == chatted(endpoint=url, policy="warm_start") == chatted()
         for arguments, message in (
             ({"question": "word " * 500}, "tokens with the agent's prompt, and the limit is 448; ask a shorter one"),
-            ({"model": "ppo", "question": "Who?"}, "is called 'warm_start', not 'ppo'"),
+            ({"policy": "ppo", "question": "Who?"}, "is called 'warm_start', not 'ppo'"),
         ):
             assert message in ended(capsys, endpoint=url, **arguments)
     assert model["id"] == "warm_start"
@@ -242,11 +244,11 @@ def test_a_served_policy_answers_an_agent_that_has_a_loop_of_its_own(
     write_params: WriteParams,
     inside: Inside,
     start: Callable[..., subprocess.Popen[str]],
-    free_port: Callable[[], int],
+    free_port: FreePort,
 ) -> None:
     agents = {"agents": {"mine": {"function": "mine:solve", "timeout_s": 60}}}
     write_params(project, {"env": {**agents, "agent": "mine", "order": "arrival"}, "engine": {"kind": "vllm"}})
-    with inside(project), pytest.raises(ValueError, match=r"env\.agent is 'mine', .* `agent-r1 serve_policy`"):
+    with inside(project), pytest.raises(ValueError, match=r"env\.agent is 'mine', .* `agent-r1 serve-policy`"):
         serve_agent()
     write_params(project, {"env": agents})
     url = f"http://127.0.0.1:{(port := free_port())}/v1"

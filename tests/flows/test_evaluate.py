@@ -16,27 +16,25 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from mlflow import MlflowClient
-from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_r1 import tracking
 from agent_r1.answers import exact_match
 from agent_r1.envs.tool_env import SYSTEM
 from agent_r1.evaluation.protocols import open_exam
-from agent_r1.files import read_metrics
-from agent_r1.inspection.printed import compared, comparison_tables
+from agent_r1.files import read_metrics, sha256
+from agent_r1.inspection.printed import compared
 from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import Params, load
 from agent_r1.params.places import RunId, policy_in
 from agent_r1.params.sections import override, validated
 from agent_r1.params.stages import Protocol
-from agent_r1.records import GREEDY, CallStatus, Outcome, Prediction, Question, Source, Trajectory
+from agent_r1.records import GREEDY, CallStatus, Outcome, Prediction, Question, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.tables import read_rows
 from agent_r1.training.assembly import Assembly
 from agent_r1.training.identity import read_start
-from flows.commands.look import chat, profile, results
-from flows.commands.options import opened
+from flows.commands.look import chat, profile
 from flows.evaluate import EvaluationRequest, evaluate
 from flows.operation.export import NOT_SCORED, export, model_card, prompt_of
 from flows.operation.register import register
@@ -89,16 +87,10 @@ def test_a_policy_leaves_the_project_whole_with_a_card(
         tracked.tag("git_commit", "")
         with pytest.raises(ValueError, match="agent is there already; name another folder, nothing is replaced"):
             export(settings, policy, tmp_path / "agent", "mit")
-        bare = policy_of(settings, str(PLACES.warm_start))
         shutil.copytree(PLACES.warm_start, tmp_path / "unscored")
         (tmp_path / "unscored/other").write_text("makes other weights of it")
-        told = prompt_of(settings, bare)
-        unscored = model_card(settings, policy_of(settings, str(tmp_path / "unscored")), "other", told)
-        assert "base_tool_call" in str(model_card(settings, bare, "other", told)), (
-            "the warm start was evaluated as a baseline"
-        )
-        with pytest.raises(ValueError, match="owner/name is on the hub already"):
-            export(settings, policy_of(settings, "owner/name"), tmp_path / "else", "mit")
+        other = policy_of(settings, str(tmp_path / "unscored"))
+        unscored = model_card(settings, other, "other", prompt_of(settings, other))
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "agent")
     learned = AutoModelForCausalLM.from_pretrained(policy_in(ppo))
     assert all(torch.equal(a, b) for a, b in zip(exported.parameters(), learned.parameters(), strict=True))
@@ -106,9 +98,7 @@ def test_a_policy_leaves_the_project_whole_with_a_card(
     assert (card.data.license, card.data.tags[0]) == ("mit", "agent_r1")
     [result] = card.data.eval_results
     assert (result.metric_type, result.metric_value) == ("exact_match", scores["success"])
-    bounds = json.loads((evaluated / PLACES.scores() / "ppo.json").read_text())
-    low, high = bounds["lower"], bounds["upper"]
-    assert f"- this policy: exact match {scores['success']:.3f} [{low:.3f}, {high:.3f}] on 12 questions" in card.text
+    assert f"- this policy: exact match {scores['success']:.3f} [" in card.text
     assert "- `base_tool_call`, before reinforcement learning: exact match " in card.text
     assert f"- sha256 of the weights' folder: {content(evaluated, 'ppo', 'hashes.json')['policy']}" in card.text
     assert (unscored.data.eval_results, NOT_SCORED in unscored.text) == (None, True)
@@ -117,7 +107,6 @@ def test_a_policy_leaves_the_project_whole_with_a_card(
     assert f"- commit of the code: {COMMIT}\n" in card.text
     assert f"- sha256 of the passages: {started.inputs['passages']}" in card.text
     assert f"- fingerprint of the configuration: {started.fingerprint}" in card.text
-    assert "- `naive_rag`: exact match " in card.text
 
 
 QUESTION = "Where was the director of the film born?"  # of the card's snippet
@@ -129,7 +118,7 @@ def test_a_card_says_how_to_ask_the_policy_without_the_project(evaluated: Path, 
         settings = load()
         policy = policy_of(settings, RunId("ppo"))
         export(settings, policy, tmp_path / "agent", "mit")
-        with opened(settings, policy, 0.0) as agent:
+        with policy.opened(settings, 0.0) as agent:
             first = next(agent.ask(QUESTION, seed=0)).action
     card = (tmp_path / "agent/README.md").read_text()
     [shown], [code] = (re.findall(rf"```{each}\n(.*?)```", card, re.DOTALL) for each in ("json", "python"))
@@ -189,6 +178,8 @@ def test_agents_are_asked_the_same_and_differ_in_what_they_should(evaluated: Pat
     assert differing == {"policy"}
     differing = {key for key in hashes["naive_rag"] if hashes["naive_rag"][key] != hashes["base_tool_call"][key]}
     assert differing == {"protocol", "prompt"}
+    read = {"questions": PLACES.questions, "passages": PLACES.passages}
+    assert {name: hashes["ppo"][name] for name in read} == {name: sha256(evaluated / read[name]) for name in read}
     asked = [[row.question_id for row in predictions(evaluated, name)] for name in NAMES]
     assert asked[0] == asked[1] == asked[2]
 
@@ -223,20 +214,10 @@ def test_several_samples_are_drawn_scored_and_told_apart_from_greedy_answers(
         assert scores["pass_hat_3"] == pytest.approx(right.all(axis=1).mean(), abs=1e-4)
         drawn = [[row.token_ids.tolist() for row in trajectories(Path(), label)] for label in ("sampled", "again")]
         assert drawn[0] == drawn[1]
-        assert len({str(ids) for ids in drawn[0]}) > len(
-            {str(row.token_ids.tolist()) for row in trajectories(Path(), "ppo")}
-        )
         with pytest.raises(ValueError, match="they differ in samples, temperature; evaluate both"):
             compared(load(), "sampled", "ppo")
         found = compared(load(), "sampled", "ppo", anyway=True)
         assert (len(found.pairs), len(found.pairs[0].a.answers), len(found.pairs[0].b.answers)) == (ASKED, 3, 1)
-        first = found.pairs[0]
-        right = first._replace(a=dataclasses.replace(first.a, success=1.0))
-        console = Console(width=200)
-        with console.capture() as printed:
-            console.print(comparison_tables(dataclasses.replace(found, pairs=[right, *found.pairs[1:]])))
-        assert re.search(r"Of 12 questions \d+ are right in sampled more often, .* as often, or never\.", printed.get())
-        assert re.search(r" x \d", printed.get())
         stored = PLACES.evaluation("ppo") / "hashes.json"  # of a version without these two
         old = {name: value for name, value in content(Path(), "ppo", "hashes.json").items() if name not in SAMPLING}
         stored.write_text(json.dumps(old))
@@ -306,34 +287,23 @@ def test_a_run_with_an_env_of_its_own_is_trained_measured_and_asked_in_it(
             assert ("final/tool/calculator/calls" in shown.data.metrics) == (steps == 2)
         rows = read_rows(PLACES.training(RunId("own")) / "trajectories/000.parquet", Trajectory)
         assert max(len(row.steps) for row in rows) == 2
-        for model in ({"run": "own"}, {"model": version.reference}):
+        for word in ("own", version.reference):
             asked = []
             monkeypatch.setattr("agent_r1.inspection.conversation.chat", lambda *_: None)
             opened = "agent_r1.training.agent.open_agent"
             monkeypatch.setattr(opened, lambda own, *_, asked=asked, **__: asked.append(own.env))
-            chat(**model)
+            chat(word)
             assert asked == [load().of(RunId("own")).env]
 
 
-def test_naive_rag_answers_in_one_step_from_passages_in_its_prompt(evaluated: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(evaluated / "outputs/warm_start")
-    questions = {row.question_id: row for row in read_rows(evaluated / PLACES.questions, Question)}
-    for row in trajectories(evaluated, "naive_rag"):
-        assert len(row.steps) == 1
-        assert set(row.source.tolist()) == {Source.PROMPT, Source.ACTION}
-        prompt = tokenizer.decode(row.token_ids[row.source == Source.PROMPT].tolist())
-        assert f"\n\n{questions[row.question_id].text}" in prompt
-
-
-@pytest.mark.parametrize("model", [PLACES.training(RunId("ppo")) / "checkpoint/policy", Path("outputs/warm_start")])
-def test_plain_transformers_act_as_the_agent_did(evaluated: Path, model: Path) -> None:
+def test_plain_transformers_act_as_the_agent_did(evaluated: Path) -> None:
     """Greedy, from the prompt that the chat template itself renders, with a search between question and answer."""
-    name = "ppo" if "ppo" in str(model) else "base_tool_call"
+    model = policy_in(PLACES.training(RunId("ppo")))
     policy = AutoModelForCausalLM.from_pretrained(evaluated / model, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(evaluated / model)
     episode = next(
         row
-        for row in trajectories(evaluated, name)
+        for row in trajectories(evaluated, "ppo")
         if row.outcome is Outcome.ANSWERED and any(step.call_status is CallStatus.OK for step in row.steps)
     )
     assert prompt_ids(evaluated, tokenizer, episode) == episode.token_ids[: episode.steps[0].action_start].tolist()
@@ -382,25 +352,3 @@ def test_the_report_names_everyone(evaluated: Path) -> None:
     for picture in ("learning_curves.png", "final_scores.png"):
         assert f"]({picture})" in page
         assert (evaluated / PLACES.report() / picture).read_bytes().startswith(b"\x89PNG")
-
-
-def test_costs_are_on_a_page_of_their_own_whose_bits_may_differ(
-    evaluated: Path, inside: Inside, capsys: pytest.CaptureFixture[str]
-) -> None:
-    page = (evaluated / PLACES.report() / "costs.md").read_text()
-    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]
-    assert rows[0] == ["| ", "`ppo` |"]
-    assert not [row for row in rows if "unknown" in row[1]]
-    assert "[Costs](costs.md)" in (evaluated / PLACES.report() / "report.md").read_text()
-    with inside(evaluated):
-        results(whole=True)
-    assert "tokens trained" in capsys.readouterr().out
-
-
-def test_an_agent_that_is_not_there_is_named(tmp_path: Path, inside: Inside, write_params: WriteParams) -> None:
-    write_params(tmp_path, {})
-    with inside(tmp_path):
-        with pytest.raises(FileNotFoundError, match="no checkpoint at outputs/train/ppo/checkpoint; train it first"):
-            evaluate(EvaluationRequest(RunId("ppo")))
-        with pytest.raises(FileNotFoundError, match="no model at outputs/warm_start; make it"):
-            evaluate(EvaluationRequest("naive_rag"))

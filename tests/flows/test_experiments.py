@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 import vl_convert
 
+from agent_r1.files import write_text
 from agent_r1.records import Prediction, Source, Trajectory
 from agent_r1.tables import write_rows
+from flows.project import shipped_files
+from tests.fixtures import ROOT
 from tests.trajectories import from_parts
 
-ROOT = Path(__file__).parents[2]
 GRAPH = """
 stages:
   train:
@@ -39,11 +41,9 @@ def repository(tmp_path: Path) -> Path:
     (tmp_path / "dvc.yaml").write_text(GRAPH)
     (tmp_path / "data").mkdir()
     (tmp_path / "data/rows").touch()
-    (tmp_path / ".dvc").mkdir()
-    for name in ("config", ".gitignore"):
-        shutil.copy(ROOT / ".dvc" / name, tmp_path / ".dvc" / name)
-    shutil.copy(ROOT / ".dvc/plots.html", tmp_path / ".dvc")
-    shutil.copytree(ROOT / ".dvc/plots", tmp_path / ".dvc/plots")
+    for name, text in shipped_files(tmp_path)[0].items():
+        if name.startswith(".dvc/"):
+            write_text(tmp_path / name, text)
     curve = [{"iteration": number, "ppo": number / 8, "grpo": number / 9} for number in range(4)]
     (tmp_path / "curve.json").write_text(json.dumps(curve))
     (tmp_path / ".dvc/config.local").write_text(f"[core]\n site_cache_dir = {tmp_path}/.git/site\n")

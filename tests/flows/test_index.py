@@ -3,43 +3,22 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from agent_r1.params import load
 from agent_r1.records import CallStatus, Trajectory
 from agent_r1.search.index import describe
 from agent_r1.tables import read_rows
 from flows.commands.execute import index
 from flows.evaluate import EvaluationRequest, evaluate
-
-PLACES = load(Path(__file__).parents[2] / "params.yaml").places
-
-Inside = Callable[[Path], AbstractContextManager[None]]
-WriteParams = Callable[[Path, dict[str, Any]], None]
-
-
-def test_it_reports_size_and_time(small_project: Path, inside: Inside, caplog: pytest.LogCaptureFixture) -> None:
-    before = describe(small_project / PLACES.index)
-    with inside(small_project), caplog.at_level(logging.INFO, logger="flows"):
-        index()
-    assert describe(small_project / PLACES.index) == before
-    assert f"built the bm25 index of {before.size} passages: 0." in caplog.text
-    assert caplog.text.rstrip().endswith(" s")
+from tests.fixtures import PLACES, Inside, WriteParams
 
 
 def test_an_agent_searches_on_a_server(
-    small_project: Path,
-    tmp_path: Path,
-    serve_index: Callable[[Path], str],
-    inside: Inside,
-    write_params: WriteParams,
+    small_project: Path, tmp_path: Path, serve_index: Callable[[Path], str], inside: Inside, write_params: WriteParams
 ) -> None:
     served = serve_index(small_project / PLACES.index)
     write_params(tmp_path, {"search": {"kind": "remote", "remote": {"url": served}}})

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,6 @@ from transformers import (
 
 from agent_r1.files import model_hash, sha256
 from agent_r1.learn import checkpoint
-from agent_r1.params import load
 from agent_r1.params.places import RunId, policy_in
 from agent_r1.records import Prediction, Proof, Trajectory
 from agent_r1.tables import read_rows
@@ -34,8 +31,8 @@ from flows.commands.execute import index, prepare
 from flows.evaluate import EvaluationRequest, evaluate
 from flows.train import train
 from flows.warm_start import warm_start
-
-PLACES = load(Path(__file__).parents[2] / "params.yaml").places
+from tests.fixtures import PLACES, Inside, WriteParams
+from tests.reading import metrics
 
 TEMPLATES = Path(__file__).parents[1] / "rollout/templates"
 CHANGES: dict[str, Any] = {
@@ -63,10 +60,7 @@ SHAPE: dict[str, Any] = {
 }
 
 
-EXAMPLE = [
-    {"role": "user", "content": "Where is Tesk?"},
-    {"role": "assistant", "content": "<answer>Veld</answer>"},
-]
+EXAMPLE = [{"role": "user", "content": "Where is Tesk?"}, {"role": "assistant", "content": "<answer>Veld</answer>"}]
 SHIPPED = {
     "evaluate": CHANGES["evaluate"] | {"examples": "examples.jsonl"},
     "repro_baselines": ["base_tool_call", "as_shipped", "with_examples"],
@@ -121,8 +115,8 @@ def test_a_foreign_model_is_trained_with_adapters(
     dtype: str,
     tmp_path: Path,
     tiny_tokenizer: PreTrainedTokenizerFast,
-    inside: Callable[[Path], AbstractContextManager[None]],
-    write_params: Callable[[Path, dict[str, Any]], None],
+    inside: Inside,
+    write_params: WriteParams,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Sampler and learner agree after every transfer, and plain transformers about the policy that is left.
@@ -171,8 +165,7 @@ def test_a_foreign_model_is_trained_with_adapters(
     assert all(torch.equal(weight, taken[name]) for name, weight in given.items()) is not fine_tune
 
     run = tmp_path / PLACES.training(RunId("ppo"))
-    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    gaps = [max(row["rollout/canary_gap"], row["policy/mismatch_max"]) for row in metrics]
+    gaps = [max(row["rollout/canary_gap"], row["policy/mismatch_max"]) for row in metrics(run)]
     assert [gap <= TOLERANCE[dtype] for gap in gaps] == [True, True]
     rows = read_rows(run / "trajectories/001.parquet", Trajectory)
     assert {row.policy_version for row in rows} == {1}

@@ -6,9 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerFast
@@ -16,8 +14,8 @@ from transformers import PreTrainedTokenizerFast
 from agent_r1.learn.builtin import new_model
 from agent_r1.params import load
 from agent_r1.params.places import RunId
+from tests.fixtures import ROOT, WriteParams
 
-ROOT = Path(__file__).parents[2]
 # What keeps tools quiet from outside; the stages have to be quiet by themselves.
 QUIET = ("CI", "DO_NOT_TRACK", "DVC_NO_ANALYTICS", "MLFLOW_DISABLE_TELEMETRY", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 PLACES = load(ROOT / "params.yaml").places
@@ -71,7 +69,7 @@ def counted(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("counted")
 def test_no_stage_reaches_for_a_network(
-    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast, write_params: Callable[[Path, dict[str, Any]], None]
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast, write_params: WriteParams
 ) -> None:
     """Not with the transformers engine; vLLM asks the kernel for its own address."""
     changes = {

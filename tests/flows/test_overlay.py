@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -14,12 +13,12 @@ import pytest
 import yaml
 
 from agent_r1.params import load
-from agent_r1.params.places import RunId, tracking_folder
+from agent_r1.params.places import RunId
 from flows.dvc_files import DVC
-from flows.overlay import compose, lay_out, switch
+from flows.overlay import compose, switch
 from flows.ranks import shortfalls
+from tests.fixtures import ROOT
 
-ROOT = Path(__file__).parents[2]
 STAGES = """
 stages:
   prepare:
@@ -118,15 +117,12 @@ def test_an_overlay_is_laid_over_the_base_and_taken_off_byte_for_byte(project: P
         assert files(project) == before
 
 
-@pytest.mark.parametrize("own_folder", [False, True])
-def test_an_overlay_has_dvc_watch_the_files_that_it_names(project: Path, own_folder: bool) -> None:
+def test_an_overlay_has_dvc_watch_the_files_that_it_names(project: Path) -> None:
     own = "prepare: {datasets: [own], files: {own: {format: hotpotqa, test: {file: data/raw/own/test.jsonl}}}}\n"
     (project / "overlays/own.yaml").write_text(own)
 
     def watched(name: str) -> str:
-        return str(
-            yaml.safe_load(compose((project / "params.yaml").read_text(), name, own_folder=own_folder))["places"]["raw"]
-        )
+        return str(yaml.safe_load(compose((project / "params.yaml").read_text(), name))["places"]["raw"])
 
     assert [watched("small"), watched("own")] == ["data/raw/README.md", "data/raw/own/test.jsonl"]
     assert watched("qwen2.5-3b") == "data/raw"
@@ -194,15 +190,12 @@ def test_what_is_no_overlay_is_refused_and_nothing_is_written(project: Path, nam
 
 
 def test_an_overlay_has_places_of_its_own_if_it_says_so_and_the_ones_that_it_names(project: Path) -> None:
-    (project / "data/raw").mkdir(parents=True)
-    for name, here, beside in (
-        ("own", ["scales/own/data", "scales/own/outputs", "own"], ["data", "outputs", "own"]),
-        ("small", ["small/data", "small/out", ""], ["small/data", "small/out", "small"]),
+    for name, places in (
+        ("own", ["scales/own/data", "scales/own/outputs", "own"]),
+        ("small", ["small/data", "small/out", ""]),
     ):
-        lay_out(name, Path("games") / name)
         switch(name)
-        found = [load(file).places for file in (project / "params.yaml", project / f"games/{name}/params.yaml")]
-        assert [[each.data, each.outputs, each.scale] for each in found] == [here, beside]
+        assert [load().places.data, load().places.outputs, load().places.scale] == places
 
 
 def test_a_base_of_an_earlier_version_is_taken(project: Path) -> None:
@@ -250,37 +243,13 @@ def test_a_base_that_was_brought_back_by_hand_or_has_gone_is_refused(project: Pa
 @pytest.fixture
 def graphs(project: Path, lay_dvc: Callable[..., None]) -> Path:
     """The project with both graphs, in DVC; the sweep's depends on code."""
-    for folder in ("agent_r1", "flows", "data/raw", "ablations"):
-        (project / folder).mkdir(parents=True)
+    (project / "agent_r1").mkdir()
+    (project / "ablations").mkdir()
     (project / "agent_r1/code.py").write_text("first")
-    (project / ".dvcignore").write_text("__pycache__/\n")
     (project / "dvc.yaml").write_text(STAGES)
     (project / "ablations/graph.yaml").write_text(SWEEP)
-    (project / "my_worlds").mkdir()
-    for module in ("my_tools.py", "my_worlds/__init__.py", "agent_r1/__init__.py", "flows/__init__.py"):
-        (project / module).write_text("own")
     lay_dvc(project)
     return project
-
-
-def test_a_scale_in_a_folder_is_made_beside_the_project_and_goes_on_where_it_stopped(graphs: Path) -> None:
-    before, folder = files(graphs), graphs / "games/small"
-    lay_out("small", Path("games/small"))
-    dvc("--cd", str(folder), "repro", "--quiet", "ablations/dvc.yaml:train@starpo")
-    assert (folder / "small/data/rows").exists(), "the main graph's stages come first"
-    made = (folder / "small/out/starpo").stat().st_mtime_ns
-    lay_out("small", Path("games/small"))
-    dvc("--cd", str(folder), "repro", "--quiet", "ablations/dvc.yaml")
-    assert (folder / "small/out/starpo").stat().st_mtime_ns == made
-    assert (folder / "small/out/grpo").exists()
-    assert {(folder / module).read_text() for module in ("my_tools.py", "my_worlds/__init__.py")} == {"own"}
-    assert load(folder / "params.yaml").train.iterations == 7
-    assert {path: text for path, text in files(graphs).items() if not path.startswith("games/")} == before
-    assert "games/" not in dvc("stage", "list", "--all", "--name-only"), "what a bare command of DVC's looks at"
-    (graphs / "agent_r1/code.py").write_text("second")
-    changed = json.loads(dvc("--cd", str(folder), "status", "--json", "ablations/dvc.yaml"))
-    assert set(changed) == {"ablations/dvc.yaml:train@starpo", "ablations/dvc.yaml:train@grpo"}
-    assert tracking_of(folder) == graphs.resolve() / ".tracking"
 
 
 def test_each_scale_has_its_record_of_what_dvc_made(graphs: Path) -> None:
@@ -293,38 +262,3 @@ def test_each_scale_has_its_record_of_what_dvc_made(graphs: Path) -> None:
     for scale in ("base", "small"):
         switch(scale)
         assert json.loads(dvc("status", "--json", *stages)) == {}, scale
-
-
-def tracking_of(folder: Path) -> Path:
-    """Where a stage that DVC runs in a folder finds MLflow's store."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DVC_ROOT", str(folder))
-        return tracking_folder()
-
-
-def test_assignments_change_a_folders_overlay(graphs: Path) -> None:
-    assignments = ["train.iterations=4", "repro_runs=[grpo]", "model.path=owner/name"]
-    lay_out("small", Path("games/small"), assignments)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(graphs / "games/small")
-        settings = load()
-    assert (settings.train.iterations, settings.repro_runs, settings.model.path) == (4, ["grpo"], "owner/name")
-    for wrong in ("train.iterations", "=4", "train..iterations=4", "train.iterations=[4"):
-        with pytest.raises(ValueError, match=re.escape(repr(wrong))):
-            lay_out("small", Path("games/small"), [wrong])
-
-
-def test_what_somebody_put_into_the_folder_is_not_replaced(graphs: Path) -> None:
-    lay_out("small", Path("games/small"))
-    params = graphs / "games/small/params.yaml"
-    edited = params.read_text().replace("iterations: 7", "iterations: 8")
-    params.write_text(edited)
-    with pytest.raises(ValueError, match=r"games/small/params\.yaml was edited; edit overlays/small\.yaml instead"):
-        lay_out("small", Path("games/small"))
-    assert params.read_text() == edited
-    with pytest.raises(ValueError, match=r"params\.yaml was edited; edit overlays/small\.yaml instead"):
-        lay_out("small", Path())
-    (graphs / "games/other/flows").mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"games/other/flows is no link to flows; move it away"):
-        lay_out("small", Path("games/other"))
-    assert not (graphs / "games/other/params.yaml").exists()

@@ -106,12 +106,6 @@ def test_in_float32_merged_weights_say_what_the_adapters_do(settings: Settings, 
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
 
 
-def test_a_policy_without_adapters_is_as_it_ever_was(settings: Settings) -> None:
-    for path in (str(START), "owner/name"):
-        other = Policy(name="", title="", path=path)
-        assert (other.would_round(settings()), other.beneath(settings())) == (False, None)
-
-
 @pytest.mark.parametrize("change", [shutil.rmtree, lambda start: (start / "config.json").write_text("{}")])
 def test_without_the_model_beneath_merged_weights_act_and_it_is_told(
     settings: Settings, policy: Policy, caplog: pytest.LogCaptureFixture, change: Callable[[Path], object]

@@ -11,7 +11,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import closing, nullcontext, suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -46,9 +45,8 @@ from flows.processes import (
     server_part,
 )
 from flows.stage import report_to_own_server
+from tests.fixtures import ROOT, FreePort
 from tests.neighbour import UID, by_neighbour, holding, needs_root, open_folder
-
-ROOT = Path(__file__).parents[2]
 
 # The leader starts a child that will not end by itself; the child says its process id.
 FAMILY = """
@@ -209,7 +207,7 @@ def test_the_database_of_a_newer_prefect_is_named_with_its_remedies(tmp_path: Pa
 
 @pytest.mark.parametrize("ends_at_once", [True, False])
 def test_nobody_gets_the_port_of_a_server_before_it_answers_or_after_its_end(
-    tmp_path: Path, free_port: Callable[[], int], *, ends_at_once: bool
+    tmp_path: Path, free_port: FreePort, *, ends_at_once: bool
 ) -> None:
     port = free_port()
     part = Supervised(

@@ -17,6 +17,7 @@ from agent_r1.faults import Warned
 from flows.dvc_files import DVC, RUNNING
 from flows.graph import out_of_date
 from flows.operation.doctor import dvc
+from tests.fixtures import WriteParams
 
 ENDS = {
     "SIGINT": f"os.kill(os.getpid(), {signal.SIGINT})",
@@ -46,7 +47,7 @@ meet(json, "dump")
 
 @pytest.fixture
 def project(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lay_dvc: Callable[..., None], write_params: Callable[..., None]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lay_dvc: Callable[..., None], write_params: WriteParams
 ) -> Path:
     """A project of two stages, of which the first is recorded."""
     monkeypatch.chdir(tmp_path)
@@ -65,8 +66,16 @@ def repro_meets(end: str, record: str) -> int:
     return subprocess.run([python, "-c", script, *arguments, "repro", "--quiet"], check=False).returncode
 
 
-@pytest.mark.parametrize("record", ["dvc.lock", "rwlock"])
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize(
+    ("end", "record"),
+    [
+        ("SIGINT", "dvc.lock"),
+        ("SIGTERM", "dvc.lock"),
+        ("kill -9", "dvc.lock"),
+        ("kill -9", "rwlock"),
+        ("a full disk", "rwlock"),
+    ],
+)
 def test_no_end_of_dvc_cuts_a_record_off(project: Path, end: str, record: str) -> None:
     finished = repro_meets(ENDS[end], record) == 0
     assert finished == (end == "SIGTERM"), "DVC finishes its writing before a signal ends it"

@@ -7,22 +7,19 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from agent_r1.evaluation.plan import SHIPPED, plan
 from agent_r1.learn import checkpoint
 from agent_r1.params import fingerprint, load
 from agent_r1.params.places import RunId
-from agent_r1.params.sections import flatten
 from agent_r1.records import Question
 from agent_r1.search.base import read_batches
 from agent_r1.search.index import open_index
@@ -30,6 +27,7 @@ from agent_r1.tables import read_rows
 from agent_r1.tracking import registry
 from agent_r1.tracking.runs import run_of
 from agent_r1.training.identity import read_start, write_start
+from flows.commands import app
 from flows.dvc_files import entries_of, require_dvc
 from flows.graph import out_of_date
 from flows.operation.attempts import restore
@@ -38,9 +36,9 @@ from flows.ranks import code_of
 from flows.train import train
 from tests.fixtures import PLACES, Inside
 from tests.flows.conftest import ROOT, LayDvc, ServeIndex, WriteParams
+from tests.reading import contents
 
 TRAINING, SCORES = PLACES.training(RunId("ppo")), Path("outputs/ppo.jsonl")
-POLICY = TRAINING / "checkpoint/policy"
 
 # The stages of the graph without their code, so that a copy of the small project is up to date.
 GRAPH = """
@@ -82,6 +80,7 @@ def made(
     folder = tmp_path_factory.mktemp("made")
     for name in ("data", "outputs", ".tracking"):
         shutil.copytree(small_project / name, folder / name)
+    shutil.rmtree(folder / PLACES.training(RunId("refilled")), ignore_errors=True)  # trained by another file
     (folder / "dvc.yaml").write_text(GRAPH)
     shutil.copy(folder / TRAINING / "metrics.jsonl", folder / SCORES)
     write_params(folder, {})
@@ -157,10 +156,7 @@ def begun_anew(training: Path) -> None:
 
 STATES: list[tuple[str, Callable[[Path], None], Path, Callable[[], object]]] = [
     ("dvc checkout --force {}", damage, PLACES.questions, lambda: read_rows(PLACES.questions, Question)),
-    ("dvc checkout --force {}", damage, POLICY / "model.safetensors", lambda: policy_of(load(), RunId("ppo"))),
     ("dvc repro prepare", remove, PLACES.passages, lambda: list(read_batches(PLACES.passages))),
-    ("dvc repro index", remove, PLACES.index, configured_index),
-    ("dvc repro index", damage, PLACES.index / "meta.json", configured_index),
     ("dvc repro index", other_settings, Path("params.yaml"), configured_index),
     ("dvc checkout {}", remove, PLACES.warm_start, lambda: policy_of(load(), "")),
     ("dvc repro warm_start", forgotten, PLACES.warm_start, lambda: policy_of(load(), "")),
@@ -217,55 +213,6 @@ def test_what_is_not_trained_registered_or_promoted_yet(project: Path) -> None:
         asks()
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-OTHER_SETTINGS: dict[str, Any] = {
-    "model": {"packing": True, "gradient_checkpointing": True, "float32_output": True},
-    "engine": {"transformers": {"batch_size": 8}},
-    "learner": {"processes": 2},
-    "env": {"aborted_share": 0.5},
-    "train": {
-        "update": {"max_tokens_per_microbatch": 512},
-        "validation": {"every": 2, "questions": 6},
-        "checkpoint": {"every": 2},
-    },
-}
-
-
-def test_dvc_leaves_a_finished_run_as_it_is_under_settings_that_round_or_give_room(
-    project: Path, write_params: WriteParams
-) -> None:
-    before = contents(TRAINING)
-    write_params(project, OTHER_SETTINGS)
-    typed("dvc repro evaluate@ppo")
-    assert contents(TRAINING) == before
-    assert not PLACES.aside.exists()
-    assert not out_of_date("evaluate@ppo", "train@ppo")
-
-
-def test_dvc_goes_on_with_an_unfinished_run_under_settings_that_round_or_give_room(
-    project: Path, write_params: WriteParams
-) -> None:
-    anew: dict[str, Any] = {"seed": 1}
-    remove(TRAINING)
-    write_params(project, {"train": anew})
-    repro = begun("exec dvc repro train@ppo")  # this process's own child: DVC waits for one that nobody has buried
-    while not (TRAINING / "trajectories/001.parquet").exists():
-        assert repro.poll() is None, repro.communicate()[0]
-        time.sleep(0.01)
-    os.killpg(repro.pid, signal.SIGKILL)
-    repro.communicate()
-    write_params(project, {**OTHER_SETTINGS, "train": OTHER_SETTINGS["train"] | anew})
-    typed("dvc repro train@ppo")
-    record = json.loads((TRAINING / "checkpoint/progress.json").read_text())
-    names = [change.removeprefix("from iteration 1 on ").split()[0] for change in record["changes"]]
-    assert {*names} == {name.replace(".transformers", "") for name in flatten(OTHER_SETTINGS)}
-    assert record["iterations"] == 3
-    assert not PLACES.aside.exists()
-
-
 def test_a_training_that_made_room_is_restored_with_its_lock_and_scores(
     project: Path, write_params: WriteParams
 ) -> None:
@@ -317,87 +264,33 @@ def test_a_plan_of_too_little(project: Path, monkeypatch: pytest.MonkeyPatch) ->
         typed(*re.findall("`([^`]+)`", str(refused.value)))
 
 
-HERE = "flows/test_remedies.py"
-BY_HAND = "it installs, serves, or only shows"
-# A command that a message names -> the test that types it, or why none does.
-COMMANDS = {
-    "agent-r1 chat{words}": "flows/test_chat.py",
-    "agent-r1 doctor --engine": "flows/operation/test_doctor.py",
-    "agent-r1 keep {}": HERE,
-    "agent-r1 restore {}": HERE,
-    "agent-r1 evaluate --help": BY_HAND,
-    "agent-r1 overlay base": "flows/test_overlay.py",
-    "agent-r1 plan": HERE,
-    "agent-r1 plan --questions 100": HERE,
-    "agent-r1 plan --samples 1": HERE,
-    "agent-r1 pipeline --pool": "flows/operation/test_pool.py",
-    "agent-r1 promote {} --first": HERE,
-    "agent-r1 recipe": "inspection/test_recipes.py",
-    "agent-r1 register {}": HERE,
-    "agent-r1 results --whole": "evaluation/test_runs_report.py",
-    "agent-r1 serve_agent": "flows/test_endpoint.py",
-    "agent-r1 serve_policy": "flows/test_endpoint.py",
-    "agent-r1 train {}": HERE,
-    "agent-r1 view {}": "flows/test_view.py",
-    "agent-r1 worker": "flows/operation/test_worker.py",
-    "agent-r1 worker --pool {}": "flows/operation/test_worker.py",
-    "chmod 700": BY_HAND,
-    "chmod u+w {}": BY_HAND,
-    "chown -R {} {}": BY_HAND,
-    "dvc checkout --force": HERE,
-    "dvc checkout --force {}": HERE,
-    "dvc checkout {}": HERE,
-    "dvc config --local core.no_scm true": "flows/operation/test_doctor.py",
-    "dvc gc --workspace": "flows/operation/test_register.py",
-    "dvc pull": "flows/operation/test_remotes.py",
-    "dvc pull {}": "flows/operation/test_register.py",
-    "dvc push": "flows/operation/test_remotes.py",
-    "dvc push {}": "flows/operation/test_register.py",
-    "dvc remote add -d storage URL": "flows/operation/test_register.py",
-    "dvc repro": HERE,
-    "dvc repro --single-item --force index": HERE,
-    "dvc repro index": HERE,
-    "dvc repro prepare": HERE,
-    "dvc repro warm_start": HERE,
-    "git checkout {}": BY_HAND,
-    "kill {}": BY_HAND,
-    "make": BY_HAND,
-    "make ablations": BY_HAND,
-    "make doctor": "test_packaging.py",
-    "make serve": BY_HAND,
-    "make ui": BY_HAND,
-    "mkdir {} && mv {}* {}": "tracking/test_store.py",
-    "mlflow db upgrade sqlite:///{}": "flows/operation/test_doctor.py",
-    "mv {} {}.newer": "flows/test_processes.py",
-    "mv {} {}.aside": "test_files.py",
-    "pip install -e .": BY_HAND,
-    "python -c 'import {}'": BY_HAND,
-    "python {}": BY_HAND,
-}
+DVC = {"checkout", "config", "gc", "pull", "push", "remote", "repro"}
 
 
 def named_in_messages() -> set[str]:
     """The commands in the sources' texts, docstrings apart; a replacement field is {}."""
-    found, programs = set[str](), {command.split()[0] for command in COMMANDS}
+    found = set[str]()
     for path in [*(ROOT / "agent_r1").rglob("*.py"), *(ROOT / "flows").rglob("*.py")]:
         nodes = list(ast.walk(ast.parse(path.read_text())))
+        docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
         parts = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
-        said = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}  # docstrings
         for node in nodes:
             if isinstance(node, ast.JoinedStr):
                 text = "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts | said:
-                text = node.value
+            elif isinstance(node, ast.Constant) and id(node) not in parts | docstrings:
+                text = str(node.value)
             else:
                 continue
-            found |= {
-                each for each in re.findall(r"`([^`\n]+)`", text) if each.split()[0] in programs and each != "dvc"
-            }
+            found |= {*re.findall(r"`((?:agent-r1|dvc|make) [^`\n]+)`", text)}
     return found
 
 
-def test_every_command_of_a_message_is_known() -> None:
-    assert named_in_messages() == COMMANDS.keys()
-    for command, where in COMMANDS.items():
-        if where != BY_HAND:
-            assert command.split()[1].partition("{")[0] in (ROOT / "tests" / where).read_text(), command
+def test_every_command_of_a_message_is_there() -> None:
+    known = {
+        "agent-r1": {*get_command(app).commands},  # type: ignore[attr-defined]
+        "dvc": DVC,
+        "make": {*re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)},
+    }
+    named = [command.split()[:2] for command in named_in_messages()]
+    assert {program for program, _ in named} == known.keys()
+    assert [(program, word) for program, word in named if word.partition("{")[0] not in known[program]] == []

@@ -17,33 +17,29 @@ import yaml
 
 from agent_r1 import params
 from agent_r1.credit.batch import groups_of
-from agent_r1.credit.estimators import ESTIMATORS
 from agent_r1.inspection.printed import number, replay_tables
 from agent_r1.inspection.replay import (
-    Configuration,
     Replayed,
     by_spread,
     configurations,
     opened,
-    parse_changes,
     reads_untrained_values,
     replay,
 )
 from agent_r1.inspection.stored import StoredRun
 from agent_r1.learn import checkpoint
-from agent_r1.params.credit import WITH_CRITIC, CreditParams
+from agent_r1.params.credit import CreditParams
 from agent_r1.params.places import Places, RunId
 from agent_r1.records import Credit
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.training.loop import Training
 from agent_r1.training.watch import Verdict
-from benchmarks.truth import choose, estimators, main, measure, true_advantages
+from benchmarks.truth import true_advantages
 from flows.commands import look
 from flows.train import train
 from tests.credit.letters import progress, trajectory
-from tests.fixtures import Inside, WriteParams
+from tests.fixtures import ROOT, Inside, WriteParams
 
-ROOT = Path(__file__).parents[2]
 WARM_START = Path("outputs/warm_start")
 
 NO_MASKS = ["credit.loss_mask=false", "credit.advantage_mask={recursion: false, whitening: false, critic: false}"]
@@ -168,11 +164,6 @@ def test_the_gradients_of_groups_make_up_the_whole_one(small_project: Path, insi
     assert "Thoughts" in titles
 
 
-def test_groups_are_refused_where_there_are_none(replayed: Callable[..., list[Replayed]]) -> None:
-    with pytest.raises(ValueError, match=r"ppo replayed as grpo: .*rollout\.samples is 1; set it to 2 or more"):
-        replayed(others=["grpo"])
-
-
 def test_values_are_refused_where_there_are_none() -> None:
     settings = params.load(ROOT / "params.yaml")
     with pytest.raises(ValueError, match="grpo trained no critic, so it stored no values, which estimator gae"):
@@ -186,26 +177,16 @@ def test_values_are_refused_where_there_are_none() -> None:
     ("changes", "message"),
     [
         (["credit.lam"], "is no change to make; write credit.lam=1.0"),
-        (["lam=1"], "is no change to make"),
         (["rollout.samples=4"], "has no effect: a replay looks at credit and update"),
         (["update.learning_rate=1.0"], "has no effect: a replay compares gradients, and takes no step"),
         (["credit.lamb=1"], "ppo replayed as ppo credit.lamb=1: unknown key 'credit.lamb'; did you mean 'lam'"),
         (["credit.lam=2"], r"credit.lam: .*less than or equal to 1; got 2"),
-        (["credit.loss_mask=false"], "loss_mask: false has no effect with"),
         (["credit.step_lam=0.5"], r"ppo replayed as ppo .*: estimator gae does not read credit.step_lam"),
     ],
 )
 def test_changes_are_checked_like_a_run(changes: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         configurations(params.load(ROOT / "params.yaml"), RunId("ppo"), [], changes)
-
-
-def test_changes_come_together() -> None:
-    changes = ["credit.lam=1", "update.ratio=step", "credit.advantage_mask.critic=false"]
-    assert parse_changes(changes) == {
-        "credit": {"lam": 1, "advantage_mask": {"critic": False}},
-        "update": {"ratio": "step"},
-    }
 
 
 def test_values_that_no_critic_was_trained_for() -> None:
@@ -229,16 +210,6 @@ def test_iterations_that_are_not_there(ppo: Path, tmp_path: Path) -> None:
         stored.choose(["3"])
     with pytest.raises(FileNotFoundError, match="holds no finished iteration of ppo; train it first"):
         StoredRun("ppo", tmp_path, WARM_START)
-
-
-def test_iterations_whose_rows_were_not_kept(ppo: Path, tmp_path: Path) -> None:
-    """Both first iterations were sampled by the warm start; of the two, the second is gone."""
-    folder = Path(shutil.copytree(ppo, tmp_path / "ppo"))
-    (folder / "trajectories" / "001.parquet").unlink()
-    stored = StoredRun("ppo", folder, WARM_START)
-    assert stored.choose(["all"]) == stored.choose([]) == [0, 2]
-    with pytest.raises(ValueError, match="ppo keeps no iteration '1'; choose of 0, 2, or all"):
-        stored.choose(["1"])
 
 
 def test_a_changed_params_yaml_is_told(
@@ -353,19 +324,6 @@ def test_the_command_prints_tables(small_project: Path, inside: Inside, capsys: 
     assert "reads values at tokens that the critic of ppo was never trained at" in " ".join(printed.split())
 
 
-def test_estimators_that_stored_trajectories_allow() -> None:
-    settings = params.load(ROOT / "params.yaml")
-
-    def names(run: str) -> list[str]:
-        return [each.name for each in estimators(Configuration(run, settings.run(RunId(run))))]
-
-    assert names("ppo") == ["ppo", "step_gae", "bi_level_gae", "reinforce_pp"], "one sample of each question"
-    others = [each for each in ESTIMATORS if each != "maxrl"]  # whose rewards may not be below 0
-    assert names("starpo")[1:] == [each for each in others if each != "gae"]
-    assert names("grpo")[1:] == [each for each in others if each not in (*WITH_CRITIC, "grpo")]
-    assert names("ppo_no_masks")[1:] == names("ppo")[1:]
-
-
 def test_true_advantages_by_hand() -> None:
     """Rewards 1 and 2, values 5 and 3: 1 + 3 - 5 at the first action's tokens, 2 + 0 - 3 at the second's."""
     row = trajectory("PAAOTA", progress(1, 2))
@@ -373,62 +331,9 @@ def test_true_advantages_by_hand() -> None:
     assert found.tolist() == [0, -1, -1, 0, 0, -1]
 
 
-def test_whole_groups_are_chosen_until_there_are_enough_steps(ppo: Path) -> None:
-    stored = StoredRun("ppo", ppo, WARM_START)
-    rows, credits_ = stored.trajectories(2), stored.credits(2)
-    chosen = choose(rows, credits_, 6, seed=1)
-    steps = [len(row.steps) for row, _ in chosen]
-    assert sum(steps) >= 6 > sum(steps[:-1])
-    assert len(choose(rows, [replace(each, kept=False) for each in credits_[1:]] + credits_[:1], 99, seed=1)) <= 1
-
-
-@pytest.mark.usefixtures("grpo")
-def test_the_truth_of_a_small_run(
-    small_project: Path, inside: Inside, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same twice, and nothing is written. What holds by construction holds: shares add up, halves are apart."""
-    before = contents(small_project / "outputs/train")
-    with inside(small_project):
-        settings = params.load().of(RunId("grpo"))
-        stored = opened(settings, RunId("grpo"))
-        compared = estimators(Configuration("grpo", settings.run(RunId("grpo"))))[:2]
-        once, again = (measure(stored, settings, compared, iterations=["0"], times=4, steps=20) for _ in range(2))
-        words = "truth ppo --continuations 2 --steps 8 --iteration 2"
-        monkeypatch.setattr("sys.argv", words.split())
-        main()
-    assert repr(once) == repr(again)
-    [found] = once
-    assert (found.policy.sampled_it, found.counts[2]) == (True, 4)
-    assert [*found.agreements] == ["grpo", "dr_grpo", "2 continuations"]
-    every, between, within = (each[0].mean for each in found.knowledge.values())
-    assert every == pytest.approx(between + within)
-    assert math.isnan(found.knowledge["all steps"][1].mean), "grpo has no critic"
-    printed = capsys.readouterr().out
-    for words in ("Iteration 2: ", "step_gae", "1 continuations", "the critic tells", "The halves of the truth: "):
-        assert words in printed
-    assert contents(small_project / "outputs/train") == before
-
-
-def test_a_run_of_another_seed_is_not_continued(ppo: Path, small_project: Path, inside: Inside) -> None:
-    with inside(small_project):
-        settings = params.load().of(RunId("ppo"))
-        stored = opened(settings, RunId("ppo"), ppo)
-        own = settings.run(RunId("ppo")).model_copy(update={"seed": 5})
-        with pytest.raises(ValueError, match=r"was not sampled by train\.seed 5; set it back"):
-            measure(stored, settings, [Configuration("ppo", own)], iterations=["0"], times=2, steps=2)
-
-
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [
-        (0.0, "0.000"),
-        (0.25, "0.250"),
-        (-0.00012, "-1.2e-04"),
-        (math.nan, "-"),
-        (None, "-"),
-        (-3e-10, "0.000"),
-        (12.3456, "12.346"),
-    ],
+    [(0.0, "0.000"), (-0.00012, "-1.2e-04"), (math.nan, "-"), (-3e-10, "0.000"), (12.3456, "12.346")],
 )
 def test_numbers(value: float | None, shown: str) -> None:
     assert number(value) == shown

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import shutil
 import subprocess
@@ -21,11 +20,10 @@ from agent_r1.params.places import RunId
 from agent_r1.records import Credit, Trajectory
 from agent_r1.tables import read_rows
 from tests.fixtures import PLACES, WriteParams
+from tests.reading import OWN, lasting_metrics, progress
 
 TRAIN = ("-m", "flows", "train", "--run", "ppo")
 TIMEOUT_S = 300.0
-# The metrics that differ from process to process: seconds, and what a process remembers of its searches.
-OWN = ("time/", "cost/", "tool/waiting", "tool/search/latency", "rollout/search_cache_hit_share")
 
 
 @pytest.fixture
@@ -70,11 +68,6 @@ def rows_of(run: Path) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def metrics_of(run: Path) -> list[dict[str, float]]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in row.items() if not name.startswith(OWN)} for row in rows]
-
-
 def learner_state(run: Path) -> dict[str, torch.Tensor]:
     """Critic, both optimisers and versions. The process's own random numbers decide nothing, and pytest draws some."""
     state = load_file(run / "checkpoint/learner/shard-00001-model-00001-of-00001.safetensors")
@@ -90,7 +83,7 @@ def test_killed_twice_and_started_again_it_ends_with_the_same_bits(
     assert not (run / "checkpoint").exists()
     again = killed_at(run / "trajectories/002.parquet", start(*TRAIN))
     assert ("going on after 0 finished iterations" in again, read_again(again)) == (True, [0, 1])
-    assert json.loads((run / "checkpoint/progress.json").read_text())["iterations"] == 2
+    assert progress(run)["iterations"] == 2
     process = start(*TRAIN)
     errors = process.communicate(timeout=TIMEOUT_S)[1]
     assert process.returncode == 0, errors
@@ -102,7 +95,7 @@ def test_killed_twice_and_started_again_it_ends_with_the_same_bits(
     assert states[0].keys() == states[1].keys()
     assert all(map(torch.equal, states[0].values(), states[1].values()))
     assert rows_of(run) == rows_of(alone)
-    assert metrics_of(run) == metrics_of(alone)
+    assert lasting_metrics(run) == lasting_metrics(alone)
 
     client = MlflowClient(f"sqlite:///{fresh}/.tracking/mlflow.db")
     experiment = client.get_experiment_by_name("agent_r1")
@@ -111,7 +104,9 @@ def test_killed_twice_and_started_again_it_ends_with_the_same_bits(
     assert shown.info.status == "FINISHED"
     for name in shown.data.metrics:
         steps = [point.step for point in client.get_metric_history(shown.info.run_id, name)]
-        assert steps == [row["iteration"] for row in metrics_of(alone) if name in row or name.startswith(OWN)], name
+        assert steps == [row["iteration"] for row in lasting_metrics(alone) if name in row or name.startswith(OWN)], (
+            name
+        )
 
 
 def test_a_killed_run_goes_on_under_settings_that_round_or_give_room_and_its_record_says_so(
@@ -138,7 +133,7 @@ def test_a_killed_run_goes_on_under_settings_that_round_or_give_room_and_its_rec
     process = start(*TRAIN)
     errors = process.communicate(timeout=TIMEOUT_S)[1]
     assert process.returncode == 0, errors
-    record = json.loads((run / "checkpoint/progress.json").read_text())
+    record = progress(run)
     changes = [change.removeprefix("from iteration 1 on ") for change in record["changes"]]
     said = re.search(r"settings change after 1 finished iterations: (.*); where these round", errors)
     assert said, errors
@@ -149,7 +144,7 @@ def test_a_killed_run_goes_on_under_settings_that_round_or_give_room_and_its_rec
         *("train.validation.every", "train.validation.questions", "train.checkpoint.every"),
     }
     assert (record["iterations"], record["decays_over"]) == (4, 2)
-    assert len(metrics_of(run)) == 4
+    assert len(lasting_metrics(run)) == 4
     client = MlflowClient(f"sqlite:///{fresh}/.tracking/mlflow.db")
     tags = client.get_run((run / "mlflow_run_id").read_text()).data.tags
     assert tags["changed_settings"].startswith("from iteration 1 on ")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -13,12 +11,11 @@ from mlflow import MlflowClient
 from agent_r1.params.places import RunId
 from agent_r1.records import Prediction, Trajectory
 from agent_r1.tables import read_rows
-from flows.commands import execute
 from flows.evaluate import EvaluationRequest, evaluate
 from flows.report import report
 from flows.train import train
+from tests.fixtures import Inside
 
-Inside = Callable[[Path], AbstractContextManager[None]]
 SEEDS = (0, 1)
 
 
@@ -27,7 +24,7 @@ def swept(small_project: Path, ppo: Path, inside: Inside) -> Path:
     """The project with everything done that `make ablations` does."""
     with inside(small_project):
         for baseline in ("base_tool_call", "naive_rag"):
-            evaluate(EvaluationRequest(baseline, sweep="ablations"))
+            evaluate(EvaluationRequest(RunId(baseline, sweep="ablations")))
         for seed in SEEDS:
             train(RunId("ppo", seed, "ablations"))
             evaluate(EvaluationRequest(RunId("ppo", seed, "ablations")))
@@ -76,8 +73,3 @@ def test_the_report_has_every_seed(swept: Path) -> None:
     compared = json.loads((swept / "outputs/ablations/scores/ppo.json").read_text())
     assert compared["success"] == pytest.approx(sum(scores) / 2, abs=1e-4)
     assert "1 run with 2 seeds, " in page
-
-
-def test_a_baseline_has_no_seed(swept: Path, inside: Inside) -> None:
-    with inside(swept), pytest.raises(ValueError, match="--seed and --sweep tell apart runs; give --run"):
-        execute.evaluate(baseline="base_tool_call", seed=1)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -24,20 +23,21 @@ from agent_r1.learn.learner import frozen
 from agent_r1.learn.scoring import Compute
 from agent_r1.params import load
 from agent_r1.params.places import RunId, policy_in
-from agent_r1.records import CallStatus, Credit, Source, Trajectory
+from agent_r1.records import CallStatus, Credit, Source
 from agent_r1.tables import read_rows
 from agent_r1.training import collection
 from agent_r1.training.folder import AnotherRunError
 from agent_r1.training.identity import Identity, read_start
 from agent_r1.training.loop import Training
 from agent_r1.training.trainer import Trainer
-from flows import ranks
+from flows import made_of
 from flows import train as train_module
 from flows.operation.register import register
 from flows.policies import version_of
 from flows.train import train
 from tests.fixtures import PLACES, Inside, WriteParams
 from tests.flows.conftest import SMALL
+from tests.reading import contents, metrics, progress, trajectories
 
 PPO, GRPO = (PLACES.training(RunId(name)) for name in ("ppo", "grpo"))
 CLOSE = 1e-4  # nats, in float32
@@ -50,22 +50,8 @@ def run(request: pytest.FixtureRequest) -> Path:
     return folder
 
 
-def trajectories(run: Path) -> list[list[Trajectory]]:
-    """[iteration][row]"""
-    return [read_rows(path, Trajectory) for path in sorted((run / "trajectories").iterdir())]
-
-
 def credits_(run: Path) -> list[list[Credit]]:
     return [read_rows(path, Credit) for path in sorted((run / "credit").iterdir())]
-
-
-def metrics(run: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def progress(run: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run / "checkpoint" / "progress.json").read_text())
-    return found
 
 
 def started(run: Path) -> Identity:
@@ -156,18 +142,6 @@ def test_credit_rows_belong_to_the_trajectories(run: Path) -> None:
             assert -1 <= credit.return_ <= 1
 
 
-def test_a_group_shares_out_its_advantages(grpo: Path) -> None:
-    """One number per trajectory; they add up to 0 in a group."""
-    for rows, credit_rows in zip(trajectories(grpo), credits_(grpo), strict=True):
-        sums = np.zeros(4)
-        for row, credit in zip(rows, credit_rows, strict=True):
-            [advantage] = set(credit.advantages[row.action_mask].tolist())
-            assert credit.kept
-            sums[row.group] += advantage
-        assert sums == pytest.approx(0, abs=1e-5)
-    assert any(credit.advantages.any() for rows in credits_(grpo) for credit in rows)
-
-
 def test_metrics_have_one_row_per_iteration_in_which_sampler_and_learner_agree(run: Path) -> None:
     rows = metrics(run)
     assert [row["iteration"] for row in rows] == list(range(ITERATIONS[run.name]))
@@ -229,19 +203,18 @@ def moved_aside(project: Path) -> list[dict[str, bytes]]:
     return [contents(folder) for folder in sorted((project / PLACES.aside).glob("*"))]
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def test_a_finished_run_trains_nothing(finished: Path, write_params: WriteParams) -> None:
-    """Nor under other parameters of other stages."""
+    """Nor under parameters of other stages, nor under those that round or give room."""
     before = contents(finished / PPO)
     for _ in range(2):
         train(RunId("ppo"))
     assert contents(finished / PPO) == before
     others = {"engine": {"vllm": {"max_num_seqs": 8}}, "evaluate": {"questions": 3}, "warm_start": {"batch_size": 2}}
+    others |= {"model": {"packing": True}, "env": {"aborted_share": 0.5}}
+    others |= {"train": {"update": {"max_tokens_per_microbatch": 512}, "checkpoint": {"every": 2}}}
     write_params(finished, others | {"runs": {"ppo": {}}})
     train(RunId("ppo"))
+    assert contents(finished / PPO) == before
 
 
 def test_a_finished_run_keeps_what_is_asked_for_and_stays_finished(finished: Path, write_params: WriteParams) -> None:
@@ -292,7 +265,6 @@ def test_a_registered_version_teaches(
     [
         ({"train": {"update": {"learning_rate": 1e-5}}}, "train.update.learning_rate 0.0003 -> 1e-05"),
         ({"env": {"max_steps": 5}}, "env.max_steps 4 -> 5"),
-        ({"runs": {"ppo": {"credit": {"lam": 0.95}}}}, "train.credit.lam 0.99 -> 0.95"),
     ],
 )
 def test_changed_parameters_make_another_run(
@@ -309,16 +281,11 @@ def test_changed_parameters_make_another_run(
     assert moved_aside(finished) == [before]
 
 
-@pytest.mark.parametrize("started_by", ["DVC_ROOT", "AGENT_R1_PARENT_TASK_RUN"])
 def test_where_nobody_can_be_asked_another_run_moves_the_old_one_aside(
-    finished: Path,
-    started_by: str,
-    write_params: WriteParams,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    finished: Path, write_params: WriteParams, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = contents(finished / PPO)
-    monkeypatch.setenv(started_by, str(finished))
+    monkeypatch.setenv("AGENT_R1_PARENT_TASK_RUN", str(finished))
     train(RunId("ppo"))
     assert moved_aside(finished) == []
     write_params(finished, {"train": {"seed": 1}})
@@ -330,57 +297,12 @@ def test_where_nobody_can_be_asked_another_run_moves_the_old_one_aside(
     assert set(contents(finished / PPO)) == {"metrics.jsonl", "mlflow_run_id", "start.json"}, "costs alone"
 
 
-def test_what_cannot_fit_is_refused_and_replaces_nothing(
-    finished: Path, write_params: WriteParams, caplog: pytest.LogCaptureFixture
-) -> None:
-    before = contents(finished / PPO)
-    write_params(finished, {"train": {"update": {"max_tokens_per_microbatch": 10**9}}})
-    with (
-        caplog.at_level("INFO", logger="agent_r1"),
-        pytest.raises(ValueError, match=r"this run needs about .* GiB and the device has"),
-    ):
-        train(RunId("ppo"))
-    assert contents(finished / PPO) == before
-    assert "memory at the peak, estimated:" in caplog.text
-    assert "activations" in caplog.text
-
-
-@pytest.mark.parametrize(("dtype", "rank", "warned"), [("bfloat16", 4, 1), ("float32", 4, 0), ("bfloat16", 0, 0)])
-def test_adapters_that_are_merged_into_bfloat16_are_warned_of(
-    finished: Path,
-    write_params: WriteParams,
-    caplog: pytest.LogCaptureFixture,
-    dtype: str,
-    rank: int,
-    warned: int,
-) -> None:
-    engine = {"kind": "server", "server": {"urls": ["http://127.0.0.1:9"]}}
-    write_params(finished, {"model": {"dtype": dtype, "lora": {"rank": rank}}, "engine": engine})
-    with pytest.raises(Asked):
-        train(RunId("ppo"), fresh=True)
-    assert caplog.text.count("engine.kind server samples with adapters merged into bfloat16 weights") == warned
-
-
-def test_vllm_samples_with_the_adapters_beside_the_warm_start(
-    tmp_path: Path, small_project: Path, inside: Inside, write_params: WriteParams
-) -> None:
-    shutil.copytree(small_project, tmp_path / "copy", ignore=shutil.ignore_patterns("train", ".tracking"))
-    changes = {"model": {"lora": {"rank": 4}}, "train": {"update": {"learning_rate": 0.01}}}
-    write_params(tmp_path / "copy", changes | {"engine": {"kind": "vllm"}})
-    run = tmp_path / "copy" / GRPO
-    with inside(tmp_path / "copy"):
-        train(RunId("grpo"))
-    assert [{row.policy_version for row in rows} for rows in trajectories(run)] == [{0}, {1}]
-    assert max(row["rollout/canary_gap"] for row in metrics(run)) < CLOSE
-
-
 def test_other_weights_to_start_from_make_another_run(finished: Path) -> None:
     shutil.copytree(finished / PPO / "checkpoint/policy", finished / "outputs/warm_start", dirs_exist_ok=True)
     with pytest.raises(ValueError, match=r"is another run's: warm_start \w+\.\.\. -> \w+\.\.\.; "):
         train(RunId("ppo"))
 
 
-@pytest.mark.parametrize("started_by", ["DVC_ROOT", "AGENT_R1_PARENT_TASK_RUN"])
 @pytest.mark.parametrize(("answer", "hours", "anew"), [("y\n", 2.0, True), ("\n", 2.0, False), ("\n", 0.5, True)])
 def test_at_a_terminal_it_is_asked_before_more_than_a_core_hour_makes_room(
     finished: Path,
@@ -390,12 +312,11 @@ def test_at_a_terminal_it_is_asked_before_more_than_a_core_hour_makes_room(
     answer: str,
     hours: float,
     anew: bool,
-    started_by: str,
 ) -> None:
     with (finished / PPO / "metrics.jsonl").open("a") as file:  # costs are the highest of all lines
         file.write(json.dumps({"iteration": 3, "cost/sampling_core_s": hours * 3600}) + "\n")
     monkeypatch.setattr(sys, "stdin", Mock(isatty=lambda: True, readline=lambda: answer))
-    monkeypatch.setenv(started_by, str(finished))
+    monkeypatch.setenv("DVC_ROOT", str(finished))
     write_params(finished, {"train": {"seed": 1}})
     with pytest.raises(Asked if anew else AnotherRunError):
         train(RunId("ppo"))
@@ -414,9 +335,8 @@ def test_a_finished_run_is_refused_after_an_edit_of_the_stages_code_and_no_other
     """What DVC runs the stage again for, which moves it aside."""
     before = contents(finished / PPO)
     for part in ("agent_r1", "flows"):
-        shutil.copytree(ranks.CODE / part, finished / "code" / part)
-    shutil.copy(ranks.CODE / "dvc.yaml", finished / "code")
-    monkeypatch.setattr(ranks, "CODE", finished / "code")
+        shutil.copytree(made_of.CODE / part, finished / "code" / part)
+    monkeypatch.setattr(made_of, "CODE", finished / "code")
     with (finished / "code" / edited).open("a") as file:
         file.write("# edited\n")
     refused = pytest.raises(ValueError, match=f"trained by other code: {edited}; .* --fresh .*`agent-r1 keep ppo`")
@@ -446,16 +366,6 @@ def test_what_another_process_finished_meanwhile_is_not_trained_again(
     before = contents(finished / "elsewhere")
     train(RunId("ppo"))
     assert contents(folder) == before
-
-
-def test_a_stage_started_outside_the_project_says_so(
-    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
-    process = start("-m", "flows", "prepare")
-    errors = process.communicate()[1]
-    assert process.returncode == 1
-    assert f"{tmp_path}/params.yaml does not exist; run from the project's root" in errors
-    assert "Traceback" not in errors
 
 
 def test_a_notebook_trains_the_same_digits(grpo: Path, small_project: Path, tmp_path: Path) -> None:

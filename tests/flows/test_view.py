@@ -7,28 +7,25 @@ import gzip
 import json
 import re
 import shutil
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
-import numpy as np
 import pytest
 from mlflow import MlflowClient
 
 from agent_r1.files import sha256
 from agent_r1.inspection.viewer import view
 from agent_r1.params.places import RunId
-from agent_r1.records import Prediction, Proof, Question, Trajectory
+from agent_r1.records import Prediction, Trajectory
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.tracking import registry
 from flows.commands.look import health
 from flows.operation.register import register
 from flows.train import train
+from tests.fixtures import Inside, WriteParams
 
 QUESTIONS = "data/prepared/questions.parquet"
-Inside = Callable[[Path], AbstractContextManager[None]]
 
 
 @pytest.fixture
@@ -81,12 +78,12 @@ def test_health_names_what_went_wrong_and_links_to_it(
         health("ppo")
         printed = capsys.readouterr().out
         [command] = re.findall("`agent-r1 (.+?)`", printed)
-        assert command == "view --run ppo"
+        assert command == "view ppo"
         view(RunId("ppo"), trajectories=16)
         with pytest.raises(ValueError, match="there is no run 'pppo' under runs:; did you mean 'ppo'"):
             health("pppo")
         with pytest.raises(FileNotFoundError, match="ppo-seed7 holds no finished iteration"):
-            health("ppo", seed=7)
+            health("ppo-seed7")
     page = content(project / "outputs/view/ppo.html")
     links = re.findall(r"file://(\S+)#(\S+)", printed)
     assert {Path(path) for path, _ in links} == {project / "outputs/view/ppo.html"}
@@ -96,27 +93,6 @@ def test_health_names_what_went_wrong_and_links_to_it(
     shown = {episode["id"] for episode in page["episodes"]}
     assert len(shown) == 16
     assert all(shown.intersection(page["failures"][kind]) for kind in kinds[:2])
-
-
-def test_iterations_that_were_not_kept_are_passed_over(project: Path, inside: Inside) -> None:
-    """As `train.keep.every` leaves them."""
-    for kind in ("trajectories", "credit", "proof"):
-        (project / "outputs/train/ppo" / kind / "001.parquet").unlink()
-    with inside(project):
-        view(RunId("ppo"), trajectories=15)
-    episodes = content(project / "outputs/view/ppo.html")["episodes"]
-    assert {episode["iteration"] for episode in episodes} == {0, 2}
-
-
-def test_proofs_are_what_the_learner_said(ppo: Path) -> None:
-    for iteration in range(3):
-        rows = read_rows(ppo / "trajectories" / f"{iteration:03d}.parquet", Trajectory)
-        proofs = read_rows(ppo / "proof" / f"{iteration:03d}.parquet", Proof)
-        assert [proof.trajectory_id for proof in proofs] == [row.trajectory_id for row in rows]
-        for row, proof in zip(rows, proofs, strict=True):
-            mask = row.action_mask
-            np.testing.assert_allclose(proof.learner_logprobs[mask], row.logprobs[mask], atol=1e-4)
-            assert proof.learner_logprobs[~mask][1:].all(), "it is asked about every token"
 
 
 def test_answers_before_and_after_stand_side_by_side(project: Path, inside: Inside) -> None:
@@ -165,23 +141,11 @@ def test_page_and_traces_go_to_the_run(ppo: Path, small_project: Path, inside: I
     assert all(trace.data.spans[0].inputs["question"] for trace in traces)
 
 
-def test_a_store_without_the_run_is_said(project: Path, inside: Inside, caplog: pytest.LogCaptureFixture) -> None:
-    with inside(project):
-        view(RunId("ppo"), trajectories=6)
-    assert "the page is only on disk" in caplog.text
-
-
 def test_other_weights_than_those_of_the_run_are_refused(
-    project: Path, inside: Inside, write_params: Callable[..., None]
+    project: Path, inside: Inside, write_params: WriteParams
 ) -> None:
     write_params(project, {"train": {"credit": {"rewards": {"valid_call": 5.0}}}})
     with inside(project), pytest.raises(ValueError, match=r"with the reward weights of ppo in params\.yaml; set them"):
-        view(RunId("ppo"), trajectories=6)
-
-
-def test_questions_that_are_no_longer_prepared_are_refused(project: Path, inside: Inside) -> None:
-    write_rows(project / QUESTIONS, [], Question)
-    with inside(project), pytest.raises(ValueError, match="is not among the prepared ones; set prepare: as it was"):
         view(RunId("ppo"), trajectories=6)
 
 

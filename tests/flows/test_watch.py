@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from agent_r1.training.folder import RunFolder
 from flows.commands.execute import index, prepare
 from flows.train import train
 from tests.fixtures import PLACES, Inside, WriteParams
+from tests.reading import lasting_metrics, progress
 
 
 def shown(project: Path) -> Run:
@@ -79,18 +79,6 @@ def touchy(tmp_path: Path, untrained: Path, inside: Inside, write_params: WriteP
         yield write
 
 
-def rows(run: Path) -> list[dict[str, float]]:
-    """Without the times."""
-    times = ("time/", "cost/", "tool/waiting", "tool/search/latency")
-    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in row.items() if not name.startswith(times)} for row in found]
-
-
-def progress(run: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run / "checkpoint" / "progress.json").read_text())
-    return found
-
-
 def seeds(run: Path, iteration: int) -> list[int]:
     return [row.seed for row in read_rows(run / "trajectories" / f"{iteration:03d}.parquet", Trajectory)]
 
@@ -99,7 +87,7 @@ def test_a_stopped_run_is_a_finished_run_with_fewer_iterations(tmp_path: Path, t
     run = touchy(on_collapse="stop")
     train(RunId("ppo"))
     assert shown(tmp_path).data.tags["monitor/last_alarm"].startswith("iteration 1, stopped: entropy_")
-    assert [row["monitor/alarms"] for row in rows(run)] == [0, 1]
+    assert [row["monitor/alarms"] for row in lasting_metrics(run)] == [0, 1]
     assert (progress(run)["iterations"], progress(run)["stopped"]) == (2, True)
     assert (run / "checkpoint/policy/model.safetensors").exists()
     assert shown(tmp_path).info.status == "FINISHED"
@@ -111,7 +99,7 @@ def test_a_stopped_run_is_a_finished_run_with_fewer_iterations(tmp_path: Path, t
 def test_a_warned_run_goes_on(touchy: Callable[..., Path]) -> None:
     run = touchy(on_collapse="warn")
     train(RunId("ppo"))
-    assert [row["monitor/alarms"] for row in rows(run)] == [0, 1, 1]
+    assert [row["monitor/alarms"] for row in lasting_metrics(run)] == [0, 1, 1]
     assert (progress(run)["iterations"], progress(run)["stopped"]) == (3, False)
 
 
@@ -132,7 +120,7 @@ def test_a_run_rolls_back_to_other_seeds_until_it_may_no_more(
     monkeypatch.setattr(RunFolder, "go_back", watched)
     train(RunId("ppo"))
     assert (progress(run)["iterations"], progress(run)["rollbacks"], progress(run)["stopped"]) == (2, 1, True)
-    assert [(row["monitor/alarms"], row["monitor/rollbacks"]) for row in rows(run)] == [(0, 1), (1, 1)]
+    assert [(row["monitor/alarms"], row["monitor/rollbacks"]) for row in lasting_metrics(run)] == [(0, 1), (1, 1)]
     assert len(first_seeds) == 8
     assert not set(first_seeds) & set(seeds(run, 0))
     files = ["checkpoint", "credit", "metrics.jsonl", "mlflow_run_id", "proof", "start.json", "trajectories"]
@@ -182,5 +170,5 @@ def test_run_killed_around_its_rollback_ends_with_the_same_bits(
     twin, weights = run.with_name("twin"), "checkpoint/policy/model.safetensors"
     assert (twin / weights).read_bytes() == (run / weights).read_bytes()
     assert progress(twin) == progress(run)
-    assert rows(twin) == rows(run)
+    assert lasting_metrics(twin) == lasting_metrics(run)
     assert [seeds(twin, each) for each in range(2)] == [seeds(run, each) for each in range(2)]

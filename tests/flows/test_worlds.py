@@ -6,8 +6,6 @@ import base64
 import gzip
 import json
 import re
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +21,8 @@ from flows.evaluate import EvaluationRequest, evaluate
 from flows.report import report
 from flows.train import train
 from flows.warm_start import warm_start
+from tests.fixtures import Inside, WriteParams
 
-Inside = Callable[[Path], AbstractContextManager[None]]
 ICE: dict[str, Any] = {
     "prepare": {
         "datasets": ["ice"],
@@ -51,7 +49,7 @@ ICE: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def ice(tmp_path_factory: pytest.TempPathFactory, write_params: Callable[..., None], inside: Inside) -> Path:
+def ice(tmp_path_factory: pytest.TempPathFactory, write_params: WriteParams, inside: Inside) -> Path:
     """The project with everything done that `dvc repro` does."""
     folder = tmp_path_factory.mktemp("ice")
     write_params(folder, ICE)

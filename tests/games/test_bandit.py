@@ -46,7 +46,6 @@ def test_boards_show_every_pair_in_both_orders_and_no_test_pair_in_training() ->
     [
         ('["A", "B"]', '"C"', "'high' is one of the arms"),
         ('["A", "a"]', '"A"', "two different names"),
-        ('["A"]', '"A"', "two different names"),
         ('"AB"', '"A"', "two different names"),
         ('["A", "B || A"]', '"A"', "letters and digits"),
         ('["A", 1]', '"A"', "letters and digits"),

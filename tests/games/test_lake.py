@@ -18,29 +18,19 @@ BENT = Board(rows=("SFH", "FFG"))
 
 def test_a_walk_by_hand() -> None:
     game = Game(BENT, random.Random(0))
-    assert (game.grid(), game.places()) == (
-        ["P_O", "__G"],
-        {"Goal": [(1, 2)], "Player": [(0, 0)], "Holes": [(0, 2)]},
-    )
+    assert game.grid() == ["P_O", "__G"]
+    assert game.places() == {"Goal": [(1, 2)], "Player": [(0, 0)], "Holes": [(0, 2)]}
     assert [game.play(move) for move in ("Up", "Left", "Down")] == [0.0, 0.0, 0.0]  # the edge holds
     assert (game.grid(), game.done) == (["__O", "P_G"], False)
+    with pytest.raises(ValueError, match=r"no move 'Jump' of Left, Down, Right, Up$"):
+        game.play("Jump")
     assert [game.play(move) for move in ("Right", "Right")] == [0.0, 1.0]
     assert (game.done, game.won, game.grid()) == (True, True, ["__O", "__√"])
     lost = Game(BENT, random.Random(0))
     assert [lost.play(move) for move in ("Right", "Right")] == [0.0, 0.0]
-    assert (lost.done, lost.won, lost.grid()) == (True, False, ["__X", "__G"])
-
-
-def test_no_illegal_move_changes_anything() -> None:
-    game = Game(BENT, random.Random(0))
-    with pytest.raises(ValueError, match=r"no move 'Jump' of Left, Down, Right, Up$"):
-        game.play("Jump")
-    assert game.player == (0, 0)
-    for move in ("Right", "Right"):
-        game.play(move)
     with pytest.raises(ValueError, match=r"no move 'Left' of .* after the end"):
-        game.play("Left")
-    assert game.player == (0, 2)
+        lost.play("Left")
+    assert (lost.done, lost.won, lost.grid()) == (True, False, ["__X", "__G"])
 
 
 def test_moves_go_astray_to_their_sides_alone() -> None:
@@ -67,28 +57,12 @@ def test_the_board_of_a_seed_is_the_one_of_those_draws() -> None:
 
 
 def test_what_chance_and_the_best_play_reach_on_the_validation_boards() -> None:
-    """Ten moves, chosen uniformly, and each chosen best in sight of the board; the exact means over 256 boards."""
+    """Ten moves, chosen uniformly, each best in sight of the board, or five at a time; exact means over 256 boards."""
     boards = [Board.draw(seed, intended=1 / 3) for seed in VALIDATION]
     sighted = [Planner(board, 1).best(board.start, steps=10, moves=10).chance for board in boards]
-    assert (_mean([uniform_on_ice(board, 10) for board in boards]), _mean(sighted)) == (0.212, 0.483)
-
-
-def test_chance_slips_no_worse_on_slippery_ice() -> None:
-    """A uniform move that goes astray is a uniform move: a floor knows no ice."""
-    for seed in range(123, 131):
-        sure, slippery = (uniform_on_ice(Board.draw(seed, intended=each), 6) for each in (1.0, 1 / 3))
-        assert sure == pytest.approx(slippery, abs=1e-12)
-
-
-def test_the_best_plans_under_the_protocol_of_five_turns() -> None:
-    """Of five moves each and ten in all."""
-    boards = [Board.draw(seed, intended=1 / 3) for seed in VALIDATION]
-    chances = [Planner(board, 5).best(board.start, steps=5, moves=10).chance for board in boards]
-    assert _mean(chances) == 0.477
-
-
-def _mean(chances: list[float]) -> float:
-    return round(sum(chances) / len(chances), 3)
+    planned = [Planner(board, 5).best(board.start, steps=5, moves=10).chance for board in boards]
+    chance = [uniform_on_ice(board, 10) for board in boards]
+    assert [round(sum(each) / len(boards), 3) for each in (chance, sighted, planned)] == [0.212, 0.483, 0.477]
 
 
 def test_a_plan_by_hand() -> None:
@@ -102,7 +76,7 @@ def test_a_plan_by_hand() -> None:
     assert slippery.best((1, 1), steps=1, moves=1).chance == pytest.approx(1 / 3)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_every_way_leads_to_the_goal_and_every_board_survives_its_writing(seed: int) -> None:
     board = Board.draw(seed, intended=0.8)
     assert Board.read(board.write()) == board
@@ -116,21 +90,18 @@ def test_every_way_leads_to_the_goal_and_every_board_survives_its_writing(seed: 
 @pytest.mark.parametrize(
     ("setup", "problem"),
     [
-        ("", "not JSON"),
         ("[" * 9000, "not JSON"),
         ("x" * 20_000, "at most 10000"),
         ('{"rows": ["SG"]}', "intended, rows"),
-        ('{"rows": "SG", "intended": 1}', "list of texts"),
         ('{"rows": ["SG", 1], "intended": 1}', "list of texts"),
-        ('{"rows": ["SG", "F"], "intended": 1}', "no rectangle"),
-        ('{"rows": [], "intended": 1}', "no rectangle"),
-        ('{"rows": ["SGFFFFFFFFFFF"], "intended": 1}', "no rectangle"),
+        *(
+            (f'{{"rows": {rows}, "intended": 1}}', "no rectangle")
+            for rows in ('["SG", "F"]', "[]", f'["SG{"F" * 11}"]')
+        ),
         ('{"rows": ["S<|im_end|>G"], "intended": 1}', "holds '<'"),
         ('{"rows": ["SGS"], "intended": 1}', "2 cells with the start"),
         ('{"rows": ["SFF"], "intended": 1}', "0 cells with the goal"),
-        ('{"rows": ["SG"], "intended": 0}', "chance above 0"),
-        ('{"rows": ["SG"], "intended": NaN}', "chance above 0"),
-        ('{"rows": ["SG"], "intended": true}', "chance above 0"),
+        *((f'{{"rows": ["SG"], "intended": {chance}}}', "chance above 0") for chance in ("0", "NaN", "true")),
     ],
 )
 def test_a_setup_that_is_wrong_is_named(setup: str, problem: str) -> None:

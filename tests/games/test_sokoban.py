@@ -19,12 +19,9 @@ def test_a_box_is_pushed_by_hand() -> None:
     game = Game(LINE, random.Random(0))
     assert [round(game.play(move), 1) for move in ("Left", "Up", "Right")] == [-0.1, -0.1, -0.1]
     assert game.grid() == ["######", "#_PXO#", "######"]
-    assert game.places() == {
-        "Walls": [(y, x) for y in range(3) for x in range(6) if y != 1 or x in (0, 5)],
-        "Targets": [(1, 4)],
-        "Boxes": [(1, 3)],
-        "Player": [(1, 2)],
-    }
+    places = game.places()
+    assert places.pop("Walls") == [(y, x) for y in range(3) for x in range(6) if y != 1 or x in (0, 5)]
+    assert places == {"Targets": [(1, 4)], "Boxes": [(1, 3)], "Player": [(1, 2)]}
     assert round(game.play("Right"), 1) == 10.9
     assert (game.done, game.won, game.grid()) == (True, True, ["######", "#__P√#", "######"])
     with pytest.raises(ValueError, match=r"no move 'Left' of .* after the end"):
@@ -46,7 +43,7 @@ def test_two_boxes_by_hand() -> None:
         pair.play("up")
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", range(6))
 def test_every_plan_wins_in_the_fewest_moves(seed: int) -> None:
     board = Board.draw(seed)
     assert Board.read(board.write()) == board

@@ -104,17 +104,16 @@ def test_a_conversation_is_asked_once_more_without_a_limit_before_it_counts_as_t
 CALL = {"name": "search", "arguments": '{"query": "Tesk"}'}
 
 
+EMPTY_CALL = '<tool_call>{"name": null, "arguments": null}</tool_call>'
+
+
 @pytest.mark.parametrize(
     ("message", "read"),
     [
         ({"content": [{"type": "thinking", "thinking": []}, {"type": "text", "text": "a"}, {"text": "b"}]}, "ab"),
-        ({"content": []}, ""),
         ({"content": None, "tool_calls": []}, ""),
         ({"tool_calls": [{"id": "1", "function": CALL}]}, f"<tool_call>{json.dumps(CALL)}</tool_call>"),
-        (
-            {"content": "a", "tool_calls": [{"function": {}}]},
-            'a<tool_call>{"name": null, "arguments": null}</tool_call>',
-        ),
+        ({"content": "a", "tool_calls": [{"function": {}}]}, f"a{EMPTY_CALL}"),
     ],
 )
 def test_parts_and_calls_are_text(message: dict[str, Any], read: str) -> None:
@@ -140,9 +139,7 @@ def test_a_busy_endpoint_is_asked_again_and_one_that_is_down_only_once(monkeypat
     ("status", "body", "message"),
     [
         (200, b"<html>", "in another form than OpenAI's: Invalid JSON"),
-        (200, b"{}", "choices: Field required"),
         (200, b'{"choices": []}', "choices: List should have at least 1 item"),
-        (200, b'{"choices": [{"message": {"content": 3}}]}', "message.content.* Input should be a valid string"),
         (200, b'{"choices": [{"message": {"tool_calls": [{"function": 3}]}}]}', "function: Input should be"),
         (200, b'{"choices": [{"message": {"content": "%s"}}]}' % (b"x" * (1 << 21)), "at most 1048576 characters"),
         (200, b" " * ((32 << 20) + 1), "larger than 32 MiB"),
@@ -160,11 +157,8 @@ def test_a_refusal_is_the_users_and_shows_no_key(
 ) -> None:
     monkeypatch.setenv(ENDPOINT_KEY, "s3cret")
     caplog.set_level(logging.DEBUG)
-    body = json.dumps({"error": {"message": "too long"}}).encode()
-    with (
-        answering(lambda _: (status, body)) as url,
-        pytest.raises(ValueError, match=f"status {status}.*{remedy}") as fault,
-    ):
+    refused = pytest.raises(ValueError, match=f"status {status}.*{remedy}")
+    with answering(lambda _: (status, refusal("too long")[1])) as url, refused as fault:
         ask(url, retries=3)
     assert "s3cret" not in f"{fault.value}{caplog.text}"
 
@@ -178,31 +172,35 @@ def test_an_endpoint_that_is_down_or_silent_is_named() -> None:
             next(Endpoint(url, timeout_s=0.1).stream(Shown, {}))
     with pytest.raises(WorldFault, match=f"{url} does not answer: Connect"):
         ask(url)
-    with pytest.raises(ValueError, match="starts with http"):
-        ask("localhost:8000")
-    with pytest.raises(ValueError, match="password"):
-        ask("http://me:word@localhost:8000")
-    with pytest.raises(ValueError, match=r"^http://localhost/v1\?\.\.\. is no address of a server"):
-        ask("http://localhost/v1?key=s3cret")
 
 
-@pytest.mark.parametrize("sent", [b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\n\r\ndata: 1\n"])
-def test_what_drips_ends_at_the_limit_of_the_whole_answer(sent: bytes) -> None:
-    """Headers, and lines of a body: each byte comes sooner than the limit."""
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("localhost:8000", "starts with http"),
+        ("http://me:word@localhost:8000", "password"),
+        ("http://localhost/v1?key=s3cret", r"^http://localhost/v1\?\.\.\. is no address of a server"),
+    ],
+)
+def test_what_is_no_address_is_refused(url: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ask(url)
+
+
+def test_what_drips_ends_at_the_limit_of_the_whole_answer() -> None:
+    """Lines of a body: each byte comes sooner than the limit."""
     over = Event()
 
     def drip(asked: Heard) -> None:
-        asked.write(sent)
+        asked.write(b"HTTP/1.1 200 OK\r\n\r\ndata: 1\n")
         while not over.wait(0.05):
             asked.write(b"x")
 
     with answering(drip) as url:
-        try:
-            for read in (lambda: ask(url, timeout_s=0.5), lambda: list(Endpoint(url, timeout_s=0.5).stream(Shown, {}))):
-                with pytest.raises(WorldFault, match=r"took longer than 0\.5 s"):
-                    read()
-        finally:
-            over.set()
+        for read in (lambda: ask(url, timeout_s=0.5), lambda: list(Endpoint(url, timeout_s=0.5).stream(Shown, {}))):
+            with pytest.raises(WorldFault, match=r"took longer than 0\.5 s"):
+                read()
+        over.set()
 
 
 EVENT = b'data: {"a": 1}\n\n'

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +12,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from agent_r1.files import write_text
+from agent_r1.inspection.report_page import report_page
 from agent_r1.inspection.stored import Shown, When
 from agent_r1.inspection.viewer import page
 from agent_r1.records import CallStatus
@@ -73,16 +77,6 @@ def test_a_passage_with_markup_stays_text(opened: Open, make_shown: MakeShown) -
     assert EVIL in str(page.locator(".observation .tokens").text_content())
     assert EVIL in str(page.locator("#question h2").text_content())
     assert EVIL in str(page.locator(".answer .tokens").text_content())
-
-
-def test_every_token_is_there_with_its_text(opened: Open, make_shown: MakeShown, words: Any) -> None:
-    shown = make_shown(passage="One.\nTwo.")
-    page = opened([[shown]])
-    page.keyboard.press("p")  # opens the prompt
-    tokens = page.locator(".token")
-    assert tokens.count() == len(shown.trajectory.token_ids)
-    told = "".join(page.locator(".tokens").all_text_contents())
-    assert told.replace("\n", "") == words.decode(shown.trajectory.token_ids.tolist()).replace("\n", "")
 
 
 @pytest.mark.parametrize("env", ["qa", "frozen_lake"])
@@ -200,41 +194,6 @@ def test_a_token_tells_its_numbers(opened: Open, make_shown: MakeShown) -> None:
     assert "template" in page.locator("#inspector").inner_text()
 
 
-def test_what_is_not_known_is_said(opened: Open, four: Any) -> None:
-    page = opened(four)
-    page.keyboard.press("3")
-    expect(page.locator(".unknown").first).to_have_text("advantage: not known for this one")
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_is_readable_on_every_colour(opened: Open, four: Any, scheme: str) -> None:
-    """Contrast of at least 4.5 to 1 (WCAG AA), by the formula of WCAG 2.2."""
-    page = opened(four[2:], color_scheme=scheme)
-    lowest = page.evaluate("""() => {
-      const canvas = Object.assign(document.createElement("canvas"), {width: 1, height: 1});
-      const pen = canvas.getContext("2d", {willReadFrequently: true});
-      const painted = (...layers) => {
-        for (const layer of layers) { pen.fillStyle = layer; pen.fillRect(0, 0, 1, 1); }
-        return [...pen.getImageData(0, 0, 1, 1).data].slice(0, 3);
-      };
-      const light = (rgb) => rgb.map((part) => part / 255)
-        .map((part) => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4)
-        .reduce((sum, part, at) => sum + part * [0.2126, 0.7152, 0.0722][at], 0);
-      const card = getComputedStyle(document.querySelector(".step")).backgroundColor;
-      const ratios = [];
-      for (const is of ["source-0", "source-1", "source-2", "source-3", "loss-0", "loss-1", "plus", "minus"]) {
-        const token = document.querySelector(".token");
-        token.dataset.is = is;
-        token.style.setProperty("--strength", "100%");
-        const {color, backgroundColor} = getComputedStyle(token);
-        const [one, other] = [light(painted(card, backgroundColor)), light(painted(card, color))];
-        ratios.push((Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05));
-      }
-      return Math.min(...ratios);
-    }""")
-    assert lowest >= 4.5
-
-
 def test_a_phone_shows_the_list_then_one_trajectory(opened: Open, four: Any) -> None:
     page = opened(four, **PHONE)
     expect(page.locator("#list")).to_be_visible()
@@ -247,16 +206,6 @@ def test_a_phone_shows_the_list_then_one_trajectory(opened: Open, four: Any) -> 
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.locator("#back").tap()
     expect(page.locator("#list")).to_be_visible()
-
-
-def test_the_theme_can_be_switched(opened: Open, four: Any) -> None:
-    page = opened(four, color_scheme="light")
-    ground = "getComputedStyle(document.body).backgroundColor"
-    light = page.evaluate(ground)
-    page.keyboard.press("t")
-    assert page.evaluate(ground) != light
-    page.keyboard.press("t")
-    assert page.evaluate(ground) == light
 
 
 def test_the_page_may_connect_nowhere(browser: Any, make_shown: MakeShown, words: Any, tmp_path: Any) -> None:
@@ -277,3 +226,30 @@ def test_the_page_may_connect_nowhere(browser: Any, make_shown: MakeShown, words
     context.close()
     assert "Failed to fetch" in outcome
     assert refused == "img-src"
+
+
+def test_a_report_is_one_page_with_its_picture_and_a_question_before_and_after(
+    four: list[list[Shown]], words: Any, browser: Browser, tmp_path: Path
+) -> None:
+    pixel = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report/dot.png").write_bytes(base64.b64decode(pixel))
+    text = f"# Report\n\n{EVIL}\n\n![A dot](dot.png)\n\n| agent | all |\n| --- | ---: |\n| `ppo` | 0.565 |\n"
+    (tmp_path / "report/report.md").write_text(text)
+    file = tmp_path / "shared/report.html"
+    write_text(file, report_page(tmp_path / "report", page("ppo", ABOUT, four[:1], words.decode)))
+    shutil.rmtree(tmp_path / "report")
+    faults: list[str] = []
+    with browser.new_context(viewport=LAPTOP, offline=True) as context:
+        opened = context.new_page()
+        opened.on("pageerror", lambda error: faults.append(str(error)))
+        opened.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
+        opened.goto(file.as_uri())
+        assert opened.evaluate("document.images[0].naturalWidth") == 1
+        assert opened.locator("td").all_text_contents() == ["ppo", "0.565"]
+        inside = opened.frame_locator("iframe")
+        expect(inside.locator("#list .row")).to_have_count(2)
+        inside.locator("#list .row").first.click()
+        expect(inside.locator(".answer .tokens").first).to_contain_text("Veld")
+        assert opened.evaluate("window.evil") is None
+    assert faults == []

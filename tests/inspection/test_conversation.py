@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
+from safetensors.numpy import save_file
 
-from agent_r1.inspection.conversation import Screen, passage
+from agent_r1.inspection.conversation import Screen, made_for
 from agent_r1.inspection.wire import Limits
-from agent_r1.records import Call, CallStatus, Outcome, Step, StopReason
+from agent_r1.params import SHIPPED, Params, load
+from agent_r1.records import Call, CallStatus, Outcome, Passage, Question, Step, StopReason
 from agent_r1.rollout.episode import StepView
+from agent_r1.tables import write_rows
+from tests.trajectories import question_fields
 
 LIMITS = Limits(max_steps=5, max_tokens=512, parallel_calls=1)
 THOUGHT = "The director first."
@@ -154,7 +160,35 @@ def test_escape_sequences_do_not_reach_the_terminal(terminal: bool) -> None:
     assert terminal or "\x1b" not in text
 
 
-def test_only_a_title_is_bold() -> None:
-    assert [span.style for span in passage("Tesk: a city: old").spans] == ["bold"]
-    assert passage("Tesk: a city: old").plain == "Tesk: a city: old"
-    assert passage("nothing found").spans == []
+@pytest.fixture
+def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Params:
+    """Of a project with two questions, a passage, and a policy of 60,000 weights in its root."""
+    monkeypatch.chdir(tmp_path)
+    settings = load(SHIPPED)
+    rows = [
+        Question(**question_fields(question_id=split, split=split, text=text))
+        for split, text in (("train", "Who directed Low Tide?"), ("test", "Where was Mara Quill born?"))
+    ]
+    write_rows(settings.places.questions, rows, Question)
+    write_rows(settings.places.passages, [Passage(passage_id="0", title="Tesk", text="A city.")], Passage)
+    save_file({"weight": np.zeros((200, 300), np.float32)}, "model.safetensors")
+    return settings
+
+
+def test_a_built_in_model_says_its_size_and_knows_the_words_of_its_data_alone(settings: Params) -> None:
+    about, words = made_for(settings, Path(), built_in=True)
+    assert about == [
+        "It has 0.1 million weights, and knows atlas alone. Ask it such as:",
+        "Where was Mara Quill born?",
+    ]
+    assert words == {*["who", "directed", "low", "tide", "where", "was", "mara", "quill", "born", "tesk", "city"]}
+
+
+def test_any_other_model_may_know_every_word(settings: Params) -> None:
+    about, words = made_for(settings, Path("owner/name"), built_in=False)
+    assert (about[1:], words) == (["Where was Mara Quill born?"], set())
+
+
+def test_without_data_nothing_is_told(settings: Params) -> None:
+    settings.places.questions.unlink()
+    assert made_for(settings, Path(), built_in=True) == ([], set())

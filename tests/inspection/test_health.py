@@ -165,9 +165,7 @@ HACKS: dict[str, tuple[Sequence[Sequence[str]], Sequence[str]]] = {
 def drifting(play: Play, before: Sequence[Sequence[str]], after: Sequence[str]) -> list[list[Trajectory]]:  # noqa: F811
     """A run whose policy drifts from one way of playing to another, by one episode in an iteration."""
     old, new = [play(*script) for script in before], play(*after)
-    return numbered(
-        [[new if n < i else old[n % len(old)] for n in range(EPISODES)] for i in range(ITERATIONS)],
-    )
+    return numbered([[new if n < i else old[n % len(old)] for n in range(EPISODES)] for i in range(ITERATIONS)])
 
 
 @pytest.mark.parametrize("part", HACKS)
@@ -181,13 +179,6 @@ def test_a_planted_hack_is_named_first(part: str, play: Play, tmp_path: Path) ->
     assert found[0].reward_lost < 0, "they earn more"
 
 
-def test_the_hack_is_named_before_an_honest_part_that_is_paid_too(play: Play, tmp_path: Path) -> None:  # noqa: F811
-    params = paid(agent_r1=1.0, think=2.0)
-    found = audit(Rows(tmp_path, drifting(play, *HACKS["think"]), params), params, LIMITS.max_tokens)
-    assert [each.kind for each in found if each.gamed] == ["gamed reward: think"]
-    assert found[0].success_lost > 0
-
-
 def test_guesses_that_training_questions_pay_and_dev_questions_do_not(play: Play, tmp_path: Path) -> None:  # noqa: F811
     """`em` is blind to how an answer was found. Without dev questions the guesses are named, not the reward."""
     params = paid(em=1.0)
@@ -197,13 +188,6 @@ def test_guesses_that_training_questions_pay_and_dev_questions_do_not(play: Play
     first = audit(stored, params, LIMITS.max_tokens)[0]
     assert first.kind == "gamed reward: em"
     assert first.gamed.endswith("success on dev questions from 0.300 to 0.200")
-
-
-def test_malformed_calls_that_cost_no_reward_are_named(play: Play, tmp_path: Path) -> None:  # noqa: F811
-    params = paid(em=1.0)
-    messy = ("hm", search("Mara Quill"), answer("Tesk"))
-    found = audit(Rows(tmp_path, drifting(play, [HONEST], messy), params), params, LIMITS.max_tokens)
-    assert [(each.kind, each.reward_lost) for each in found if each.named] == [("malformed action", 0.0)]
 
 
 def test_nothing_is_named_in_a_run_that_learns(play: Play, tmp_path: Path) -> None:  # noqa: F811

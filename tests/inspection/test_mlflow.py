@@ -5,6 +5,7 @@ And MLflow's other views, for a browser that knows the password and one that doe
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import mlflow
 import pytest
@@ -25,10 +27,12 @@ from agent_r1.records import Question, Source
 from agent_r1.tracking import registry
 from agent_r1.tracking.traces import Rewarded
 from flows.processes import Supervised, await_health
+from tests.descriptors import describe
+from tests.fixtures import ROOT, FreePort
 from tests.trajectories import from_parts, question_fields
 
-ROOT = Path(__file__).parents[2]
 PATIENCE_MS = 60_000
+MEASURED_ON = "atlas test questions abababab, 9"
 
 
 @pytest.fixture
@@ -52,7 +56,7 @@ def run_id(project: Path, make_shown: Callable[..., Shown], words: Any) -> str:
 
 
 @pytest.fixture
-def mlflow_ui(project: Path, run_id: str, free_port: Callable[[], int]) -> Iterator[str]:
+def mlflow_ui(project: Path, run_id: str, free_port: FreePort) -> Iterator[str]:
     """Where `make serve` would show MLflow, of a store that has the run."""
     port = free_port()
     command = [sys.executable, "-m", "flows", "serving", "--only-mlflow", "--mlflow-port", str(port)]
@@ -70,87 +74,33 @@ def known(project: Path) -> Any:
     return {"username": "anybody", "password": (project / ".tracking/prefect/password").read_text()}
 
 
-def test_mlflow_shows_the_page_among_the_artifacts(
-    browser: Browser, mlflow_ui: str, project: Path, run_id: str
-) -> None:
-    experiment = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db").get_run(run_id).info.experiment_id
-    opened = browser.new_page(viewport={"width": 1440, "height": 900}, http_credentials=known(project))
-    opened.goto(f"{mlflow_ui}/#/experiments/{experiment}/runs/{run_id}/artifacts/viewer.html")
-    frame = opened.frame_locator("iframe")
-    expect(frame.locator("html[data-ready=true]")).to_be_attached(timeout=PATIENCE_MS)
-    expect(frame.locator("#list .row")).to_have_count(2)
-    frame.locator("#list .row").nth(1).click()
-    expect(frame.locator(".column > header b").last).to_have_text("after training")
-    expect(frame.locator(".answer .token").first).to_be_visible()
-    opened.close()
-
-
-@pytest.fixture
-def told(project: Path, run_id: str) -> Iterator[list[tuple[str, str]]]:
-    """Views of a store with a trace and a registered version, each with a text that it shows."""
-    store = f"sqlite:///{project}/.tracking/mlflow.db"
-    client = MlflowClient(store)
-    info = client.get_run(run_id).info
-    client.create_registered_model("agent_r1")
-    client.create_model_version("agent_r1", f"{info.artifact_uri}/checkpoint.json", run_id)
-    client.set_registered_model_alias("agent_r1", "champion", "1")
-    for step in range(3):
-        client.log_metric(run_id, "rollout/success", 0.625, step=step)
-    mlflow.set_tracking_uri(store)  # traces go there, whatever their client's
-    span = client.start_trace("asked", inputs={"question": "Who is it?"}, experiment_id=info.experiment_id)
-    client.end_trace(span.trace_id, outputs={"answer": "Tesk"})
-    mlflow.flush_trace_async_logging()
-    runs = f"experiments/{info.experiment_id}/runs"
-    yield [
-        (f"{runs}?viewStateShareKey=comparison", "1 matching run"),
-        (f"{runs}/{run_id}", "rollout/success"),
-        (f"{runs}/{run_id}/model-metrics", "ppo (rollout/success)"),
-        (f"experiments/{info.experiment_id}/traces", "Who is it?"),
-        (f"experiments/{info.experiment_id}/traces?selectedEvaluationId={span.trace_id}", "Tesk"),
-        ("models/agent_r1", "champion"),
-        ("models/agent_r1/versions/1", "Version 1"),
-    ]
-    mlflow.set_tracking_uri(None)  # type: ignore[arg-type]  # also takes away the variable, which "" would leave
-
-
 @pytest.fixture
 def versions(project: Path, run_id: str) -> Iterator[None]:
     """Five versions of the registry, evaluated, and two traced episodes beside them."""
-    files = {"atlas questions": (Path("data/prepared/questions.parquet"), "ab" * 32)}
+    files = {MEASURED_ON: (Path("data/prepared/questions.parquet"), "ab" * 32)}
     for number in range(5):
         run = tracking.start(f"ppo-seed{number}", {"variant": "ppo", "seed": number}, {"kind": "training"})
         run.log({"rollout/success": 0.7734375}, step=0)
         run.uses(files, "test")
-        hashes = dict.fromkeys(("policy_hash", "questions", "passages", "index", "prompt"), f"{number}" * 64)
-        registry.register(
-            registry.Descriptor(
-                label=f"ppo-seed{number}",
-                run="ppo",
-                seed=number,
-                sweep="",
-                mlflow_run_id=run.run_id,
-                policy=f"outputs/train/ppo-seed{number}/checkpoint/policy",
-                policy_version=1,
-                dvc_file="",
-                dvc_hash="",
-                git_commit="",
-                data_hash="",
-                config="9" * 16,
-                **hashes,
-            )
-        )
+        registry.register(describe(f"{number}" * 64, f"ppo-seed{number}", mlflow_run_id=run.run_id))
         run.final({"success": 0.8 + number / 100, "success/low": 0.75, "success/high": 0.9})
     played = from_parts([(Source.PROMPT, [0]), (Source.ACTION, [1, 1])], [{"rewards": {"em": 1.0}}])
     question = Question(**question_fields(text="Who directed Veld?"))
     tracking.log_traces(run_id, [Rewarded("test", question, played)], str)
+    tracking.keep_questions(MEASURED_ON, "ab" * 32, [question])
+    tracking.keep_prompt(run_id, "agent_r1-prompt", "cd" * 32, "Search, then answer.")
     yield
     mlflow.set_tracking_uri(None)  # type: ignore[arg-type]
 
 
 def test_a_first_visitor_sees_runs_charts_models_versions_and_traces(
-    browser: Browser, versions: None, mlflow_ui: str, project: Path
+    browser: Browser, versions: None, mlflow_ui: str, project: Path, run_id: str
 ) -> None:
-    """One click from the address to the charts, at a laptop's size, in a profile that knows nothing."""
+    """One click from the address to the charts, at a laptop's size; a stranger sees nothing."""
+    stranger = browser.new_page()
+    with pytest.raises(Error, match="ERR_INVALID_AUTH_CREDENTIALS"):
+        stranger.goto(mlflow_ui)
+    stranger.close()
     context = browser.new_context(viewport={"width": 1280, "height": 800}, http_credentials=known(project))
     context.set_default_timeout(PATIENCE_MS)
     opened, refused = context.new_page(), list[str]()
@@ -180,23 +130,39 @@ def test_a_first_visitor_sees_runs_charts_models_versions_and_traces(
     for text in ("0.84", "[0.75, 0.90]", "ppo-seed4"):
         expect(rows.filter(has_text="ppo-seed4").get_by_text(text).first).to_be_visible()
     assert not [url for url in refused if "gateway-proxy" in url], "MLflow says so in red"
+    experiment = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db").get_run(run_id).info.experiment_id
+    opened.goto(f"{mlflow_ui}/#/experiments/{experiment}/runs/{run_id}/artifacts/viewer.html")
+    frame = opened.frame_locator("iframe")
+    expect(frame.locator("#list .row")).to_have_count(2, timeout=PATIENCE_MS)
+    frame.locator("#list .row").nth(1).click()
+    expect(frame.locator(".column > header b").last).to_have_text("after training")
+    assert context.cookies() == []
     context.close()
 
 
-def test_every_view_opens_with_the_password_and_none_without(
-    browser: Browser, told: list[tuple[str, str]], mlflow_ui: str, project: Path
+def test_one_click_from_the_address_leads_to_the_policies_that_were_measured_on_a_data_set(
+    browser: Browser, versions: None, mlflow_ui: str, project: Path
 ) -> None:
-    stranger = browser.new_page()
-    with pytest.raises(Error, match="ERR_INVALID_AUTH_CREDENTIALS"):
-        stranger.goto(mlflow_ui)
-    stranger.close()
-    context = browser.new_context(viewport={"width": 1440, "height": 900}, http_credentials=known(project))
+    """The run that was not measured is not among them. *Compare* opens on their scores; data and prompt have pages."""
+    context = browser.new_context(viewport={"width": 1280, "height": 800}, http_credentials=known(project))
     context.set_default_timeout(PATIENCE_MS)
-    for view, text in told:
-        opened = context.new_page()
+    opened = context.new_page()
+    opened.goto(mlflow_ui)
+    with context.expect_page() as following:
+        opened.get_by_role("link", name=MEASURED_ON).first.click()
+    expect(following.value.get_by_text("5 matching runs")).to_be_visible(timeout=PATIENCE_MS)
+    client = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db")
+    trained = [run.info for run in client.search_runs(["1"], "tags.kind = 'training'")]
+    compared = quote(json.dumps([run.run_id for run in trained]))
+    opened.goto(f"{mlflow_ui}/#/compare-runs?runs={compared}&experiments={quote(json.dumps(['1']))}")
+    expect(opened.locator("body")).to_match_aria_snapshot('- text: "Metrics: final/success"', timeout=PATIENCE_MS)
+    [data] = client.search_datasets(["1"])
+    for view, text in (
+        ("experiments/1/datasets", MEASURED_ON),
+        (f"experiments/1/datasets/{data.dataset_id}", "Who directed Veld?"),
+        ("experiments/1/prompts", "agent_r1-prompt"),
+        ("prompts/agent_r1-prompt", "Search, then answer."),
+    ):
         opened.goto(f"{mlflow_ui}/#/{view}")
         expect(opened.get_by_text(text).first).to_be_visible(timeout=PATIENCE_MS)
-        expect(opened.get_by_placeholder("Ask a question")).to_have_count(0)
-        opened.close()
-    assert context.cookies() == []
     context.close()

@@ -20,6 +20,7 @@ from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.sampling import Action, EngineError, EngineUnavailable, Request
 from tests.agents.test_gateway import Policy
 from tests.agents.test_session import CALL, SEARCH
+from tests.fixtures import FreePort
 
 LIMITS = load(SHIPPED).env.model_copy(update={"max_tokens": 400, "max_steps": 1})
 AGENT = AgentParams(function="mine:solve", timeout_s=60.0)
@@ -58,7 +59,7 @@ async def ask(client: openai.AsyncOpenAI, *messages: Any, **fields: Any) -> Any:
 
 
 def test_an_answer_is_read_again_as_it_was_sampled_beyond_the_steps_of_training(
-    chat: Chat, free_port: Callable[[], int]
+    chat: Chat, free_port: FreePort
 ) -> None:
     policy = Policy(chat, [CALL, CALL, ANSWER])
 
@@ -78,7 +79,7 @@ def test_an_answer_is_read_again_as_it_was_sampled_beyond_the_steps_of_training(
 
 
 def test_the_oldest_conversation_and_a_long_one_are_begun_anew(
-    chat: Chat, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+    chat: Chat, free_port: FreePort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(policy_server, "MOST_CONVERSATIONS", 2)
     monkeypatch.setattr(policy_server, "MOST_ACTIONS", 2)
@@ -97,7 +98,7 @@ def test_the_oldest_conversation_and_a_long_one_are_begun_anew(
 
 @pytest.mark.parametrize(("fault", "ends"), [(EngineError("it is gone"), True), (EngineUnavailable("later"), False)])
 def test_an_engine_that_fails_for_good_ends_the_server(
-    chat: Chat, free_port: Callable[[], int], fault: Exception, ends: bool
+    chat: Chat, free_port: FreePort, fault: Exception, ends: bool
 ) -> None:
     async def act(_: Request) -> Action:
         raise fault
@@ -111,7 +112,7 @@ def test_an_engine_that_fails_for_good_ends_the_server(
 
 
 def test_neither_a_page_nor_who_has_no_key_is_answered(
-    chat: Chat, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+    chat: Chat, free_port: FreePort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def page(client: openai.AsyncOpenAI, _: Conversations) -> None:
         with pytest.raises(openai.PermissionDeniedError, match="not for web pages"):

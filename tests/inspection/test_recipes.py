@@ -82,10 +82,6 @@ def test_a_recipe_of_another_model_data_or_prompt_is_not_compared(name: str, ban
         check(curve().assign(**{name: "abcd"}), band)
 
 
-def test_other_settings_are_said(band: pd.DataFrame) -> None:
-    assert check(curve().assign(settings="abcd"), band)[0] == "inside after 8 iterations; its settings are others"
-
-
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
@@ -174,10 +170,3 @@ def test_the_curve_of_an_iteration_that_updates_nothing_has_no_mismatch(train: C
     del first["policy/mismatch_kl"]
     write_text(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in (first, *others)))
     assert curve_of(folder)["policy/mismatch_kl"].tolist() == [0.0] + [0.5] * (ITERATIONS - 1)
-
-
-def test_a_training_without_a_finished_iteration_has_no_curve(train: Callable[..., Path]) -> None:
-    folder = train(0)
-    (folder / "start.json").unlink()
-    with pytest.raises(ValueError, match=r"ppo-seed0 has no start\.json, as of an older version; train"):
-        curve_of(folder)

@@ -7,7 +7,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import ModuleType
@@ -30,6 +30,7 @@ from agent_r1.rollout.sampling import Action, EngineError, Request
 from agent_r1.search.base import Search
 from agent_r1.seeds import derive
 from agent_r1.training.agent import Agent
+from tests.fixtures import FreePort
 
 LIMITS = load(SHIPPED).env.model_copy(update={"max_tokens": 400, "max_action_tokens": 100, "max_steps": 3})
 CALL = '<think>First.</think><tool_call>{"name": "search", "arguments": {"query": "it"}}</tool_call>'
@@ -105,9 +106,9 @@ class Policy:
 
 
 @contextmanager
-def serving(agent: Agent, port: int, *, lenient: bool = False) -> Iterator[str]:
+def serving(agent: Agent, port: int) -> Iterator[str]:
     """The address of an agent's server in a thread of this process."""
-    server = Server(configured(Service(agent, "ppo", 0.0, lenient=lenient).app(), "127.0.0.1", port, Lasting))
+    server = Server(configured(Service(agent, "ppo", 0.0).app(), "127.0.0.1", port, Lasting))
     agent.shared.tools(0)
     thread = threading.Thread(target=agent.shared.run, args=(server.serve(),))
     thread.start()
@@ -133,7 +134,7 @@ def agent(chat: Chat, policy: Policy) -> Iterator[Agent]:
 
 
 @pytest.fixture
-def url(agent: Agent, free_port: Callable[[], int]) -> Iterator[str]:
+def url(agent: Agent, free_port: FreePort) -> Iterator[str]:
     with serving(agent, free_port()) as found:
         yield found
 
@@ -204,12 +205,6 @@ def test_a_limit_of_tokens_cuts_the_answer(url: str, chat: Chat) -> None:
     assert (found.choices[0].finish_reason, found.usage.completion_tokens) == ("length", first + 3)
     assert found.choices[0].message.content == whole.choices[0].message.content[:2]
     assert found.choices[0].message.reasoning_content == whole.choices[0].message.reasoning_content
-    *_, last, used = ask(url, max_completion_tokens=first + 3, stream=True, stream_options={"include_usage": True})
-    assert (last.choices[0].finish_reason, last.choices[0].delta.content) == (
-        "length",
-        whole.choices[0].message.content[:2],
-    )
-    assert used.usage == found.usage
     for most in (1, first):
         cut = ask(url, max_tokens=most)
         assert cut.usage.prompt_tokens == whole.agent_r1["steps"][0]["step"]["action_start"]
@@ -227,18 +222,58 @@ def test_a_stop_sequence_cuts_the_answer(url: str) -> None:
     assert ask(url, stop=whole[3:]).choices[0].message.content == whole.partition(whole[3:])[0]
 
 
-def test_a_system_message_stands_before_the_question_of_a_lenient_agent_and_its_answer_says_so(
-    agent: Agent, policy: Policy, chat: Chat, free_port: Callable[[], int]
+def test_a_system_message_stands_before_the_question_and_its_answer_says_so(
+    url: str, policy: Policy, chat: Chat
 ) -> None:
-    with serving(agent, free_port(), lenient=True) as url:
-        complete = client(url).chat.completions.create
-        found = complete(model="ppo", messages=[SYSTEM, *ASKED["messages"]])
-        streamed = [*complete(model="ppo", messages=[SYSTEM, *ASKED["messages"]], stream=True)]
-        assert "system_fingerprint" not in ask(url).model_fields_set
+    complete = client(url).chat.completions.create
+    found = complete(model="ppo", messages=[SYSTEM, *ASKED["messages"]])
+    streamed = [*complete(model="ppo", messages=[SYSTEM, *ASKED["messages"]], stream=True)]
+    assert "system_fingerprint" not in ask(url).model_fields_set
     read = {chat.decode(context).count("Be brief.\n\nWho?") for context, _ in policy.sampled}
     assert read == {0, 1}
     said = "system message put before the question"
     assert {each.system_fingerprint for each in (found, *streamed)} == {said}
+
+
+def conversation(url: str, *questions: str, system: bool = False) -> list[str]:
+    """The answers of a chat loop, which sends all that was said before with each question."""
+    messages, answers = [SYSTEM] * system, list[str]()
+    for question in questions:
+        messages.append({"role": "user", "content": question})
+        found = client(url).chat.completions.create(model="ppo", messages=messages)
+        answers.append(found.choices[0].message.content)
+        messages.append({"role": "assistant", "content": answers[-1]})
+    return answers
+
+
+def test_a_second_question_stands_behind_the_first_and_its_answer(url: str, policy: Policy, chat: Chat) -> None:
+    """The prompt is what `env.examples` would make of that exchange."""
+    first, second = conversation(url, "Who?", "And where?", system=True)
+    assert first != second
+    [prompt] = {
+        chat.decode(context)
+        for context, _ in policy.sampled
+        if "And where?" in chat.decode(context) and CALL not in chat.decode(context)
+    }
+    places = [prompt.index(text) for text in ("user\nWho?", f"<answer>{first}</answer>", "Be brief.\n\nAnd where?")]
+    assert places == sorted(places)
+
+
+def test_of_a_long_conversation_the_last_exchanges_are_read(url: str, policy: Policy, chat: Chat) -> None:
+    """A quarter of 400 tokens holds some, and the agent acts in the rest."""
+    questions = [f"Who is number {number}?" for number in range(12)]
+    answers = conversation(url, *questions)
+    assert len(set(answers)) == 12
+    last = next(text for context, _ in policy.sampled if questions[-1] in (text := chat.decode(context)))
+    read = [question in last for question in questions]
+    assert 1 < sum(read) < 12
+    assert read == sorted(read)
+
+
+def test_a_question_without_an_answer_is_left_out(url: str, policy: Policy, chat: Chat) -> None:
+    messages = [*ASKED["messages"], {"role": "assistant", "content": None}, *asked("And where?")["messages"]]
+    client(url).chat.completions.create(model="ppo", messages=messages)
+    assert not [context for context, _ in policy.sampled if "Who?" in chat.decode(context)]
 
 
 def test_steps_come_as_they_are_taken(url: str, policy: Policy) -> None:
@@ -272,24 +307,18 @@ def test_who_leaves_ends_the_episode(url: str, policy: Policy, stream: bool) -> 
         ({"max_tokens": 0}, 400, "max_tokens: Input should be greater than or equal to 1"),
         ({"tools": [CALL]}, 400, "tools: this agent takes null or [] alone; leave it out"),
         ({"temperature": 0.7}, 400, "this agent is served at temperature 0, and asked for 0.7; leave it out"),
-        ({"n": 2}, 400, "n: this agent takes null or 1 alone; leave it out"),
         ({"top_p": True}, 400, "top_p: this agent takes null or 1 alone"),
-        ({"tool_choice": "required"}, 400, 'tool_choice: this agent takes null or "none" or "auto" alone'),
-        ({"response_format": {"type": "json_object"}}, 400, 'takes null or {"type": "text"} alone'),
         ({"reasoning_effort": "low"}, 400, "reasoning_effort: this agent takes null alone; leave it out"),
         ({"stop": [*"abcde"]}, 400, "List should have at most 4 items"),
-        ({"metadata": "me"}, 400, "metadata: Input should be an object"),
-        ({"seed": -1}, 400, "seed: Input should be greater than or equal to 0"),
-        ({"messages": []}, 400, "messages: List should have at least 1 item"),
-        ({"messages": [SYSTEM, *ASKED["messages"]]}, 400, "has its own system message; put this one into the user's"),
+        ({"messages": [*ASKED["messages"]] * 2}, 400, "user and assistant in turn, the user last, and was sent 2 mess"),
+        ({"messages": [SYSTEM]}, 400, "the user last, and was sent 1 messages ()"),
         (
-            {"messages": [*ASKED["messages"]] * 2},
+            {"messages": [*ASKED["messages"], {"role": "assistant", "content": "</answer>"}, *ASKED["messages"]]},
             400,
-            "in one message of role user, and was sent 2 messages (user, user)",
+            "no answer of this agent's reads '</answer>'; leave tags out of it",
         ),
         (asked(" "), 400, "the question is empty"),
         (asked([{"type": "image_url"}]), 400, "messages.0.content"),
-        (asked("word " * 1000), 400, "tokens with the agent's prompt, and the limit is 400; ask a shorter one"),
     ],
 )
 def test_a_request_that_would_change_the_answer_is_refused_by_its_field(
@@ -300,11 +329,6 @@ def test_a_request_that_would_change_the_answer_is_refused_by_its_field(
         error = found.json()["error"]
         assert (found.status_code, message in error["message"]) == (status, True), found.text
         assert error["param"] == next(iter(changes))
-
-
-def test_a_request_that_is_too_large_is_refused(url: str) -> None:
-    found = httpx.post(f"{url}/chat/completions", json=ASKED | asked("w" * MAX_BODY_BYTES), timeout=PATIENCE_S)
-    assert (found.status_code, "262144 bytes at most" in found.text) == (413, True)
 
 
 def test_an_address_that_is_not_there_names_those_that_are(url: str, openai: ModuleType) -> None:
@@ -325,9 +349,7 @@ def test_a_question_longer_than_the_context_has_openais_code(url: str, openai: M
     ("headers", "body", "status"),
     [
         ({"origin": "http://evil.example"}, json.dumps(ASKED), 403),
-        ({"host": "evil.example"}, json.dumps(ASKED), 400),
-        ({"content-type": "text/plain"}, json.dumps(ASKED), 415),
-        ({}, "{", 400),
+        ({}, json.dumps(ASKED | asked("w" * MAX_BODY_BYTES)), 413),
         ({}, '{"model": "ppo", "messages": [{"role": "user", "content": "\\ud800"}]}', 400),
     ],
 )
@@ -337,7 +359,7 @@ def test_who_is_no_client_is_refused(url: str, headers: dict[str, str], body: st
 
 
 def test_with_a_key_only_those_who_have_it_are_answered(
-    agent: Agent, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch, openai: ModuleType
+    agent: Agent, free_port: FreePort, monkeypatch: pytest.MonkeyPatch, openai: ModuleType
 ) -> None:
     monkeypatch.setenv(ENDPOINT_KEY, "s3cret")
     with serving(agent, free_port()) as url:
@@ -347,7 +369,7 @@ def test_with_a_key_only_those_who_have_it_are_answered(
 
 
 def test_what_the_world_and_the_engine_do_wrong_is_said(
-    chat: Chat, policy: Policy, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch, openai: ModuleType
+    chat: Chat, policy: Policy, free_port: FreePort, monkeypatch: pytest.MonkeyPatch, openai: ModuleType
 ) -> None:
     with Shared(LIMITS, Film(0)) as shared, serving(Agent(policy, chat, shared), free_port()) as url:  # type: ignore[arg-type]
         with pytest.raises(openai.InternalServerError, match="agent's tools ask is down; come again"):
@@ -360,9 +382,7 @@ def test_what_the_world_and_the_engine_do_wrong_is_said(
             ask(url)
 
 
-def test_an_engine_that_fails_for_good_ends_the_server(
-    agent: Agent, policy: Policy, free_port: Callable[[], int]
-) -> None:
+def test_an_engine_that_fails_for_good_ends_the_server(agent: Agent, policy: Policy, free_port: FreePort) -> None:
     policy._answer = broken  # type: ignore[method-assign]
     url = f"http://127.0.0.1:{(port := free_port())}/v1/chat/completions"
 
@@ -385,7 +405,7 @@ def broken(_: Request) -> Action:
 
 
 def test_a_fault_in_the_middle_of_a_stream_is_told(
-    chat: Chat, policy: Policy, free_port: Callable[[], int], openai: ModuleType
+    chat: Chat, policy: Policy, free_port: FreePort, openai: ModuleType
 ) -> None:
     ids = chat.encode_action(CALL)
     policy._answer = lambda _: Action.of(ids, [-0.5] * len(ids), chat.end_ids)  # type: ignore[method-assign]

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.inspection.stored import Shown, When, from_iteration, interleaved, pairs, quotas, spread
+from agent_r1.inspection.stored import Shown, When, from_iteration, pairs, quotas, spread
 
 
 @pytest.mark.parametrize(
-    ("count", "at_most", "places"),
-    [(3, 5, [0, 1, 2]), (11, 3, [0, 5, 10]), (20, 1, [19]), (0, 4, []), (5, 0, [])],
+    ("count", "at_most", "places"), [(3, 5, [0, 1, 2]), (11, 3, [0, 5, 10]), (20, 1, [19]), (0, 4, []), (5, 0, [])]
 )
 def test_iterations_are_spread(count: int, at_most: int, places: list[int]) -> None:
     assert spread(count, at_most) == places
@@ -57,12 +56,6 @@ def test_a_recurring_question_comes_once_before_any_comes_twice(make_shown: Call
     assert {each.question_id for each in chosen} == {"a", "b"}
 
 
-def test_the_seed_decides(make_shown: Callable[..., Shown]) -> None:
-    rows = [make_shown(str(number)).trajectory for number in range(50)]
-    draws = [from_iteration(rows, 5, recurring=(), proved=(), seed=seed) for seed in (0, 0, 1)]
-    assert draws[0] == draws[1] != draws[2]
-
-
 def test_every_kind_of_change_has_its_turn(make_shown: Callable[..., Shown]) -> None:
     """Twelve questions become right, one becomes wrong, one stays wrong; of the last there is no answer before."""
     kinds = {**{f"up{n}": ("no", "Tesk") for n in range(12)}, "down": ("Tesk", "no"), "low": ("no", "no")}
@@ -93,8 +86,3 @@ def test_samples_of_a_question_stand_together(make_shown: Callable[..., Shown]) 
         ["same"] * 4,
     ]
     assert [each.when for each in found[0]] == [When.BEFORE] * 2 + [When.AFTER] * 2
-
-
-def test_interleaving() -> None:
-    assert interleaved([[1, 2, 3], [], [4]]) == [1, 4, 2, 3]
-    assert interleaved([]) == []

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from agent_r1.inspection import viewer as page_module
-from agent_r1.inspection.stored import Shown, When
+from agent_r1.inspection.stored import Shown
 from agent_r1.inspection.viewer import Alphabet, Payload, Pieces, action_parts, packed, page, run_lengths
 
 ABOUT: dict[str, Any] = {"facts": [], "weights": {}, "notes": []}
@@ -98,21 +98,6 @@ def test_letters_go_on_after_those_that_are_none() -> None:
     assert table.spell([2, 1]) == letters[2] + letters[1]
 
 
-def test_without_credit_there_are_no_numbers_of_training(make_shown: MakeShown, words: Any) -> None:
-    _, episode = packed_alone(make_shown(when=When.AFTER), words.decode)
-    assert not {"advantages", "loss", "kept", "gap"} & set(episode)
-
-
-def test_a_question_and_a_token_are_there_once(make_shown: MakeShown, words: Any) -> None:
-    payload = Payload(words.decode)
-    for when in When:
-        payload.add(make_shown(when=when))
-    content = payload.content(ABOUT)
-    assert len(content["questions"]) == 1
-    assert [episode["question"] for episode in content["episodes"]] == [0] * len(When)
-    assert len(set(content["tokens"])) == len(content["tokens"])
-
-
 @given(st.lists(st.integers(0, 3)))
 def test_run_lengths_expand_again(values: list[int]) -> None:
     runs = run_lengths(values)
@@ -152,11 +137,6 @@ def utf8(token_ids: Sequence[int]) -> str:
     return bytes(token_ids).decode(errors="replace")
 
 
-def first_space_dropped(token_ids: Sequence[int]) -> str:
-    """What a SentencePiece tokenizer does to the words that are its tokens."""
-    return "".join([" Gorda", " is", ".", " a"][token] for token in token_ids).removeprefix(" ")
-
-
 def test_a_character_is_with_the_last_of_its_bytes() -> None:
     assert Pieces(utf8).of("aé字!".encode()) == ["a", "", "é", "", "", "字", "!"]
 
@@ -164,10 +144,6 @@ def test_a_character_is_with_the_last_of_its_bytes() -> None:
 def test_what_never_becomes_a_character_is_shown_all_the_same() -> None:
     assert Pieces(utf8).of(b"a\xffb\xe5\xad") == ["a", "", f"{LOST}b", "", LOST]
     assert "".join(Pieces(utf8).of(b"\xff" * 20)) == LOST * 20
-
-
-def test_spaces_are_kept_where_a_tokenizer_drops_the_first() -> None:
-    assert Pieces(first_space_dropped).of([0, 1, 3, 2]) == ["Gorda", " is", " a", "."]
 
 
 @given(st.text(max_size=20))

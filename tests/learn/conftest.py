@@ -1,157 +1,47 @@
-"""Small records to train on: what the policy tests share."""
+"""Learners of the tiny model, and what they learn from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from numpy.typing import NDArray
 
 from agent_r1.learn.learner import Learner, Options
-from agent_r1.params.sections import override
 from agent_r1.params.stages import LoraParams, ModelParams
-from agent_r1.params.train import UpdateParams
-from agent_r1.records import Credit, Outcome, Source, Step, StopReason, Trajectory
-from tests.learn.learning import Samples
+from agent_r1.records import Source, Trajectory
+from tests.learn.learning import CPU, PARAMS, UPDATE, Samples, make_credit, make_trajectory, with_changes
 
 MakeLearner = Callable[..., Learner]
 NO_LORA = LoraParams(rank=0, alpha=1, targets=["all-linear"])
 
 
 @pytest.fixture
-def update_params() -> UpdateParams:
-    return UpdateParams(
-        learning_rate=1e-3,
-        learning_rate_decay="none",
-        learning_rate_warmup=0,
-        weight_decay=0.0,
-        betas=(0.9, 0.999),
-        epochs=1,
-        minibatches=1,
-        loss="clip",
-        ratio="token",
-        clip_low=0.2,
-        clip_high=0.28,
-        dual_clip=3.0,
-        importance_cap=0.0,
-        kl_loss=0.0,
-        entropy_bonus=0.0,
-        aggregation="token_mean",
-        constant_length=0,
-        critic={
-            "learning_rate": 1e-3,
-            "epochs": 1,
-            "minibatches": 1,
-            "value_clip": 0.5,
-            "warmup": {"iterations": 0, "explained_variance": 0.0, "limit": 0},
-        },
-        max_grad_norm=1.0,
-        max_tokens_per_microbatch=64,
-        canary_tolerance={"float32": 1e-4, "bfloat16": 0.05},
-        proved_trajectories=16,
-    )
-
-
-def with_changes(params: UpdateParams, **changes: Any) -> UpdateParams:
-    return UpdateParams.model_validate(override(params.model_dump(), changes))
-
-
-@pytest.fixture
-def make_learner(tiny_model: Path, update_params: UpdateParams) -> MakeLearner:
-    """Builds a learner over the tiny model on the CPU; keyword arguments override update parameters."""
+def make_learner(tiny_model: Path) -> MakeLearner:
+    """Builds a learner over the tiny model on the CPU; keyword arguments override parameters of model and update."""
 
     def build(
         *,
         with_critic: bool = True,
-        dtype: Any = "float32",
         adapter: LoraParams | None = None,
-        gradient_checkpointing: bool = False,
-        packing: bool = False,
-        float32_output: bool = False,
         merges: bool = True,
         reference: str = "",
         **changes: Any,
     ) -> Learner:
-        lora = adapter or NO_LORA
+        of_model = {name: changes.pop(name) for name in [*changes] if name in ModelParams.model_fields}
+        plain = {"dtype": "float32", "threads": 1, "lora": adapter or NO_LORA}
         return Learner(
             tiny_model,
-            with_changes(update_params, **changes),
-            ModelParams(
-                path="",
-                dtype=dtype,
-                float32_output=float32_output,
-                gradient_checkpointing=gradient_checkpointing,
-                packing=packing,
-                lora=lora,
-                threads=1,
-            ),
+            with_changes(UPDATE, **changes),
+            PARAMS.model.model_copy(update=plain | of_model),
             with_critic=with_critic,
             seed=3,
-            options=Options(
-                device=torch.device("cpu"), merges=merges, with_reference=bool(reference), reference=reference
-            ),
+            options=Options(device=CPU, merges=merges, with_reference=bool(reference), reference=reference),
         )
 
     return build
-
-
-def step(start: int, stop: int) -> Step:
-    return Step(
-        action_start=start,
-        action_stop=stop,
-        stop_reason=StopReason.END,
-        calls=[],
-        rewards={},
-    )
-
-
-def trajectory(
-    index: int,
-    source: Sequence[int],
-    logprobs: NDArray[np.float32] | None = None,
-    context_starts: Sequence[int] = (0,),
-) -> Trajectory:
-    """A trajectory of random tokens with the given sources; every run of actions is a step."""
-    edges = np.flatnonzero(np.diff([0, *(np.array(source) == Source.ACTION), 0])).tolist()
-    tokens = np.random.default_rng(index).integers(20, 400, len(source)).astype(np.int32)
-    return Trajectory(
-        trajectory_id=f"0/q{index}/0",
-        question_id=f"q{index}",
-        group=index,
-        sample=0,
-        seed=index,
-        policy_version=0,
-        iteration=0,
-        token_ids=tokens,
-        source=np.array(source, np.uint8),
-        logprobs=np.zeros(len(source), np.float32) if logprobs is None else logprobs,
-        context_starts=list(context_starts),
-        steps=[step(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True)],
-        outcome=Outcome.ANSWERED,
-        answer="",
-    )
-
-
-def credit(of: Trajectory, *, loss_mask: Any = None, kept: bool = True) -> Credit:
-    """Random advantages, targets and reference on the loss mask, which is the action mask when not given."""
-    mask = of.action_mask if loss_mask is None else np.asarray(loss_mask, np.bool_)
-    generator = np.random.default_rng([of.group, 1])
-    advantages, targets, reference = generator.normal(size=(3, len(mask))).astype(np.float32)
-    return Credit(
-        trajectory_id=of.trajectory_id,
-        return_=0.0,
-        advantages=np.where(mask, advantages, 0).astype(np.float32),
-        values=np.zeros(len(mask), np.float32),
-        value_targets=targets,
-        reference_logprobs=np.where(mask, reference / 4 - 6, 0).astype(np.float32),
-        loss_mask=mask,
-        critic_mask=mask,
-        kept=kept,
-    )
 
 
 P, A, O = int(Source.PROMPT), int(Source.ACTION), int(Source.OBSERVATION)  # noqa: E741
@@ -166,30 +56,14 @@ SOURCES = [
 @pytest.fixture
 def trajectories(make_learner: MakeLearner) -> list[Trajectory]:
     """Four trajectories whose logprobs are those of the tiny model."""
-    drafts = [trajectory(index, source) for index, source in enumerate(SOURCES)]
+    drafts = [make_trajectory(index, source) for index, source in enumerate(SOURCES)]
     own = make_learner(with_critic=False).logprobs(drafts)
     return [
-        trajectory(index, source, np.where(np.array(source) == A, logprobs, 0).astype(np.float32))
+        make_trajectory(index, source, np.where(np.array(source) == A, logprobs, 0).astype(np.float32))
         for index, (source, logprobs) in enumerate(zip(SOURCES, own, strict=True))
     ]
 
 
 @pytest.fixture
 def samples(trajectories: list[Trajectory]) -> Samples:
-    return Samples(trajectories, [credit(each) for each in trajectories])
-
-
-@pytest.fixture
-def make_update(update_params: UpdateParams) -> Callable[..., UpdateParams]:
-    """Update parameters with some changed."""
-    return lambda **changes: with_changes(update_params, **changes)
-
-
-@pytest.fixture(scope="session")
-def make_credit() -> Callable[..., Credit]:
-    return credit
-
-
-@pytest.fixture(scope="session")
-def make_trajectory() -> Callable[..., Trajectory]:
-    return trajectory
+    return Samples(trajectories, [make_credit(each) for each in trajectories])

@@ -9,11 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, UntypedStorage, nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from agent_r1.devices.meeting import Place, joined
 from agent_r1.devices.sharing import ALONE, Ranks, led, whole
@@ -24,7 +21,6 @@ from agent_r1.learn.memory import measure
 from agent_r1.params.env import EnvParams
 from agent_r1.params.stages import ModelParams
 from agent_r1.params.train import UpdateParams
-from agent_r1.pretrained import load_model, waiting
 from agent_r1.records import Credit, Trajectory
 
 TIMEOUT_S = 600.0  # the slowest takes 40 on two quiet cores, and over 100 on busy ones
@@ -34,43 +30,11 @@ class Recording(Learner):
     """Remembers the gradients of every optimiser step, before they are clipped."""
 
     gradients: list[dict[str, Tensor]]
-    tokens: list[int]
-    copies: bool  # of whole gradients
-
-    def policy_step(self, *arguments: Any, **options: Any) -> dict[str, float]:
-        self.tokens.clear()
-        return super().policy_step(*arguments, **options)
 
     def _take_step(self, name: str, model: nn.Module, *others: Any) -> float:
         found = {each: weight.grad for each, weight in model.named_parameters() if weight.grad is not None}
-        if self.copies:
-            self.gradients.append({f"{name}.{each}": whole(gradient).clone() for each, gradient in found.items()})
+        self.gradients.append({f"{name}.{each}": whole(gradient).clone() for each, gradient in found.items()})
         return super()._take_step(name, model, *others)
-
-
-class Living(TorchDispatchMode):
-    """The most bytes that live at once, of all storages that an operation has met."""
-
-    def __init__(self, learner: Learner) -> None:
-        super().__init__()
-        self.peak, self._seen = 0, dict[int, StorageWeakRef]()
-        states = [optimizer.state_dict()["state"] for optimizer in learner.optimizers.values()]
-        self._meet([[*learner.policy.parameters()], [[*state.values()] for each in states for state in each.values()]])
-
-    def _meet(self, found: Any) -> None:
-        for tensor in (each for each in tree_leaves(found) if isinstance(each, Tensor)):
-            storage = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).untyped_storage()
-            self._seen.setdefault(storage._cdata, StorageWeakRef(storage))
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made, known = func(*args, **(kwargs or {})), len(self._seen)
-        self._meet((args, made))
-        if len(self._seen) == known:
-            return made
-        alive = {key: UntypedStorage._new_with_weak_ptr(ref.cdata) for key, ref in self._seen.items()}
-        self._seen = {key: self._seen[key] for key, storage in alive.items() if storage is not None}
-        self.peak = max(self.peak, sum(storage.nbytes() for storage in alive.values() if storage is not None))
-        return made
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +50,6 @@ class Case:
     updates: int = 1
     start: Path | None = None  # a checkpoint to go on from
     end: Path | None = None  # where one is written
-    counted: bool = False  # whether the bytes that live in a further update are counted
     largest: EnvParams | None = None  # the limits by which the memory that an update needs is measured before
 
 
@@ -100,9 +63,8 @@ class Found:
     weights: dict[str, Tensor] = field(default_factory=dict)
     start: dict[str, Tensor] = field(default_factory=dict)  # with buffers and the reference, before any update
     sums: dict[str, int] = field(default_factory=dict)  # of the weights in bfloat16, before any update
+    kept: int = 0  # bytes of the policy's weights between two calls
     fault: str = ""
-    tokens: list[int] = field(default_factory=list)  # of each micro-batch of the measurement's last step
-    bytes: int = 0  # that lived at once
 
 
 def learner_of(case: Case, ranks: Ranks = ALONE) -> Recording:
@@ -114,10 +76,7 @@ def learner_of(case: Case, ranks: Ranks = ALONE) -> Recording:
         seed=3,
         options=Options(with_reference=True, device=torch.device("cpu"), ranks=ranks),
     )
-    learner.gradients, learner.tokens, learner.copies = [], [], not case.counted
-    learner.policy.get_input_embeddings().register_forward_pre_hook(
-        lambda _, ids: learner.tokens.append(ids[0].numel())
-    )
+    learner.gradients = []
     return learner
 
 
@@ -129,7 +88,6 @@ def learned(case: Case, ranks: Ranks = ALONE) -> Found:
     scores = [learner.reference_logprobs(case.trajectories), learner.logprobs(case.trajectories)]
     if case.largest:
         measure(learner, case.largest)
-    tokens = [*learner.tokens]
     learner.gradients.clear()
     iteration = checkpoint.load(case.start, learner).iterations if case.start else 0
     metrics = [learner.update(case.trajectories, case.credits, iteration + each) for each in range(case.updates)]
@@ -137,12 +95,10 @@ def learned(case: Case, ranks: Ranks = ALONE) -> Found:
     if case.end:
         checkpoint.save(case.end, learner, Progress(iterations=iteration + case.updates, policy_version=0))
         checkpoint.hand_over(case.end.with_name(f"{case.end.name} handed"), learner, halved=True)
-    found = Found(learner.gradients, metrics, scores, weights_of(learner), start, sums, tokens=tokens)
-    if case.counted:
-        with Living(learner) as living:
-            learner.update(case.trajectories, case.credits, iteration + case.updates)
-        found.bytes = living.peak
-    return found
+    kept = sum(
+        each.to_local().nbytes if isinstance(each, DTensor) else each.nbytes for each in learner.policy.parameters()
+    )
+    return Found(learner.gradients, metrics, scores, weights_of(learner), start, sums, kept)
 
 
 @led
@@ -163,18 +119,6 @@ def start_of(learner: Learner) -> dict[str, Tensor]:
         for index, module in enumerate(each for each in modules if each)
         for name, tensor in [*module.named_parameters(), *module.named_buffers()]
     }
-
-
-def growth(folder: Path, dtype: torch.dtype) -> int:
-    """Bytes that this process takes for a model whose weights wait; a mapped file is not its own."""
-
-    def own() -> int:
-        [line] = [each for each in Path("/proc/self/status").read_text().splitlines() if each.startswith("RssAnon")]
-        return int(line.split()[1]) * 1024
-
-    before = own()
-    model = load_model(folder, dtype, torch.device("cpu"), waits=True)
-    return own() - before if waiting(model) else -1
 
 
 def in_ranks(cases: Mapping[str, Case], ranks: int, folder: Path) -> list[dict[str, Found]]:

@@ -33,31 +33,14 @@ def test_marks_and_tags_are_one_token_each(tiny_tokenizer: PreTrainedTokenizerFa
     assert tiny_tokenizer.eos_token == MESSAGE_END
 
 
-def test_marks_are_left_out_of_plain_text_and_tags_are_not(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
-    ids = tiny_tokenizer.encode(f"<answer> Mara </answer>{MESSAGE_END}", add_special_tokens=False)
-    assert tiny_tokenizer.decode(ids, skip_special_tokens=True) == "<answer> Mara </answer>"
-
-
 @given(st.text())
 def test_any_text_comes_back(text: str) -> None:
     """But for Unicode's composed form, into which Qwen2's tokenizer brings it."""
     assert BYTES.decode(BYTES.encode(text, add_special_tokens=False)) == unicodedata.normalize("NFC", text)
 
 
-def test_the_vocabulary_is_as_large_as_asked_for_where_the_text_gives_it(
-    tiny_tokenizer: PreTrainedTokenizerFast,
-) -> None:
-    text = ["".join(chr(97 + int(digit)) for digit in str(i * 7919)) for i in range(2000)]
-    assert len(train_tokenizer(text, vocab_size=700)) == 700
-    assert len(tiny_tokenizer) <= 512
-
-
-def test_the_same_texts_give_the_same_tokenizer() -> None:
-    one, two = (train_tokenizer(["Mara Quill was born in Tesk. " * 3] * 5, vocab_size=400) for _ in range(2))
-    assert one.backend_tokenizer.to_str() == two.backend_tokenizer.to_str()
-
-
 def test_a_saved_model_loads_in_plain_transformers(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    """And cuts text as it was trained to, though transformers has Qwen2's own word cutting."""
     model = new_model(tiny_tokenizer, **SHAPE, seed=1)
     model.save_pretrained(tmp_path)
     tiny_tokenizer.save_pretrained(tmp_path)
@@ -66,7 +49,7 @@ def test_a_saved_model_loads_in_plain_transformers(tiny_tokenizer: PreTrainedTok
     assert loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight
     assert loaded.config.max_position_embeddings == 128
     assert tokenizer.chat_template == tiny_tokenizer.chat_template
-    text = '<tool_call>\n{"name": "search"}\n</tool_call><|im_end|>'
+    text = '<tool_call>\n{"name": "search"}\n</tool_call><|im_end|>Born in 1968, it\'s said: a\n\n b \u00e9'
     assert tokenizer.encode(text) == tiny_tokenizer.encode(text)
 
 
@@ -85,11 +68,3 @@ def test_heads_the_engine_cannot_have_are_refused(
     """64 over 3 is no whole number; 64 over 4 is 16, and the engine on a CPU needs a multiple of 32."""
     with pytest.raises(ValueError, match=f"hidden_size 64 over {heads} heads gives heads of"):
         new_model(tiny_tokenizer, hidden_size=hidden_size, layers=1, heads=heads, max_tokens=64, seed=0)
-
-
-def test_the_saved_tokenizer_cuts_text_as_the_trained_one(
-    tiny_model: Path, tiny_tokenizer: PreTrainedTokenizerFast
-) -> None:
-    """transformers rebuilds a Qwen2 model's tokenizer with Qwen2's own word cutting, whatever the file says."""
-    text = "Mara Quill was born in 1968, it's said: <think>a\n\n b</think> \u00e9"
-    assert AutoTokenizer.from_pretrained(tiny_model)(text).input_ids == tiny_tokenizer(text).input_ids

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from agent_r1.records import Source, Trajectory
+from tests.learn.learning import make_credit, make_trajectory
 
 Make = Callable[..., Any]
 P, A, O, T = (int(source) for source in (Source.PROMPT, Source.ACTION, Source.OBSERVATION, Source.TEMPLATE))  # noqa: E741
@@ -18,7 +19,7 @@ FIRST, SECOND = [P, P, A, A, A], [P, P, P, T, O, T, A, A]
 
 
 @pytest.fixture
-def split(make_trajectory: Make) -> Trajectory:
+def split() -> Trajectory:
     """Two contexts of 5 and 8 tokens."""
     found: Trajectory = make_trajectory(0, FIRST + SECOND, np.full(13, -6, np.float32), [0, 5])
     return dataclasses.replace(found, logprobs=np.where(found.action_mask, found.logprobs, 0).astype(np.float32))
@@ -27,21 +28,11 @@ def split(make_trajectory: Make) -> Trajectory:
 def alone(whole: Trajectory, span: slice, index: int) -> Trajectory:
     """One context as a trajectory of its own."""
     steps = [step for step in whole.steps if span.start <= step.action_start < span.stop]
-    moved = [
-        dataclasses.replace(
-            step, action_start=step.action_start - span.start, action_stop=step.action_stop - span.start
-        )
-        for step in steps
-    ]
-    return dataclasses.replace(
-        whole,
-        trajectory_id=f"alone {index}",
-        token_ids=whole.token_ids[span],
-        source=whole.source[span],
-        logprobs=whole.logprobs[span],
-        context_starts=[0],
-        steps=moved,
-    )
+    places = [(step.action_start - span.start, step.action_stop - span.start) for step in steps]
+    pairs = zip(steps, places, strict=True)
+    moved = [dataclasses.replace(step, action_start=start, action_stop=stop) for step, (start, stop) in pairs]
+    entries = {name: getattr(whole, name)[span] for name in ("token_ids", "source", "logprobs")}
+    return dataclasses.replace(whole, trajectory_id=f"alone {index}", context_starts=[0], steps=moved, **entries)
 
 
 def test_a_context_sees_no_other(make_learner: Make, split: Trajectory) -> None:
@@ -62,19 +53,14 @@ def test_a_context_sees_no_other(make_learner: Make, split: Trajectory) -> None:
 
 
 @pytest.mark.parametrize("ratio", ["token", "step"])
-def test_an_update_is_that_of_the_contexts_alone(
-    make_learner: Make, split: Trajectory, make_credit: Make, ratio: str
-) -> None:
+def test_an_update_is_that_of_the_contexts_alone(make_learner: Make, split: Trajectory, ratio: str) -> None:
     """With token_mean the loss is a sum over tokens, so two trajectories of one context each give the same step."""
     credit = make_credit(split)
     parts = [alone(split, span, index) for index, span in enumerate(split.contexts)]
     names = ("advantages", "values", "value_targets", "reference_logprobs", "loss_mask", "critic_mask")
-    credits = [
-        dataclasses.replace(
-            credit, trajectory_id=part.trajectory_id, **{name: getattr(credit, name)[span] for name in names}
-        )
-        for part, span in zip(parts, split.contexts, strict=True)
-    ]
+    entries = [{name: getattr(credit, name)[span] for name in names} for span in split.contexts]
+    pairs = zip(parts, entries, strict=True)
+    credits = [dataclasses.replace(credit, trajectory_id=part.trajectory_id, **each) for part, each in pairs]
     learners = [make_learner(ratio=ratio) for _ in range(2)]
     whole = learners[0].update([split], [credit], 0)
     apart = learners[1].update(parts, credits, 0)
@@ -83,7 +69,7 @@ def test_an_update_is_that_of_the_contexts_alone(
     assert whole["update/tokens"] == apart["update/tokens"] == 13
 
 
-def test_a_sequence_ratio_spans_the_contexts(make_learner: Make, split: Trajectory, make_credit: Make) -> None:
+def test_a_sequence_ratio_spans_the_contexts(make_learner: Make, split: Trajectory) -> None:
     """One ratio for the five action tokens of both: the geometric mean over all of them."""
     learner = make_learner(ratio="sequence", learning_rate=1e-9, with_critic=False, clip_high=1e8, dual_clip=1e8)
     credit = make_credit(split)

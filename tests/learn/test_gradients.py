@@ -1,10 +1,11 @@
-"""Gradients as vectors: angles by hand, and the two parts against plain autograd."""
+"""Gradients as vectors, their two parts against plain autograd, and the rows of an update that they are made of."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,15 +13,21 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from agent_r1.inspection.replay import PolicyGradient, cosine, policy_gradient
+from agent_r1.inspection.replay import PolicyGradient, policy_gradient
+from agent_r1.learn.gradients import (
+    asked_of_learner,
+    credited,
+    not_finite_in,
+    require_none,
+    span_lengths,
+)
 from agent_r1.learn.learner import Learner
-from agent_r1.learn.scoring import Compute
+from agent_r1.learn.scoring import Compute, micro_batches
 from agent_r1.params.train import UpdateParams
 from agent_r1.records import Credit, Trajectory
-from tests.learn.learning import Samples
+from tests.learn.learning import CPU, UPDATE, make_credit, make_trajectory, with_changes
 
 MakeLearner = Callable[..., Learner]
-MakeCredit = Callable[..., Credit]
 
 
 def vector(*entries: float) -> Tensor:
@@ -34,30 +41,11 @@ def gradient(sampled: Tensor, observed: Tensor) -> PolicyGradient:
 def measured(
     learner: Learner, trajectories: list[Trajectory], credits_: list[Credit], params: UpdateParams
 ) -> PolicyGradient:
-    compute = Compute(device=torch.device("cpu"), dtype=torch.float32, max_tokens=params.max_tokens_per_microbatch)
-    return policy_gradient(learner.policy, trajectories, credits_, params, compute)
+    return policy_gradient(learner.policy, trajectories, credits_, params, learner.compute)
 
 
 def after_prompt(trajectory: Trajectory) -> np.ndarray:
     return np.logical_or.accumulate(trajectory.action_mask)
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "expected"),
-    [
-        (vector(1, 0), vector(5, 0), 1.0),
-        (vector(1, 0), vector(0, 2), 0.0),
-        (vector(1, 0), vector(-3, 0), -1.0),
-        (vector(1, 0), vector(1, 1), math.sqrt(0.5)),
-        (vector(3, 4), vector(4, 3), 0.96),  # 24 / 25
-    ],
-)
-def test_cosine(one: Tensor, other: Tensor, expected: float) -> None:
-    assert cosine(one, other) == pytest.approx(expected, abs=1e-12)
-
-
-def test_a_vector_of_zeros_has_no_direction() -> None:
-    assert math.isnan(cosine(vector(0, 0), vector(1, 0)))
 
 
 def test_the_numbers_of_a_gradient() -> None:
@@ -72,10 +60,6 @@ def test_the_numbers_of_a_gradient() -> None:
             "policy/gradient_cosine": 0.6,
         }
     )
-
-
-def test_a_gradient_of_zero_has_no_share() -> None:
-    assert gradient(vector(0, 0), vector(0, 0)).observed_share == 0
 
 
 def plain_gradient(
@@ -98,14 +82,10 @@ def plain_gradient(
 
 
 def test_the_parts_are_those_of_plain_autograd(
-    make_learner: MakeLearner,
-    trajectories: list[Trajectory],
-    make_credit: MakeCredit,
-    update_params: UpdateParams,
-    tiny_model: Path,
+    make_learner: MakeLearner, trajectories: list[Trajectory], tiny_model: Path
 ) -> None:
     credits_ = [make_credit(each, loss_mask=after_prompt(each)) for each in trajectories]
-    found = measured(make_learner(with_critic=False), trajectories, credits_, update_params)
+    found = measured(make_learner(with_critic=False), trajectories, credits_, UPDATE)
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     for part, name in ((found.sampled, "sampled"), (found.observed, "observed")):
         expected = plain_gradient(model, trajectories, credits_, of=name)
@@ -117,23 +97,9 @@ def test_the_parts_are_those_of_plain_autograd(
     assert 0 < found.observed_share < 1
 
 
-def test_the_loss_mask_leaves_nothing_to_observations(
-    make_learner: MakeLearner, samples: Samples, update_params: UpdateParams
-) -> None:
-    trajectories, credits_ = samples
-    found = measured(make_learner(with_critic=False), trajectories, credits_, update_params)
-    assert not found.observed.any()
-    assert (found.observed_share, found.observed_loss_share) == (0, 0)
-    assert found.total.norm() > 0.1
-
-
 @pytest.mark.parametrize("changes", [{"ratio": "sequence"}, {"ratio": "step", "entropy_bonus": 0.1}, {"kl_loss": 0.2}])
 def test_the_parts_add_up_to_the_step_that_training_takes(
-    changes: dict[str, object],
-    make_learner: MakeLearner,
-    trajectories: list[Trajectory],
-    make_credit: MakeCredit,
-    update_params: UpdateParams,
+    changes: dict[str, object], make_learner: MakeLearner, trajectories: list[Trajectory]
 ) -> None:
     """The gradient norm of one training step over all trajectories, before clipping, is the norm of the sum."""
     learner = make_learner(with_critic=False, **changes)
@@ -145,23 +111,49 @@ def test_the_parts_add_up_to_the_step_that_training_takes(
     assert found.metrics["policy/loss"] == pytest.approx(trained["policy/loss"], abs=1e-6)
 
 
-def test_nothing_is_left_behind(make_learner: MakeLearner, samples: Samples, update_params: UpdateParams) -> None:
-    learner = make_learner(with_critic=False)
-    before = [weight.clone() for weight in learner.policy.parameters()]
-    measured(learner, *samples, update_params)
-    assert all(weight.grad is None for weight in learner.policy.parameters())
-    assert all(map(torch.equal, before, learner.policy.parameters()))
+Make = Callable[..., Any]
+P, A, O = 0, 1, 2  # noqa: E741
+VOCABULARY = 400
+EVERYTHING = {"kl_loss": 0.3, "entropy_bonus": 0.2, "importance_cap": 1.5}
+RATIOS = ["token", "step", "sequence"]
+AGGREGATIONS = [("token_mean", 0), ("sequence_mean", 0), ("constant_length", 50)]
 
 
-def test_trajectories_that_are_not_kept_have_no_part(
-    make_learner: MakeLearner, trajectories: list[Trajectory], make_credit: MakeCredit, update_params: UpdateParams
-) -> None:
-    learner = make_learner(with_critic=False)
-    nowhere = np.zeros(len(trajectories[0].token_ids), np.bool_)
-    dropped = make_credit(trajectories[0], loss_mask=nowhere, kept=False)
-    some = measured(learner, trajectories[:2], [dropped, make_credit(trajectories[1])], update_params)
-    alone = measured(learner, trajectories[1:2], [make_credit(trajectories[1])], update_params)
-    assert cosine(some.total, alone.total) == pytest.approx(1)
-    assert some.total.norm().item() == pytest.approx(alone.total.norm().item())
-    none = measured(learner, trajectories[:1], [dropped], update_params)
-    assert (none.metrics, none.observed_loss_share, none.total.any().item()) == ({}, 0, False)
+def compute(max_tokens: int) -> Compute:
+    return Compute(device=CPU, dtype=torch.float32, max_tokens=max_tokens)
+
+
+def test_spans_follow_the_steps() -> None:
+    episode = make_trajectory(0, [P, P, A, A, A, O, O, A, A])
+    by = {ratio: with_changes(UPDATE, ratio=ratio) for ratio in RATIOS}
+    on, off = episode.action_mask, np.arange(9) > 1
+    assert [span_lengths(episode, on, by[ratio]) for ratio in RATIOS] == [None, [3, 2], [5]]
+    assert span_lengths(episode, off, by["step"]) == [5, 2], "an observation belongs to the step that it answers"
+    assert span_lengths(episode, off, by["sequence"]) == [7]
+    touching = make_trajectory(0, [P, A, A, A])
+    first, second = replace(touching.steps[0], action_stop=2), replace(touching.steps[0], action_start=2)
+    assert span_lengths(replace(touching, steps=[first, second]), touching.action_mask, by["step"]) == [1, 2]
+
+
+@pytest.mark.parametrize("cap", [0.0, 2.0])
+def test_where_old_logprobs_come_from(cap: float) -> None:
+    samplers = np.array([0, -1, 0, -2], np.float32)
+    episode = make_trajectory(0, [P, A, O, A], samplers)
+    credit = make_credit(episode, loss_mask=[False, True, True, True])
+    params = with_changes(UPDATE, importance_cap=cap)
+    assert asked_of_learner(episode, credit, params).tolist() == [False, bool(cap), True, bool(cap)]
+    own = np.array([0, -1.5, -3, -2.5], np.float32)
+    row = credited(episode, credit, own, params)
+    assert row.sampler_logprobs.tolist() == [0, -1, -3, -2]
+    assert row.old_logprobs.tolist() == ([0, -1.5, -3, -2.5] if cap else [0, -1, -3, -2])
+    assert not asked_of_learner(episode, make_credit(episode, kept=False), params).any()
+
+
+def test_what_is_not_finite_is_named_by_trajectory() -> None:
+    episodes = [make_trajectory(index, [P, A, A]) for index in range(3)]
+    masks = [each.action_mask for each in episodes]
+    [batch] = micro_batches(episodes, masks, compute(100))
+    fine, broken = torch.zeros(6), torch.tensor([0, 0, torch.nan, 0, 0, torch.inf])
+    require_none("policy loss", not_finite_in(batch, episodes, fine, fine), compute(100))
+    with pytest.raises(FloatingPointError, match=r"policy loss is not finite in trajectories 0/q1/0, 0/q2/0;"):
+        require_none("policy loss", not_finite_in(batch, episodes, fine, broken), compute(100))

@@ -1,5 +1,9 @@
+"""The terms of the loss, and the objective of a step: every option by hand, gradients by finite differences."""
+
+from __future__ import annotations
+
 import math
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +12,23 @@ import torch
 from torch import Tensor
 
 from agent_r1.learn.losses import (
+    LossTokens,
     clipped_policy_loss,
     clipped_tokens,
     clipped_value_loss,
     importance_weights,
     k3,
+    mismatch_metrics,
+    normaliser,
+    policy_metrics,
     policy_ratio,
+    token_losses,
+    token_weight,
 )
+from agent_r1.learn.scoring import TokenScores
 from agent_r1.params import load
+from agent_r1.params.train import UpdateParams
+from tests.learn.learning import UPDATE, with_changes
 
 CLIP = load(Path(__file__).parents[2] / "params.yaml").train.update.model_copy(
     update={"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0}
@@ -26,22 +39,10 @@ def logs(*numbers: float, **options: Any) -> Tensor:
     return torch.tensor([math.log(number) for number in numbers], **options)
 
 
-def test_ratio_of_tokens() -> None:
-    assert policy_ratio(logs(0.2, 0.3), logs(0.1, 0.6)).tolist() == pytest.approx([2, 0.5])
-
-
 def test_ratio_of_spans_is_their_geometric_mean() -> None:
     # (2 * 8)^(1/2) = 4, (1/2 * 1 * 1/4)^(1/3) = 1/2, and a span of one token
     ratio = policy_ratio(logs(2, 8, 0.5, 1, 0.25, 3), torch.zeros(6), [2, 3, 1])
     assert ratio.tolist() == pytest.approx([4, 4, 0.5, 0.5, 0.5, 3])
-
-
-def test_the_tokens_of_a_span_share_its_gradient() -> None:
-    # d(rho)/d(logprob) = rho / length at each token of the span, and each of its tokens carries rho: rho in total.
-    logprobs = logs(2, 8, 3, requires_grad=True)
-    policy_ratio(logprobs, torch.zeros(3), [2, 1]).sum().backward()
-    assert logprobs.grad is not None
-    assert logprobs.grad.tolist() == pytest.approx([4, 4, 3])
 
 
 def test_logarithms_of_ratios_end_at_20_nats_and_have_no_gradient_there() -> None:
@@ -78,24 +79,12 @@ def test_clipped_policy_loss_by_hand(advantage: float, ratio: float, loss: float
     assert logprobs.grad.item() == pytest.approx(slope, abs=1e-6)
 
 
-@pytest.mark.parametrize(("dual_clip", "loss"), [(2.0, 4.0), (3.0, 6.0), (5.0, 8.0)])
+@pytest.mark.parametrize(("dual_clip", "loss"), [(2.0, 4.0), (3.0, 6.0), (5.0, 8.0), (0.0, 8.0)])
 def test_the_dual_clip_bounds_the_ratio_of_bad_actions(dual_clip: float, loss: float) -> None:
-    # A = -2, rho = 4: max(8, 2.56), capped at dual_clip * 2
+    # A = -2, rho = 4: max(8, 2.56), capped at dual_clip * 2; 0 is no cap
     bounds = CLIP.model_copy(update={"dual_clip": dual_clip})
     assert clipped_policy_loss(torch.tensor([4.0]), torch.tensor([-2.0]), bounds).item() == loss
-    assert clipped_tokens(torch.tensor([4.0]), torch.tensor([-2.0]), bounds).item() == (dual_clip < 4)
-
-
-def test_without_the_dual_clip_nothing_bounds_them() -> None:
-    bounds = CLIP.model_copy(update={"dual_clip": 0.0})
-    assert clipped_policy_loss(torch.tensor([4.0]), torch.tensor([-2.0]), bounds).item() == 8
-    assert not clipped_tokens(torch.tensor([4.0]), torch.tensor([-2.0]), bounds).item()
-
-
-def test_every_token_has_its_own_loss() -> None:
-    # rho = 1 everywhere: -A
-    advantages = torch.tensor([1.0, 2.0, -4.0])
-    assert clipped_policy_loss(torch.ones(3), advantages, CLIP).tolist() == [-1, -2, 4]
+    assert clipped_tokens(torch.tensor([4.0]), torch.tensor([-2.0]), bounds).item() == (0 < dual_clip < 4)
 
 
 def test_clipped_tokens_are_those_without_a_gradient() -> None:
@@ -132,9 +121,7 @@ def test_k3_by_hand() -> None:
     # x = ln 2: 2 - 1 - ln 2; x = -ln 2: 1/2 - 1 + ln 2; x = 0: 0
     estimates = k3(torch.zeros(3), logs(2, 0.5, 1))
     assert estimates.tolist() == pytest.approx([1 - math.log(2), math.log(2) - 0.5, 0])
-
-
-def test_an_estimate_of_k3_ends_at_10_and_has_no_gradient_there() -> None:
+    # An estimate ends at 10, where it has no gradient.
     # Drawn with log q - log p of 12, -100, 3 and 2; e^3 - 1 - 3 > 10; the slope in log p at x = 2 is -(e^2 - 1).
     logprobs = torch.tensor([-12.0, 100.0, -3.0, -2.0], requires_grad=True)
     estimates = k3(logprobs, torch.zeros(4))
@@ -144,29 +131,201 @@ def test_an_estimate_of_k3_ends_at_10_and_has_no_gradient_there() -> None:
     assert logprobs.grad.tolist() == pytest.approx([0, 0, 0, -math.expm1(2)])
 
 
-def test_k3_estimates_the_divergence_from_the_distribution_that_drew() -> None:
-    # The mean of k3 over p's own draws is KL(p || q) exactly.
-    p, q = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.5, 0.3, 0.2])
-    kl = (p * (p / q).log()).sum().item()
-    assert (p * k3(p.log(), q.log())).sum().item() == pytest.approx(kl, abs=1e-6)
+LN2 = math.log(2)
 
 
-def normal(*shape: int, scale: float = 1.0, seed: int = 0, **options: Any) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return (scale * torch.randn(*shape, generator=generator, dtype=torch.float64)).requires_grad_(bool(options))
+def tokens(spans: list[int] | None = None, **given: Any) -> LossTokens:
+    """LossTokens with the given entries; of the others the logprobs are 0, and weights and advantages 1."""
+    entries = {name: torch.as_tensor(values) for name, values in given.items()}
+    count = len(next(iter(entries.values())))
+    zero = ("logprobs", "entropy", "old_logprobs", "sampler_logprobs", "reference_logprobs")
+    defaults = {name: torch.zeros(count) for name in zero}
+    ones = {"advantages": torch.ones(count), "weights": torch.ones(count), "sampled": torch.ones(count).bool()}
+    none = {"demonstrated": torch.zeros(count).bool()}
+    return LossTokens(**{**defaults, **ones, **none, **entries}, spans=spans)
+
+
+def test_a_span_is_clipped_as_a_whole() -> None:
+    # rho of the first span (1/2 * 2)^(1/2) = 1: neither token is clipped, though each alone would be.
+    # rho of the second 3/2: clipped at 1.28.
+    logprobs = torch.tensor([0.5, 2.0, 1.5]).log()
+    of_spans = tokens(spans=[2, 1], logprobs=logprobs, advantages=[1.0, 3.0, 1.0])
+    assert token_losses(of_spans, UPDATE).tolist() == pytest.approx([-1, -3, -1.28])
+    assert policy_metrics(of_spans, UPDATE, 3, 3)["policy/clip_fraction"] == pytest.approx(1 / 3)
+
+
+def slopes(given: LossTokens, params: UpdateParams) -> tuple[list[float], list[float]]:
+    """The losses, and the gradient of their sum at the logprobs."""
+    logprobs = given.logprobs.clone().requires_grad_()
+    losses = token_losses(replace(given, logprobs=logprobs), params)
+    losses.sum().backward()
+    assert logprobs.grad is not None
+    return losses.tolist(), logprobs.grad.tolist()
+
+
+def test_cispo_by_hand() -> None:
+    """-A w log p with the weight w of 1.25, 2 clipped to 1.28, 1/2 to 0.8 and none at A = 0; the slope is -A w."""
+    params = with_changes(UPDATE, loss="cispo", dual_clip=0)
+    logprobs = torch.tensor([0.25, 0.5, 0.125, 0.25]).log()
+    old = torch.tensor([0.2, 0.25, 0.25, 0.25]).log()
+    given = tokens(logprobs=logprobs, old_logprobs=old, advantages=[2.0, 1.0, -1.0, 0.0])
+    losses, slope = slopes(given, params)
+    assert losses == pytest.approx([2.5 * 2 * LN2, 1.28 * LN2, -0.8 * 3 * LN2, 0])
+    assert slope == pytest.approx([-2.5, -1.28, 0.8, 0])
+    assert policy_metrics(given, params, 4, 4)["policy/clip_fraction"] == 2 / 4
+    unbounded = with_changes(params, clip_low=1.0)
+    assert slopes(given, unbounded)[1] == pytest.approx([-2.5, -1.28, 0.5, 0])
+
+
+def test_gspo_token_has_the_sequences_value_and_each_tokens_own_gradient() -> None:
+    """Ratios 1/2 and 2.42: 1.1 for both; with advantages 1 and 3 the slopes are -1.1 and -3.3, not -2.2 each.
+
+    The next sequence is clipped as a whole: 3/2 with A > 0 has no gradient at any of its tokens.
+    """
+    ratios = torch.tensor([0.5, 2.42, 1.5, 1.5])
+    given = tokens(spans=[2, 2], logprobs=ratios.log(), advantages=[1.0, 3.0, 1.0, 2.0])
+    together = slopes(given, with_changes(UPDATE, ratio="sequence"))
+    apart = slopes(given, with_changes(UPDATE, ratio="sequence_token"))
+    assert apart[0] == pytest.approx([-1.1, -3.3, -1.28, -2.56])
+    assert together[0] == pytest.approx(apart[0])
+    assert apart[1] == pytest.approx([-1.1, -3.3, 0, 0])
+    assert together[1] == pytest.approx([-2.2, -2.2, 0, 0])
+
+
+def test_kl_and_entropy_are_of_sampled_tokens_alone() -> None:
+    # At the first token k3 is 1 - ln 2 and the entropy 2; the second, an observation, keeps its clipped loss of -1.
+    params = with_changes(UPDATE, kl_loss=0.5, entropy_bonus=0.1)
+    given = tokens(reference_logprobs=[LN2, LN2], entropy=[2.0, 6.0], sampled=[True, False])
+    assert token_losses(given, params).tolist() == pytest.approx([-1 + 0.5 * (1 - LN2) - 0.2, -1])
+    assert policy_metrics(given, params, 2, 1)["policy/entropy"] == 2
 
 
 @pytest.mark.parametrize(
-    "loss",
+    ("aggregation", "constant_length", "mean"),
     [
-        lambda logprobs: policy_ratio(logprobs, normal(12, seed=1)),
-        lambda logprobs: policy_ratio(logprobs, normal(12, seed=1), [3, 1, 6, 2]),
-        lambda logprobs: clipped_policy_loss(torch.exp(logprobs), normal(12, seed=1), CLIP),
-        lambda logprobs: k3(logprobs, normal(12, seed=1)),
-        lambda logprobs: k3(normal(12, seed=1), logprobs),
-        lambda values: clipped_value_loss(values, normal(12, seed=1), normal(12, seed=2), value_clip=0.5),
+        ("token_mean", 0, 9 / 3),
+        ("sequence_mean", 0, ((1 + 3) / 2 + 5) / 2),
+        ("constant_length", 10, 9 / (2 * 10)),
     ],
-    ids=["ratio", "ratio of spans", "policy", "k3 drawn", "k3 other", "value"],
 )
-def test_gradients_agree_with_finite_differences(loss: Callable[[Tensor], Tensor]) -> None:
-    assert torch.autograd.gradcheck(loss, [normal(12, requires_grad=True)])
+def test_aggregation_by_hand(aggregation: str, constant_length: int, mean: float) -> None:
+    """Losses 1, 3 of one trajectory and 5 of another; a third has no loss token and counts nowhere."""
+    params = with_changes(UPDATE, aggregation=aggregation, constant_length=constant_length)
+    lengths = [2, 1, 0]
+    weights = [token_weight(length, params) for length in lengths for _ in range(length)]
+    given = tokens(advantages=[-1.0, -3.0, -5.0], weights=weights)
+    assert policy_metrics(given, params, normaliser(lengths, params), 3)["policy/loss"] == pytest.approx(mean)
+
+
+def test_metrics_by_hand() -> None:
+    # Of 8 action tokens in the step two are in the loss, of which the second is clipped; so is the third, an
+    # observation, whose entropy and clip are not counted.
+    given = tokens(
+        logprobs=[LN2, 0.5, 1.0],
+        old_logprobs=[LN2, 0.0, 0.0],
+        entropy=[1.0, 2.0, 6.0],
+        advantages=[1.0, 2.0, 3.0],
+        sampled=[True, True, False],
+    )
+    assert policy_metrics(given, UPDATE, 4, 8) == pytest.approx(
+        {"policy/loss": -(1 + 2 * 1.28 + 3 * 1.28) / 4, "policy/clip_fraction": 1 / 8, "policy/entropy": 3 / 2}
+    )
+
+
+def test_the_mismatch_by_hand() -> None:
+    # Weights 2 and 1: k3 with x = ln 2 is 1 - ln 2; (2 + 1)^2 / (4 + 1) of 2; (4 + 1) / 2 - 1.
+    assert mismatch_metrics(torch.tensor([LN2, 0.0]), torch.zeros(2)) == pytest.approx(
+        {
+            "policy/mismatch_kl": (1 - LN2) / 2,
+            "policy/mismatch_mean": LN2 / 2,
+            "policy/mismatch_max": LN2,
+            "policy/mismatch_ess": 9 / 5 / 2,
+            "policy/mismatch_chi2": 5 / 2 - 1,
+        }
+    )
+
+
+# A small case in float64: 6 tokens of 2 trajectories and 3 steps, a vocabulary of 5.
+CHOSEN, SEQUENCES = [0, 3, 1, 4, 2, 0], [3, 3]
+SPANS: dict[str, list[int] | None] = {"token": None, "step": [2, 1, 3], "sequence": SEQUENCES}
+TERMS: dict[str, dict[str, float]] = {
+    "clipped": {},
+    "kl": {"kl_loss": 0.3},
+    "entropy": {"entropy_bonus": 0.2},
+    "cap": {"importance_cap": 1.5},
+    "all": {"kl_loss": 0.3, "entropy_bonus": 0.2, "importance_cap": 1.5},
+}
+AGGREGATIONS = {"token_mean": 0, "sequence_mean": 0, "constant_length": 7}
+
+
+def predicted(logits: Tensor) -> dict[str, Tensor]:
+    """What logits [N, V] say: the entries of `LossTokens` that carry the gradient."""
+    logprobs, entropy = TokenScores.apply(logits.clone(), torch.as_tensor(CHOSEN), True)
+    return {"logprobs": logprobs, "entropy": entropy}
+
+
+def test_a_token_that_cannot_be_drawn_adds_nothing_to_the_entropy() -> None:
+    # Probabilities 1/2, 1/2 and 0: ln 2 nats, at its largest, so that no logit has a slope.
+    logits = torch.tensor([[0.0, 0.0, -math.inf]], requires_grad=True)
+    logprobs, entropy = TokenScores.apply(logits.clone(), torch.tensor([0]), True)
+    (entropy.sum() + logprobs.sum()).backward()
+    assert entropy.tolist() == pytest.approx([LN2])
+    assert logits.grad is not None
+    assert logits.grad.tolist() == [pytest.approx([0.5, -0.5, 0])]
+
+
+def small_case(logits: Tensor, params: UpdateParams) -> LossTokens:
+    noise = torch.randn(3, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    first_unlikelier = torch.tensor([0.5, 0.5, 0.5, 0.0, 0.0, 0.0])
+    now = predicted(logits)
+    return LossTokens(
+        **now,
+        old_logprobs=now["logprobs"] + 0.8 * noise[0] - first_unlikelier,
+        sampler_logprobs=now["logprobs"] + noise[1],
+        reference_logprobs=now["logprobs"] + noise[2],
+        advantages=torch.tensor([2.0, 1.0, 0.5, -1.0, 1.5, -2.0], dtype=torch.float64),
+        weights=torch.tensor([token_weight(length, params) for length in SEQUENCES for _ in range(length)]),
+        sampled=torch.ones(6).bool(),
+        demonstrated=torch.zeros(6).bool(),
+        spans=SPANS[params.ratio],
+    )
+
+
+def test_a_demonstrations_token_is_learned_without_a_ratio() -> None:
+    """-.5 * -3 with a slope of -.5 at the first token, however far the policy has moved; no bonus for its entropy."""
+    logprobs = torch.tensor([-3.0, -1.0], requires_grad=True)
+    made = tokens(
+        logprobs=logprobs,
+        old_logprobs=[-9.0, -1.0],
+        entropy=[7.0, 0.0],
+        advantages=[0.5, 1.0],
+        sampled=[False, True],
+        demonstrated=[True, False],
+    )
+    params = with_changes(UPDATE, entropy_bonus=1.0, kl_loss=1.0)
+    losses = token_losses(made, params)
+    losses.sum().backward()
+    assert losses.tolist()[0] == pytest.approx(1.5)
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist()[0] == pytest.approx(-0.5)
+    metrics = policy_metrics(made.detach(), params, 2, 1)
+    assert (metrics["policy/demonstration_loss"], metrics["policy/entropy"]) == (3.0, 0.0)
+    alone = policy_metrics(tokens(logprobs=[-3.0], sampled=[False], demonstrated=[True]), params, 1, 0)
+    assert alone == {"policy/loss": 3.0, "policy/demonstration_loss": 3.0}
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("terms", TERMS)
+@pytest.mark.parametrize("ratio", SPANS)
+def test_gradients_agree_with_finite_differences(ratio: str, terms: str, aggregation: str) -> None:
+    length = AGGREGATIONS[aggregation]
+    params = with_changes(UPDATE, ratio=ratio, aggregation=aggregation, constant_length=length, **TERMS[terms])
+    logits = torch.randn(6, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    case = small_case(logits, params)
+    assert 0 < policy_metrics(case, params, 1, 6)["policy/clip_fraction"] < 1, "both branches of the clip are in play"
+
+    def objective(moved: Tensor) -> Tensor:
+        given = replace(case, **predicted(moved))
+        return (token_losses(given, params) * given.weights).sum() / normaliser(SEQUENCES, params)
+
+    assert torch.autograd.gradcheck(objective, [logits.requires_grad_()])

@@ -13,13 +13,7 @@ import pytest
 import torch
 import yaml
 from transformers import (
-    FalconConfig,
-    Gemma3Config,
-    Gemma3TextConfig,
-    GPT2Config,
     LlamaConfig,
-    OPTConfig,
-    PreTrainedConfig,
 )
 
 from agent_r1.learn import checkpoint
@@ -29,48 +23,29 @@ from agent_r1.learn.memory import (
     GIB,
     Demand,
     activation_bytes,
-    available_gib,
     check,
     checkpoint_gib,
     demand_of,
     estimate,
     measure,
     require_fit,
-    table,
 )
 from agent_r1.learn.model import load_policy, precision
+from agent_r1.learn.optimizers import blank_state, take_state
 from agent_r1.params import Params, load
 from agent_r1.params.places import RunId
 from agent_r1.params.sections import override
 from agent_r1.params.stages import DtypeName, LoraParams
 from agent_r1.pretrained import require_window
 from benchmarks.synthetic import SHAPES, config_of
-from tests.learn.learning import Samples
+from tests.learn.learning import CPU, LORA, Samples, record_of
 
-CPU = torch.device("cpu")
 PARAMS = Path(__file__).parents[2] / "params.yaml"
 LIMITS = load(PARAMS).env.model_copy(update={"max_tokens": 30})
-LORA = LoraParams(rank=4, alpha=8.0, targets=["all-linear"])
 QWEN_3B, QWEN_7B = (config_of(SHAPES[size], 4096) for size in ("3B", "7B"))
-SMALL = LlamaConfig(
-    vocab_size=100,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    tie_word_embeddings=False,
-)
-DEMAND = Demand(
-    model=SMALL,
-    dtype=torch.float32,
-    adapter=None,
-    critic=True,
-    reference=SMALL,
-    gradient_checkpointing=False,
-    tokens=10,
-    sampler_gib=3.0,
-)
+SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+SMALL = LlamaConfig(**SHAPE, vocab_size=100, intermediate_size=48, tie_word_embeddings=False)
+DEMAND = Demand(model=SMALL, dtype=torch.float32, critic=True, reference=SMALL, tokens=10, sampler_gib=3.0)
 # By hand: embeddings 100 * 32 = 3200; a layer: q and o 32 * 32 each, k and v 32 * 16 each, three MLP matrices of
 # 32 * 48, two norms of 32: 2048 + 1024 + 4608 + 64 = 7744; the last norm 32; an output layer of its own, 3200.
 BACKBONE = 3200 + 2 * 7744 + 32
@@ -85,24 +60,6 @@ def test_parameters_by_hand() -> None:
     assert count_parameters(SMALL, LORA).policy == POLICY
 
 
-def test_qwens_have_the_published_numbers() -> None:
-    """3.09 billion, 2.77 billion without the tied embeddings (Qwen2.5 technical report, arXiv 2412.15115); and 7.61."""
-    count = count_parameters(QWEN_3B, None)
-    assert count.policy == count.backbone
-    assert round(count.policy / 1e9, 2) == 3.09
-    assert round((count.policy - 151936 * 2048) / 1e9, 2) == 2.77
-    assert count_parameters(QWEN_7B, None).policy // 10**7 == 761
-
-
-def test_counts_are_the_bytes_that_are_allocated(tiny_model: Path) -> None:
-    model = load_policy(tiny_model, device=CPU)
-    allocated = sum(parameter.untyped_storage().nbytes() for parameter in model.parameters())
-    assert count_parameters(model.config, None).policy * 4 == allocated
-    attach(model, LORA, seed=0)
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    assert count_parameters(model.config, LORA).adapters * 4 == sum(each.untyped_storage().nbytes() for each in trained)
-
-
 def test_the_parts_by_hand() -> None:
     """float32: sixteen bytes for a weight that trains, four for one of the reference."""
     parts = {name: round(size * GIB) for name, size in estimate(DEMAND).items()}
@@ -112,6 +69,8 @@ def test_the_parts_by_hand() -> None:
     assert parts["logits"] == 10 * 100 * 4 * 3
     assert parts["sampler"] == 3 * GIB
     assert "weights cast for matrix products" not in parts
+    whole, kept = (activation_bytes(replace(DEMAND, gradient_checkpointing=recompute)) for recompute in (False, True))
+    assert kept == whole // 2 + 10 * 2 * 4 * 32  # one of two layers, and the inputs of both
 
 
 def test_what_saves_memory_of_a_shared_gpu_by_hand() -> None:
@@ -125,24 +84,12 @@ def test_what_saves_memory_of_a_shared_gpu_by_hand() -> None:
     assert estimate(replace(demand, sampler_sleeps=True, sampler_gib=freed / GIB / 2))["sampler"] == 0
 
 
-def test_on_a_cpu_it_is_said_that_nothing_is_saved(caplog: pytest.LogCaptureFixture) -> None:
-    settings = load(PARAMS)
-    learner = settings.learner.model_copy(update={"optimizer_offload": True})
-    check(SMALL, settings.model_copy(update={"learner": learner}), [RunId("ppo")])
-    assert [each.getMessage() for each in caplog.records if each.levelname == "WARNING"] == [
-        "learner.optimizer_offload: true has no effect on a CPU, whose memory is all that there is"
-    ]
-
-
 def test_a_model_that_reads_too_little_is_refused_by_name() -> None:
     """Linear positions are scaled beyond the limit that the configuration states."""
-    settings = load(PARAMS)
     short = LlamaConfig(max_position_embeddings=64)
     short.name_or_path = "org/short"
-    refusal = f"org/short reads 64 tokens at most; lower env.max_tokens, which is {settings.env.max_tokens}"
-    with pytest.raises(ValueError, match=refusal):
-        check(short, settings, [RunId("ppo")])
-    require_window(short, 64)
+    with pytest.raises(ValueError, match=r"org/short reads 64 tokens at most; lower env\.max_tokens"):
+        check(short, load(PARAMS), [RunId("ppo")])
     short.rope_parameters = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e4}
     require_window(short, 512)
 
@@ -182,26 +129,12 @@ def test_activations_are_near_what_autograd_keeps(
     assert 0.7 < expected / sum(kept.values()) < 1.4, (expected, sum(kept.values()))
 
 
-def test_gradient_checkpointing_keeps_one_layer_and_the_inputs_of_all() -> None:
-    whole, kept = (activation_bytes(replace(DEMAND, gradient_checkpointing=recompute)) for recompute in (False, True))
-    assert kept == whole // 2 + 10 * 2 * 4 * 32  # of two layers; ten tokens, float32, hidden size 32
-
-
 def test_what_cannot_fit_is_refused_with_the_numbers() -> None:
     parts = estimate(DEMAND)
     require_fit(parts, 6.0)
     with pytest.raises(ValueError, match=r"needs about 5\.5 GiB and the device has 5\.0:") as refusal:
         require_fit(parts, 5.0)
     assert all(part in str(refusal.value) for part in (*parts, "gradient_checkpointing", "model.lora.rank"))
-
-
-def test_the_table_adds_up() -> None:
-    assert table({"policy": 1.0, "sampler": 0.25}, 2.0).splitlines() == [
-        "policy        1.00 GiB",
-        "sampler       0.25 GiB",
-        "all           1.25 GiB",
-        "available     2.00 GiB",
-    ]
 
 
 def test_the_demand_of_the_projects_own_params() -> None:
@@ -215,56 +148,21 @@ def test_the_demand_of_the_projects_own_params() -> None:
     assert demand_of(SMALL, settings, RunId("ppo"), CPU).sampler_gib == pytest.approx(2 * (weights + 3 * cache))
 
 
-def test_a_sampler_in_this_process_keeps_keys_and_values_of_a_batch() -> None:
-    """By hand: 2 layers with keys and values of 2 heads of 8 in float32, 256 bytes a token; 64 contexts of 512."""
-    settings = load(PARAMS)
-    engine = settings.engine.model_copy(update={"kind": "transformers"})
-    demand = demand_of(SMALL, settings.model_copy(update={"engine": engine}), RunId("ppo"), CPU)
-    assert engine.transformers.batch_size == 64
-    assert estimate(demand)["sampler"] * GIB == pytest.approx(4 * POLICY + 64 * 512 * 2 * 2 * 2 * 8 * 4)
-
-
-@pytest.mark.parametrize(
-    ("config", "name", "width"),
-    [
-        (GPT2Config(n_embd=32, n_layer=2, n_head=2), "n_inner", 4 * 32),
-        (OPTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, ffn_dim=48), "ffn_dim", 48),
-        (FalconConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2), "ffn_hidden_size", 4 * 32),
-        (Gemma3Config(text_config=Gemma3TextConfig(hidden_size=32, num_hidden_layers=2)), "intermediate_size", 9216),
-    ],
-    ids=["gpt2", "opt", "falcon", "gemma3"],
-)
-def test_other_architectures_have_an_mlp_too(config: PreTrainedConfig, name: str, width: int) -> None:
-    """One that is wider by one adds four numbers of float32 per token and layer."""
-    before = activation_bytes(replace(DEMAND, model=config))
-    setattr(config.get_text_config(), name, width + 1)
-    assert activation_bytes(replace(DEMAND, model=config)) - before == 10 * 2 * 4 * 4
-
-
-def test_fitting_all_weights_takes_sixteen_bytes_each_and_a_batch() -> None:
-    parts = estimate(Demand(model=SMALL, tokens=30))
-    assert parts["policy"] * GIB == pytest.approx(16 * POLICY)
-    assert parts["logits"] * GIB == pytest.approx(30 * 100 * 4 * 3)
-    assert parts["sampler"] == 0
-    assert {"critic", "reference"}.isdisjoint(parts)
-
-
-def test_a_gpu_holds_four_times_the_logits_of_a_large_vocabulary() -> None:
-    """4,096 tokens over 151,936 words are more than either holds: 2^25 and 2^27 of them, three times in float32."""
-    large = Demand(model=QWEN_3B, tokens=4096)
-    for device, logits in (("cpu", 2**25), ("cuda", 2**27)):
-        assert estimate(replace(large, device=device))["logits"] * GIB == logits * 4 * 3
-
-
-def test_a_machine_has_memory() -> None:
-    assert 0.1 < available_gib(CPU) < 1e5
-
-
-def test_the_full_configuration_fits_one_80_gb_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Adapters with a critic fit, all weights with a critic do not."""
+@pytest.fixture
+def on_80_gb(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Params]:
+    """An overlay of the project's parameters, on a machine whose GPUs have 80 GB each."""
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=79 * GIB))
-    base, changes = (yaml.safe_load(path.read_text()) for path in (PARAMS, PARAMS.parent / "overlays/qwen2.5-3b.yaml"))
-    settings = Params.model_validate(override(base, changes | {"places": {}}))
+
+    def overlay(name: str) -> Params:
+        base, changes = (yaml.safe_load(path.read_text()) for path in (PARAMS, PARAMS.parent / f"overlays/{name}.yaml"))
+        return Params.model_validate(override(base, changes | {"places": {}}))
+
+    return overlay
+
+
+def test_the_full_configuration_fits_one_80_gb_gpu(on_80_gb: Callable[[str], Params]) -> None:
+    """Adapters with a critic fit, all weights with a critic do not."""
+    settings = on_80_gb("qwen2.5-3b")
     demand = demand_of(QWEN_3B, settings, RunId("ppo"), torch.device("cuda"))
     assert (demand.dtype, demand.critic, demand.reference, demand.tokens) == (torch.bfloat16, True, QWEN_3B, 8192)
     parts = estimate(demand)
@@ -276,11 +174,9 @@ def test_the_full_configuration_fits_one_80_gb_gpu(monkeypatch: pytest.MonkeyPat
         require_fit(whole, 79.0)
 
 
-def test_eight_80_gb_gpus_hold_their_overlay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eight_80_gb_gpus_hold_their_overlay(on_80_gb: Callable[[str], Params]) -> None:
     """All weights of 7 billion with a critic and a sampler on each GPU, which one GPU would not hold."""
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=79 * GIB))
-    base, changes = (yaml.safe_load(path.read_text()) for path in (PARAMS, PARAMS.parent / "overlays/qwen2.5-7b.yaml"))
-    settings = Params.model_validate(override(base, changes | {"places": {}}))
+    settings = on_80_gb("qwen2.5-7b")
     for run in settings.ablations.runs:
         demand = demand_of(QWEN_7B, settings, RunId(run), torch.device("cuda"))
         assert (demand.dtype, demand.ranks, demand.sampler_sleeps) == (torch.bfloat16, 8, False)
@@ -290,44 +186,22 @@ def test_eight_80_gb_gpus_hold_their_overlay(monkeypatch: pytest.MonkeyPatch) ->
             require_fit(estimate(replace(demand, ranks=1)), 79.0)
 
 
-@pytest.mark.parametrize("critic", [True, False])
-@pytest.mark.parametrize(("adapter", "dtype"), [(None, "float32"), (LORA, "float32"), (LORA, "bfloat16")])
+@pytest.mark.parametrize(
+    ("adapter", "dtype", "critic"), [(None, "float32", True), (LORA, "float32", False), (LORA, "bfloat16", True)]
+)
 def test_a_checkpoint_takes_the_disk_space_that_is_expected(
     tmp_path: Path, make_learner: Callable[..., Learner], critic: bool, adapter: LoraParams | None, dtype: DtypeName
 ) -> None:
     """After an update of policy and critic, whose optimisers keep states from then on."""
     learner = make_learner(with_critic=critic, adapter=adapter, dtype=dtype)
-    for module, optimizer in ((learner.policy, learner.policy_optimizer), (learner.critic, learner.critic_optimizer)):
-        if module and optimizer:
-            for weight in module.parameters():
-                weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
-            optimizer.step()
+    for optimizer in learner.optimizers.values():
+        take_state(optimizer, blank_state(optimizer))
     checkpoint.save(tmp_path / "checkpoint", learner, checkpoint.Progress(iterations=1, policy_version=0))
     files = ["learner/shard-00001-model-00001-of-00001.safetensors", "policy/model.safetensors"]
     files += ["policy/adapter/adapter_model.safetensors"] if adapter else []
     demand = replace(DEMAND, model=learner.policy.config, dtype=getattr(torch, dtype), adapter=adapter, critic=critic)
     on_disk = sum((tmp_path / "checkpoint" / name).stat().st_size for name in files) / GIB
     assert on_disk == pytest.approx(checkpoint_gib(demand), rel=0.2)  # names and shapes weigh something at this size
-
-
-def contents(learner: Learner) -> list[Any]:
-    """All that an update changes, as bytes: weights, gradients, states of the optimisers, torch's random state."""
-    optimizers = [each for each in (learner.policy_optimizer, learner.critic_optimizer) if each]
-    modules = [each for each in (learner.policy, learner.critic) if each]
-    weights = [weight for module in modules for weight in module.parameters()]
-    return [
-        [weight.detach().view(torch.uint8).numpy().tobytes() for weight in weights],
-        [None if weight.grad is None else weight.grad.numpy().tobytes() for weight in weights],
-        [
-            (index, name, entry.numpy().tobytes())
-            for optimizer in optimizers
-            for index, entries in optimizer.state_dict()["state"].items()
-            for name, entry in entries.items()
-        ],
-        [optimizer.state_dict()["param_groups"] for optimizer in optimizers],
-        torch.get_rng_state().tolist(),
-        learner.policy_version,
-    ]
 
 
 @pytest.mark.parametrize("changes", [{}, {"adapter": LORA, "dtype": "bfloat16"}, {"with_critic": False}], ids=str)
@@ -341,17 +215,14 @@ def test_a_measurement_leaves_no_trace(
         learner.update(*samples, 0)
         for weight in learner.policy.parameters():
             weight.grad = torch.ones_like(weight) if weight.requires_grad else None
-    before = contents(learner)
+    before = record_of(learner)
     assert measure(learner, LIMITS) > 0.05
-    assert contents(learner) == before
+    assert record_of(learner) == before
 
 
 @pytest.mark.parametrize(("budget", "shape"), [(64, (3, 21)), (60, (2, 30)), (10, (1, 30))])
 def test_the_largest_micro_batch_is_measured(
-    make_learner: Callable[..., Learner],
-    caplog: pytest.LogCaptureFixture,
-    budget: int,
-    shape: tuple[int, int],
+    make_learner: Callable[..., Learner], caplog: pytest.LogCaptureFixture, budget: int, shape: tuple[int, int]
 ) -> None:
     """Contexts of at most 30 tokens, as many as the budget allows, at least one; two of them in each of two steps."""
     learner, seen = make_learner(max_tokens_per_microbatch=budget, kl_loss=0.1), list[Any]()
@@ -371,7 +242,7 @@ def test_too_little_memory_is_refused_and_leaves_no_trace(
 ) -> None:
     """It runs out where policy and critic have been stepped and the second step has gradients."""
     learner = make_learner()
-    before, steps = contents(learner), list[int]()
+    before, steps = record_of(learner), list[int]()
     real = learner.critic_optimizer.step
 
     def run_out() -> None:
@@ -386,7 +257,7 @@ def test_too_little_memory_is_refused_and_leaves_no_trace(
     ) as refused:
         measure(learner, LIMITS)
     assert refused.value.__context__ is None, "which would hold on to the activations"
-    assert contents(learner) == before
+    assert record_of(learner) == before
 
 
 def test_ranks_share_out_what_stays_and_gather_what_is_computed() -> None:

@@ -1,12 +1,18 @@
+"""Models as they are loaded, refused, recomputed; and the critic beside the policy."""
+
+from __future__ import annotations
+
 import io
 import json
 import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -16,7 +22,6 @@ from transformers import (
     OPTConfig,
     OPTForCausalLM,
     PreTrainedConfig,
-    PreTrainedTokenizerFast,
 )
 
 from agent_r1.files import load_pretrained
@@ -27,9 +32,9 @@ from agent_r1.learn.model import (
     recompute_activations,
 )
 from agent_r1.learn.scoring import token_logprobs
-from agent_r1.pretrained import compute_dtype, end_tokens, load_model, waiting
+from agent_r1.pretrained import end_tokens, load_model, waiting
+from tests.learn.learning import CPU, same_bits, weights
 
-CPU = torch.device("cpu")
 SHAPE = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 12}
 EXPERTS = {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 20, "moe_layer_start_index": 1}
 
@@ -37,15 +42,10 @@ EXPERTS = {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 20, "moe_l
 def test_weights_do_not_change_with_the_file_they_came_from(tiny_model: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_model, tmp_path / "model")
     model = load_policy(folder, device=CPU)
-    before = [parameter.detach().clone() for parameter in model.parameters()]
+    before = weights(model)
     with (folder / "model.safetensors").open("r+b") as file:
         file.write(b"\0" * (folder / "model.safetensors").stat().st_size)
-    assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
-
-
-def test_tied_embeddings_stay_tied(tiny_model: Path) -> None:
-    model = load_policy(tiny_model, device=CPU)
-    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert same_bits(before, weights(model))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -72,23 +72,28 @@ def test_weights_that_wait_are_those_of_a_process(config: PreTrainedConfig, dtyp
     assert torch.equal(torch.random.get_rng_state(), drawn)
 
 
-def test_dtype_follows_the_device() -> None:
-    assert compute_dtype("auto", CPU) is torch.float32
-    assert compute_dtype("auto", torch.device("cuda")) is torch.bfloat16
-    assert compute_dtype("bfloat16", CPU) is torch.bfloat16
-    assert compute_dtype("float32", torch.device("cuda")) is torch.float32
-
-
-def test_a_folder_without_model_is_refused(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
-    tiny_tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="holds no model"):
-        load_policy(tmp_path)
-
-
-def test_a_folder_without_weights_is_refused(tmp_path: Path, tiny_model: Path) -> None:
-    shutil.copy(tiny_model / "config.json", tmp_path)
-    with pytest.raises(ValueError, match="no model can be loaded"):
-        load_policy(tmp_path)
+@pytest.mark.parametrize(
+    ("missing", "load", "remedy"),
+    [
+        ("*", load_policy, r"correct model\.path"),
+        ("*", load_tokenizer, r"correct the folder or hub id"),
+        ("config.json", load_policy, "holds no model"),
+        ("*.safetensors", load_policy, "no model can be loaded"),
+        ("tokenizer*", load_tokenizer, "holds no tokenizer"),
+        ("*.jinja", load_tokenizer, "no chat template"),
+    ],
+)
+def test_a_folder_without_a_part_is_refused(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, missing: str, load: Any, remedy: str
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    for path in folder.glob(missing):
+        path.unlink()
+    if missing == "*":
+        folder.rmdir()
+    with pytest.raises(ValueError, match=remedy):
+        load(folder if folder.exists() else Path("outputs/nowhere"))
 
 
 def test_a_folder_that_lacks_some_weights_is_refused(tmp_path: Path, tiny_model: Path) -> None:
@@ -97,15 +102,6 @@ def test_a_folder_that_lacks_some_weights_is_refused(tmp_path: Path, tiny_model:
     model.save_pretrained(tmp_path, state_dict=state)
     with pytest.raises(ValueError, match=r"lacks the weights of 1 tensors of its Qwen2.*layers\.1\.mlp\.down_proj"):
         load_policy(tmp_path, device=CPU)
-
-
-def test_a_quantised_model_is_refused_before_its_weights_are_read(tmp_path: Path, tiny_model: Path) -> None:
-    config = json.loads((tiny_model / "config.json").read_text())
-    for method in ("gptq", "awq", "bitsandbytes", "compressed-tensors"):
-        quantised = config | {"quantization_config": {"quant_method": method, "bits": 4}}
-        (tmp_path / "config.json").write_text(json.dumps(quantised))
-        with pytest.raises(ValueError, match=rf"is quantised \({method}\); take the release in bfloat16"):
-            load_policy(tmp_path)
 
 
 def test_soft_caps_of_attention_are_kept_or_refused(tmp_path: Path) -> None:
@@ -144,32 +140,6 @@ def test_a_tokenizer_is_read_as_it_was_saved(tmp_path: Path, tiny_model: Path) -
     assert load_tokenizer(folder).encode(text) == load_tokenizer(tiny_model).encode(text)
 
 
-def test_a_folder_without_tokenizer_is_refused(tmp_path: Path, tiny_model: Path) -> None:
-    load_policy(tiny_model, device=CPU).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="holds no tokenizer"):
-        load_tokenizer(tmp_path)
-
-
-def test_a_tokenizer_without_chat_template_is_refused(tmp_path: Path, tiny_model: Path) -> None:
-    folder = shutil.copytree(tiny_model, tmp_path / "model")
-    (folder / "chat_template.jinja").unlink()
-    with pytest.raises(ValueError, match="no chat template"):
-        load_tokenizer(folder)
-
-
-def test_a_missing_folder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ValueError, match=r"correct model\.path"):
-        load_policy("outputs/nowhere")
-    with pytest.raises(ValueError, match=r"correct the folder or hub id"):
-        load_tokenizer("outputs/nowhere")
-
-
-def test_a_folder_that_is_not_there_is_no_hub_id() -> None:
-    with pytest.raises(FileNotFoundError, match=r"there is no model at outputs/nowhere; make it"):
-        load_pretrained(AutoConfig, Path("outputs/nowhere"))
-
-
 CODE = """
 from pathlib import Path
 from transformers import PreTrainedConfig as Config, PreTrainedTokenizerFast as Tokenizer, Qwen2ForCausalLM as Model
@@ -196,14 +166,6 @@ def test_no_code_of_a_models_folder_is_run_whoever_answers_yes(
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_model_that_reads_too_little_is_refused(tiny_model: Path) -> None:
-    assert load_tokenizer(tiny_model, reads=512)
-    with pytest.raises(
-        ValueError, match=rf"^{tiny_model} reads 512 tokens at most; lower env.max_tokens, which is 513"
-    ):
-        load_tokenizer(tiny_model, reads=513)
-
-
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path, tiny_model: Path) -> None:
     model = load_policy(tiny_model, device=CPU)
     rows = model.get_input_embeddings().num_embeddings
@@ -227,32 +189,48 @@ def test_gradient_checkpointing_changes_no_bit_of_a_gradient(tiny_model: Path) -
         with torch.autograd.graph.saved_tensors_hooks(lambda x, saved=saved: saved.append(x.numel()) or x, lambda x: x):
             loss = -token_logprobs(model, ids, mask).sum()
         loss.backward()
-        gradients.append([parameter.grad.numpy().tobytes() for parameter in model.parameters()])
+        gradients.append([parameter.grad for parameter in model.parameters()])
         kept.append(sum(saved))
         assert not any(module.training for module in model.modules() if isinstance(module, torch.nn.Dropout))
-    assert gradients[0] == gradients[1]
+    assert same_bits(*gradients)
     assert kept[1] < 0.6 * kept[0], "something must have been computed again"
 
 
 def test_gradient_checkpointing_drops_nothing_where_layers_drop_out_themselves() -> None:
-    shape = OPTConfig(
-        vocab_size=64,
-        hidden_size=16,
-        num_hidden_layers=2,
-        ffn_dim=16,
-        num_attention_heads=2,
-        max_position_embeddings=32,
-        word_embed_proj_dim=16,
-        dropout=0.5,
-    )
-    model, ids = OPTForCausalLM(shape).eval(), torch.arange(8, 24)[None]
+    shape = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 16}
+    config = OPTConfig(**shape, max_position_embeddings=32, word_embed_proj_dim=16, dropout=0.5)
+    model, ids = OPTForCausalLM(config).eval(), torch.arange(8, 24)[None]
     plain = model(ids).logits
     recompute_activations(model)
     assert torch.equal(model(ids).logits, plain)
 
 
-def test_a_model_without_checkpointing_is_refused(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = load_policy(tiny_model, device=CPU)
-    monkeypatch.setattr(model, "supports_gradient_checkpointing", False)
-    with pytest.raises(ValueError, match="Qwen2ForCausalLM does not support gradient checkpointing"):
-        recompute_activations(model)
+IDS = torch.tensor([[30, 31, 32, 33], [40, 41, 42, 43]])
+
+
+def values(critic: Critic, ids: Tensor = IDS) -> Tensor:
+    everywhere = torch.ones_like(ids, dtype=torch.bool)
+    return critic(ids, everywhere).reshape(ids.shape)  # type: ignore[no-any-return]
+
+
+def with_head(critic: Critic) -> Critic:
+    torch.nn.init.normal_(critic.head.weight, generator=torch.Generator().manual_seed(0))
+    return critic
+
+
+def test_a_new_critic_values_everything_at_zero(tiny_model: Path) -> None:
+    assert torch.equal(values(Critic(tiny_model, torch.float32, CPU)), torch.zeros(2, 4))
+
+
+def test_the_backbone_starts_as_the_policys_with_weights_of_its_own(tiny_model: Path) -> None:
+    critic, policy = Critic(tiny_model, torch.float32, CPU), load_policy(tiny_model, device=CPU)
+    for ours, theirs in zip(critic.backbone.parameters(), policy.base_model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+        assert ours is not theirs
+
+
+def test_values_come_from_the_hidden_state_one_earlier(tiny_model: Path) -> None:
+    critic = with_head(Critic(tiny_model, torch.float32, CPU))
+    hidden = critic.backbone(input_ids=IDS).last_hidden_state
+    assert values(critic)[:, 0].tolist() == [0.0, 0.0]
+    assert torch.allclose(values(critic)[:, 2], hidden[:, 1] @ critic.head.weight[0], atol=1e-6)

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from agent_r1.learn import optimizers as module
-from agent_r1.learn.learner import Learner
 from agent_r1.learn.optimizers import OffloadedAdamW
-from tests.learn.learning import Samples
+from tests.learn.learning import Samples, record_of
 
 Make = Callable[..., Any]
 
@@ -21,14 +20,6 @@ Make = Callable[..., Any]
 def offloading(model: nn.Module, learning_rate: float, *, offload: bool, **options: Any) -> OffloadedAdamW:
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     return OffloadedAdamW(trained, lr=learning_rate, fused=True, **options)
-
-
-def bits(learner: Learner) -> list[bytes]:
-    states = [learner.policy_optimizer.state_dict()["state"], learner.critic_optimizer.state_dict()["state"]]  # type: ignore[union-attr]
-    kept = [state[index][name] for state in states for index in sorted(state) for name in sorted(state[index])]
-    weights = [*learner.policy.parameters(), *learner.critic.parameters()]  # type: ignore[union-attr]
-    assert all(weight.grad is None for weight in weights)
-    return [tensor.detach().numpy().tobytes() for tensor in (*weights, *kept)]
 
 
 def test_offloaded_states_give_the_bits_of_others_and_go_on_from_them(
@@ -41,18 +32,18 @@ def test_offloaded_states_give_the_bits_of_others_and_go_on_from_them(
     offloaded, other = (make_learner(minibatches=2, weight_decay=0.1) for _ in range(2))
     assert isinstance(other.policy_optimizer, OffloadedAdamW)
     other.update(trajectories[:2], credits_[:2], 0)
-    before = bits(other)
+    before = record_of(other)
     for iteration in range(2):
         for learner in (plain, offloaded):
             learner.update(trajectories, credits_, iteration, rate=0.5 + iteration)
-        assert bits(offloaded) == bits(plain) != before
+        assert record_of(offloaded) == record_of(plain) != before
 
     plain.save_policy(tmp_path / "policy")
     plain.save_state(tmp_path / "learner")
     other.restore(tmp_path / "policy", tmp_path / "learner")
     for learner in (plain, other):
         learner.update(trajectories, credits_, 2)
-    assert bits(other) == bits(plain)
+    assert record_of(other) == record_of(plain)
 
 
 def test_only_a_gpus_states_are_offloaded(make_learner: Make) -> None:

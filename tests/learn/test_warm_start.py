@@ -18,77 +18,71 @@ from agent_r1.params.stages import WarmStartParams
 from agent_r1.records import Source, Trajectory
 from agent_r1.training.identity import Identity
 from agent_r1.training.supervised import Lessons, Unfinished, fit
+from tests.learn.learning import CPU, make_trajectory, same_bits, weights
 
 P, A, O, T, _ = map(int, Source)  # noqa: E741
-MakeTrajectory = Callable[..., Trajectory]
+BASE = load(Path(__file__).parents[2] / "params.yaml").warm_start
+Fitted = tuple[list[torch.Tensor], list[float]]
+
+
+def params(**changes: float) -> WarmStartParams:
+    small = {"seed": 0, "batch_size": 4, "steps": 5, "learning_rate": 1e-3, "observation_weight": 0.3}
+    return BASE.model_copy(update=small | changes)
 
 
 @pytest.fixture
-def make_params() -> Callable[..., WarmStartParams]:
-    base = load(Path(__file__).parents[2] / "params.yaml").warm_start
-
-    def build(**changes: float) -> WarmStartParams:
-        small = {"seed": 0, "batch_size": 4, "steps": 5, "learning_rate": 1e-3, "observation_weight": 0.3}
-        return base.model_copy(update=small | changes)
-
-    return build
-
-
-@pytest.fixture
-def demonstrations(make_trajectory: MakeTrajectory) -> list[Trajectory]:
+def rows() -> list[Trajectory]:
     """Twelve of different lengths and random bytes: nothing to learn but by heart."""
-    rows = [make_trajectory(i, [P, P, T, A, A, A, O, O, T, *[A] * (2 + i % 3)]) for i in range(12)]
-    return [replace(row, token_ids=row.token_ids % 256) for row in rows]
+    drafts = [make_trajectory(i, [P, P, T, A, A, A, O, O, T, *[A] * (2 + i % 3)]) for i in range(12)]
+    return [replace(row, token_ids=row.token_ids % 256) for row in drafts]
 
 
-def fitted(
-    path: Path,
-    demonstrations: Sequence[Trajectory],
-    params: WarmStartParams,
-    conversations: Sequence[Trajectory] = (),
-    unfinished: Unfinished | None = None,
-) -> tuple[PreTrainedModel, list[float]]:
-    model = load_policy(path, device=torch.device("cpu"))
-    lessons = Lessons.of(demonstrations, conversations, params.observation_weight)
-    return model, fit(model, lessons, params, unfinished=unfinished)
+@pytest.fixture
+def model(tiny_model: Path) -> PreTrainedModel:
+    return load_policy(tiny_model, device=CPU)
 
 
-def same_bits(left: PreTrainedModel, right: PreTrainedModel) -> bool:
-    return all(map(torch.equal, left.parameters(), right.parameters()))
+@pytest.fixture
+def fitted(tiny_model: Path) -> Callable[..., Fitted]:
+    """The weights of the tiny model after a training, and its losses."""
+
+    def learn(
+        demonstrations: Sequence[Trajectory],
+        conversations: Sequence[Trajectory] = (),
+        unfinished: Unfinished | None = None,
+        **changes: float,
+    ) -> Fitted:
+        model, given = load_policy(tiny_model, device=CPU), params(**changes)
+        lessons = Lessons.of(demonstrations, conversations, given.observation_weight)
+        losses = fit(model, lessons, given, unfinished=unfinished)
+        assert not model.training
+        return weights(model), losses
+
+    return learn
 
 
-def test_the_loss_falls(
-    tiny_model: Path, demonstrations: list[Trajectory], make_params: Callable[..., WarmStartParams]
-) -> None:
-    model, losses = fitted(tiny_model, demonstrations, make_params(steps=60, learning_rate=1e-2))
+def test_the_loss_falls(fitted: Callable[..., Fitted], rows: list[Trajectory]) -> None:
+    _, losses = fitted(rows, steps=60, learning_rate=1e-2)
     assert len(losses) == 60
     assert losses[0] > 5  # about ln 388 = 5.96, all tokens alike
     assert np.mean(losses[-3:]) < 2
-    assert not model.training
 
 
-def test_the_first_loss_by_hand(
-    tiny_model: Path, demonstrations: list[Trajectory], make_params: Callable[..., WarmStartParams]
-) -> None:
+def test_the_first_loss_by_hand(model: PreTrainedModel, rows: list[Trajectory]) -> None:
     """Sum of weight times negative logprob over the sum of the weights: 1 at actions, 0.3 at observations, else 0."""
-    model = load_policy(tiny_model, device=torch.device("cpu"))
     weighted, total = 0.0, 0.0
-    for each in demonstrations:
+    for each in rows:
         ids = torch.as_tensor(each.token_ids, dtype=torch.long)
         logprobs = model(ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
         for logprob, source in zip(logprobs.tolist(), each.source[1:].tolist(), strict=True):
             weight = {P: 0.0, A: 1.0, O: 0.3, T: 0.0}[source]
             weighted, total = weighted - weight * logprob, total + weight
-    lessons = Lessons.of(demonstrations, [], 0.3)
-    assert fit(model, lessons, make_params(steps=1, batch_size=12)) == [pytest.approx(weighted / total, abs=1e-5)]
+    losses = fit(model, Lessons.of(rows, [], 0.3), params(steps=1, batch_size=12))
+    assert losses == [pytest.approx(weighted / total, abs=1e-5)]
 
 
-def test_the_same_seed_gives_the_same_bits(
-    tiny_model: Path, demonstrations: list[Trajectory], make_params: Callable[..., WarmStartParams]
-) -> None:
-    (one, losses), (two, same_losses), (other, _) = (
-        fitted(tiny_model, demonstrations, make_params(seed=seed)) for seed in (7, 7, 8)
-    )
+def test_the_same_seed_gives_the_same_bits(fitted: Callable[..., Fitted], rows: list[Trajectory]) -> None:
+    (one, losses), (two, same_losses), (other, _) = (fitted(rows, seed=seed) for seed in (7, 7, 8))
     assert losses == same_losses
     assert same_bits(one, two)
     assert not same_bits(one, other)
@@ -100,15 +94,10 @@ class Killed(BaseException):
 
 @pytest.fixture
 def left(
-    tmp_path: Path,
-    tiny_model: Path,
-    demonstrations: list[Trajectory],
-    make_params: Callable[..., WarmStartParams],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, fitted: Callable[..., Fitted], rows: list[Trajectory], monkeypatch: pytest.MonkeyPatch
 ) -> Unfinished:
     """A training of five steps that wrote down how far it was after two and four, and was killed after the fourth."""
     unfinished = Unfinished(tmp_path / "left", tmp_path / "aside", 2, Identity(parameters={"steps": 5}))
-
     keep = Unfinished.keep
 
     def keep_and_die(self: Unfinished, model: Any, optimizer: Any, steps: int, ranks: Any) -> None:
@@ -119,65 +108,52 @@ def left(
     with monkeypatch.context() as patch:
         patch.setattr(Unfinished, "keep", keep_and_die)
         with pytest.raises(Killed):
-            fitted(tiny_model, demonstrations, make_params(), unfinished=unfinished)
+            fitted(rows, unfinished=unfinished)
     return unfinished
 
 
 def test_killed_it_takes_the_steps_that_are_left_and_ends_with_the_same_bits(
-    left: Unfinished,
-    tiny_model: Path,
-    demonstrations: list[Trajectory],
-    make_params: Callable[..., WarmStartParams],
-    caplog: pytest.LogCaptureFixture,
+    left: Unfinished, fitted: Callable[..., Fitted], rows: list[Trajectory], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Under changed code too, which is said."""
-    whole, losses = fitted(tiny_model, demonstrations, make_params())
+    whole, losses = fitted(rows)
     edited = replace(left, every=0, identity=replace(left.identity, code={"agent_r1/x.py": "0"}))
-    resumed, last = fitted(tiny_model, demonstrations, make_params(), unfinished=edited)
+    resumed, last = fitted(rows, unfinished=edited)
     assert (same_bits(whole, resumed), last) == (True, losses[4:])
     assert "left: going on, though the code has changed: agent_r1/x.py" in caplog.text
 
 
-@pytest.mark.parametrize(("lessons", "reason"), [(11, "lessons "), (12, "steps 5 -> 6")])
 def test_what_another_training_left_is_moved_aside(
-    left: Unfinished,
-    tiny_model: Path,
-    demonstrations: list[Trajectory],
-    make_params: Callable[..., WarmStartParams],
-    caplog: pytest.LogCaptureFixture,
-    lessons: int,
-    reason: str,
+    left: Unfinished, fitted: Callable[..., Fitted], rows: list[Trajectory], caplog: pytest.LogCaptureFixture
 ) -> None:
-    taken = replace(left, identity=Identity(parameters={"steps": 5 if lessons < 12 else 6}))
-    _, losses = fitted(tiny_model, demonstrations[:lessons], make_params(), unfinished=taken)
+    taken = replace(left, identity=Identity(parameters={"steps": 6}))
+    _, losses = fitted(rows[:11], unfinished=taken)
     assert len(losses) == 5
-    assert f"is another run's: {reason}" in caplog.text
+    assert "is another run's: steps 5 -> 6, lessons " in caplog.text
     [aside] = left.aside.iterdir()
     assert (aside / "SHA256SUMS").exists()
 
 
 def test_what_is_not_as_it_was_written_is_refused(
-    left: Unfinished, tiny_model: Path, demonstrations: list[Trajectory], make_params: Callable[..., WarmStartParams]
+    left: Unfinished, fitted: Callable[..., Fitted], rows: list[Trajectory]
 ) -> None:
     [shard] = (left.folder / "learner").glob("*.safetensors")
     shard.write_bytes(shard.read_bytes()[:-100])
     with pytest.raises(ValueError, match=r"not as it was written, by SHA256SUMS; remove \S+left to begin anew$"):
-        fitted(tiny_model, demonstrations, make_params(), unfinished=left)
+        fitted(rows, unfinished=left)
 
 
-def test_micro_batches_add_up_to_the_batch(
-    tiny_model: Path, make_trajectory: MakeTrajectory, make_params: Callable[..., WarmStartParams]
-) -> None:
+def test_micro_batches_add_up_to_the_batch(tiny_model: Path) -> None:
     """Rows of 4, 5 and 7 tokens: 20 of them, padding included, hold 7 and 5 together, and 4 alone.
 
     Loss and gradient are those of the whole batch, not of a mean of means.
     """
     lessons = Lessons.of([make_trajectory(i, [P, P, *[A] * (2 + i + i // 2)]) for i in range(3)], [], 0.3)
     sizes: list[tuple[int, ...]] = []
-    models = [load_policy(tiny_model, device=torch.device("cpu")) for _ in range(2)]
+    models = [load_policy(tiny_model, device=CPU) for _ in range(2)]
     models[1].base_model.layers[0].register_forward_pre_hook(lambda _, inputs: sizes.append(tuple(inputs[0].shape[:2])))
     whole, parts = (
-        fit(model, lessons, make_params(steps=1, batch_size=3, max_tokens_per_microbatch=budget))
+        fit(model, lessons, params(steps=1, batch_size=3, max_tokens_per_microbatch=budget))
         for model, budget in zip(models, (21, 20), strict=True)
     )
     assert sizes == [(2, 7), (1, 4)]
@@ -199,23 +175,15 @@ def test_micro_batches_add_up_to_the_batch(
     ],
 )
 def test_what_is_not_acted_is_not_trained_on(
-    tiny_model: Path,
-    make_trajectory: MakeTrajectory,
-    make_params: Callable[..., WarmStartParams],
-    source: int,
-    observation_weight: float,
-    conversation: bool,
-    trained: bool,
+    fitted: Callable[..., Fitted], source: int, observation_weight: float, conversation: bool, trained: bool
 ) -> None:
     """What comes after the last action cannot change a prediction of it: only a loss of its own could tell."""
-    rows = [make_trajectory(i, [P, A, A, A, *[source] * 4]) for i in range(4)]
-    others = [make_trajectory(i, [P, A, A, A, *[source] * 4]) for i in range(4)]
+    rows, others = ([make_trajectory(i, [P, A, A, A, *[source] * 4]) for i in range(4)] for _ in range(2))
     for row in others:
         row.token_ids[4:] += 1
-    params = make_params(observation_weight=observation_weight)
-    (model, losses), (other, other_losses) = (
-        fitted(tiny_model, [], params, each) if conversation else fitted(tiny_model, each, params)
+    (one, losses), (other, other_losses) = (
+        fitted(*(([], each) if conversation else (each, [])), observation_weight=observation_weight)
         for each in (rows, others)
     )
     assert (losses != other_losses) == trained
-    assert same_bits(model, other) != trained
+    assert same_bits(one, other) != trained

@@ -10,7 +10,7 @@ import pytest
 
 from agent_r1.envs.kinds import attempts_at, played_by, warn_of_alike
 from agent_r1.outside.gym_env import GymEnv, plain, require_gymnasium
-from agent_r1.records import CallStatus, Outcome
+from agent_r1.records import CallStatus, Outcome, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.tools.toolbox import own_sources
@@ -32,12 +32,10 @@ TAXI = {
 CART = {"id": "CartPole-v1", "actions": ["Left", "Right"], "kwargs": {"max_episode_steps": 12}}
 CLIFF = {"id": "CliffWalking-v1", "actions": ["Up", "Right", "Down", "Left"]}
 GRID = {"id": "some_worlds:Grid-v0", "actions": ["wait", "goal", "lava"]}
-CARDS = {"id": "Blackjack-v1", "actions": ["Stick", "Hit"]}
+SAID = {"id": "some_worlds:Said-v0"}
 SEES = {"id": "some_worlds:Sees-v0"}
 TENTHS = {"id": "some_worlds:Tenths-v0", "actions": ["a"]}
-HILL = {"id": "MountainCar-v0", "actions": ["Left", "None", "Right"]}
 FALLS, STANDS = ["Right"] * 10, ["Left", "Right"] * 6  # of the cart that seed 7 begins with
-SWINGS = ["Left"] * 39 + ["Right"] * 63
 HOME = ["South", "Pick up", *["North", "North", "East", "East"] * 2, "Drop off"]
 AROUND = ["Up", *["Right"] * 11, "Down"]
 SOURCE = """
@@ -106,14 +104,10 @@ def told(observed):
 class Boxed(Said):
     action_space = spaces.Box(0, 1)
 
-gymnasium.register("Said-v0", Said)
-gymnasium.register("Drawn-v0", Drawn)
-gymnasium.register("Boxed-v0", Boxed)
-gymnasium.register("Grid-v0", Grid)
-gymnasium.register("Sees-v0", Sees)
-gymnasium.register("Counted-v0", Counted)
-gymnasium.register("Tenths-v0", Tenths)
+for kind in (Said, Drawn, Boxed, Grid, Sees, Counted, Tenths):
+    gymnasium.register(f"{kind.__name__}-v0", kind)
 """
+ROW = asked("gymnasium", {"name": "w", "seed": 7})
 
 
 @pytest.fixture(autouse=True)
@@ -127,7 +121,7 @@ def made(params: dict[str, Any], seed: int = 0, row: int = 7, **changes: Any) ->
     return GymEnv(asked("gymnasium", {"name": "w", "seed": row}), known, seed)
 
 
-def test_frozen_lake_is_walked_to_its_goal() -> None:
+def test_frozen_lake_is_walked_to_its_goal(chat: Chat) -> None:
     env = made(ICE)
     *before, last = play(env, "down", "Down", "RIGHT", "Right", "<think>near</think><answer>Down</answer>", "Right")
     assert env.user == "Win.\n\nActions: Left, Down, Right, Up.\n\n[S]FFF\nFHFH\nFFFH\nHFFG"
@@ -135,35 +129,30 @@ def test_frozen_lake_is_walked_to_its_goal() -> None:
     assert [step.rewards["think"] for step in before] == [0, 0, 0, 0, 1]
     assert [(call.tool, call.arguments, call.status) for call in last.calls] == [("move", '"Right"', CallStatus.OK)]
     assert (last.outcome, last.rewards) == (Outcome.ENDED, {"think": 0.0, "env": 1.0, "success": 1.0})
-
-
-def test_the_loop_plays_it(chat: Chat) -> None:
-    """Two episodes from one row: one walks to the goal, one into a hole."""
+    # The loop plays two episodes from one row: one walks to the goal, one into a hole.
     known = shared(gymnasium={"w": ICE}, max_steps=6, max_tokens=2000)
-    row = asked("gymnasium", {"name": "w", "seed": 7})
-    found = collected(GymEnv, row, known, chat, "Down Down Right Right Down Right", "Right Down")
+    found = collected(GymEnv, ROW, known, chat, "Down Down Right Right Down Right", "Right Down")
     assert [(each.outcome, each.success, len(each.steps)) for each in found] == [
         (Outcome.ENDED, 1.0, 6),
         (Outcome.ENDED, 0.0, 2),
     ]
-    assert [step.rewards["env"] for step in found[0].steps] == [0, 0, 0, 0, 0, 1]
 
 
 def test_chance_plays_it_for_its_floor(chat: Chat) -> None:
     """40 walks on the ice without slips, drawn by their seeds, differ from each other, and most are lost."""
-    known = shared(gymnasium={"w": ICE, "said": {"id": "some_worlds:Said-v0"}}, max_steps=20, max_tokens=4000)
-    row = asked("gymnasium", {"name": "w", "seed": 7})
-    with known:
-        attempts, scripts = played_by("random", attempts_at([row], known, samples=40), [row], seed=0)
-        found = collect(ScriptedSampler(scripts, chat), chat, attempts, known, seed=0)
-        moves = {call.arguments for each in found for step in each.steps for call in step.calls}
-        assert moves == {'"Left"', '"Down"', '"Right"', '"Up"'}
-        assert len({len(each.steps) for each in found}) > 5
-        assert sum(each.success for each in found) < 10
-        text = asked("gymnasium", {"name": "said", "seed": 7})
-        attempts, scripts = played_by("random", attempts_at([text], known), [text], seed=0)
-        with pytest.raises(ValueError, match="chance has no move in a world that takes text"):
-            collect(ScriptedSampler(scripts, chat), chat, attempts, known, seed=0)
+
+    def play_all(world: dict[str, Any]) -> list[Trajectory]:
+        with shared(gymnasium={"w": world}, max_steps=20, max_tokens=4000) as known:
+            attempts, scripts = played_by("random", attempts_at([ROW], known, samples=40), [ROW], seed=0)
+            return collect(ScriptedSampler(scripts, chat), chat, attempts, known, seed=0)
+
+    found = play_all(ICE)
+    moves = {call.arguments for each in found for step in each.steps for call in step.calls}
+    assert moves == {'"Left"', '"Down"', '"Right"', '"Up"'}
+    assert len({len(each.steps) for each in found}) > 5
+    assert sum(each.success for each in found) < 10
+    with pytest.raises(ValueError, match="chance has no move in a world that takes text"):
+        play_all(SAID)
 
 
 @pytest.mark.parametrize(
@@ -172,22 +161,16 @@ def test_chance_plays_it_for_its_floor(chat: Chat) -> None:
         (CART, "truncated", FALLS, False),
         (CART, "truncated", STANDS, True),
         (CART, {"return": 12}, FALLS, False),
-        (CART, {"return": 12}, STANDS, True),
         (CLIFF, "terminated", AROUND, True),
         (CLIFF, "terminated", AROUND[:-1], False),
         (CLIFF, {"return": -13}, AROUND, True),
         (CLIFF, {"return": -13}, AROUND[:-1], False),
-        (HILL, "terminated", SWINGS, True),
-        (HILL, "terminated", SWINGS[:-1], False),
         (TAXI, {"last_reward": 20}, HOME, True),
         (TAXI, {"last_reward": 20}, HOME[:-1], False),
         (TAXI, {"return": 0}, ["Jump"], False),
-        (ICE, "terminated", ["Right", "Down"], True),
         (ICE, {"last_reward": 1}, ["Right", "Down"], False),
         (GRID, {"last_reward": 0.1}, ["wait"] * 9 + ["goal"], True),
-        (GRID, {"last_reward": 0.1}, ["wait"] * 10, False),
         (GRID, {"last_reward": 0.1}, ["lava"], False),
-        (CARDS, {"last_reward": 1}, ["Stick"], False),
         (TENTHS, {"return": 0.3}, ["a", "a", "a"], True),  # though the sum is rounded
         (TENTHS, {"return": 0.3}, ["a", "a"], False),
     ],
@@ -227,24 +210,15 @@ def test_a_key_or_a_function_says_what_is_shown(observation: str, shown: str) ->
 
 
 def test_test_rows_that_begin_as_training_rows_are_counted(caplog: pytest.LogCaptureFixture) -> None:
-    known = shared(gymnasium={"ice": ICE, "taxi": TAXI})
-    rows = [
-        asked(
-            "gymnasium",
-            {"name": name, "seed": seed},
-            question_id=f"{name}-{seed}",
-            dataset=name,
-            split=split,
-            text=f"{name}, seed {seed}",
-        )
-        for name in ("ice", "taxi")
-        for seed, split in enumerate(("train", "train", "dev", "test", "test"))
-    ]
-    with known:
+    rows = []
+    for name in ("ice", "taxi"):
+        for seed, split in enumerate(("train", "train", "dev", "test", "test")):
+            fields = {"question_id": f"{name}-{seed}", "dataset": name, "split": split, "text": f"{name}, seed {seed}"}
+            rows.append(asked("gymnasium", {"name": name, "seed": seed}, **fields))
+    with shared(gymnasium={"ice": ICE, "taxi": TAXI}) as known:
         warn_of_alike(rows, known)
-    assert [record.message for record in caplog.records] == [
-        "ice: 2 of 2 test rows begin as a training row does, such as ice-3 and ice-1, so that they may be one task"
-    ]
+    [record] = caplog.records
+    assert record.message.startswith("ice: 2 of 2 test rows begin as a training row does, such as ice-3 and ice-1")
 
 
 def test_what_is_no_move_is_told_and_costs_a_step() -> None:
@@ -260,39 +234,32 @@ def test_what_is_no_move_is_told_and_costs_a_step() -> None:
 
 
 def test_its_own_limit_and_ours_are_turn_limits() -> None:
-    cut = made({**ICE, "kwargs": {**ICE["kwargs"], "max_episode_steps": 2}})
-    assert [step.outcome for step in play(cut, "Left", "Left")] == [None, Outcome.TURN_LIMIT]
-    assert [step.outcome for step in play(made(ICE, max_steps=2), "Left", "Left")] == [None, Outcome.TURN_LIMIT]
+    cut = {**ICE, "kwargs": {**ICE["kwargs"], "max_episode_steps": 2}}
+    for env in (made(cut), made(ICE, max_steps=2)):
+        assert [step.outcome for step in play(env, "Left", "Left")] == [None, Outcome.TURN_LIMIT]
 
 
 def test_a_row_decides_the_beginning_and_the_episode_the_rest() -> None:
-    said = {"id": "some_worlds:Said-v0"}
-    envs = [made(said, seed=seed, row=row) for seed, row in [(1, 7), (1, 7), (2, 7), (1, 8)]]
+    envs = [made(SAID, seed=seed, row=row) for seed, row in [(1, 7), (1, 7), (2, 7), (1, 8)]]
     drawn = [play(env, "a", "b")[1].observations[0] for env in envs]
     assert envs[0].user == envs[1].user == envs[2].user != envs[3].user
     assert drawn[0] == drawn[1] == drawn[3] != drawn[2]
-    taxis = [made(TAXI, row=row) for row in (1, 2)]
-    assert all("did" not in play(taxi, "South")[0].observations[0] for taxi in taxis)
-    assert taxis[0].user != taxis[1].user
-    assert taxis[0].user.startswith("Take them home.\n\nActions: South, North, ")
+    taxi = made(TAXI, max_result_characters=30)
+    play(taxi)
+    assert taxi.user.startswith("Take them home.\n\nActions: South, North, ")
+    assert "characters left out]" in taxi.user
 
 
-def test_text_is_taken_as_it_is() -> None:
-    steps = play(made({"id": "some_worlds:Said-v0"}, max_steps=3), "ab", "xyz", "abc")
+def test_text_is_taken_as_it_is_and_moves_are_counted_from_the_first_of_their_space() -> None:
+    steps = play(made(SAID, max_steps=3), "ab", "xyz", "abc")
     assert steps[0].observations[0].startswith("you said ab, I draw")
     assert steps[0].rewards["env"] == 2.0
     assert (steps[1].call_status, steps[1].rewards["env"]) == (CallStatus.FAILED, 0.0)
     assert (steps[2].outcome, steps[2].rewards["success"]) == (Outcome.TURN_LIMIT, 1.0), "its info says so"
     with pytest.raises(ValueError, match=r"env\.gymnasium\.w gave the reward nan; a reward is a finite number"):
-        play(made({"id": "some_worlds:Said-v0"}), "a!")
-
-
-def test_moves_are_counted_from_the_first_of_their_space_and_texts_are_limited() -> None:
-    world = {"id": "some_worlds:Counted-v0", "actions": ["a", "b"], "success": "terminated"}
-    assert [step.rewards["env"] for step in play(made(world), "b", "a")] == [6.0, 5.0]
-    env = made(TAXI, max_result_characters=30)
-    play(env)
-    assert "characters left out]" in env.user
+        play(made(SAID), "a!")
+    counted = made({"id": "some_worlds:Counted-v0", "actions": ["a", "b"], "success": "terminated"})
+    assert [step.rewards["env"] for step in play(counted, "b", "a")] == [6.0, 5.0]
 
 
 @pytest.mark.parametrize(
@@ -318,14 +285,15 @@ def test_colours_become_brackets(drawn: str, shown: str) -> None:
         ({"name": "w"}, "setup: key 'seed' is missing"),
         ({"name": "w", "seed": -1}, "setup: seed"),
         ({"name": "w", "seed": 1, "id": "os:Env"}, "setup: unknown key 'id'"),
-        ({"name": "w", "seed": 1, "url": "http://a"}, "setup: unknown key 'url'"),
-        ({"name": "os:Env", "seed": 1}, "setup names 'os:Env', which env.gymnasium does not define"),
         ({"name": "ww", "seed": 1}, "which env.gymnasium does not define; did you mean 'w'"),
     ],
 )
 def test_rows_that_are_refused(setup: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         require_gymnasium([asked("gymnasium", setup)], limits(gymnasium={"w": ICE}))
+    require_gymnasium(
+        [ROW], limits(gymnasium={"w": ICE, "x": {"id": "no-v0"}})
+    )  # worlds that no row names are not made
 
 
 @pytest.mark.parametrize(
@@ -339,46 +307,24 @@ def test_rows_that_are_refused(setup: Any, message: str) -> None:
         (ICE | {"actions": ["Up", "Down"]}, "it has 4 actions, and not 2; name all of them under actions"),
         (ICE | {"actions": None}, "it has 4 actions, and not 0"),
         (ICE | {"actions": ["Up", "up", "Left", "Right"]}, "actions names 'up' 2 times, in whatever case"),
-        (
-            ICE | {"success": None},
-            r'FrozenLake-v1 has no "success"; say .*: info, terminated, truncated, {last_reward: R}',
-        ),
-        (
-            CLIFF,
-            'the info of CliffWalking-v1 has no "success"; say under success what one play must show: info, termin',
-        ),
-        (
-            ICE | {"success": "solved"},
-            "w.success: success is info, terminated, .*return: R}, and R is a number; got 'so",
-        ),
+        (ICE | {"success": None}, r'FrozenLake-v1 has no "success"; say .*: info, terminated'),
+        (CLIFF, 'the info of CliffWalking-v1 has no "success"; say under success'),
+        (ICE | {"success": "solved"}, "w.success: success is info, terminated, .*return: R}, and R is a number"),
         (ICE | {"success": {"last_reward": 1, "return": 1}}, "success is info, terminated"),
         (ICE | {"success": {"last_reward": float("nan")}}, "and R is a number"),
-        (
-            CART | {"kwargs": {}, "success": "truncated"},
-            "truncated after 500 steps, which no .*max_episode_steps to 5 or",
-        ),
-        (SEES, "an observation of some_worlds:Sees-v0 takes .*, of which env.max_result_characters shows 4,000; raise"),
+        (CART | {"kwargs": {}, "success": "truncated"}, "truncated after 500 steps, .*max_episode_steps to 5 or"),
+        (SEES, "an observation of some_worlds:Sees-v0 takes .* env.max_result_characters shows 4,000; raise"),
         (SEES | {"observation": "missio"}, "it observes no 'missio'; did you mean 'mission'"),
         (CART | {"success": "truncated", "kwargs": {}, "observation": "x"}, "observes no 'x', nor any other key"),
         (SEES | {"observation": "some_worlds:tell"}, "w.observation: some_worlds has no 'tell'; did you mean 'told'"),
         (ICE | {"observation": "x"}, "observation 'x' has no effect where kwargs.render_mode draws; leave out one"),
-        (ICE | {"timeout_s": 3}, "unknown key 'gymnasium.w.timeout_s'"),
-        ({"id": "some_worlds:Said-v0", "actions": ["a"]}, "it takes text, and actions has no effect; leave it out"),
+        (SAID | {"actions": ["a"]}, "it takes text, and actions has no effect; leave it out"),
         ({"id": "some_worlds:Boxed-v0"}, "only those of Discrete and Text can be written"),
         ({"id": "some_worlds:Drawn-v0"}, "begins in two ways with the same seed"),
-        pytest.param(
-            {"id": "some_worlds:Said-v0", "kwargs": {"render_mode": "ansi"}},
-            "draws int under render_mode ansi, and not text",
-            marks=pytest.mark.filterwarnings("ignore:.*possible render_modes"),
-        ),
+        (SAID | {"kwargs": {"render_mode": "ansi"}}, "draws int under render_mode ansi, and not text"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.*possible render_modes")
 def test_worlds_that_are_refused(params: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        require_gymnasium([asked("gymnasium", {"name": "w", "seed": 1})], limits(gymnasium={"w": params}))
-
-
-def test_worlds_that_no_row_names_are_not_made() -> None:
-    require_gymnasium(
-        [asked("gymnasium", {"name": "w", "seed": 1})], limits(gymnasium={"w": ICE, "x": {"id": "no-v0"}})
-    )
+        require_gymnasium([ROW], limits(gymnasium={"w": params}))

@@ -67,12 +67,6 @@ async def opened(params: McpParams) -> None:
         pass
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @contextmanager
 def by_http(port: int, *more: str) -> Iterator[str]:
     with subprocess.Popen([*HONEST, str(port), *more], stderr=subprocess.DEVNULL) as process:
@@ -128,7 +122,7 @@ def test_a_command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
     assert not commands()
 
 
-def test_an_address() -> None:
+def test_an_address(free_port: Callable[[], int]) -> None:
     with by_http(free_port()) as url:
         _judge(asyncio.run(_play(McpParams(url=url, timeout_s=60))))
 
@@ -156,20 +150,19 @@ def test_a_key_is_sent_as_a_bearer_token(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(
-    ("timeout_s", "tool", "arguments", "kind", "message"),
+    ("timeout_s", "tool", "arguments", "message"),
     [
-        (3, "wait", {"seconds": 3600, "word": "late"}, TimeoutError, "took longer than 3 s for wait"),
-        (60, "leave", {}, WorldFault, "failed in leave: MCPError: Connection closed"),
+        (2, "wait", {"seconds": 3600, "word": "late"}, "took longer than 2 s for wait"),
+        (60, "leave", {}, "failed in leave: MCPError: Connection closed"),
     ],
 )
 def test_a_call_that_hangs_or_kills_its_server_is_the_worlds_fault_and_the_next_is_answered(
-    timeout_s: float, tool: str, arguments: dict[str, Any], kind: type[Exception], message: str
+    timeout_s: float, tool: str, arguments: dict[str, Any], message: str
 ) -> None:
     async def play() -> ToolResult:
         async with Server("x", McpParams(command=HONEST, timeout_s=timeout_s)) as server:
-            with pytest.raises(kind, match=message) as fault:
+            with pytest.raises(WorldFault, match=message):
                 await server.ask(tool, arguments)
-            assert isinstance(fault.value, WorldFault)
             return await server.ask("add", {"a": 1, "b": 2})
 
     assert asyncio.run(play()).text == "3"
@@ -179,19 +172,25 @@ def test_a_call_that_hangs_or_kills_its_server_is_the_worlds_fault_and_the_next_
 class Restarted:
     """A server by HTTP that forgets its sessions."""
 
-    def __init__(self, running: contextlib.ExitStack) -> None:
-        self._running, self._port = running, free_port()
-        self.url = running.enter_context(by_http(self._port, "sessions"))
+    def __init__(self, running: contextlib.ExitStack, port: int) -> None:
+        self._running, self._port = running, port
+        self.url = running.enter_context(by_http(port, "sessions"))
 
     def again(self) -> None:
         self._running.close()
         self._running.enter_context(by_http(self._port, "sessions"))
 
 
-def test_a_session_that_a_restarted_server_does_not_know_is_begun_again() -> None:
+@pytest.fixture
+def restarted(free_port: Callable[[], int]) -> Iterator[Restarted]:
+    with contextlib.ExitStack() as running:
+        yield Restarted(running, free_port())
+
+
+def test_a_session_that_a_restarted_server_does_not_know_is_begun_again(restarted: Restarted) -> None:
     """Every call is made, and once: the server counts them."""
 
-    async def play(restarted: Restarted) -> list[list[str]]:
+    async def play() -> list[list[str]]:
         async with Server("x", McpParams(url=restarted.url, timeout_s=30)) as server:
             counts = [[(await server.ask("count", {})).text for _ in range(3)]]
             restarted.again()
@@ -202,19 +201,17 @@ def test_a_session_that_a_restarted_server_does_not_know_is_begun_again() -> Non
             at_once = await asyncio.gather(*(server.ask("count", {}) for _ in range(20)))
             return [*counts, sorted((result.text for result in at_once), key=int)]
 
-    with contextlib.ExitStack() as running:
-        counts = asyncio.run(play(Restarted(running)))
-    assert counts == [["1", "2", "3"], ["1", "2"], [str(count) for count in range(1, 21)]]
+    assert asyncio.run(play()) == [["1", "2", "3"], ["1", "2"], [str(count) for count in range(1, 21)]]
 
 
 def test_a_stage_and_a_served_agent_outlive_a_restart_between_two_calls() -> None:
     assert [play(1) for play in (under_a_stage, under_a_served_agent)] == [1, 1]
 
 
-def test_a_session_of_an_episode_ends_with_a_server_that_is_restarted() -> None:
+def test_a_session_of_an_episode_ends_with_a_server_that_is_restarted(restarted: Restarted) -> None:
     """A new session would not remember the episode's calls."""
 
-    async def play(restarted: Restarted) -> None:
+    async def play() -> None:
         params = McpParams(url=restarted.url, timeout_s=30, scope="episode", tools=["count"])
         async with Server("x", params) as server:
             [count] = server.for_episode(lambda result, kept: result == kept)
@@ -226,8 +223,7 @@ def test_a_session_of_an_episode_ends_with_a_server_that_is_restarted() -> None:
                 await count.call({})
             await count.close()
 
-    with contextlib.ExitStack() as running:
-        asyncio.run(play(Restarted(running)))
+    asyncio.run(play())
 
 
 def test_variables_that_are_named_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,6 +290,9 @@ def test_an_answer_without_end_is_cut_while_it_is_read(head: bytes) -> None:
     assert sum(sent) < 50
 
 
+NO_LICENCE = "import sys; sys.exit('\\x1b[31mno licence')"
+
+
 @pytest.mark.parametrize(
     ("params", "kind", "message"),
     [
@@ -301,9 +300,9 @@ def test_an_answer_without_end_is_cut_while_it_is_read(head: bytes) -> None:
         ({"command": ["/"]}, WorldFault, "cannot be used: PermissionError"),
         ({"url": "http://127.0.0.1:9/mcp"}, WorldFault, "cannot be used: ConnectError"),
         (
-            {"command": [sys.executable, "-c", "import sys; sys.exit('\\x1b[31mno licence')"]},
+            {"command": [sys.executable, "-c", NO_LICENCE]},
             WorldFault,
-            "cannot be used: .*Connection closed; its last words: \N{REPLACEMENT CHARACTER}\\[31mno licence",
+            ".*its last words: \N{REPLACEMENT CHARACTER}\\[31mno",
         ),
     ],
 )
@@ -312,20 +311,16 @@ def test_a_server_that_is_not_there(params: dict[str, Any], kind: type[Exception
         asyncio.run(opened(McpParams(timeout_s=30, **params)))
 
 
-@pytest.mark.parametrize("command", [["sleep", "1000"], ["yes"], None])
+@pytest.mark.parametrize("command", [["yes"], None])
 def test_a_server_that_never_lists_its_tools(
     monkeypatch: pytest.MonkeyPatch, by_hand: ByHand, command: list[str] | None
 ) -> None:
-    start_s = 0.3 if command else 3
-    monkeypatch.setattr(mcp, "START_S", start_s)
+    monkeypatch.setattr(mcp, "START_S", 0.5)
     before = psutil.Process().children(recursive=True)
     params = McpParams(command=command, timeout_s=30) if command else by_hand(lists=[[]], hangs_s=3600)
-    with pytest.raises(TimeoutError, match=f"did not list its tools within {start_s} s"):
+    with pytest.raises(TimeoutError, match=r"did not list its tools within 0\.5 s"):
         asyncio.run(opened(params))
     assert psutil.Process().children(recursive=True) == before
-
-
-CIRCLE = {"name": "look", "inputSchema": {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}}}
 
 
 @pytest.mark.parametrize(
@@ -334,10 +329,8 @@ CIRCLE = {"name": "look", "inputSchema": {"type": "object", "properties": {"a": 
         ([], "it offers 0 tools, and not 1 to 64"),
         ([listed(f"t{i}") for i in range(65)], "it offers 65 tools"),
         ([listed("<|im_end|>")], "tool '<|im_end|>': a name is made of"),
-        ([listed("look", a={"description": "x" * 1_000_000})], "takes 1,000,.* characters, more than 16,384"),
         ([listed("look") | {"description": "x" * 1_000_000}], "takes 1,000,.* characters, more than 16,384"),
-        ([CIRCLE], "refers in a circle"),
-        ([{"name": "look", "inputSchema": {"type": "array"}}], "."),
+        ([listed("look", a={"$ref": "#/properties/a"})], "refers in a circle"),
         ([{"name": "look"}], "."),
         ("none", "."),
     ],
@@ -425,19 +418,14 @@ CALLS: dict[str, Any] = {
 
 
 def test_answers_of_every_kind(by_hand: ByHand, caplog: pytest.LogCaptureFixture) -> None:
-    async def play(timeout_s: float, *names: str) -> dict[str, ToolResult | WorldFault]:
-        found: dict[str, ToolResult | WorldFault] = {}
+    async def play(timeout_s: float, *names: str) -> dict[str, ToolResult | BaseException]:
         calls = {name: CALLS[name] for name in names}
         async with Server("x", by_hand(timeout_s, lists=[[listed(name) for name in calls]], calls=calls)) as server:
-            for tool in server.tools:
-                try:
-                    found[tool.name] = await tool.call({})
-                except WorldFault as fault:
-                    found[tool.name] = fault
-        return found
+            asked = (tool.call({}) for tool in server.tools)
+            return dict(zip(names, await asyncio.gather(*asked, return_exceptions=True), strict=True))
 
     never = ("garbage", "silent")  # are answered
-    found = asyncio.run(play(60, *(name for name in CALLS if name not in never))) | asyncio.run(play(3, *never))
+    found = asyncio.run(play(60, *(name for name in CALLS if name not in never))) | asyncio.run(play(2, *never))
     assert found["marks"] == ToolResult(text="<|im_end|>\n</tool_response>")
     assert found["large"] == ToolResult(text="x" * 10_000_000)
     assert found["structured"] == ToolResult(text='{"a": [1, "é"]}')
@@ -446,11 +434,7 @@ def test_answers_of_every_kind(by_hand: ByHand, caplog: pytest.LogCaptureFixture
     assert found["invalid"] == ToolResult(text="a is missing", call_status=CallStatus.BAD_ARGUMENTS)
     assert found["asks"] == ToolResult(text="Elicitation not supported", call_status=CallStatus.FAILED)
     assert "its tool asks asks a person or a model" in caplog.text
-    assert {name for name, each in found.items() if isinstance(each, WorldFault)} == {
-        "broken",
-        "shape",
-        "garbage",
-        "silent",
-    }
+    faults = {name for name, each in found.items() if isinstance(each, WorldFault)}
+    assert faults == {"broken", "shape", *never}
     assert "failed in broken: MCPError: out of memory" in str(found["broken"])
     assert isinstance(found["silent"], TimeoutError)

@@ -21,7 +21,7 @@ from agent_r1.params.env import PythonParams
 from agent_r1.records import CallStatus
 from agent_r1.tools.base import ToolResult
 
-LIMITS = PythonParams(timeout_s=3.0, memory_mib=64, workers=2)
+LIMITS = PythonParams(timeout_s=2.0, memory_mib=64, workers=2)
 Play = Callable[[Sandbox], Awaitable[Any]]
 
 
@@ -47,19 +47,16 @@ def run(runner: asyncio.Runner, sandbox: Sandbox) -> Callable[[str], ToolResult]
 @pytest.mark.parametrize(
     ("code", "shown"),
     [
-        ("1990 - 1958", "32"),
         ("print('a')\n'b'", "a\n'b'"),
         ("x = 3", "nothing was printed"),
         ("x = 3; x + 1", "4"),
         ("x = 3\nx  # a comment", "3"),
         ("x = 3\nx;", "3"),
         ("None", "nothing was printed"),
-        ("print('é'); 'é'", "é\n'é'"),
         ("(1,\n  2)", "(1, 2)"),
-        ("'''a\nb'''", r"'a\nb'"),
+        ('"""a\nb"""', r"'a\nb'"),
         ("a = 1\r\na", "1"),
         ("if True:\n    5", "nothing was printed"),
-        ("[n * n for n in range(4)]", "[0, 1, 4, 9]"),
         ("{'c', 'a', 'b'}", "{'c', 'a', 'b'}"),
         ("import json, re, math\njson.dumps({'a': math.floor(2.5)})", """'{"a": 2}'"""),
         ("def double(n):\n    return 2 * n\ndouble(21)", "42"),
@@ -70,6 +67,22 @@ def run(runner: asyncio.Runner, sandbox: Sandbox) -> Callable[[str], ToolResult]
 )
 def test_what_is_printed_and_the_last_value_are_shown(run: Callable[[str], ToolResult], code: str, shown: str) -> None:
     assert run(code) == ToolResult(text=shown)
+
+
+@pytest.mark.parametrize("code", [1, "'\ud800'"])
+def test_code_that_is_no_text_is_a_bad_argument(runner: asyncio.Runner, sandbox: Sandbox, code: Any) -> None:
+    tool = PythonTool(sandbox, 0)
+    assert (tool.name, tool.waits, tool.schema["function"]["parameters"]["required"]) == ("python", True, ["code"])
+    assert runner.run(tool.call({"code": code})).call_status is CallStatus.BAD_ARGUMENTS
+
+
+def texts(runner: asyncio.Runner, tool: PythonTool, *codes: str) -> list[str]:
+    """The results of calls that are made at once."""
+
+    async def play() -> list[ToolResult]:
+        return await asyncio.gather(*(tool.call({"code": code}) for code in codes))
+
+    return [result.text for result in runner.run(play())]
 
 
 def test_names_stay_for_an_episode_and_no_other_sees_them(runner: asyncio.Runner, sandbox: Sandbox) -> None:
@@ -84,62 +97,43 @@ def test_names_stay_for_an_episode_and_no_other_sees_them(runner: asyncio.Runner
     for number, (*_, own, other) in enumerate(runner.run(play_all())):
         assert own == f"[{number}, 1]"
         assert other == f"NameError: name 'mine{(number + 1) % 40}' is not defined"
-
-
-def test_calls_of_an_episode_that_are_made_at_once_run_in_their_order(runner: asyncio.Runner, sandbox: Sandbox) -> None:
-    tool = PythonTool(sandbox, seed=0)
-
-    async def play() -> list[ToolResult]:
-        return await asyncio.gather(*(tool.call({"code": code}) for code in ("n = 1", "n += 1", "n *= 5", "n")))
-
-    assert runner.run(play())[-1].text == "10"
+    in_order = texts(runner, PythonTool(sandbox, seed=0), "n = 1", "n += 1", "n *= 5", "n")
+    assert in_order[-1] == "10", "though all were made at once"
 
 
 def test_chance_is_seeded_and_time_stands_still(runner: asyncio.Runner, sandbox: Sandbox) -> None:
-    async def drawn(seed: int) -> list[str]:
-        tool = PythonTool(sandbox, seed)
-        return [(await tool.call({"code": "import random\nrandom.random()"})).text for _ in range(3)]
-
-    first, again, other = (runner.run(drawn(seed)) for seed in (2**63, 2**63, 5))
+    draws = ["import random\nrandom.random()"] * 3
+    first, again, other = (texts(runner, PythonTool(sandbox, seed), *draws) for seed in (2**63, 2**63, 5))
     assert first == again
     assert len({*first, *other}) == 6
-    now = PythonTool(sandbox, 0).call({"code": "import datetime, time\ntime.sleep(9e9)\nstr(datetime.datetime.now())"})
-    assert runner.run(now).text == repr(str(NOW))
-    order = PythonTool(sandbox, 0).call({"code": "hash('abc')"})
-    assert runner.run(order).text == "-1222198482973350627"
+    now = "import datetime, time\ntime.sleep(9e9)\nstr(datetime.datetime.now())"
+    shown = texts(runner, PythonTool(sandbox, 0), now, "hash('abc')")
+    assert shown == [repr(str(NOW)), "-1222198482973350627"]
 
 
 @pytest.mark.parametrize(
     ("code", "status", "said"),
     [
-        ("while True: pass", CallStatus.TIMEOUT, "the program took longer than 3 s"),
-        ("while True:\n try:\n  while 1: 1\n except: 1", CallStatus.TIMEOUT, "the program took longer than 3 s"),
+        ("while True:\n try:\n  while 1: 1\n except: 1", CallStatus.TIMEOUT, "the program took longer than 2 s"),
         ("print(1)\nwhile True: print(2)", None, ""),
         ("def f(): return f()\nf()", CallStatus.FAILED, "RecursionError: maximum recursion depth exceeded"),
         ("'x' * 10**10", CallStatus.FAILED, "MemoryError: more than 64 MiB"),
         ("9**9**9", CallStatus.FAILED, "MemoryError: more than 64 MiB"),
         ("[[] for _ in range(10**9)]", None, ""),
-        ("x = 'a' * 50_000_000", CallStatus.FAILED, "MemoryError: more than 64 MiB"),
         ("x = 'a' * 2_000_000", CallStatus.FAILED, "the names of the program hold more than 1 MiB"),
         ("print('a' * 2_000_000)", CallStatus.FAILED, "much too long an output"),
         ("10**5000", CallStatus.FAILED, "ValueError: Exceeds the limit"),
-        ("1/0", CallStatus.FAILED, "ZeroDivisionError: division by zero"),
-        ("print('so far')\n1/0", CallStatus.FAILED, "by zero\nprinted before that:\nso far"),
+        ("x.append(3)\nprint('so far')\n1/0", CallStatus.FAILED, "by zero\nprinted before that:\nso far"),
         ("raise TimeoutError('x')", CallStatus.FAILED, "TimeoutError: x"),
         ("raise SystemExit", CallStatus.FAILED, "SystemExit"),
-        ("import socket", CallStatus.FAILED, "No module named 'socket'"),
-        ("import subprocess", CallStatus.FAILED, "No module named 'subprocess'"),
+        *((f"import {name}", CallStatus.FAILED, f"No module named '{name}'") for name in ("socket", "subprocess")),
         ("open('/etc/passwd')", CallStatus.FAILED, "PermissionError"),
         ("open('/tmp/x', 'w')", CallStatus.FAILED, "PermissionError"),
         ("import os\nos.listdir('/')", CallStatus.FAILED, "PermissionError"),
-        ("import os\nos.environ", CallStatus.FAILED, "not supported in this environment"),
-        ("import os\nos.urandom(1)", CallStatus.FAILED, "not supported in this environment"),
+        *((f"import os\nos.{name}", CallStatus.FAILED, "not supported") for name in ("environ", "urandom(1)")),
         ("__import__('os').system('x')", CallStatus.FAILED, "NameError"),
-        ("(" * 10_000, CallStatus.FAILED, "SyntaxError"),
-        ("-" * 10_000 + "1", CallStatus.FAILED, "SyntaxError"),
+        *((code, CallStatus.FAILED, "SyntaxError") for code in ("(" * 10_000, "-" * 10_000 + "1", "no code", "\0")),
         ("1" + "+1" * 5000, None, ""),
-        ("no code at all", CallStatus.FAILED, "SyntaxError"),
-        ("\0", CallStatus.FAILED, "SyntaxError"),
         ("1" * (MAX_CHARACTERS + 1), CallStatus.FAILED, "longer than 20,000 characters"),
     ],
 )
@@ -147,41 +141,23 @@ def test_attacks_have_a_status_and_leave_nothing_behind(
     run: Callable[[str], ToolResult], code: str, status: CallStatus | None, said: str
 ) -> None:
     """Where no status is given there is a choice of limits that may end it first."""
-    run("before = 1; x = 2")
+    run("before = 1; x = [2]")
     result = run(code)
     assert result.call_status in ({status} if status else {CallStatus.OK, CallStatus.FAILED, CallStatus.TIMEOUT})
     assert said in result.text
     assert len(result.text) < 25_000
-    assert run("before, x") == ToolResult(text="(1, 2)")
-
-
-def test_a_call_that_fails_changes_no_name(run: Callable[[str], ToolResult]) -> None:
-    run("names = [1]")
-    assert run("names.append(2)\n1/0").call_status is CallStatus.FAILED
-    assert run("names").text == "[1]"
+    assert run("before, x") == ToolResult(text="(1, [2])")
 
 
 def test_a_known_result_is_recalled_without_being_shown_again(runner: asyncio.Runner, sandbox: Sandbox) -> None:
     called, recalling = PythonTool(sandbox, 3), PythonTool(sandbox, 3)
-
-    async def play() -> tuple[str, str]:
-        for code in ("import random\nx = random.random()", "x = 0\n1/0", "y = 2"):
-            arguments = {"code": code}
-            await recalling.recall(arguments, await called.call(arguments))
-        await recalling.recall({"code": "y = 3"}, ToolResult(text="", call_status=CallStatus.TIMEOUT))
-        last = {"code": "x, y, random.random()"}
-        return (await called.call(last)).text, (await recalling.call(last)).text
-
-    first, second = runner.run(play())
+    for code in ("import random\nx = random.random()", "x = 0\n1/0", "y = 2"):
+        arguments = {"code": code}
+        runner.run(recalling.recall(arguments, runner.run(called.call(arguments))))
+    late = ToolResult(text="", call_status=CallStatus.TIMEOUT)
+    runner.run(recalling.recall({"code": "y = 3"}, late))
+    first, second = (texts(runner, tool, "x, y, random.random()") for tool in (called, recalling))
     assert first == second
-
-
-def test_the_schema_and_bad_arguments(runner: asyncio.Runner, sandbox: Sandbox) -> None:
-    tool = PythonTool(sandbox, 0)
-    assert (tool.name, tool.waits) == ("python", True)
-    assert tool.schema["function"]["parameters"]["required"] == ["code"]
-    assert runner.run(tool.call({"code": 1})).call_status is CallStatus.BAD_ARGUMENTS
-    assert runner.run(tool.call({"code": "'\ud800'"})).call_status is CallStatus.BAD_ARGUMENTS
 
 
 def workers() -> list[psutil.Process]:

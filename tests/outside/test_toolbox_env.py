@@ -169,6 +169,8 @@ def test_a_class_of_trl() -> None:
     assert (last.outcome, last.answer) == (Outcome.ANSWERED, "done")
     assert {name: last.rewards[name] for name in ("env", "success")} == {"env": 0.6, "success": 1.0}
     assert "env" not in first.rewards | over.rewards
+    other = made("Wordle", {"word": "brine"}, {})
+    assert play(other, call("guess", word="brine"))[0].observations == ("5",), "an object of its own"
 
 
 def test_it_is_paid_however_it_ends_unless_the_world_ends_it() -> None:
@@ -193,36 +195,27 @@ def test_an_object_may_state_its_state() -> None:
         assert number.state
 
 
-def test_each_episode_has_an_object_of_its_own() -> None:
-    one, other = (made("Wordle", {"word": word}, {}) for word in ("crane", "brine"))
-    assert [play(env, call("guess", word="brine"))[0].observations for env in (one, other)] == [("3",), ("5",)]
-
-
-def test_without_a_reward_the_answer_decides() -> None:
+def test_without_a_reward_the_answer_decides_and_a_reward_may_ask_for_it() -> None:
     right = made("Quiet", {"any": 1}, {}, ["Tesk"])
     looked, last = play(right, call("look"), "tesk")
     assert right.user == "Win."
     assert looked.observations == ("x" * 100 + " [... 9,900 characters left out]",)
     assert last.rewards == {"think": 0.0, "em": 1.0, "f1": 1.0, "grounded": 0.0, "success": 1.0}
     assert play(made("Quiet", {}, {}, ["Tesk"]), "Veld")[0].rewards["success"] == 0.0
+    assert [play(made("Asked", {}, {}), said)[-1].rewards["env"] for said in ("42", "41")] == [1.0, 0.0]
 
 
 def test_results_and_faults_are_told_as_trl_tells_them(caplog: pytest.LogCaptureFixture) -> None:
     """As a text of whatever a method returns or raises; `reward` is what the object has earned without get_reward."""
     env = made("Counter", {}, {"success_above": 1.5, "timeout_s": 5}, max_steps=6)
     calls = [call("count", by=1), call("state"), call("forget"), call("divide", by=0), call("help"), "done"]
-    replies = play(env, *calls)
-    assert [reply.observations for reply in replies[:-1]] == [
-        ("1",),
-        ("{'at': 1.0}",),
-        ("None",),
-        ("Error: division by zero",),
-        ("count",),
-    ]
+    *replies, last = play(env, *calls)
+    told = [reply.observations[0] for reply in replies]
+    assert told == ["1", "{'at': 1.0}", "None", "Error: division by zero", "count"]
     assert "tool 'divide' raised ZeroDivisionError" in caplog.text
     assert [tool["function"]["name"] for tool in env.tools] == ["count", "state", "forget", "divide", "help"]
     assert env.tools[0]["function"]["parameters"]["properties"]["by"]["description"] == "How far."
-    assert {name: replies[-1].rewards[name] for name in ("env", "success")} == {"env": 1.0, "success": 0.0}
+    assert {name: last.rewards[name] for name in ("env", "success")} == {"env": 1.0, "success": 0.0}
 
 
 @pytest.mark.parametrize("goal", [1, 2, 3])
@@ -230,10 +223,6 @@ def test_an_object_that_is_done_ends_the_episode(goal: int) -> None:
     replies = play(made("Counter", {"goal": goal}, {"timeout_s": 5}), *[call("count", by=1)] * goal)
     assert [reply.outcome for reply in replies] == [None] * (goal - 1) + [Outcome.ENDED]
     assert (replies[-1].rewards["env"], replies[-1].call_status) == (goal, CallStatus.OK)
-
-
-def test_a_reward_may_ask_for_the_answer() -> None:
-    assert [play(made("Asked", {}, {}), said)[-1].rewards["env"] for said in ("42", "41")] == [1.0, 0.0]
 
 
 def test_what_waits_has_a_limit() -> None:
@@ -247,49 +236,43 @@ def test_what_waits_has_a_limit() -> None:
 
 
 def test_the_source_is_part_of_what_a_training_is_made_of(tmp_path: Path) -> None:
-    before = own_sources(limits(toolbox=declared("Quiet")))
+    """The settings survive the way through `Params.of`, whose values are named as in params.yaml."""
+    params = limits(toolbox=declared("Quiet"))
+    assert limits(**params.model_dump()).toolbox == params.toolbox
+    before = own_sources(params)
     (tmp_path / "some_boxes.py").write_text(SOURCE + "\n")
     assert [*before] == ["toolbox w"]
-    assert before != own_sources(limits(toolbox=declared("Quiet")))
+    assert before != own_sources(params)
+
+
+W = {"name": "w"}
+ROW = W | {"row": {"word": "crane"}}
 
 
 @pytest.mark.parametrize(
     ("params", "setup", "message"),
     [
         (declared("Wordle"), {"name": "v"}, "question 'q1': setup names 'v', which env.toolbox does not define"),
-        (declared("Wordle"), {"name": "w", "class": "os:Env"}, "question 'q1': setup: unknown key 'class'"),
-        (declared("Wordle"), {"name": "w"}, r"'q1': setup\.row does not fit .*\.w\.reset: missing .* 'word'"),
-        (declared("Wordle"), {"name": "w", "row": {"word": "a", "x": 1}}, "unexpected keyword argument 'x'"),
-        (
-            declared("Quiet"),
-            {"name": "w"},
-            "'q1' has no answers, and Quiet has no get_reward and sets no reward",
-        ),
-        (declared("Worlde"), {"name": "w"}, r"env\.toolbox\.w: some_boxes has no 'Worlde'; did you mean 'Wordle'"),
-        ({"w": {"class": "no_boxes:X"}}, {"name": "w"}, r"env\.toolbox\.w: module 'no_boxes' cannot be imported"),
-        ({"w": {"class": "some_boxes"}}, {"name": "w"}, r"toolbox\.w\.class"),
-        (declared("Broken"), {"name": "w"}, r"some_boxes:Broken\(\) cannot be made \(OSError: no disk\)"),
-        (declared("Unready"), {"name": "w"}, "some_boxes:Unready has no method reset"),
-        (declared("Bare"), {"name": "w"}, "some_boxes:Bare has no public method that could be a tool"),
-        (declared("Untyped"), {"name": "w"}, "w: tool 'guess': parameter 'word' needs a type annotation"),
-        (declared("Slow"), {"name": "w"}, r"env\.toolbox\.w: a method waits, and for ever; set timeout_s"),
-        (declared("Wordle", timeout_s=1), {"name": "w"}, r"env\.toolbox\.w: no method waits; leave out timeout_s"),
+        (declared("Wordle"), W | {"class": "os:Env"}, "question 'q1': setup: unknown key 'class'"),
+        (declared("Wordle"), W, r"'q1': setup\.row does not fit .*\.w\.reset: missing .* 'word'"),
+        (declared("Wordle"), W | {"row": {"word": "a", "x": 1}}, "unexpected keyword argument 'x'"),
+        (declared("Quiet"), W, "'q1' has no answers, and Quiet has no get_reward and sets no reward"),
+        (declared("Worlde"), W, r"env\.toolbox\.w: some_boxes has no 'Worlde'; did you mean 'Wordle'"),
+        ({"w": {"class": "no_boxes:X"}}, W, r"env\.toolbox\.w: module 'no_boxes' cannot be imported"),
+        ({"w": {"class": "some_boxes"}}, W, r"toolbox\.w\.class"),
+        (declared("Broken"), W, r"some_boxes:Broken\(\) cannot be made \(OSError: no disk\)"),
+        (declared("Unready"), W, "some_boxes:Unready has no method reset"),
+        (declared("Bare"), W, "some_boxes:Bare has no public method that could be a tool"),
+        (declared("Untyped"), W, "w: tool 'guess': parameter 'word' needs a type annotation"),
+        (declared("Slow"), W, r"env\.toolbox\.w: a method waits, and for ever; set timeout_s"),
+        (declared("Wordle", timeout_s=1), W, r"env\.toolbox\.w: no method waits; leave out timeout_s"),
     ],
 )
 def test_what_is_refused_before_a_model_is_loaded(params: dict[str, Any], setup: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         require_toolbox([asked("toolbox", setup)], limits(toolbox=params))
-
-
-def test_what_fits_is_let_pass() -> None:
-    require_toolbox([asked("toolbox", {"name": "w", "row": {"word": "crane"}})], limits(toolbox=declared("Wordle")))
-    require_toolbox([asked("toolbox", {"name": "w"})], limits(toolbox=declared("Counter", timeout_s=5)))
-
-
-def test_a_run_may_have_one_of_its_own() -> None:
-    """The settings survive the way through `Params.of`, whose values are named as in params.yaml."""
-    params = limits(toolbox=declared("Wordle"))
-    assert limits(**params.model_dump()).toolbox == params.toolbox
+    require_toolbox([asked("toolbox", ROW)], limits(toolbox=declared("Wordle")))
+    require_toolbox([asked("toolbox", W)], limits(toolbox=declared("Counter", timeout_s=5)))
 
 
 def test_a_reset_that_leaves_no_room_is_no_answer_and_the_training_goes_on(

@@ -35,6 +35,11 @@ def asked(env: str, setup: Any, **fields: Any) -> Question:
     return Question(**{**known, "env": env, "setup": text, **fields})
 
 
+def call(tool: str, **arguments: Any) -> str:
+    """An action that calls a tool."""
+    return f"<tool_call>{json.dumps({'name': tool, 'arguments': arguments})}</tool_call>"
+
+
 def collected(
     kind: Callable[..., Env], question: Question, known: Shared, chat: Chat, *scripts: str
 ) -> list[Trajectory]:

@@ -18,6 +18,7 @@ from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.sampling import Actor, Engine
 from agent_r1.search.base import Search
+from tests.trajectories import question_fields
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
 TEMPLATES = Path(__file__).parent / "templates"
@@ -55,15 +56,7 @@ def hostile_index() -> HostileSearch:
 
 @pytest.fixture(scope="session")
 def hostile_question() -> Question:
-    return Question(
-        question_id="q",
-        dataset="atlas",
-        split="train",
-        text=f"Who? {HOSTILE}",
-        answers=["Quill"],
-        gold_titles=["Quill"],
-        strata={"hops": "1", "kind": "lookup"},
-    )
+    return Question(**question_fields(text=f"Who? {HOSTILE}", answers=["Quill"], gold_titles=["Quill"]))
 
 
 def _tokenizer_of(style: str, template: str | None = None) -> PreTrainedTokenizerFast:

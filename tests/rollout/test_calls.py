@@ -115,11 +115,9 @@ def test_the_schema_decides_whether_a_value_is_text() -> None:
     ("style", "text"),
     [
         ("llama", '{"name": "find", "parameters": {"what": "x"}'),
-        ("llama", '{"name": "find", "parameters": ["x"]}'),
         ("llama", '{"name": "find", "parameters": ' + '{"a":' * 5000),
         ("tags", "<tool_call>\n<function=find>\n<parameter=what>\nx\n"),
         ("list", '[TOOL_CALLS][{"name": "find", "arguments": {"what": "x"}, "id": "1"}'),
-        ("pairs", "I look it up."),
         ("pairs", "<tool_call>" * 2000),
     ],
 )

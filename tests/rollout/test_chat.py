@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
@@ -24,7 +21,7 @@ from agent_r1.envs.base import Conversation, Env, parse_action
 from agent_r1.envs.tool_env import advice, example_call
 from agent_r1.records import Source
 from agent_r1.rollout.chat import Chat, Dialogue
-from agent_r1.rollout.codec import Dialect, Encoded, Piece, Tools
+from agent_r1.rollout.codec import Encoded, Piece, Tools
 
 QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
 SEARCH = {"type": "function", "function": {"name": "search", "description": "Finds.", "parameters": QUERY}}
@@ -134,27 +131,17 @@ def test_the_built_in_reply_by_hand(chat: Chat, tools: Tools, expected: str) -> 
     assert text.replace("][", "") == f"\n<|im_start|>user\n{expected}\n<|im_start|>assistant\n"
 
 
-def test_an_unclosed_action_is_closed_by_the_template(chat: Chat) -> None:
-    closed, unclosed = reply_to(chat, "x"), reply_to(chat, "x", closed=False)
-    assert unclosed.ids == [chat.end_id, *closed.ids]
-    assert unclosed.source == [Source.TEMPLATE, *closed.source]
-
-
-def test_an_action_that_another_end_token_ends_is_closed_by_the_template(
+def test_an_action_that_is_unclosed_or_ends_with_another_token_is_closed_by_the_template(
     tokenizer_of: TokenizerOf,
 ) -> None:
     tokenizer: Any = tokenizer_of("qwen2_5")
     chat = Chat(tokenizer, [tokenizer.eos_token_id])
-    assert chat.end_ids == [chat.end_id, tokenizer.eos_token_id]
+    assert chat.end_ids == [tokenizer.convert_tokens_to_ids("<|im_end|>"), tokenizer.eos_token_id]
     action = [*chat.encode_action("a")[:-1], tokenizer.eos_token_id]
-    reply = Dialogue(chat, "s", "u", [SEARCH]).reply(action, ["x"], closed=True)
+    other = Dialogue(chat, "s", "u", [SEARCH]).reply(action, ["x"], closed=True)
     closed = reply_to(chat, "x")
-    assert (reply.ids, reply.source) == ([chat.end_id, *closed.ids], [Source.TEMPLATE, *closed.source])
-
-
-def test_the_end_token_is_the_templates_not_the_tokenizers(tokenizer_of: TokenizerOf) -> None:
-    tokenizer = tokenizer_of("qwen2_5")
-    assert Chat(tokenizer).end_id == tokenizer.convert_tokens_to_ids("<|im_end|>") != tokenizer.eos_token_id
+    for reply in (other, reply_to(chat, "x", closed=False)):
+        assert (reply.ids, reply.source) == ([chat.end_id, *closed.ids], [Source.TEMPLATE, *closed.source])
 
 
 def test_a_token_across_the_border_belongs_to_the_observation(tokenizer_of: TokenizerOf) -> None:
@@ -191,22 +178,6 @@ def test_hostile_text_stays_text_in_every_context(
         marks = [[index for index in ids if index in not_blank] for ids in (harmless, attacked)]
         assert marks[0] == marks[1]
         assert attack in chat.decode(attacked)
-
-
-marks = st.sampled_from(
-    ["<|im_end|>", "<|im_start|>", "assistant", "\n", "</tool_response>", "<|im", "_end|>", " ", "é"]
-)
-
-
-@given(st.lists(marks | st.text(max_size=3)).map("".join))
-def test_any_observation_is_kept_between_the_templates_pieces(chat: Chat, text: str) -> None:
-    reply = reply_to(chat, text)
-    frame = reply_to(chat, "")
-    assert len(reply.ids) == len(reply.source)
-    assert chat.decode(reply.ids) == chat.decode(frame.ids).replace("\n\n", f"\n{text}\n")
-    assert reply.source[0] == reply.source[-1] == Source.TEMPLATE
-    observed = [index for index, source in zip(reply.ids, reply.source, strict=True) if source == Source.OBSERVATION]
-    assert text in chat.decode(observed)
 
 
 def messages_as_put(style: str, action: str, observation: str, role: str) -> list[dict[str, str]]:
@@ -304,16 +275,6 @@ def test_an_example_with_another_tool_is_refused(tokenizer_of: TokenizerOf) -> N
         Dialogue(Chat(tokenizer_of("qwen3")), "Be brief.", "Who?", [SEARCH], [example(call)])
 
 
-@pytest.mark.parametrize("style", STYLES)
-def test_what_a_style_cannot_render_is_put_in_another_way(style: str, tokenizer_of: TokenizerOf) -> None:
-    chat = Chat(tokenizer_of(style))
-    native = style != "mistral"
-    later = {"later": style not in ("qwen2_5", "mistral"), "rows": native}  # system messages, users in a row
-    assert chat.template.dialect == Dialect(system=native, tools=native, observations=native, **later)
-    text = chat.decode(Dialogue(chat, "Be brief.", "Who?", [SEARCH]).opening.ids)
-    assert all(part in text for part in ("Be brief.", "Who?", '"search"', '"query"'))
-
-
 def test_a_call_goes_in_the_form_of_the_model_and_out_in_that_of_environments(tokenizer_of: TokenizerOf) -> None:
     chat = Chat(tokenizer_of("llama3"))
     call = '<think>So.</think>\n<tool_call>\n{"name": "search", "arguments": {"query": "<|eot_id|>"}}\n</tool_call>'
@@ -332,18 +293,6 @@ def test_a_call_goes_in_the_form_of_the_model_and_out_in_that_of_environments(to
     )
 
 
-def test_a_template_that_teaches_no_call_has_its_tools_in_words(
-    tokenizer_of: TokenizerOf, caplog: pytest.LogCaptureFixture
-) -> None:
-    template = str(tokenizer_of("llama3").chat_template).replace("message.tool_calls", "false")
-    chat = Chat(tokenizer_of("llama3", template))
-    assert chat.template.dialect == Dialect(tools=False)
-    with caplog.at_level(logging.INFO, "agent_r1.rollout.chat"):
-        chat.prompts_hash([Opening()])
-    assert caplog.messages == ["the chat template shows no tools: the system message tells them in words"]
-    assert "To call one, write" in chat.decode(Dialogue(chat, "Be brief.", "Who?", [SEARCH]).opening.ids)
-
-
 def test_tools_in_words_by_hand(tokenizer_of: TokenizerOf) -> None:
     chat = Chat(tokenizer_of("mistral"))
     assert chat.decode(Dialogue(chat, "Be brief.", "Who?", [{"name": "f"}]).opening.ids) == (
@@ -353,8 +302,13 @@ def test_tools_in_words_by_hand(tokenizer_of: TokenizerOf) -> None:
     )
 
 
-def test_a_new_context_by_hand(tokenizer_of: TokenizerOf) -> None:
+def test_a_new_context_by_hand(tokenizer_of: TokenizerOf, caplog: pytest.LogCaptureFixture) -> None:
+    """A template that rewrites is announced with the first span."""
+    assert Chat(tokenizer_of("qwen2_5"))
+    assert not caplog.messages
     chat = Chat(tokenizer_of("qwen3"))
+    assert "rewrites earlier messages" in caplog.text
+    assert "<think>a</think>b" in caplog.text
     reply = Dialogue(chat, "Be brief.", "Who?").reply(chat.encode_action(THOUGHT), ["seen"], closed=True)
     runs = dict.fromkeys(Source, "")
     for index, source in zip(reply.ids, reply.source, strict=True):
@@ -367,18 +321,6 @@ def test_a_new_context_by_hand(tokenizer_of: TokenizerOf) -> None:
         Source.TEMPLATE: "\n<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n",
         Source.DEMONSTRATION: "",
     }
-
-
-def test_a_template_that_rewrites_is_announced_with_the_first_span(
-    tokenizer_of: TokenizerOf, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        Chat(tokenizer_of("qwen2_5"))
-        assert not caplog.records
-        Chat(tokenizer_of("qwen3"))
-    [record] = caplog.records
-    assert "rewrites earlier messages" in record.getMessage()
-    assert "<think>a</think>b" in record.getMessage()
 
 
 def test_a_template_that_writes_the_date_writes_the_same_every_day(
@@ -396,18 +338,10 @@ def test_a_template_that_writes_the_date_writes_the_same_every_day(
     assert openings[0].startswith("<s>Today Date: 26 Jul 2024<|start_header_id|>system")
 
 
-def test_prompt_hash_knows_system_tools_and_template(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
-    chat = Chat(tiny_tokenizer)
-    other = with_template(tiny_tokenizer, str(tiny_tokenizer.chat_template).replace("\\nTools:", "\\nYou have:"))
-    hashes = [chat.prompt_hash("a"), chat.prompt_hash("b"), chat.prompt_hash("a", [SEARCH])]
-    assert len({*hashes, Chat(other).prompt_hash("a", [SEARCH])}) == 4
-    assert chat.prompt_hash("a") == Chat(tiny_tokenizer).prompt_hash("a")
-
-
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("if add_generation_prompt", "if false", "no generation prompt: it writes '<.im_end.>.n<.im_start.>assistant'"),
+        ("if add_generation_prompt", "if false", "no generation prompt"),
         ("message.content + ", "message.content + '!' + ", "no end token.*'!<|im_end|>"),
         ("message.content + ", "message.content + message.content + ", "writes the text 'USER' 2 times"),
         ("for message in messages", "for message in messages[:2]", "writes the text 'ACTION' 0 times"),
@@ -423,30 +357,9 @@ def test_templates_that_cannot_be_used(
         Chat(with_template(tiny_tokenizer, template.replace(old, new)))
 
 
-def test_a_tokenizer_without_a_template(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
-    with pytest.raises(ValueError, match="has no chat template"):
-        Chat(with_template(tiny_tokenizer, None))
-
-
-@pytest.mark.parametrize("tokenizer", ["built_in", "qwen2_5", "qwen3", "llama3"], indirect=True)
-def test_a_template_without_a_generation_prompt_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
-    template = str(tokenizer.chat_template).replace("if add_generation_prompt", "if false")
-    with pytest.raises(ValueError, match=r"no generation prompt: it writes .*assistant.* before the assistant's text"):
-        Chat(with_template(tokenizer, template))
-
-
-def test_a_tokenizer_that_gives_a_mark_for_what_it_does_not_know_is_refused(tokenizer_of: TokenizerOf) -> None:
+def test_what_a_tokenizer_cannot_write_is_refused(chat: Chat, tokenizer_of: TokenizerOf) -> None:
     with pytest.raises(ValueError, match="as its added token '<unk>'; use a tokenizer that has bytes"):
         Chat(unigram(str(tokenizer_of("qwen2_5").chat_template), fallback=False))
-
-
-def test_a_first_context_is_as_long_as_it_is_measured_before_episodes(tokenizer: PreTrainedTokenizerFast) -> None:
-    chat = Chat(tokenizer)
-    opened = [Dialogue(chat, "Be brief. ", text) for text in ("Who?", "", " \n Who? \n", "é \n\n ☃ H")]
-    assert [*chat.lengths(each.prompt for each in opened)] == [len(each.opening.ids) for each in opened]
-
-
-def test_half_of_a_character_is_refused(chat: Chat) -> None:
     with pytest.raises(ValueError, match=r"half of a character, which UTF-8 cannot write: '.*\\ud800"):
         Dialogue(chat, "s", "\ud800").opening  # noqa: B018
 

@@ -7,20 +7,18 @@ from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
 from agent_r1.costs import Costs
-from agent_r1.credit.assign import assign
 from agent_r1.data.demonstrations import Demonstration
 from agent_r1.envs.base import Attempt, Env, Restart, Transition
 from agent_r1.envs.shared import Shared
 from agent_r1.learn.learner import Learner
 from agent_r1.params import SHIPPED, load
-from agent_r1.params.credit import Estimator
 from agent_r1.params.env import ContextParams
 from agent_r1.records import Outcome, Passage, Question, Source, Trajectory
 from agent_r1.rollout.chat import Chat, Dialogue
@@ -78,11 +76,6 @@ def play(sampler: Sampler, chat: Chat, kind: str, every: int, *, tools: Any = ()
         return recording, collect(recording, chat, attempts, shared, seed=7)
 
 
-def test_appended_such_an_episode_ends_at_the_limit(engine: Engine, chat: Chat) -> None:
-    _, trajectories = play(engine, chat, "append", 0)
-    assert {each.outcome for each in trajectories} == {Outcome.TOKEN_LIMIT}
-
-
 @pytest.fixture(scope="module", params=[("window", True), ("window", False), ("summary", True), ("summary", False)])
 def rewritten(request: pytest.FixtureRequest, engine: Engine, chat: Chat) -> Played:
     """Episodes of an untrained policy, with tools and without."""
@@ -128,27 +121,6 @@ def test_sampler_and_learner_agree_in_every_context(rewritten: Played, tiny_mode
         Collector.prove(collector, [*trajectories[:-1], replace(last, logprobs=off)], 0)
 
 
-def test_every_estimator_credits_every_action_once(rewritten: Played, tiny_model: Path) -> None:
-    """The loss runs over the sampled tokens alone, summaries too, and an update can be made of it."""
-    _, trajectories = rewritten
-    together = [replace(each, group=0, sample=number) for number, each in enumerate(trajectories)]
-    update = SETTINGS.train.update
-    update = update.model_copy(update={"critic": update.critic.model_copy(update={"minibatches": 1})})
-    learner = Learner(tiny_model, update, SETTINGS.model, with_critic=True, seed=0)
-    values = learner.values(together)
-    weights = SETTINGS.train.credit.rewards.model_copy(update={"agent_r1": 0.0, "progress": 1.0, "length": 0.01})
-    found = {}
-    for estimator in get_args(Estimator):
-        config = SETTINGS.train.credit.model_copy(update={"estimator": estimator, "rewards": weights})
-        found[estimator], _ = assign(together, values if config.needs_critic else None, config)
-        for each, credit in zip(together, found[estimator], strict=True):
-            assert np.array_equal(credit.loss_mask, each.action_mask), estimator
-            assert not credit.advantages[~each.action_mask].any(), estimator
-            assert credit.return_ == pytest.approx(STEPS - 1 - 0.01 * each.action_mask.sum()), estimator
-    metrics = learner.update(together, found["gae"], 0)
-    assert np.isfinite([metrics["policy/loss"], metrics["critic/loss"]]).all()
-
-
 def test_a_summary_is_text_in_the_next_context(chat: Chat, hostile: str) -> None:
     """The summary spells marks out: they stay as sampled in its own context, and are text in the next prompt."""
     _, [each, *_] = play(Summing(hostile, chat), chat, "summary", 1, max_action_tokens=120, max_tokens=512)
@@ -159,14 +131,6 @@ def test_a_summary_is_text_in_the_next_context(chat: Chat, hostile: str) -> None
     assert set(each.source[second][:opening].tolist()) == {Source.PROMPT}
     marks = np.isin(prompt, chat.encode_action("<|im_start|>"))
     assert int(marks.sum()) == 3 + 2  # the beginnings of system, user and assistant, and two ends
-
-
-def test_a_script_without_thoughts_has_empty_summaries(chat: Chat) -> None:
-    """Every action reaches the environment, and a summary is the end token alone."""
-    recording, [each, _] = play(ScriptedSampler([["go"] * STEPS] * EPISODES, chat), chat, "summary", 4)
-    said = [chat.decode(action.token_ids[:-1]) for _, action in recording.of(0)]
-    assert said == [text for step in range(1, STEPS + 1) for text in ["go", *[""] * (step % 4 == 0)]]
-    assert each.outcome is Outcome.TURN_LIMIT
 
 
 @pytest.mark.parametrize("style", ["built_in", "qwen2_5", "qwen3", "llama3", "mistral"])

@@ -62,15 +62,6 @@ def test_an_answer_is_kept_for_the_same_request_alone(chat: Chat, tmp_path: Path
     assert saying.asked == 6
 
 
-def test_marks_that_are_no_tags_of_an_action_stay_text(chat: Chat) -> None:
-    text = "<think>a<|im_end|></think><tool_response>b</tool_response>"
-    sampler = EndpointSampler(Saying(text), "m", chat, concurrency=1)
-    [action] = sampler.sample([Request(episode=0, step=0, context=[5], seed=0, max_tokens=100)])
-    assert chat.decode(action.token_ids) == f"{text}<|im_end|>"
-    assert action.token_ids.count(chat.end_id) == 1
-    assert chat.encode_sampled("<think>")[0] in action.token_ids
-
-
 def test_messages_are_the_context_without_tools_of_a_template(chat: Chat) -> None:
     dialogue = Dialogue(chat, "Answer.", "Who <|im_end|>?", [SAMPLE_TOOL])
     action = chat.encode_action("<think>x</think>", dialogue.opening.ids)

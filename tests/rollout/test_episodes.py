@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -75,10 +73,8 @@ def _same(env: Any, seed: int) -> Any:
 
 
 def attempts(envs: Sequence[Any]) -> list[Attempt]:
-    return [
-        Attempt(question_id=f"q{i // 2}", group=i // 2, sample=i % 2, env=partial(_same, env))
-        for i, env in enumerate(envs)
-    ]
+    pairs = enumerate(envs)
+    return [Attempt(question_id=f"q{i // 2}", group=i // 2, sample=i % 2, env=partial(_same, env)) for i, env in pairs]
 
 
 def run(sampler: Sampler, chat: Chat, envs: Sequence[Any], iteration: int = 0, **limits: float) -> list[Trajectory]:
@@ -133,57 +129,19 @@ def watch(sampler: Sampler, chat: Chat, env: Any, **limits: int) -> list[StepVie
         return list(follow(sampler, chat, attempt, shared, seed=7))
 
 
-def test_an_episode_followed_by_hand(chat: Chat) -> None:
-    actions = [chat.encode_action(text) for text in ("<think>x</think>go", "stop")]
-    dialogue = Dialogue(chat, "Be brief.", "Who?")
-    opening, reply = dialogue.opening.ids, dialogue.reply(actions[0], ["seen"], closed=True).ids
-    first, second = watch(ScriptedSampler([["<think>x</think>go", "stop"]], chat), chat, Echo("seen", steps=1))
-    assert (first.action, first.observations, first.outcome, first.answer) == (
-        "<think>x</think>go",
-        ("seen",),
-        None,
-        "",
-    )
-    assert first.tokens == len(opening + actions[0] + reply)
-    assert (second.action, second.observations, second.outcome, second.answer) == ("stop", (), Outcome.ANSWERED, "a")
-    assert second.tokens == len(opening + actions[0] + reply + actions[1])
-    assert [view.step.rewards for view in (first, second)] == [{"think": 1.0, "progress": 1.0}, {"em": 1.0}]
-
-
-def test_a_step_is_seen_before_the_next_is_sampled(chat: Chat) -> None:
-    sampler = Recording(ScriptedSampler([["a"] * 3], chat))
-    [attempt] = attempts([Echo("o", steps=2)])
+def test_an_episode_is_followed_step_by_step(chat: Chat) -> None:
+    """Each step is seen before the next is sampled."""
+    sampler = Recording(ScriptedSampler([["<think>x</think>go", "stop"]], chat))
+    [attempt] = attempts([Echo("seen", steps=1)])
     with Shared(LIMITS) as shared:
-        steps = follow(sampler, chat, attempt, shared, seed=7)
-        assert sampler.rounds == []
-        sampled = [len(sampler.rounds) for _ in steps]
-    assert sampled == [1, 2, 3]
-
-
-def test_an_observation_that_was_not_appended_is_not_seen(chat: Chat) -> None:
-    limit = len(Dialogue(chat, "Be brief.", "Who?").opening.ids) + len(chat.encode_action("go"))
-    [view] = watch(ScriptedSampler([["go"]], chat), chat, Echo("seen", steps=9), max_tokens=limit)
-    assert (view.outcome, view.observations, view.tokens) == (Outcome.TOKEN_LIMIT, (), limit)
-
-
-def test_who_is_followed_takes_the_tokens_that_would_be_collected(
-    engine: Engine, chat: Chat, hostile_question: Question, hostile_index: Search
-) -> None:
-    """Requests and actions, seeds included, of the untrained policy after a search with a hostile result."""
-
-    def recording() -> Recording:
-        return Recording(ScriptThenEngine(ScriptedSampler([[CALL]], chat), engine))
-
-    def env() -> ToolEnv:
-        return ToolEnv(hostile_question, [search_tool(hostile_index, top_k=1)], max_steps=3)
-
-    collected, followed = recording(), recording()
-    [trajectory] = run(collected, chat, [env()], max_action_tokens=24)
-    views = watch(followed, chat, env(), max_action_tokens=24)
-    assert [request for request, _ in followed.of(0)] == [request for request, _ in collected.of(0)]
-    assert [action.token_ids for _, action in followed.of(0)] == [action.token_ids for _, action in collected.of(0)]
-    assert views[-1].outcome is trajectory.outcome
-    assert views[-1].tokens == len(trajectory.token_ids)
+        views = [(view, len(sampler.rounds)) for view in follow(sampler, chat, attempt, shared, seed=7)]
+    [trajectory] = run(ScriptedSampler([["<think>x</think>go", "stop"]], chat), chat, [Echo("seen", steps=1)])
+    (first, sampled), (second, then_sampled) = views
+    assert (sampled, then_sampled) == (1, 2)
+    assert [view.step.rewards for view in (first, second)] == [step.rewards for step in trajectory.steps]
+    assert (first.tokens, second.tokens) == (trajectory.steps[1].action_start, len(trajectory.token_ids))
+    assert (first.action, first.observations, first.outcome) == ("<think>x</think>go", ("seen",), None)
+    assert (second.action, second.observations, second.outcome, second.answer) == ("stop", (), Outcome.ANSWERED, "a")
 
 
 def test_rounds_seeds_and_order(chat: Chat) -> None:
@@ -291,6 +249,8 @@ def test_an_observation_without_room_is_not_appended(chat: Chat, spare: int) -> 
         assert trajectory.token_ids.tolist() == opening + action
     read = {"progress": 1.0} if spare else {}  # an observation that nobody reads earns nothing
     assert trajectory.steps[0].rewards == {"think": 1.0} | read
+    view, *_ = watch(ScriptedSampler([["go", "go"]], chat), chat, Echo("seen", steps=9), max_tokens=limit)
+    assert view.observations == ("seen",) * spare
 
 
 @pytest.mark.parametrize("order", ["rounds", "arrival"])
@@ -316,31 +276,21 @@ def test_a_person_whose_question_leaves_no_room_is_told_so(chat: Chat) -> None:
         watch(ScriptedSampler([["a"]], chat), chat, Echo("o", 0), max_tokens=length)
 
 
-def test_a_script_must_last(chat: Chat) -> None:
-    with pytest.raises(ValueError, match="script of episode 0 ends"):
-        run(ScriptedSampler([["a"]], chat), chat, [Echo("o", steps=1)])
-
-
 @pytest.mark.parametrize(
     ("ids", "logprobs", "stop_reason", "message"),
     [
-        ([7] * 65, 65, StopReason.LENGTH, "at most 64 tokens has 65"),
-        ([7, 7], 1, StopReason.LENGTH, "has 2 and 1 logprobs"),
-        ([7], 1, StopReason.END, "stopped by end ends with token 7"),
+        ([7] * 65, [0.0] * 65, StopReason.LENGTH, "at most 64 tokens has 65"),
+        ([7, 7], [0.0], StopReason.LENGTH, "has 2 and 1 logprobs"),
+        ([7], [0.0], StopReason.END, "stopped by end ends with token 7"),
+        ([7], [np.nan], StopReason.LENGTH, "question 'q0', sample 0, step 0, weights of version 0"),
     ],
 )
 def test_an_action_that_is_no_answer_to_its_request_is_refused(
-    chat: Chat, ids: list[int], logprobs: int, stop_reason: StopReason, message: str
+    chat: Chat, ids: list[int], logprobs: list[float], stop_reason: StopReason, message: str
 ) -> None:
-    action = Action(token_ids=ids, logprobs=np.zeros(logprobs, np.float32), stop_reason=stop_reason)
+    action = Action(token_ids=ids, logprobs=np.array(logprobs, np.float32), stop_reason=stop_reason)
     with pytest.raises(EngineError, match=message):
         run(SimpleNamespace(sample=lambda _: [action]), chat, [Echo("o", steps=1)], max_action_tokens=64)
-
-
-def test_logprobs_that_are_not_finite_name_request_and_weights(chat: Chat) -> None:
-    action = Action(token_ids=[7], logprobs=np.array([np.nan], np.float32), stop_reason=StopReason.LENGTH)
-    with pytest.raises(EngineError, match=r"question 'q0', sample 0, step 0, weights of version 0"):
-        run(SimpleNamespace(sample=lambda _: [action]), chat, [Echo("o", steps=1)])
 
 
 @dataclass
@@ -401,29 +351,6 @@ def test_what_the_world_cuts_short_twice_is_aborted_and_only_so_often(chat: Chat
     assert answered.outcome is Outcome.ANSWERED
 
 
-def test_who_looks_on_learns_what_the_world_did(chat: Chat) -> None:
-    views = watch(ScriptedSampler([["a", "b"]], chat), chat, Flaky("o", 1, faults=1))
-    assert [(view.outcome, view.fault) for view in views] == [(None, ""), (Outcome.ABORTED, "the search is down")]
-
-
-def test_demonstrations_come_out_of_the_same_loop(
-    chat: Chat, hostile_question: Question, hostile_index: Search, hostile: str
-) -> None:
-    """A question, a title and a passage full of marks: the marks are those of the same episode with harmless text."""
-    env = ToolEnv(hostile_question, [search_tool(hostile_index, top_k=1)], max_steps=3)
-    [trajectory] = run(ScriptedSampler([[CALL, ANSWER]], chat), chat, [env])
-    text = chat.decode(trajectory.token_ids.tolist())
-    assert text.count(hostile) == 1  # the question
-    assert text.count(hostile.replace("\n", " ")) == 2  # the passage is one line
-    assert trajectory.answer == "Quill"
-    assert json.loads(trajectory.steps[0].calls[0].arguments) == {"query": "Tide"}
-    marks = np.isin(trajectory.token_ids, chat.encode_action("<|im_start|><|im_end|></tool_response>"))
-    # system, user, assistant, tool, assistant start; all but the last end, which the action sampled; one response
-    assert int(marks.sum()) == 5 + 5 + 1
-    assert int((marks & trajectory.action_mask).sum()) == 2
-    assert not (marks & (trajectory.source == Source.OBSERVATION)).any()
-
-
 def test_an_episode_of_several_contexts(tokenizer_of: TokenizerOf) -> None:
     """Three steps: a thought is dropped after the first, the second has none, the third ends the episode."""
     chat = Chat(tokenizer_of("qwen3"))
@@ -482,17 +409,6 @@ def test_a_thought_that_the_prompt_opens_is_read_with_its_tag(
     assert (trajectory.outcome, trajectory.answer) == (Outcome.ANSWERED, "Q")
 
 
-def test_a_thought_that_the_prompt_opens_and_nobody_closes_is_malformed(
-    hostile_question: Question, hostile_index: Search, tokenizer_of: TokenizerOf
-) -> None:
-    chat = Chat(tokenizer_of("qwen3_thinking"))
-    env = ToolEnv(hostile_question, [search_tool(hostile_index, top_k=1)], max_steps=1)
-    script = ScriptedSampler([["<think><answer>Q</answer>"]], chat)
-    [view] = watch(script, chat, env, max_tokens=4000, max_action_tokens=200)
-    assert view.action == "<think>\n<answer>Q</answer>"
-    assert view.outcome is Outcome.MALFORMED
-
-
 @pytest.fixture(scope="module")
 def sampled(
     engine: Engine, chat: Chat, hostile_question: Question, hostile_index: Search
@@ -517,34 +433,9 @@ def test_trained_tokens_are_the_sampled_ones(sampled: tuple[Recording, list[Traj
         assert np.flatnonzero(mask).tolist() == [position for span in spans for position in span]
 
 
-def test_contexts_only_grow(sampled: tuple[Recording, list[Trajectory]]) -> None:
-    sampler, trajectories = sampled
-    for index, trajectory in enumerate(trajectories):
-        pairs = sampler.of(index)
-        for (request, action), (later, _) in pairwise(pairs):
-            grown = request.context + action.token_ids
-            assert later.context[: len(grown)] == grown
-        whole = pairs[-1][0].context + pairs[-1][1].token_ids
-        assert trajectory.token_ids.tolist() == whole
-        assert len(whole) <= 480
-
-
 def test_garbage_brings_every_kind_of_end(sampled: tuple[Recording, list[Trajectory]]) -> None:
     """The episodes above are worth their name: cut and closed actions, and both ways to end without an answer."""
     _, trajectories = sampled
     steps = [step for trajectory in trajectories for step in trajectory.steps]
     assert {step.stop_reason for step in steps} == {StopReason.END, StopReason.LENGTH}
     assert {trajectory.outcome for trajectory in trajectories} >= {Outcome.MALFORMED, Outcome.TOKEN_LIMIT}
-
-
-def test_the_same_collection_twice_gives_the_same_bits(
-    engine: Engine, chat: Chat, tiny_model: Any, hostile_question: Question, hostile_index: Search
-) -> None:
-    def again() -> list[Trajectory]:
-        engine.load_weights(tiny_model, version=0)  # drops the cache
-        tools = [search_tool(hostile_index, top_k=1)]
-        return run(engine, chat, [ToolEnv(hostile_question, tools, max_steps=2) for _ in range(8)])
-
-    for first, second in zip(again(), again(), strict=True):
-        assert np.array_equal(first.token_ids, second.token_ids)
-        assert np.array_equal(first.logprobs, second.logprobs)

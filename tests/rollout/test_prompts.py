@@ -8,8 +8,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from agent_r1.envs.base import Attempt, Env
@@ -57,44 +55,33 @@ def test_a_prompt_is_as_long_as_an_episode_has_it(style: str, tokenizer_of: Toke
     assert [*chat.lengths(each.prompt for each in prompts)] == [len(each.opening.ids) for each in prompts]
 
 
-@given(st.lists(st.text(max_size=40), max_size=4))
-def test_a_prompt_of_any_text_is_as_long_as_an_episode_has_it(chat: Chat, texts: list[str]) -> None:
-    prompts = [Dialogue(chat, text, text[::-1]) for text in texts]
-    assert [*chat.lengths(each.prompt for each in prompts)] == [len(each.opening.ids) for each in prompts]
-
-
 def test_one_overlong_question_among_240_is_left_out_with_a_line(chat: Chat, caplog: pytest.LogCaptureFixture) -> None:
-    long = "word " * 900
-    tokens = len(Dialogue(chat, "Be brief.", long).opening.ids)
-    assert found([*["Who?"] * 200, long, *["Who?"] * 39], chat) == {"q200"}
-    assert caplog.messages == [
-        "1 of 240 training questions leave no room for an action in env.max_tokens 512, such as 'q200'; the longest "
-        f"prompt has {tokens} tokens; they are left out; raise env.max_tokens to ask them"
-    ]
+    assert found([*["Who?"] * 200, "word " * 900, *["Who?"] * 39], chat) == {"q200"}
+    [line] = caplog.messages
+    assert line.startswith("1 of 240 training questions leave no room for an action in env.max_tokens 512, such as 'q2")
+    assert line.endswith("they are left out; raise env.max_tokens to ask them")
 
 
 def test_one_overlong_question_among_24_is_refused_with_both_ways_out(chat: Chat) -> None:
     texts = [*["Who?"] * 23, "word " * 900]
-    said = (
-        r"1 of 24 training questions .* 512, such as 'q23'; the longest prompt has \d{4} tokens; raise env\.max_tokens"
-    )
     with pytest.raises(
-        ValueError, match=rf"{said}, or raise env\.too_long_share 0\.01, up to which they are left out$"
+        ValueError, match=r"1 of 24 .*'q23'; .*raise env\.max_tokens, or raise env\.too_long_share 0\.01"
     ):
         found(texts, chat)
     assert found(texts, chat, max_tokens=8192) == set()
     assert found(texts, chat, too_long_share=0.05) == {"q23"}
+    with pytest.raises(
+        ValueError, match=r"raise env\.max_tokens or shorten env\.examples, or raise env\.too_long_share"
+    ):
+        found(texts, chat, examples="examples.jsonl")
 
 
 def test_the_line_counts_and_names_three(chat: Chat, caplog: pytest.LogCaptureFixture) -> None:
     texts = ["a" * 2000, "Who?", "b" * 2000, "c" * 2000, "d" * 2500]
     longest = len(Dialogue(chat, "Be brief.", texts[-1]).opening.ids)
     assert found(texts, chat, UNANSWERED, too_long_share=0.8) == {"q0", "q2", "q3", "q4"}
-    [line] = caplog.messages
-    assert line.startswith(
-        "4 of 5 training questions leave no room for an action in env.max_tokens 512, such as 'q0', 'q2', 'q3'; "
-    )
-    assert f"the longest prompt has {longest} tokens; each counts as an answer of nothing (token_limit)" in line
+    assert "such as 'q0', 'q2', 'q3'; " in caplog.text
+    assert f"the longest prompt has {longest} tokens; each counts as an answer of nothing (token_limit)" in caplog.text
 
 
 @pytest.mark.parametrize(("spare", "left_out"), [(0, {"q0"}), (1, set[str]())])
@@ -113,10 +100,3 @@ def test_prompts_that_a_world_or_an_agent_outside_says_are_not_asked_for(chat: C
         [told] = asked(["x" * 9000])[:1]
         with pytest.raises(ValueError, match="1 of 3 training questions"):
             without_room([*attempts, replace(told, sample=3)], chat, shared, "training questions")
-
-
-def test_examples_that_fill_the_context_are_named_as_a_remedy(chat: Chat) -> None:
-    with pytest.raises(
-        ValueError, match=r"raise env\.max_tokens or shorten env\.examples, or raise env\.too_long_share"
-    ):
-        found(["x" * 9000], chat, examples="examples.jsonl")

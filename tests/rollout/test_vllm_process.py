@@ -89,23 +89,6 @@ async def turns(count: int = 20) -> None:
         await asyncio.sleep(0)
 
 
-def test_the_requests_of_a_call_are_admitted_together_and_answered_in_their_order() -> None:
-    """Whatever order vLLM finishes them in. Another call may join, and is over before the first."""
-
-    async def script(worker: Worker) -> Any:
-        first = asyncio.create_task(worker.sample(ASKED[:2]))
-        await turns()
-        engine.finish = [1, 2]
-        other = await worker.sample(ASKED[2:3])
-        assert not first.done()
-        engine.finish = [0]
-        return [await first, other]
-
-    engine = ByHand()
-    found = play(engine, script)
-    assert [[action.ids for action in each.actions] for each in found] == [[[0], [1]], [[2]]]
-
-
 def test_a_failure_of_vllm_reaches_all_who_wait_and_all_who_come() -> None:
     async def script(worker: Worker) -> Any:
         waiting = asyncio.gather(*(worker.sample([asked]) for asked in ASKED[:3]), return_exceptions=True)
@@ -121,31 +104,11 @@ def test_a_failure_of_vllm_reaches_all_who_wait_and_all_who_come() -> None:
     assert (answer.status_code, answer.json()["error"]["message"]) == (500, "MemoryError: out of memory")
 
 
-def test_a_cancelled_call_takes_its_requests_out() -> None:
-    async def script(worker: Worker) -> None:
-        given_up, waits = (asyncio.create_task(worker.sample([asked])) for asked in ASKED[:2])
-        await turns()
-        given_up.cancel()
-        await turns()
-        engine.finish = [0, 1]
-        await waits
-
-    engine = ByHand()
-    play(engine, script)
-    assert engine.told == ["add", "add", "abort 0"]
-
-
 def test_a_call_with_a_request_that_vllm_refuses_leaves_nothing_behind() -> None:
     engine = ByHand()
     with pytest.raises(ValueError, match="a context of 3 is too long"):
         play(engine, lambda worker: worker.sample(ASKED))
     assert (engine.told, engine.running) == (["add"] * 3 + ["abort 0", "abort 1", "abort 2"], {})
-
-
-@pytest.mark.parametrize(("body", "status"), [({"requests": 1}, 400), ("no object", 400)])
-def test_a_body_out_of_shape_is_refused(body: object, status: int) -> None:
-    with TestClient(create_app(Worker(ByHand(), adapters=False)), "http://localhost") as client:
-        assert client.post("/sample", content=json.dumps(body)).status_code == status
 
 
 def test_new_weights_wait_for_requests_whose_callers_have_left() -> None:
@@ -170,28 +133,16 @@ def test_new_weights_wait_for_requests_whose_callers_have_left() -> None:
         play(engine, lambda worker: worker.load_weights(WEIGHTS))
 
 
-RELOADED = ["take_weights"]
-
-
 @pytest.mark.parametrize(
-    ("adapters", "ask", "wakes", "again"),
+    ("adapters", "samples", "told"),
     [
-        (True, lambda worker: worker.sample(ASKED[:1]), ["wake weights", "wake kv_cache", "add"], ["add"]),
-        (
-            True,
-            lambda worker: worker.load_weights(WEIGHTS),
-            ["wake weights", "add_lora", "wake kv_cache"],
-            ["add_lora"],
-        ),
-        (False, lambda worker: worker.load_weights(WEIGHTS), ["wake weights", *RELOADED, "wake kv_cache"], RELOADED),
+        (True, True, ["sleep 1", "wake weights", "wake kv_cache", "add", "add"]),
+        (True, False, ["sleep 1", "wake weights", "add_lora", "wake kv_cache", "add_lora"]),
+        (False, False, ["sleep 2", "wake weights", "take_weights", "wake kv_cache", "take_weights"]),
     ],
 )
 def test_a_sampler_that_sleeps_wakes_for_whatever_is_asked_of_it(
-    monkeypatch: pytest.MonkeyPatch,
-    adapters: bool,
-    ask: Callable[[Worker], Coroutine[Any, Any, Any]],
-    wakes: list[str],
-    again: list[str],
+    monkeypatch: pytest.MonkeyPatch, adapters: bool, samples: bool, told: list[str]
 ) -> None:
     """Only weights beneath adapters are kept, and the cache waits until new ones are loaded, as vLLM documents it."""
 
@@ -202,13 +153,13 @@ def test_a_sampler_that_sleeps_wakes_for_whatever_is_asked_of_it(
         engine.finish = [0]
         await worker.rest()
         await worker.rest()
-        await ask(worker)
-        await ask(worker)
+        for _ in range(2):
+            await (worker.sample(ASKED[:1]) if samples else worker.load_weights(WEIGHTS))
 
     monkeypatch.setattr(Worker, "_load_adapter", load_adapter)
     engine = ByHand()
     play(engine, script, adapters=adapters)
-    assert engine.told == [f"sleep {1 if adapters else 2}", *wakes, *again]
+    assert engine.told == told
 
 
 def test_weights_that_were_given_up_sample_nothing() -> None:

@@ -9,9 +9,8 @@ from benchmarks.transfers import OF_ADAPTERS, OF_ALL, Dtype, measure
 TIMES = 3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("adapters", [False, True])
+@pytest.mark.slow  # an engine for each
+@pytest.mark.parametrize(("dtype", "adapters"), [("float32", False), ("bfloat16", False), ("bfloat16", True)])
 def test_every_fault_of_a_transfer_is_noticed_and_no_sound_one_is(dtype: Dtype, adapters: bool) -> None:
     """Most of these are beyond the canary in bfloat16."""
     verdicts = dict(measure(dtype, TIMES, adapters=adapters))

@@ -1,10 +1,11 @@
-"""Episodes whose environments wait, fail to open, or answer several calls at once."""
+"""Episodes whose environments wait, fail to open or answer several calls at once, in rounds and by arrival."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
 import json
+import logging
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
@@ -15,11 +16,13 @@ from transformers import PreTrainedTokenizerFast
 from agent_r1.envs.base import Attempt
 from agent_r1.envs.shared import Shared
 from agent_r1.faults import WorldFault
+from agent_r1.params.env import Order
 from agent_r1.records import Outcome, Source, Trajectory
 from agent_r1.rollout.chat import Chat, Dialogue
 from agent_r1.rollout.codec import SAMPLE_TOOL
-from agent_r1.rollout.episodes import ScriptedSampler, collect, follow
-from tests.rollout.turns import LIMITS, Recording, Waiting, play
+from agent_r1.rollout.episodes import ScriptedSampler, apart, collect, compare, follow, prove_order
+from agent_r1.rollout.sampling import Action, Request
+from tests.rollout.turns import CONTEXTS, LIMITS, Recording, Waiting, at_once, play, run
 
 
 def scripted(episodes: int, chat: Chat) -> Recording:
@@ -59,13 +62,6 @@ def test_an_error_ends_the_others_and_every_environment_is_closed(chat: Chat) ->
         in_rounds(chat, envs, sampler)
     assert [env.closed for env in envs] == [1, 1, 1]
     assert sampler.batches == [[0, 1, 2]], "nothing is sampled for episodes that are being ended"
-
-
-def test_an_environment_whose_prompt_leaves_no_room_is_closed(chat: Chat) -> None:
-    env = Waiting(user="word " * 600)
-    [found] = in_rounds(chat, [env])
-    assert found.outcome is Outcome.TOKEN_LIMIT
-    assert (env.opened, env.closed) == (1, 1)
 
 
 def test_a_world_that_cannot_be_opened_is_an_aborted_episode(chat: Chat) -> None:
@@ -125,19 +121,100 @@ def test_several_observations_are_rendered_as_the_template_does(
 def test_a_template_without_room_for_several_observations_is_refused_before_anything_is_sampled(
     tiny_tokenizer: PreTrainedTokenizerFast,
 ) -> None:
+    """The template writes the last message of a tool alone."""
     tokenizer = copy.deepcopy(tiny_tokenizer)
-    only_the_last = "{% if message.role != 'tool' or loop.last %}"
-    template = str(tokenizer.chat_template)
-    body = template.index("{%", template.index("for message in messages") + 1)
-    end = template.rindex("{% endfor %}") if "{% endfor %}" in template else template.rindex("{%- endfor %}")
-    tokenizer.chat_template = f"{template[:body]}{only_the_last}{template[body:end]}{{% endif %}}{template[end:]}"
+    branch = '{%- elif message.role == "tool" %}'
+    silent = branch.replace(" %}", " and not loop.last %}")
+    tokenizer.chat_template = str(tokenizer.chat_template).replace(branch, silent + branch)
     chat, env = Chat(tokenizer), Waiting()
     attempt = Attempt(question_id="q", group=0, sample=0, env=lambda _: env)
-    with (
-        Shared(LIMITS.model_copy(update={"parallel_calls": 2})) as shared,
-        pytest.raises(
-            ValueError, match=r"does not write 2 tool messages one after the other; set env\.parallel_calls: 1"
-        ),
-    ):
+    refused = pytest.raises(ValueError, match=r"2 tool messages .*; set env\.parallel_calls: 1")
+    with Shared(LIMITS.model_copy(update={"parallel_calls": 2})) as shared, refused:
         collect(scripted(1, chat), chat, [attempt], shared, seed=0)
     assert env.opened == 0
+
+
+def test_an_episode_that_waits_holds_no_other_up(chat: Chat) -> None:
+    """The first waits until the second is over, which in rounds would be never."""
+    over = asyncio.Event()
+
+    class Noting(ScriptedSampler):
+        async def act(self, request: Request) -> Action:
+            asked.append((request.episode, request.step))
+            if (request.episode, request.step) == (1, 2):
+                over.set()
+            return await super().act(request)
+
+    asked: list[tuple[int, int]] = []
+    found = run(chat, Noting([["go", "go", "stop"]] * 2, chat), [over.wait, at_once], steps=2)
+    assert [(each.outcome, len(each.steps)) for each in found] == [(Outcome.ANSWERED, 3)] * 2
+    assert asked == [(0, 0), (1, 0), (1, 1), (1, 2), (0, 1), (0, 2)]
+
+
+def test_a_sampler_that_knows_rounds_alone_is_refused_before_anything_is_sampled(chat: Chat) -> None:
+    class Batches:
+        def sample(self, requests: Sequence[Request]) -> list[Action]:
+            raise AssertionError(f"{len(requests)} requests are sampled")
+
+    remedy = r"Batches takes no request in .* env\.order is arrival; set env\.order: rounds, or engine\.kind: vllm"
+    with pytest.raises(ValueError, match=remedy):
+        run(chat, Batches(), [at_once])
+
+
+def drawn(request: Request, shift: float = 0.0) -> Action:
+    """An action that depends on its request alone, or on a shift too."""
+    return Action.of([request.seed % 7 + 1, 2], [-1.0 - shift, -2.0], end_ids=[0])
+
+
+class Alone:
+    def sample(self, requests: Sequence[Request]) -> list[Action]:
+        return [drawn(each) for each in requests]
+
+    async def act(self, request: Request) -> Action:
+        return drawn(request)
+
+
+class Crowded(Alone):
+    """Rounds otherwise where several ask at once."""
+
+    def __init__(self) -> None:
+        self._asking = 0
+
+    async def act(self, request: Request) -> Action:
+        self._asking += 1
+        await asyncio.sleep(0)
+        shift = 0.25 if self._asking > 16 else 0.0
+        await asyncio.sleep(0)
+        self._asking -= 1
+        return drawn(request, shift)
+
+
+def test_how_far_two_actions_are_apart() -> None:
+    one = Action.of([1, 2, 3, 0], [-1.0, -2.0, -3.0, -4.0], end_ids=[0])
+    assert apart(one, one) == (0.0, 0)
+    assert apart(one, Action.of([1, 2, 0], [-1.0, -2.5, -9.0], end_ids=[0])) == (0.5, 2)
+    assert apart(one, Action.of([4, 2, 3, 0], [-9.0] * 4, end_ids=[0])) == (0.0, 4)
+
+
+@pytest.mark.parametrize("order", ["arrival", "exact_arrival"])
+def test_an_exact_sampler_is_said_to_be_exact(order: Order, caplog: pytest.LogCaptureFixture) -> None:
+    limits = LIMITS.model_copy(update={"order": order})
+    with caplog.at_level(logging.INFO, logger="agent_r1.rollout.episodes"):
+        found = asyncio.run(compare(Alone(), CONTEXTS, limits))
+    assert found == {"order/logprob_gap": 0.0, "order/changed_tokens": 0.0}
+    assert "the same bits together, alone and in a crowd" in caplog.text
+
+
+def test_a_sampler_that_minds_its_company_is_told_of_or_refused(caplog: pytest.LogCaptureFixture) -> None:
+    found = asyncio.run(compare(Crowded(), CONTEXTS, LIMITS))
+    assert found == {"order/logprob_gap": 0.25, "order/changed_tokens": 0.0}
+    assert "by up to 0.25 nats and in 0 tokens" in caplog.text
+    with pytest.raises(ValueError, match=r"0\.25 nats.* env\.order is exact_arrival; set it to rounds"):
+        asyncio.run(compare(Crowded(), CONTEXTS, LIMITS.model_copy(update={"order": "exact_arrival"})))
+
+
+@pytest.mark.parametrize(("order", "said"), [("rounds", 0), ("arrival", 2)])
+def test_rounds_need_no_proof(order: Order, said: int, chat: Chat) -> None:
+    attempts = [Attempt(question_id="q", group=0, sample=0, env=lambda _: Waiting(at_once))]
+    with Shared(LIMITS.model_copy(update={"order": order})) as shared:
+        assert len(prove_order(Alone(), chat, attempts, shared)) == said

@@ -7,7 +7,7 @@ import pytest
 
 from agent_r1.records import Passage
 from agent_r1.search import base as module
-from agent_r1.search.base import Passages, full_texts, read_batches, store
+from agent_r1.search.base import Passages, store
 
 
 @pytest.fixture
@@ -22,12 +22,3 @@ def test_passages_are_read_by_position(stored: Path, tmp_path: Path, passages: l
     assert mapped.at(np.arange(5)) == passages
     assert mapped.at(np.array([4, 0, 2, 0])) == [passages[i] for i in (4, 0, 2, 0)]
     assert mapped.at(np.array([], np.int64)) == []
-
-
-@pytest.mark.usefixtures("small_batches")
-def test_batches_cover_all_in_order(stored: Path, passages: list[Passage]) -> None:
-    batches = list(read_batches(stored))
-    assert [batch.num_rows for batch in batches] == [2, 2, 1]
-    texts = [text for batch in batches for text in full_texts(batch, ": ")]
-    assert texts == [f"{passage.title}: {passage.text}" for passage in passages]
-    assert [batch.num_rows for batch in read_batches(stored, 4)] == [4, 1]

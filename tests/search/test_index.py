@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -11,8 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import BertModel
 
 from agent_r1.faults import WorldFault
@@ -53,31 +52,27 @@ def test_an_index_of_other_passages_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("built", "asked", "fits"),
+    ("kind", "asked", "fits"),
     [
-        ({}, {"bm25.k1": 0.9}, False),
-        ({}, {"kind": "hybrid"}, False),
-        ({}, {"dense.pooling": "cls", "hybrid.candidates": 7, "cache_entries": 0}, True),
-        ({"kind": "hybrid"}, {"kind": "hybrid", "hybrid.candidates": 7}, False),
-        ({"kind": "hybrid"}, {"kind": "hybrid", "remote.timeout_s": 1.0}, True),
-        ({"kind": "dense"}, {"kind": "dense", "dense.query_prefix": ""}, False),
-        ({"kind": "dense"}, {"kind": "dense", "bm25.b": 0.1}, True),
+        ("bm25", {"bm25.k1": 0.9}, False),
+        ("bm25", {"kind": "hybrid"}, False),
+        ("bm25", {"dense.pooling": "cls", "hybrid.candidates": 7, "cache_entries": 0}, True),
+        ("hybrid", {"hybrid.candidates": 7}, False),
+        ("hybrid", {"remote.timeout_s": 1.0}, True),
+        ("dense", {"dense.query_prefix": ""}, False),
+        ("dense", {"bm25.b": 0.1}, True),
     ],
 )
 def test_other_settings_of_its_kind_are_refused(
-    built: dict[str, object],
-    asked: dict[str, object],
-    fits: bool,
-    stored: Path,
-    tmp_path: Path,
-    search_params: SearchParams,
+    kind: str, asked: dict[str, object], fits: bool, stored: Path, tmp_path: Path, search_params: SearchParams
 ) -> None:
-    build(changed(search_params, built), stored, tmp_path / "index")
+    built = changed(search_params, {"kind": kind})
+    build(built, stored, tmp_path / "index")
     if fits:
-        open_index(changed(search_params, asked), stored, tmp_path / "index").search(["tesk"], 1)
+        open_index(changed(built, asked), stored, tmp_path / "index").search(["tesk"], 1)
         return
     with pytest.raises(ValueError, match=r"built with other settings than search: has now; run the index stage"):
-        open_index(changed(search_params, asked), stored, tmp_path / "index")
+        open_index(changed(built, asked), stored, tmp_path / "index")
 
 
 def test_an_index_of_another_rule_of_words_is_refused(tmp_path: Path, search_params: SearchParams) -> None:
@@ -94,9 +89,7 @@ def test_an_index_of_another_rule_of_words_is_refused(tmp_path: Path, search_par
         stored, rule = built(*titles)
         open_index(search_params, stored, rule.parents[1])
         rule.rename(rule.with_name("words-3"))
-        with pytest.raises(
-            ValueError, match=r"by another rule than queries .*; run the index stage anew \(`dvc repro --s"
-        ):
+        with pytest.raises(ValueError, match=r"by another rule than queries .*; run the index stage anew"):
             open_index(search_params, stored, rule.parents[1])
         rule.with_name("words-3").unlink()  # as before there were rules
         with pytest.raises(ValueError, match="by another rule"):
@@ -166,10 +159,9 @@ def test_a_remote_index_needs_its_server(stored: Path, tmp_path: Path, search_pa
 
 
 def test_what_is_served_elsewhere_is_not_served_from_here(tmp_path: Path) -> None:
-    (tmp_path / "meta.json").write_text(
-        '{"kind": "remote", "size": 1, "passages_hash": "a", "bm25": null, "dense": null, "hybrid": null,'
-        ' "served_hash": "b"}'
-    )
+    nothing = dict.fromkeys(("bm25", "dense", "hybrid"))
+    known = {"kind": "remote", "size": 1, "passages_hash": "a", "served_hash": "b", **nothing}
+    (tmp_path / "meta.json").write_text(json.dumps(known))
     with pytest.raises(ValueError, match="only names an index that another server serves"):
         open_local(tmp_path)
 
@@ -230,13 +222,6 @@ def test_neither_a_search_that_fails_nor_a_change_of_its_result_is_remembered() 
     assert [passage.title for passage in cached.search(["a"], 1)[0]] == ["a"]
 
 
-@given(st.lists(st.lists(st.sampled_from("abc"), max_size=4), max_size=8), st.integers(0, 4))
-def test_it_changes_no_result(calls: list[list[str]], entries: int) -> None:
-    cached = Cached(Recorded(), "hash", entries)
-    for queries in calls:
-        assert cached.search(queries, 2) == Recorded().search(queries, 2)
-
-
 class Fixed:
     """Ranks as it was told, and remembers how many were asked for."""
 
@@ -269,13 +254,3 @@ def test_candidates_or_k_of_each_are_fused(k: int, depth: int) -> None:
     assert first.asked == second.asked == [depth]
     assert len(found) == k
     assert found[0] == (3 if depth == 3 else 2)  # the only one in both, or the first of 2, 3, 4
-
-
-@given(st.lists(st.permutations(list(range(6))), min_size=1, max_size=3), st.integers(0, 100))
-def test_a_ranking_fused_with_itself_stays_and_order_of_rankers_is_nothing(
-    rankings: list[list[int]], constant: int
-) -> None:
-    arrays = [np.array(ranking) for ranking in rankings]
-    assert fuse([arrays[0], arrays[0]], constant).tolist() == rankings[0]
-    if len(arrays) == 2:
-        assert fuse(arrays, constant).tolist() == fuse(arrays[::-1], constant).tolist()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
 import socket
@@ -13,16 +12,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.faults import WorldFault, WorldTimeout
-from agent_r1.http.client import MAX_ANSWER_BYTES
 from agent_r1.params.stages import RemoteParams
-from agent_r1.records import CallStatus, Outcome, Passage
+from agent_r1.records import Passage
 from agent_r1.search.remote import NO_ROUTE, RemoteIndex
-from agent_r1.tools.search import search_tool
 from tests.answering import Heard, Said, answering, noted_waits
 
-SEARCH = '<tool_call>{"name": "search", "arguments": {"query": "q"}}</tool_call>'
 PASSAGE = {"passage_id": "0", "title": "Tesk", "text": "a city"}
 Answer = Callable[[Heard], Said | None]
 HEAD = b"HTTP/1.1 200 OK\r\n"
@@ -34,21 +29,10 @@ def say(content: Any, status: int = 200) -> Answer:
 
 
 def drip(heard: Heard) -> None:
-    """A byte now and then, each in time, all together never."""
-    heard.write(HEAD + b"content-length: 100\r\n\r\n")
-    _slowly(heard, b" ")
-
-
-def drip_headers(heard: Heard) -> None:
-    """A header that never ends, byte by byte."""
+    """A header that never ends, a byte now and then, each in time, all together never."""
     heard.write(HEAD + b"x-slow: ")
-    _slowly(heard, b"x")
-
-
-def _slowly(heard: Heard, byte: bytes) -> None:
-    """A hundred of them, or as many as the client waits for."""
     for _ in range(100):
-        heard.write(byte)
+        heard.write(b"x")
         time.sleep(0.05)
 
 
@@ -71,7 +55,7 @@ def count(heard: Heard) -> Said:
 
 
 def sleep(heard: Heard) -> Said:
-    time.sleep(1.0)
+    time.sleep(0.5)
     return 200, b""
 
 
@@ -100,10 +84,13 @@ def client(url: str, *, index_hash: str = "abc", timeout_s: float = 5.0, retries
     return RemoteIndex(RemoteParams(url=url, timeout_s=timeout_s, retries=retries, backoff_s=0.01), index_hash)
 
 
-def test_a_search_is_asked_and_answered() -> None:
+@pytest.mark.parametrize(("key", "sent"), [("k3y", "Bearer k3y"), ("", None)])
+def test_a_search_is_asked_with_a_key_and_answered(monkeypatch: pytest.MonkeyPatch, key: str, sent: str | None) -> None:
+    monkeypatch.setenv("AGENT_R1_SEARCH_KEY", key)
     with serving(GOOD) as server:
         assert client(server.url).search(["tesk?"], 1) == [[Passage(passage_id="0", title="Tesk", text="a city")]]
-    assert [asked.body for asked in server.heard] == [{"queries": ["tesk?"], "k": 1}]
+    [asked] = server.heard
+    assert (asked.body, asked.headers.get("authorization")) == ({"queries": ["tesk?"], "k": 1}, sent)
 
 
 def test_many_queries_go_in_batches_and_come_back_in_order() -> None:
@@ -126,17 +113,14 @@ def test_a_fault_that_passes_is_tried_again() -> None:
     ("answer", "message"),
     [
         (say(b"oh", 500), "does not answer: status 500"),
-        (say(b"busy", 503), "does not answer: status 503"),
         (say(b"<h1>gone</h1>", 404), r"not from a search server; check remote\.url"),
         (say(b"slow down", 429), "does not answer: status 429"),
         (say(b"<html>"), "in another form than a search server's: "),
         (say({"results": [[PASSAGE]]}), "form than a search server's: index_hash: Field required"),
         (say({"index_hash": "abc", "results": [[7]]}), r"server's: results\.0\.0: Input should be an object"),
-        (say(b"x" * (MAX_ANSWER_BYTES + 1)), "server's: it is larger than 32 MiB"),
         (packed, r"server's: it is compressed \(gzip\)"),
         (flood, "server's: it is larger than 32 MiB"),
         (say({"index_hash": "abc", "results": []}), r"answered 1 queries for 1 passages each with \[\]"),
-        (say({"index_hash": "abc", "results": [[PASSAGE], []]}), r"answered 1 queries .* with \[1, 0\]"),
         (say({"index_hash": "abc", "results": [[PASSAGE, PASSAGE]]}), r"answered 1 queries .* with \[2\]"),
     ],
 )
@@ -147,7 +131,7 @@ def test_a_server_that_stays_broken_is_given_up(answer: Answer, message: str) ->
         assert len(server.heard) == 3, "one attempt and two retries"
 
 
-@pytest.mark.parametrize("slow", [sleep, drip, drip_headers])
+@pytest.mark.parametrize("slow", [sleep, drip])
 def test_a_slow_server_times_out(slow: Answer) -> None:
     with serving(slow) as server:
         started = time.monotonic()
@@ -169,54 +153,15 @@ def test_a_server_that_is_not_there_is_tried_less_until_it_is_back(monkeypatch: 
         assert len(waits) == 3, "known to be down: one attempt"
 
 
-def test_once_it_answers_again_it_is_trusted_again() -> None:
-    """Three attempts fail, then one; then one succeeds, and then the third."""
-    broken = say(b"", 500)
-    with serving(*[broken] * 4, GOOD, *[broken] * 2, GOOD) as server:
-        remote = client(server.url)
-        for _ in range(2):
-            with pytest.raises(WorldFault):
-                remote.search(["q"], 1)
-        assert remote.search(["q"], 1) == remote.search(["q"], 1)
-    assert len(server.heard) == 8
-
-
 def test_our_own_faults_are_raised_at_once() -> None:
     with serving(say(NO_ROUTE, 404)) as server:
         with pytest.raises(ValueError, match=r"refused .* 404: .*Not Found.*; check remote\.url"):
             client(server.url).search(["q"], 1)
-        with pytest.raises(
-            ValueError, match=r"refused .* 404: .*without /read: start it anew, or set env\.tools\.read to"
-        ):
+        with pytest.raises(ValueError, match=r"404: .*without /read: start it anew, or set env\.tools\.read to"):
             client(server.url).read("q")
         assert len(server.heard) == 2
-    with serving(GOOD) as server, pytest.raises(ValueError, match="serves index abc now, not def"):
-        client(server.url, index_hash="def").search(["q"], 1)
-    with serving(GOOD) as server, pytest.raises(ValueError, match="serves index abc now, not def"):
-        client(server.url, index_hash="def").read("q")
-
-
-@pytest.mark.parametrize(
-    ("answer", "status"),
-    [
-        (say(b"", 500), CallStatus.FAILED),
-        (say(b"<html>"), CallStatus.FAILED),
-        (say(b'{"index_hash": "abc", "results": [[{"title": "no text"}]]}'), CallStatus.FAILED),
-        (sleep, CallStatus.TIMEOUT),
-    ],
-)
-def test_a_sick_server_is_not_the_agents_fault(answer: Answer, status: CallStatus) -> None:
-    with serving(answer) as server:
-        index = client(server.url, timeout_s=0.2 if answer is sleep else 10.0, retries=0)
-        ended = asyncio.run(ToolEnv("Who?", [search_tool(index, top_k=1)], max_steps=2).step(SEARCH))
-    assert (ended.outcome, ended.call_status, ended.observations) == (Outcome.ABORTED, status, ())
-
-
-@pytest.mark.parametrize(("key", "sent"), [("k3y", "Bearer k3y"), ("", None)])
-def test_a_key_is_sent_to_what_stands_before_the_server(
-    monkeypatch: pytest.MonkeyPatch, key: str, sent: str | None
-) -> None:
-    monkeypatch.setenv("AGENT_R1_SEARCH_KEY", key)
     with serving(GOOD) as server:
-        client(server.url).search(["q"], 1)
-    assert [asked.headers.get("authorization") for asked in server.heard] == [sent]
+        other = client(server.url, index_hash="def")
+        for ask in (lambda: other.search(["q"], 1), lambda: other.read("q")):
+            with pytest.raises(ValueError, match="serves index abc now, not def"):
+                ask()

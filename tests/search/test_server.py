@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -62,12 +61,8 @@ def test_a_served_index_is_the_same_index(
     served: str, stored: Path, tmp_path: Path, passages: list[Passage], search_params: SearchParams
 ) -> None:
     health = httpx.get(f"{served}/health", timeout=30).json()
-    assert health == {
-        "kind": "bm25",
-        "index_hash": sha256(tmp_path / "index"),
-        "passages_hash": sha256(stored),
-        "size": 5,
-    }
+    hashes = {"index_hash": sha256(tmp_path / "index"), "passages_hash": sha256(stored)}
+    assert health == {"kind": "bm25", "size": 5, **hashes}
     remote = search_params.remote.model_copy(update={"url": served})
     params = search_params.model_copy(update={"kind": "remote", "remote": remote})
     build(params, stored, tmp_path / "pinned")
@@ -79,9 +74,6 @@ def test_a_served_index_is_the_same_index(
     assert index.search(["country"], 1) == [[passages[2]]]
     assert index.read(passages[2].title) == [passages[2]]
     assert index.read("nobody") == index.read("x" * 9000) == []
-
-    refused = httpx.post(f"{served}/search", json={"queries": ["x"], "k": 0}, timeout=30)
-    assert refused.status_code == 422
 
     meta = tmp_path / "pinned" / "meta.json"
     meta.write_text(meta.read_text().replace(health["index_hash"], "0" * 64))
@@ -125,19 +117,16 @@ def test_an_honest_request_is_answered(client: TestClient) -> None:
     assert [(passage["title"], passage["text"]) for passage in found] == [("Tesk", "0"), ("Tesk", "1")]
     long = client.post("/read", content=b'{"title": "%s"}' % (b"q" * 8193))
     assert (long.status_code, long.json()["detail"][:42]) == (422, "title: String should have at most 8192 cha")
+    assert client.post("/v2/search", content="{}").content == NO_ROUTE
 
 
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
-        (b'{"queries": ["q"], "k": NaN}', 422, "k: Input should be a finite number"),
         (b'{"queries": ["q"], "k": -1}', 422, "k: Input should be greater than or equal to 1"),
         (b'{"queries": ["q"], "k": 1001}', 422, "k: Input should be less than or equal to 1000"),
-        (b'{"queries": ["q"], "k": 1%s}' % (b"0" * 5000), 422, "Invalid JSON: number out of range"),
-        (b'{"queries": ["\\ud800"], "k": 1}', 422, "Invalid JSON"),
         (b'{"queries": ["%s"], "k": 1}' % (b"q" * 8193), 422, "queries.0: String should have at most 8192 characters"),
         (b'{"queries": [%s"q"], "k": 1}' % (b'"q",' * 1024), 422, "queries: List should have at most 1024 items"),
-        (b"[" * 100_000, 422, "Invalid JSON"),
         (b" " * (1 << 21) + b"{}", 413, "a request has 2097152 bytes at most; ask fewer queries at a time"),
     ],
 )
@@ -145,10 +134,6 @@ def test_a_request_beyond_the_limits_is_refused(client: TestClient, body: bytes,
     reply = client.post("/search", content=body)
     assert reply.status_code == status
     assert reply.json()["detail"].startswith(message)
-
-
-def test_a_404_of_the_server_is_known_as_its_own(client: TestClient) -> None:
-    assert client.post("/v2/search", content="{}").content == NO_ROUTE
 
 
 @pytest.mark.parametrize(("host", "status"), [("evil.example", 400), ("127.0.0.1:8700", 200), ("[::1]:8700", 200)])
@@ -177,19 +162,3 @@ def test_a_connection_that_is_slow_or_too_many_ends(
             writer.close()
 
     asyncio.run(attack())
-
-
-def test_a_request_that_is_cut_off_is_no_fault_of_the_server() -> None:
-    """A client that leaves in the middle of its body: its exception would be a traceback in the server's log."""
-    parts = iter([{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}])
-    sent: list[dict[str, Any]] = []
-
-    async def receive() -> dict[str, Any]:
-        return next(parts)
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    scope = {"type": "http", "method": "POST", "path": "/search", "headers": [(b"host", b"localhost")]}
-    asyncio.run(create_app(Echo(), HEALTH)({**scope, "query_string": b""}, receive, send))  # type: ignore[arg-type]
-    assert sent[0]["status"] == 400

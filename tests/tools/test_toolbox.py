@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 
@@ -17,11 +16,12 @@ from agent_r1.faults import WorldFault
 from agent_r1.params import Params, load
 from agent_r1.params.env import EnvParams
 from agent_r1.params.sections import override, validated
-from agent_r1.records import Call, CallStatus, Outcome, Passage, Step, StopReason, Trajectory
+from agent_r1.records import Call, CallStatus, Outcome, Passage, Source, Trajectory
 from agent_r1.search.base import Search
 from agent_r1.tools.base import ToolResult
 from agent_r1.tools.search import search_tool
 from agent_r1.tools.toolbox import Toolbox, UnderWay, cut, latencies, own_sources, own_tools, use_of_tools
+from tests.trajectories import from_parts
 
 SERVERS = str(Path(__file__).parents[1] / "outside/servers.py")
 PYTHON = {"timeout_s": 30, "memory_mib": 64, "workers": 1}
@@ -37,13 +37,6 @@ class Corpus(Search):
 
     def read(self, title: str) -> list[Passage]:
         return []
-
-
-class Ranked(Search):
-    """Finds nothing, and no titles."""
-
-    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        return [[] for _ in queries]
 
 
 @pytest.fixture
@@ -80,26 +73,15 @@ def names(params: EnvParams, index: Search | None = None) -> list[str]:
 
 
 def test_the_default_is_the_search_tool_and_nothing_else(env: Env) -> None:
-    async def play() -> None:
-        async with Toolbox(env(), Corpus()) as toolbox:
-            [tool] = toolbox.tools(0)
-            plain = search_tool(Corpus(), top_k=2)
-            assert toolbox.schemas == [tool.schema] == [plain.schema]
-            assert await tool.call({"query": "x"}) == await plain.call({"query": "x"})
-            assert await tool.call({"query": ""}) == await plain.call({"query": ""})
-
-    asyncio.run(play())
+    plain = search_tool(Corpus(), top_k=2)
+    assert names(env(), Corpus()) == [plain.name]
+    assert called(env(), Corpus(), ("search", {"query": "x"})) == [asyncio.run(plain.call({"query": "x"}))]
 
 
 def test_tools_are_offered_in_one_order(env: Env) -> None:
     everything = env(calculator={}, read={"part_characters": 100}, python=PYTHON, mcp={"own": HONEST})
-    assert names(everything, Corpus()) == [
-        "search",
-        "calculator",
-        "read",
-        "python",
-        *("add", "wait", "fail", "variable", "leave", "show", "count"),
-    ]
+    of_the_server = ["add", "wait", "fail", "variable", "leave", "show", "count"]
+    assert names(everything, Corpus()) == ["search", "calculator", "read", "python", *of_the_server]
     assert names(env(search=None, calculator={})) == ["calculator"]
 
 
@@ -150,10 +132,13 @@ def test_a_toolbox_is_opened_and_closed_in_tasks_of_their_own(env: Env) -> None:
 
 
 def test_an_index_is_needed_where_tools_ask_it(env: Env) -> None:
+    class Untitled(Search):
+        """Reads no titles."""
+
     with pytest.raises(ValueError, match=r"env\.tools offers search or read, and there is no index"):
         Toolbox(env(), None)
-    with pytest.raises(ValueError, match=r"Ranked finds no passages by their title; set env\.tools\.read to null"):
-        called(env(read={"part_characters": 100}), Ranked())
+    with pytest.raises(ValueError, match=r"Untitled finds no passages by their title; set env\.tools\.read to null"):
+        called(env(read={"part_characters": 100}), Untitled())
 
 
 def test_long_results_are_cut_in_sight(env: Env) -> None:
@@ -176,14 +161,11 @@ def test_long_results_are_cut_in_sight(env: Env) -> None:
         ("é" * 10_000_000, "é" * 10 + " [... 9,999,990 characters left out]"),
         ("a\0b", "a\0b"),
         ("a\ud83db", "a\N{REPLACEMENT CHARACTER}b"),
-        ("<|im_end|>", "<|im_end|>"),
-        ("", ""),
     ],
 )
 def test_what_is_cut(text: str, kept: str) -> None:
     result = cut(ToolResult(text=text, call_status=CallStatus.FAILED), 10)
     assert result == ToolResult(text=kept, call_status=CallStatus.FAILED)
-    assert result.text.encode().decode() == kept
 
 
 @pytest.mark.parametrize(
@@ -191,7 +173,6 @@ def test_what_is_cut(text: str, kept: str) -> None:
     [
         ({"search": None}, r"env: tools: a question cannot be answered without any tool; offer one"),
         ({"calculater": {}}, r"unknown key 'env\.tools\.calculater'; did you mean 'calculator'"),
-        ({"calculator": {"digits": 3}}, r"unknown key 'env\.tools\.calculator\.digits'"),
         ({"python": {"timeout_s": 1.0}}, r"key 'env\.tools\.python\.memory_mib' is missing"),
         ({"python": {**PYTHON, "workers": 0}}, r"env\.tools\.python\.workers"),
         ({"read": {"part_characters": 4000}}, r"part_characters 4000 would be cut at max_result_characters 4000"),
@@ -202,7 +183,6 @@ def test_what_is_cut(text: str, kept: str) -> None:
         ({"mcp": {"a": {"command": [], "timeout_s": 1}}}, r"env\.tools\.mcp\.a\.command"),
         ({"mcp": {"a": {"url": "http://a", "timeout_s": 1, "environment": ["A"]}}}, "environment: .* has no effect"),
         ({"mcp": {"a b": HONEST}}, r"env\.tools\.mcp\.a b"),
-        ({"mcp": {"a": {**HONEST, "timeout_s": 0}}}, r"env\.tools\.mcp\.a\.timeout_s"),
         ({"mcp": {"a": {**HONEST, "tools": []}}}, r"env\.tools\.mcp\.a\.tools"),
     ],
 )
@@ -283,56 +263,37 @@ def test_functions_are_found_by_module_and_name(module: Path, env: Env) -> None:
 
 
 @pytest.mark.parametrize(
-    ("functions", "message"),
+    ("name", "declared", "message"),
     [
-        ({"triple": {"module": "no_tools"}}, r"functions\.triple: module 'no_tools' cannot be imported \(ModuleNot"),
-        ({"triple": {"module": "broken_tools"}}, r"module 'broken_tools' cannot be imported \(ZeroDivisionError"),
-        ({"doubel": {"module": "some_tools"}}, r"functions\.doubel: some_tools has no 'doubel'; did you mean 'double'"),
-        ({"CONSTANT": {"module": "some_tools"}}, "some_tools has no 'CONSTANT'"),
-        ({"bare": {"module": "some_tools"}}, "tool 'bare': parameter 'x' needs a type annotation"),
-        ({"double": {"module": "some_tools", "timeout_s": 1}}, "timeout_s 1.0 has no effect on a `def`"),
-        ({"double": {"module": "some tools"}}, r"functions\.double\.module"),
+        ("triple", {"module": "no_tools"}, r"functions\.triple: module 'no_tools' cannot be imported \(ModuleNot"),
+        ("triple", {"module": "broken_tools"}, r"module 'broken_tools' cannot be imported \(ZeroDivisionError"),
+        ("doubel", {"module": "some_tools"}, r"functions\.doubel: some_tools has no 'doubel'; did you mean 'double'"),
+        ("CONSTANT", {"module": "some_tools"}, "some_tools has no 'CONSTANT'"),
+        ("bare", {"module": "some_tools"}, "tool 'bare': parameter 'x' needs a type annotation"),
+        ("double", {"module": "some_tools", "timeout_s": 1}, "timeout_s 1.0 has no effect on a `def`"),
+        ("double", {"module": "some tools"}, r"functions\.double\.module"),
     ],
 )
 @pytest.mark.usefixtures("module")
-def test_functions_that_are_refused(env: Env, functions: dict[str, Any], message: str) -> None:
+def test_functions_that_are_refused(env: Env, name: str, declared: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        own_tools(env(functions=functions).tools)
-
-
-def episode(actions: Sequence[Sequence[Call]], outcome: Outcome = Outcome.ANSWERED) -> Trajectory:
-    """One whose actions, of a token each, made the given calls."""
-    length = len(actions)
-    return Trajectory(
-        trajectory_id="0/q/0",
-        question_id="q",
-        group=0,
-        sample=0,
-        seed=0,
-        policy_version=0,
-        iteration=0,
-        token_ids=np.zeros(length, np.int32),
-        source=np.ones(length, np.uint8),
-        logprobs=np.zeros(length, np.float32),
-        context_starts=[0],
-        steps=[
-            Step(action_start=at, action_stop=at + 1, stop_reason=StopReason.END, calls=list(calls), rewards={})
-            for at, calls in enumerate(actions)
-        ],
-        outcome=outcome,
-        answer="",
-    )
+        own_tools(env(functions={name: declared}).tools)
 
 
 def call(tool: str, latency_s: float = 0.0, status: CallStatus = CallStatus.OK) -> Call:
     return Call(tool=tool, arguments="{}", status=status, latency_s=latency_s)
 
 
+def episode(*actions: Sequence[Call], outcome: Outcome = Outcome.ANSWERED) -> Trajectory:
+    """One whose actions, of a token each, made the given calls."""
+    return from_parts([(Source.ACTION, [0])] * len(actions), [{"calls": calls} for calls in actions], outcome=outcome)
+
+
 EPISODES = [
-    episode([[call("search", 0.1), call("search", 0.3, CallStatus.TIMEOUT)], [call("search", 0.2)], []]),
-    episode([[call("search", 1.0, CallStatus.FAILED)], [call("oracle", 0.0, CallStatus.UNKNOWN_TOOL)]]),
-    episode([[Call(status=CallStatus.MALFORMED)]], Outcome.MALFORMED),
-    episode([[call("search", 60.0, CallStatus.TIMEOUT)]], Outcome.ABORTED),
+    episode([call("search", 0.1), call("search", 0.3, CallStatus.TIMEOUT)], [call("search", 0.2)], []),
+    episode([call("search", 1.0, CallStatus.FAILED)], [call("oracle", 0.0, CallStatus.UNKNOWN_TOOL)]),
+    episode([Call(status=CallStatus.MALFORMED)], outcome=Outcome.MALFORMED),
+    episode([call("search", 60.0, CallStatus.TIMEOUT)], outcome=Outcome.ABORTED),
 ]
 
 

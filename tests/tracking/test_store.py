@@ -97,6 +97,7 @@ print(client.create_run(experiment).info.experiment_id)
 """
 
 
+@pytest.mark.slow  # MLflow makes a store three times
 def test_a_kill_while_the_store_is_made_leaves_none(tmp_path: Path) -> None:
     """In a migration that copies a table, and when all of them are through."""
     shutil.copy(ROOT / "params.yaml", tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -76,7 +77,19 @@ def test_a_trace_tells_what_the_agent_did(run: tracking.Run) -> None:
     assert given == {"gold answers": ["Tesk"], **rewards}
     assert "MLFLOW_TRACKING_URI" not in os.environ, "the store of the process is left as it was"
     assert (trace.info.request_preview, trace.info.response_preview) == ("Where?", "Tesk"), "as MLflow's list shows it"
+    assert (trace.info.state, trace.info.trace_metadata["mlflow.trace.session"]) == ("OK", "q"), "right, of question q"
     assert trace.info.token_usage == {"input_tokens": 4, "output_tokens": 2, "total_tokens": 6}
+
+
+def test_samples_of_a_question_are_a_session_whose_states_say_right_or_wrong(run: tracking.Run) -> None:
+    right = episode("3/q/0")
+    wrong = dataclasses.replace(right.trajectory, trajectory_id="3/q/1", steps=right.trajectory.steps[:1])
+    tracking.log_traces(
+        run.run_id, [right, dataclasses.replace(right, trajectory=wrong, totals=np.zeros(1), parts={})], decode
+    )
+    shown = {trace.info.tags["trajectory_id"]: trace.info for trace in traces(run)}
+    assert {name: str(info.state) for name, info in shown.items()} == {"3/q/0": "OK", "3/q/1": "ERROR"}
+    assert {info.trace_metadata["mlflow.trace.session"] for info in shown.values()} == {"q"}
 
 
 def test_an_episode_that_was_not_trained_on_has_no_rewards(run: tracking.Run) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import replace
 from importlib import import_module
 from itertools import groupby
 from pathlib import Path
@@ -19,8 +17,9 @@ from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episodes import ScriptedSampler
 from agent_r1.rollout.sampling import Engine
 from agent_r1.training import collection
-from agent_r1.training.loop import Training, iterate
+from agent_r1.training.loop import iterate
 from tests.fixtures import ONE_ACTION, Task
+from tests.trajectories import question_fields
 
 SMALL = {
     "iterations": 1,
@@ -30,16 +29,8 @@ SMALL = {
 }
 
 
-def question(split: str) -> Question:
-    return Question(
-        question_id=split,
-        dataset="d",
-        split=split,
-        text="?",
-        answers=["yes"],
-        gold_titles=[],
-        strata={"hops": "1", "kind": ""},
-    )
+def question(split: str, question_id: str = "q") -> Question:
+    return Question(**question_fields(question_id, split=split))
 
 
 WORLD = '''
@@ -59,18 +50,18 @@ async def ask(what: str) -> str:
 '''
 
 
+@pytest.fixture
+def index(bm25_index: Callable[..., Any]) -> Any:
+    return bm25_index([Passage(passage_id="p", title="Veld", text="Tesk is a city.")])
+
+
 def test_a_killed_validation_hears_what_it_heard_and_asks_nothing_twice(
-    tiny_model: Path,
-    bm25_index: Callable[..., Any],
-    open_training: Callable[..., AbstractContextManager[Training]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tiny_model: Path, index: Any, open_training: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "some_world.py").write_text(WORLD)
     monkeypatch.syspath_prepend(tmp_path)
     world = import_module("some_world")
-    index = bm25_index([Passage(passage_id="p", title="Veld", text="Tesk is a city.")])
-    dev = [replace(question("dev"), question_id=f"dev {number}") for number in range(4)]
+    dev = [question("dev", f"dev {number}") for number in range(4)]
     task = Task(questions=[question("train"), *dev], index=index, model=tiny_model)
     tools = ToolsParams(functions={"ask": FunctionParams(module="some_world")})
     env = ONE_ACTION.model_copy(update={"tools": tools, "max_tokens": 500, "max_action_tokens": 60, "max_steps": 2})
@@ -94,10 +85,7 @@ def test_a_killed_validation_hears_what_it_heard_and_asks_nothing_twice(
 
 
 def test_a_sampler_rests_but_for_collecting_and_validating(
-    tiny_model: Path,
-    bm25_index: Callable[..., Any],
-    open_training: Callable[..., AbstractContextManager[Training]],
-    monkeypatch: pytest.MonkeyPatch,
+    tiny_model: Path, index: Any, open_training: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The learner gives memory back before the sampler wakes, and the first thing that wakes one is its weights."""
     told = list[str]()
@@ -116,7 +104,6 @@ def test_a_sampler_rests_but_for_collecting_and_validating(
     monkeypatch.setattr(collection, "open_engine", opened)
     noted(collection, "release", "release")
     noted(Learner, "update", "update")
-    index = bm25_index([Passage(passage_id="p", title="Veld", text="Tesk is a city.")])
     task = Task(questions=[question("train"), question("dev")], index=index, model=tiny_model)
     with open_training(task, SMALL | {"validation": {"every": 1, "questions": 1}}) as training:
         iterate(training)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agent_r1.params import SHIPPED, load
 from agent_r1.records import Call, CallStatus, Outcome, Question, Source, Trajectory
 from agent_r1.training.findings import REWARDS, TEACH, findings, strays
 from tests.trajectories import from_parts, question_fields
@@ -63,6 +64,7 @@ def test_episodes_that_all_end_in_faults_or_at_limits_are_told_where_answers_are
     [reason] = reasons(*rows, returns=[0, 1])
     assert reason.startswith("no episode comes to an answer (turn_limit 2, malformed 1), and not all returns are equal")
     assert "what helps: env.max_action_tokens, env.max_tokens, env.max_steps" in reason
+    assert load(SHIPPED).env.max_steps > 1, "a single turn is not the default"
     assert reasons(*rows, episode(3, answer="Veld"), returns=[0, 1]) == []
 
 

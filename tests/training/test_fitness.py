@@ -72,14 +72,11 @@ def test_an_unfit_model_is_refused_by_doctor_and_start(
         fitness.require_fit(str(folder), settings_of(**model))
 
 
-def test_what_costs_more_is_a_warning_and_starts(folder: Path) -> None:
+def test_what_costs_more_is_a_warning_and_starts(folder: Path, tmp_path: Path) -> None:
     edited(folder, attn_logit_softcapping=50.0)
     rows = findings(folder)
     assert (rows["attention"].status, rows["licence"].status) == (WARNING, WARNING)
     assert "soft caps of 50" in rows["attention"].message
     fitness.require_fit(str(folder), settings_of())
-
-
-def test_a_path_without_a_model_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"{tmp_path} holds no model .*; save one there or correct model.path"):
         fitness.Candidate(str(tmp_path), settings_of())

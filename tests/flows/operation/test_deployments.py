@@ -16,7 +16,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from queue import SimpleQueue
@@ -30,10 +29,10 @@ from prefect import flow
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey, FlowRunFilter, FlowRunFilterDeploymentId
-from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.flows import load_flow_from_entrypoint
-from prefect.settings import PREFECT_API_URL, Settings, temporary_settings
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Failed, Running
 from rich.console import Console
 
@@ -43,18 +42,17 @@ from agent_r1.params import load, variant_of
 from agent_r1.params.places import RunId
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Version
-from flows.operation.deploy import CRASH_DETECTION, SILENCE_S, deploy
-from flows.operation.deployments import REGISTERED, _decide, expired, scores, training
+from flows.operation.deploy import CRASH_DETECTION, deploy
+from flows.operation.deployments import _decide, expired
 from flows.operation.doctor import prefect
 from flows.operation.lineage import lineage
 from flows.operation.promote import PROMOTION
 from flows.operation.serving import POOL, require_server
 from flows.pipeline import IterationsDone
 from tests.answering import Heard, answering
+from tests.fixtures import ROOT, Inside, WriteParams
 from tests.flows.conftest import PATIENCE_S
 
-Inside = Callable[[Path], AbstractContextManager[None]]
-ROOT = Path(__file__).parents[3]
 CONTENT = yaml.safe_load((ROOT / "prefect.yaml").read_text())
 DEPLOYMENTS: dict[str, dict[str, Any]] = {each["name"]: each for each in CONTENT["deployments"]}
 
@@ -97,20 +95,6 @@ def test_a_deployment_is_a_flow_with_its_parameters(monkeypatch: pytest.MonkeyPa
     assert parameters(DEPLOYMENTS[name]) <= set(taken)
     if {"schedules", "triggers"} & set(DEPLOYMENTS[name]):  # nobody is there to be asked
         assert set(loaded.parameters.required) <= parameters(DEPLOYMENTS[name])
-
-
-def test_deployments_run_in_the_pool_on_schedules_and_events_that_are_sent() -> None:
-    """Where the worker was started; each says what it does."""
-    assert CONTENT["pull"] == [{"prefect.deployments.steps.set_working_directory": {"directory": "."}}]
-    events = set()
-    for name, deployment in DEPLOYMENTS.items():
-        assert deployment["work_pool"] == {"name": POOL}
-        assert deployment["description"].endswith(".")
-        assert deployment["tags"]
-        crons = [schedule["cron"] for schedule in deployment.get("schedules", [])]
-        assert crons == (["0 3 * * *"] if name == "nightly" else [])
-        events |= {(name, event) for trigger in deployment.get("triggers", []) for event in trigger["expect"]}
-    assert events == {("after-training", REGISTERED)}
 
 
 def test_a_server_that_answers_is_accepted_and_takes_a_flow(prefect_api: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +184,7 @@ def test_the_page_on_notifications_has_an_automation_made_that_keeps_the_address
 def test_a_promotion_that_may_ask_is_a_run_of_its_own(
     client: SyncPrefectClient,
     tmp_path: Path,
-    write_params: Callable[..., None],
+    write_params: WriteParams,
     inside: Inside,
     register_descriptor: Callable[..., Version],
 ) -> None:
@@ -249,20 +233,8 @@ def test_of_the_nights_that_waited_for_the_worker_one_runs_and_none_of_a_paused_
     assert expired() is None
 
 
-def test_whoever_starts_a_flow_it_gives_two_signs_of_life_before_it_counts_as_crashed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A process in a clone's root finds the setting; test_serving.py asks a worker's."""
-    monkeypatch.chdir(ROOT)
-    frequency = Settings().flows.heartbeat_frequency
-    assert frequency is not None
-    assert 2 * frequency < SILENCE_S
-
-
 @pytest.fixture
-def project(
-    tmp_path: Path, small_project: Path, write_params: Callable[..., None], lay_dvc: Callable[..., None]
-) -> Path:
+def project(tmp_path: Path, small_project: Path, write_params: WriteParams, lay_dvc: Callable[..., None]) -> Path:
     """A copy of the small project as a DVC repository, its engine in the stage's process, which starts at once."""
     folder = tmp_path / "project"
     shutil.copytree(small_project, folder, ignore=shutil.ignore_patterns("train", ".tracking", "evaluate"))
@@ -270,27 +242,6 @@ def project(
     (folder / "dvc.yaml").write_text(DONE)
     lay_dvc(folder)
     return folder
-
-
-@pytest.mark.parametrize(
-    ("run", "overrides", "message"),
-    [
-        (
-            "grpo",
-            {"credit": {"filter": {"share": 0.5}}},
-            "share: 0.5 has no effect with kind: none",
-        ),  # as `refilled` has
-        ("ppo", {"iterations": 2}, "overrides of ppo: iterations is 2 already, which changes nothing"),
-        ("ppo", {}, "overrides of ppo change nothing"),
-    ],
-)
-def test_overrides_that_do_not_go_with_the_run_end_it_before_its_first_stage(
-    prefect_api: str, small_project: Path, inside: Inside, run: str, overrides: dict[str, Any], message: str
-) -> None:
-    with inside(small_project):
-        state = training(run, overrides=overrides, return_state=True)
-    assert (state.type, state.name) == (StateType.FAILED, "Invalid")
-    assert message in str(state.message)
 
 
 def test_the_iterations_of_a_training_are_shown_now_and_then_and_no_dead_server_is_waited_for(
@@ -322,17 +273,6 @@ def artifacts(prefix: str) -> dict[str, str]:
     return {str(artifact.key): str(artifact.data) for artifact in found}
 
 
-def test_the_table_has_a_row_per_finished_iteration(tmp_path: Path) -> None:
-    lines = [{"iteration": 0, "rollout/success": 0.25, "update/tokens": 7}, {"iteration": 1, "rollout/success": 0.5}]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    rows = scores(tmp_path)
-    assert [(row["iteration"], row["rollout/success"], row["reward/total"]) for row in rows] == [
-        (0, 0.25, None),
-        (1, 0.5, None),
-    ]
-    assert all("update/tokens" not in row for row in rows)
-
-
 def test_a_training_shows_its_scores_and_its_model_leads_to_its_trajectories(
     prefect_api: str, project: Path, start: Any, inside: Inside
 ) -> None:
@@ -342,6 +282,8 @@ def test_a_training_shows_its_scores_and_its_model_leads_to_its_trajectories(
     finished = checkpoint.progress(folder / "checkpoint")
     assert finished is not None, out + errors
     assert finished.iterations == ITERATIONS
+    with get_client(sync_client=True) as client:
+        assert "ppo-seed7, 0.5 credit.lam" in {run.name for run in client.read_flow_runs()}
     rows = json.loads(artifacts("scores-ppo-")[f"scores-{LABEL}"])
     assert [row["iteration"] for row in rows] == list(range(ITERATIONS))
     assert float(artifacts("progress-train-ppo-")[f"progress-train-{LABEL.replace('-seed', '-')}"]) == 100

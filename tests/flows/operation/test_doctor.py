@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -15,9 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from rich.console import Console
 
-from flows.dvc_files import complaint
 from flows.operation.doctor import (
     CHECKS,
     FAILED,
@@ -29,13 +25,10 @@ from flows.operation.doctor import (
     compare_versions,
     doctor_of_model,
     found_by,
-    table,
 )
+from tests.fixtures import ROOT, FreePort, WriteParams
 
-ROOT = Path(__file__).parents[3]
 Start = Callable[..., subprocess.Popen[str]]
-WriteParams = Callable[[Path, dict[str, Any]], None]
-FreePort = Callable[[], int]
 
 
 @pytest.fixture
@@ -106,13 +99,6 @@ def test_a_fault_of_a_check_is_a_finding_with_a_remedy(fault: Exception, finding
     assert found_by(check) == finding
 
 
-def test_the_table_shows_what_to_do_below_what_was_found() -> None:
-    console = Console(width=100, record=True, file=open(os.devnull, "w"))  # noqa: SIM115 PTH123
-    console.print(table({"dvc": Finding(OK, "fine"), "room": Finding(FAILED, "full", "free [some]")}))
-    lines = [" ".join(line.split()) for line in console.export_text().splitlines()]
-    assert lines[1:] == ["ok dvc fine", "failed room full", "-> free [some]"]
-
-
 def test_the_command_fails_where_anything_failed(tmp_path: Path, write_params: WriteParams, start: Start) -> None:
     write_params(tmp_path, {})
     good = start("-m", "flows", "doctor", "versions", "parameters", COLUMNS="200")
@@ -176,50 +162,6 @@ def test_room_against_the_runs(disk: float, checkpoints: list[float], memory: fl
     assert (compared.status, compared.message.startswith(message)) == (status, True)
 
 
-def test_the_room_of_a_small_project(small_project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(small_project)
-    message = found("room").message
-    assert "about 1.0 needed" in message
-    assert "about 2." in message or "about 3." in message  # 2.5 of libraries, and of the sampler
-
-
-@pytest.mark.parametrize(
-    ("processes", "gpus", "told"),
-    [
-        (2, 0, "learner.processes is 2, and there are 4 cores here"),
-        (5, 0, "learner.processes is 5, and there are 4 cores here; lower it"),
-        (3, 2, "learner.processes is 3, and there are 2 GPUs here; lower it"),
-        (2, 2, "2 GPUs learn, and actions are sampled on 1 of them; set engine.kind: vllm and engine.vllm.replicas: 2"),
-    ],
-)
-def test_ranks_that_are_to_have_a_device_each(
-    processes: int, gpus: int, told: str, project: Path, write_params: WriteParams, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_params(project, {"learner": {"processes": processes}})
-    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
-    told_of = found("ranks")
-    assert "; ".join(filter(None, [told_of.message, told_of.remedy])).startswith(told)
-    assert told_of.status == (FAILED if "lower" in told else WARNING if "set" in told else OK)
-
-
-def test_what_torchrun_gives_is_compared_with_params(
-    project: Path, write_params: WriteParams, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_params(project, {"learner": {"processes": 1, "nodes": 2}})
-    refused = found("ranks")
-    assert refused.message == "learner.nodes is 2, and this process was given no rank"
-    assert "torchrun --nnodes 2" in refused.remedy
-
-    def given(**variables: str) -> str:
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
-        return found("ranks").message
-
-    assert given(RANK="0", WORLD_SIZE="2").startswith("RANK is set, and of RANK, WORLD_SIZE, LOCAL_RANK one is missing")
-    assert given(LOCAL_RANK="0") == "this is rank 0 of 2, on its machine 0"
-    assert "rank 1 of 2, on its machine 1, and learner asks for 1 processes on 2" in given(RANK="1", LOCAL_RANK="1")
-
-
 def test_an_engine_samples_does_not_start_or_hangs(
     project: Path, write_params: WriteParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,20 +195,6 @@ def test_servers_that_are_down(
     assert found("prefect").remedy.startswith("start it there")
 
 
-def test_a_port_in_use(free_port: FreePort, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PREFECT_PORT", str(free_port()))
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        monkeypatch.setenv("MLFLOW_PORT", str(port))
-        monkeypatch.setattr("flows.operation.doctor.ANSWER_S", 0.5)
-        refused = found("ports")
-    assert refused.message.startswith(f"port {port} of 127.0.0.1 cannot be used")
-    assert f"make serve MLFLOW_PORT={port + 1}" in refused.remedy
-    assert found("ports").status == OK
-
-
 @pytest.mark.parametrize(
     ("spoil", "message", "remedy"),
     [
@@ -285,15 +213,6 @@ def test_a_store(project: Path, spoil: Callable[[Path], None], message: str, rem
     assert (opened.status == OK) == (remedy == "")
 
 
-def test_a_store_that_cannot_be_written_to(project: Path) -> None:
-    shutil.rmtree(project / ".tracking")
-    assert "not there yet" in found("store").message
-    (project / ".tracking").rmdir()
-    (project / ".tracking").write_text("in its place")
-    assert found("store").status == FAILED
-    assert "File exists" in found("store").message
-
-
 def test_versions_that_the_store_lacks(project: Path, register_descriptor: Callable[..., Any]) -> None:
     assert found("registered").status == OK
     for file, policy in (("register/ppo.json", "a" * 64), ("ablations/register/ppo-seed3.json", "b" * 64)):
@@ -303,23 +222,7 @@ def test_versions_that_the_store_lacks(project: Path, register_descriptor: Calla
     assert "the store lacks the versions of outputs/register/ppo.json, " in lacking.message
     assert lacking.message.endswith(", outputs/ablations/register/ppo-seed3.json")
     register_descriptor("a" * 64)
-    assert found("registered").remedy == "agent-r1 register --run ppo --seed 3 --sweep ablations"
-
-
-def test_trainings_that_made_room_are_listed_with_their_sizes(project: Path) -> None:
-    assert found("aside").status == OK
-    old = project / "outputs" / "aside" / "ppo-20260101T000000.000000Z"
-    (old / "checkpoint").mkdir(parents=True)
-    (old / "checkpoint" / "model").write_bytes(b"0" * 2_500_000)
-    assert found("aside").message == f"outputs/aside holds {old.name} 2.5 MB"
-
-
-def test_a_folder_and_a_graph_that_dvc_refuses(project: Path) -> None:
-    (project / "dvc.yaml").write_text("stages: {train: {comand: python}}\n")
-    assert "dvc.yaml" in found("dvc").message
-    shutil.rmtree(project / ".dvc")
-    refused = found("dvc")
-    assert (refused.status, "not inside of a DVC repository" in refused.message) == (FAILED, True)
+    assert found("registered").remedy == "agent-r1 register ablations/ppo-seed3"
 
 
 def test_where_a_bare_dvc_unpickles(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,15 +267,6 @@ def test_a_remote_that_does_not_answer(project: Path, free_port: FreePort, monke
     refused = found("dvc")
     assert refused.status == FAILED
     assert "cannot be used: unexpected error - Could not connect to the endpoint URL" in refused.message
-
-
-def test_the_complaint_is_the_error_without_its_frame() -> None:
-    def failed(said: str) -> str:
-        return complaint(subprocess.CompletedProcess([], returncode=3, stdout="", stderr=said))
-
-    framed = "WARNING: old\nERROR: unexpected error - no bucket\n\nHaving any troubles? Hit us up at https://dvc.org"
-    assert failed(framed) == "unexpected error - no bucket"
-    assert failed("") == "exit code 3"
 
 
 def test_the_code_of_another_clone_is_noticed_and_that_of_an_overlays_folder_is_the_projects(project: Path) -> None:

@@ -6,7 +6,6 @@ import dataclasses
 import logging
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from agent_r1.inspection.stored import Shown, When
 from agent_r1.inspection.viewer import view
 from agent_r1.params.places import RunId
 from agent_r1.records import Prediction
-from agent_r1.tables import read_rows, write_rows
+from agent_r1.tables import write_rows
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Version
 from flows.evaluate import EvaluationRequest, evaluate
@@ -28,10 +27,9 @@ from flows.operation.deployments import Drifted, evaluation
 from flows.operation.promote import crown
 from flows.operation.register import register
 from flows.pipeline import run_command
+from tests.fixtures import ROOT, Inside, WriteParams
+from tests.reading import predictions
 
-ROOT = Path(__file__).parents[3]
-Inside = Callable[[Path], AbstractContextManager[None]]
-WriteParams = Callable[[Path, dict[str, Any]], None]
 HOME = Path("outputs/history/agent_r1-v1")
 POLICY = Path("outputs/train/ppo/checkpoint/policy")
 BASELINE = """
@@ -76,13 +74,13 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluates and shows in this process, where imports cost nothing."""
 
     def run(stage: str, *arguments: str) -> None:
-        given: dict[str, Any] = {
-            key.removeprefix("--"): value for key, value in zip(arguments[::2], arguments[1::2], strict=True)
+        policy, *options = arguments
+        if stage == "view":
+            return view(RunId.parse(policy))
+        values: dict[str, Any] = {
+            option.removeprefix("--"): value for option, value in zip(options[::2], options[1::2], strict=True)
         }
-        if stage == "evaluate":
-            evaluate(EvaluationRequest(given.pop("model"), **given | {"into": Path(given["into"])}))
-        else:
-            view(RunId(given["run"], int(given["seed"]) if "seed" in given else None, given.get("sweep", "")))
+        return evaluate(EvaluationRequest(policy, **values | {"into": Path(values["into"])}))
 
     monkeypatch.setattr("flows.operation.deployments.run_command", run)
 
@@ -100,10 +98,6 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
 
     monkeypatch.setattr("flows.operation.deployments.run_command", run)
     return asked
-
-
-def predictions(folder: Path) -> list[Prediction]:
-    return read_rows(folder / "predictions.parquet", Prediction)
 
 
 def test_the_champion_is_held_against_the_time_before(version: Version, in_process: None, project: Path) -> None:
@@ -140,10 +134,11 @@ def test_a_challenger_is_evaluated_on_one_data_set_without_a_champion_and_withou
     version: Version, caplog: pytest.LogCaptureFixture, pages: list[tuple[str, ...]]
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        evaluation(["ppo"], dataset="atlas")
-    assert pages == [("--run", "ppo")]
+        state = evaluation(["ppo"], dataset="atlas", return_state=True)
+    assert str(state.message).startswith("agent_r1-v1: exact match ")
+    assert pages == [("ppo",)]
     assert len(list(HOME.with_name("agent_r1-v1-atlas").iterdir())) == 1
-    assert "no champion to compare with; the first becomes one only by `agent-r1 promote" in caplog.text
+    assert "has no champion; the first becomes one only by `agent-r1 promote" in caplog.text
     assert registry.champion() is None
     assert "no page shows test questions before and after training: stage baseline@base_tool_call failed" in caplog.text
     assert "ppo has no new page of its trajectories: stage view failed" in caplog.text
@@ -194,8 +189,3 @@ def test_a_policy_that_has_gone_fails_the_evaluation(version: Version, in_proces
 def test_what_cannot_be_evaluated_is_refused(models: list[str] | None, dataset: str | None, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         evaluation(models, dataset)
-
-
-def test_a_registry_without_a_champion_is_explained(version: Version) -> None:
-    with pytest.raises(ValueError, match=r"has no champion; .* only by `agent-r1 promote models:/agent_r1/1"):
-        evaluation()

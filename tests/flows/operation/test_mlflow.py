@@ -22,9 +22,9 @@ from mlflow import MlflowClient
 from agent_r1 import tracking
 from flows.apps import ROUTES
 from tests.answering import Heard, answering
+from tests.fixtures import ROOT, FreePort
 from tests.neighbour import by_neighbour
 
-ROOT = Path(__file__).parents[3]
 PATIENCE_S = 120.0
 API, AJAX = "api/2.0/mlflow", "ajax-api/3.0/mlflow"
 
@@ -57,9 +57,7 @@ def serving(project: Path, port: int, auth: str) -> Iterator[subprocess.Popen[st
 
 
 @pytest.fixture(scope="module", params=["on", "off"])
-def mlflow_server(
-    request: pytest.FixtureRequest, project: Path, free_port: Callable[[], int]
-) -> Iterator[tuple[str, str]]:
+def mlflow_server(request: pytest.FixtureRequest, project: Path, free_port: FreePort) -> Iterator[tuple[str, str]]:
     """The address of the UI of the project, and its password or ""."""
     with serving(project, port := free_port(), request.param) as process:
         deadline = time.monotonic() + PATIENCE_S
@@ -189,7 +187,7 @@ def test_a_client_with_the_password_reads_and_writes(mlflow_server: tuple[str, s
     assert re.search(r"'seen': 1.0.*note.txt\ntraces [1-9]", asked.stdout)
 
 
-def test_nobody_gets_the_port_while_the_server_starts(project: Path, free_port: Callable[[], int]) -> None:
+def test_nobody_gets_the_port_while_the_server_starts(project: Path, free_port: FreePort) -> None:
     port, log = free_port(), project / ".tracking/prefect/mlflow.log"
     log.unlink(missing_ok=True)
     with serving(project, port, "on") as process:

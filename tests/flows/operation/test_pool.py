@@ -25,6 +25,7 @@ from flows.graph import UNAVAILABLE, Pool, StageFailed, StageUnavailable, out_of
 from flows.operation.deploy import errand, of_processes, offer, offer_containers, work
 from flows.pipeline import run_pipeline
 from flows.terminal import SideBySide
+from tests.fixtures import WriteParams
 
 NAME = f"cpus-{os.getpid()}"  # of this process of the suite
 GRAPH = """
@@ -60,9 +61,7 @@ JobOf: dict[str, type[BaseJobConfiguration]] = {"docker": InDocker, "kubernetes"
 
 
 @pytest.fixture(scope="module")
-def built(
-    tmp_path_factory: pytest.TempPathFactory, write_params: Callable[..., None], lay_dvc: Callable[..., None]
-) -> Path:
+def built(tmp_path_factory: pytest.TempPathFactory, write_params: WriteParams, lay_dvc: Callable[..., None]) -> Path:
     folder = tmp_path_factory.mktemp("pool")
     (folder / "lead").mkdir()
     write_params(folder / "lead", {})
@@ -77,7 +76,7 @@ def built(
 
 @pytest.fixture
 def lead(
-    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefect_api: str, write_params: Callable[..., None]
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefect_api: str, write_params: WriteParams
 ) -> Path:
     """The clone that asks, this process's own; every test asks for something else."""
     shutil.copytree(built / "lead", tmp_path / "lead")
@@ -173,7 +172,7 @@ def test_an_answer_that_lies_is_refused_before_anything_is_written(
 
 
 def test_a_stage_that_changed_here_meanwhile_is_not_taken_over(
-    client: SyncPrefectClient, write_params: Callable[..., None]
+    client: SyncPrefectClient, write_params: WriteParams
 ) -> None:
     def answer(_: str) -> None:
         client.set_flow_run_state(errands(client)[-1].id, Completed(), force=True)
@@ -184,7 +183,7 @@ def test_a_stage_that_changed_here_meanwhile_is_not_taken_over(
 
 
 def test_a_worker_makes_the_stage_once_and_refuses_what_is_not_of_its_clone(
-    client: SyncPrefectClient, lead: Path, monkeypatch: pytest.MonkeyPatch, write_params: Callable[..., None]
+    client: SyncPrefectClient, lead: Path, monkeypatch: pytest.MonkeyPatch, write_params: WriteParams
 ) -> None:
     shutil.copytree(lead, lead.with_name("one"), ignore=shutil.ignore_patterns("cache", "prepared.txt", "dvc.lock"))
     with pytest.raises(StageFailed, match="Cancelled"):

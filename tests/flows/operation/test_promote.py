@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,15 @@ from mlflow import MlflowClient
 from prefect.client.orchestration import get_client
 
 from agent_r1.evaluation.comparison import latest_folder
-from agent_r1.evaluation.verdicts import verdict
 from agent_r1.files import write_text
 from agent_r1.params import load
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Outpaced, Version
 from flows.operation.promote import PROMOTION, crown, gate, measure, previous, promote_here
 from flows.policies import policy_of, version_of
+from tests.fixtures import Inside, WriteParams
 from tests.flows.operation.evaluations import ASKED, write_evaluation
 
-Inside = Callable[[Path], AbstractContextManager[None]]
-WriteParams = Callable[[Path, dict[str, Any]], None]
 Register = Callable[[str], Version]
 EQUAL, BETTER = 60, 75  # questions that are answered right
 EARLIER = "history/agent_r1-v1/20200101T000000.000000Z"
@@ -52,8 +49,9 @@ class Evaluations:
         self.right, self.asked = right, list[list[str]]()
 
     def __call__(self, arguments: Sequence[str]) -> None:
-        given = dict(zip(arguments[::2], arguments[1::2], strict=True))
-        version = registry.find(given["--model"])
+        reference, *options = arguments
+        given = dict(zip(options[::2], options[1::2], strict=True))
+        version = registry.find(reference)
         self.asked.append([version.reference, *(given[key] for key in given if key == "--dataset")])
         write_evaluation(Path(given["--into"]), version, self.right[version.number])
 
@@ -190,22 +188,6 @@ def test_one_process_at_a_time_of_a_prefect_server_moves_the_champion(
     assert (taken, current()) == ([1], 2)
 
 
-def test_a_better_one_that_a_person_does_not_want_is_refused_with_the_reason(
-    champion: Version, challenger: Version, project: Path
-) -> None:
-    evaluations = Evaluations({1: EQUAL, 2: BETTER})
-    decision = gate(challenger.reference, evaluations, objection=lambda found: f"{found.reason}, but a person said no")
-    assert decision
-    assert (decision.promoted, current()) == (False, 1)
-    assert verdict(decision).endswith("is above the margin +0.000, but a person said no")
-    client = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db")
-    assert client.get_run(challenger.descriptor.mlflow_run_id).data.tags["promotion"] == "refused"
-
-
-def test_the_champion_itself_is_not_decided(champion: Version) -> None:
-    assert gate("models:/agent_r1@champion", Evaluations({})) is None
-
-
 def test_the_first_champion_is_named_by_an_explicit_command_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], register: Register
 ) -> None:
@@ -246,8 +228,7 @@ def test_what_a_killed_evaluation_left_is_removed_and_not_taken_over(champion: V
     left: list[Path] = []
 
     def killed(arguments: Sequence[str]) -> None:
-        given = dict(zip(arguments[::2], arguments[1::2], strict=True))
-        left.append(Path(given["--into"]))
+        left.append(Path(arguments[-1]))
 
     with pytest.raises(FileNotFoundError):  # it wrote nothing
         measure(champion, None, load(), killed)

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -18,8 +18,8 @@ import yaml
 
 from agent_r1.files import sha256
 from flows.dvc_files import DVC
+from tests.fixtures import ROOT, FreePort
 
-ROOT = Path(__file__).parents[3]
 BUCKET = "agents"
 ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "key",
@@ -28,8 +28,6 @@ ENVIRONMENT = {
     "AWS_MAX_ATTEMPTS": "1",  # a server that is down is asked once
 }
 TRACKED = ["prepare", "index", "warm_start", "train@ppo"]
-
-FreePort = Callable[[], int]
 
 
 def dvc(project: Path, *arguments: str) -> str:
@@ -56,11 +54,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory, free_port: FreePort) -> I
             assert time.monotonic() < deadline, f"no server: {log.read_text()}"
             time.sleep(0.1)
         s3 = boto3.client(
-            "s3",
-            endpoint_url=url,
-            aws_access_key_id="key",
-            aws_secret_access_key="secret",
-            region_name="us-east-1",
+            "s3", endpoint_url=url, aws_access_key_id="key", aws_secret_access_key="secret", region_name="us-east-1"
         )
         s3.create_bucket(Bucket=BUCKET)
         yield url

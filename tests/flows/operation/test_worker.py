@@ -21,6 +21,7 @@ from flows.dvc_files import ask_dvc
 from flows.graph import out_of_date
 from flows.operation.deploy import CRASH_DETECTION, of_processes, offer
 from flows.pipeline import ablations
+from tests.fixtures import WriteParams
 
 POOL = "gpus"
 PATIENCE_S = 300.0
@@ -66,7 +67,7 @@ folder.mkdir(parents=True)
 def clones(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    write_params: Callable[..., None],
+    write_params: WriteParams,
     lay_dvc: Callable[..., None],
     prefect_api: str,
 ) -> dict[str, Path]:

@@ -7,7 +7,7 @@ import pwd
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +22,7 @@ from flows.processes import own_folder
 from flows.stage import accelerator
 from flows.train import train
 from flows.warm_start import warm_start
+from tests.fixtures import Inside, WriteParams
 
 HOLD = """
 import logging, os, time
@@ -141,11 +142,7 @@ def test_rewards_are_tried_before_anything_is_waited_for(without_accelerator: Pa
 
 @pytest.fixture
 def without_accelerator(
-    small_project: Path,
-    tmp_path: Path,
-    write_params: Callable[[Path, dict[str, Any]], None],
-    inside: Callable[[Path], AbstractContextManager[None]],
-    monkeypatch: pytest.MonkeyPatch,
+    small_project: Path, tmp_path: Path, write_params: WriteParams, inside: Inside, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Path]:
     """The small project, where whoever waits for the accelerator fails."""
 

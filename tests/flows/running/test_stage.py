@@ -168,7 +168,6 @@ print(_accelerator_getAllocatorSettings(), own.get("PYTORCH_ALLOC_CONF"), own.ge
     ("given", "said"),
     [
         ({}, "expandable_segments:True None None"),
-        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, "max_split_size_mb:64 max_split_size_mb:64 None"),
         ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, "max_split_size_mb:64 None max_split_size_mb:64"),
     ],
 )
@@ -200,24 +199,6 @@ def test_freed_memory_is_kept_where_no_gpu_computes(start: Any) -> None:
     assert kept < given_back / 2
 
 
-TENSORS = """
-from flows.stage import prepare_process
-
-prepare_process()
-import torch
-
-print(max(torch.zeros(size * 2**18 + 1000).data_ptr() % 4096 for size in (64, 32, 16)))
-"""
-
-
-def test_large_tensors_lie_at_the_borders_of_pages(start: Any) -> None:
-    """So glibc finds the place of one fit for the next; a 0 in the environment switches it off."""
-    by_default, switched_off = (
-        int(start("-c", TENSORS, **environment).communicate()[0]) for environment in ({}, {"THP_MEM_ALLOC_ENABLE": "0"})
-    )
-    assert by_default == 0 < switched_off
-
-
 @task
 def squared(values: list[int]) -> list[int]:
     return [value * value for value in values]
@@ -226,11 +207,6 @@ def squared(values: list[int]) -> list[int]:
 @task
 def rolled(iteration: int) -> int:
     return iteration
-
-
-def test_outside_of_a_flow_a_task_is_the_plain_function() -> None:
-    values = squared([2, 3])
-    assert values == [4, 9]
 
 
 @pytest.fixture

@@ -28,14 +28,6 @@ def test_how_many_episodes_are_over_is_a_line_of_a_terminal(monkeypatch: pytest.
     assert ("2/3" in written.getvalue()) == is_terminal
 
 
-def test_the_verb_of_a_training_is_a_line_of_a_terminal(terminal: Console) -> None:
-    with shown_on.counted("train ppo", 9, done=4) as count:
-        assert "4/9" in shown(terminal)
-        count("update 5", 5)
-        assert "train ppo: update 5" in shown(terminal)
-        assert "5/9" in shown(terminal)
-
-
 @pytest.mark.parametrize("is_over", [True, False], ids=["begins too late", "runs"])
 def test_the_end_of_all_ends_a_command(is_over: bool) -> None:
     beside, sleep = SideBySide(), [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -99,11 +91,3 @@ def test_a_pipe_cuts_no_line_and_has_the_width_that_it_is_given(
     monkeypatch.setenv("COLUMNS", "60")
     shown_on.show(Markdown(LONG), table)
     assert max(map(len, capsys.readouterr().out.splitlines())) == 60
-
-
-def test_elsewhere_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    file = Console(file=io.StringIO())
-    monkeypatch.setattr("flows.terminal.TERMINAL", file)
-    with SideBySide() as others, others.line("train@ppo") as say:
-        say("iteration 7 of 20")
-        assert shown(file) == ""

@@ -1,13 +1,15 @@
-import math
-from pathlib import Path
-from typing import Any
+"""Scores of tokens: micro-batches, chunks and blocks change nothing, whatever a model does to its logits."""
 
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoModelForCausalLM,
     CohereConfig,
@@ -18,17 +20,21 @@ from transformers import (
     OPTConfig,
     PreTrainedConfig,
     PreTrainedModel,
-    Qwen2Config,
 )
 
 from agent_r1.learn import scoring
-from agent_r1.learn.losses import clipped_policy_loss
 from agent_r1.learn.model import load_policy
-from agent_r1.learn.scoring import TokenScores, output_of, token_logprobs
-from agent_r1.params.train import UpdateParams
-from tests.learn.learning import gradients
+from agent_r1.learn.scoring import (
+    Compute,
+    TokenScores,
+    micro_batches,
+    minibatches,
+    output_of,
+    pack_by_length,
+    token_logprobs,
+)
+from tests.learn.learning import CPU, UPDATE, gradients, make_trajectory, with_changes
 
-CPU = torch.device("cpu")
 WORDS, HIDDEN = 97, 32
 IDS = torch.tensor([[30, 31, 32, 33, 34], [40, 41, 42, 0, 0]])
 MASK = torch.tensor([[False, True, False, True, True], [False, False, True, False, False]])
@@ -51,18 +57,6 @@ def model_of(config: PreTrainedConfig) -> PreTrainedModel:
     with torch.no_grad():
         model.get_output_embeddings().weight *= 100  # so that a cap and a scale are felt
     return model
-
-
-@pytest.fixture
-def chunks_of_two_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "CHUNK", 2 * WORDS)
-
-
-def test_selected_logprobs_equal_those_of_the_full_forward(tiny_model: Path) -> None:
-    model = load_policy(tiny_model, device=CPU)
-    full = model(input_ids=IDS).logits.log_softmax(-1)
-    expected = [full[row, token - 1, IDS[row, token]].item() for row, token in MASK.nonzero().tolist()]
-    assert token_logprobs(model, IDS, MASK).tolist() == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
@@ -114,53 +108,6 @@ def test_chunks_change_nothing_but_rounding(
         assert torch.allclose(gradient, all_at_once[name], atol=1e-6 * largest), name
 
 
-class Largest(TorchDispatchMode):
-    """Notes the most logits of any tensor that is made, the layer's weights aside."""
-
-    most = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        for each in made if isinstance(made, (tuple, list)) else [made]:
-            if isinstance(each, Tensor) and each.shape[-1:] == (WORDS,) and each.shape[-2:] != (HIDDEN, WORDS):
-                self.most = max(self.most, each.numel())
-        return made
-
-
-@pytest.mark.parametrize("learn", [True, False])
-@pytest.mark.parametrize("in_parts", [True, False])
-def test_no_more_logits_exist_than_a_chunk_has(chunks_of_two_tokens: None, learn: bool, in_parts: bool) -> None:
-    model = model_of(CONFIGS["scaled"])
-    with Largest() as largest, torch.set_grad_enabled(learn):
-        whole = output_of(model, IDS, MASK)
-        parts = whole.cut() if in_parts else [whole]
-        for part in parts:
-            logprobs, _ = part.scores(entropy=False)
-            if learn:
-                logprobs.sum().backward()
-    assert largest.most == 2 * WORDS
-
-
-def test_right_padding_changes_no_logprob(tiny_model: Path) -> None:
-    model = load_policy(tiny_model, device=CPU)
-    alone = token_logprobs(model, IDS[1:, :3], MASK[1:, :3])
-    assert token_logprobs(model, IDS, MASK)[-1:].tolist() == pytest.approx(alone.tolist(), abs=1e-5)
-
-
-def test_masked_tokens_have_exactly_no_gradient(update_params: UpdateParams) -> None:
-    # The selected logits are those at masked_positions - 1; every other row of the gradient is exactly 0, although
-    # the advantages of the masked tokens are not even numbers.
-    logits = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    ids = torch.randint(7, (2, 5), generator=torch.Generator().manual_seed(1))
-    advantages = torch.where(MASK, 1.0, torch.nan)
-    logprobs, _ = TokenScores.apply(logits[:, :-1][MASK[:, 1:]], ids[MASK], False)
-    ratio = torch.exp(logprobs - logprobs.detach())
-    clipped_policy_loss(ratio, advantages[MASK], update_params).sum().backward()
-    assert logits.grad is not None
-    touched = (logits.grad != 0).any(-1)
-    assert torch.equal(touched, F.pad(MASK[:, 1:], (0, 1)))
-
-
 def test_hidden_states_of_masked_tokens_have_exactly_no_gradient(tiny_model: Path) -> None:
     model = load_policy(tiny_model, device=CPU)
     seen: list[Tensor] = []
@@ -173,40 +120,18 @@ def test_hidden_states_of_masked_tokens_have_exactly_no_gradient(tiny_model: Pat
     assert torch.equal((seen[0].grad != 0).any(-1), F.pad(MASK[:, 1:], (0, 1)))
 
 
-def test_the_first_token_of_a_row_is_refused(tiny_model: Path) -> None:
-    with pytest.raises(ValueError, match="selects the first token of a row, which nothing predicts"):
-        output_of(load_policy(tiny_model, device=CPU), IDS, torch.ones_like(MASK))
-
-
-def test_a_model_that_reads_other_states_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_token_and_a_model_that_reads_other_states_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(CONFIGS["nested"])
+    with pytest.raises(ValueError, match="selects the first token of a row, which nothing predicts"):
+        output_of(model, IDS, torch.ones_like(MASK))
     monkeypatch.setattr(model, "get_decoder", lambda: model.base_model)  # its model asks the decoder in that
     with pytest.raises(ValueError, match=r"OPTForCausalLM does not go on from what its get_decoder\(\) says"):
         token_logprobs(model, IDS, MASK)
 
 
-def test_entropy_by_hand() -> None:
-    # Uniform over 4: ln 4; a certain token: 0
-    logits = torch.tensor([[1.0, 1.0, 1.0, 1.0], [100.0, 0.0, 0.0, 0.0]])
-    _, entropy = TokenScores.apply(logits, torch.tensor([0, 0]), True)
-    assert entropy.tolist() == pytest.approx([math.log(4), 0.0], abs=1e-6)
-
-
 @pytest.fixture(params=[1, 14, 1000])
 def rows_at_a_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scoring, "BLOCK", request.param)
-
-
-@pytest.mark.parametrize(("kind", "chunks", "block"), [("cpu", 3, 2**20), ("cuda", 1, 2**24)])
-def test_a_gpu_holds_more_logits_at_a_time(kind: str, chunks: int, block: int) -> None:
-    """500 tokens over 152,000 words are 76 million logits, of which 2^25 or 2^27 are a chunk."""
-    model = AutoModelForCausalLM.from_config(
-        Qwen2Config(vocab_size=152000, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
-    )
-    with FakeTensorMode():
-        tokens = torch.empty(500, 8, device=kind)
-        assert scoring.Output(model, None, tokens, tokens)._chunks == chunks
-    assert scoring.room(kind)[1] == block
 
 
 def test_blocks_of_rows_change_no_bit(rows_at_a_time: None) -> None:
@@ -228,9 +153,47 @@ def test_gradients_agree_with_finite_differences(rows_at_a_time: None) -> None:
     assert torch.autograd.gradcheck(lambda logits: TokenScores.apply(logits.clone(), chosen, True), [logits])
 
 
-def test_whoever_needs_the_logits_that_became_logprobs_is_refused() -> None:
-    logits = torch.randn(5, 7).requires_grad_()
-    needed = logits.exp()  # whose gradient is of itself
-    logprobs, _ = TokenScores.apply(needed, torch.zeros(5, dtype=torch.long), False)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        logprobs.sum().backward()
+COMPUTE = Compute(device=CPU, dtype=torch.float32, max_tokens=100)
+
+
+def test_micro_batches_by_hand() -> None:
+    # Sorted: 9 | 5 4 | 4 2 1 with a budget of 12: 9 alone, 2 rows of 5 are 10 (3 would be 15), 3 rows of 4 are 12.
+    assert pack_by_length([[4], [9], [1], [5], [4], [2]], max_tokens=12) == [[1], [3, 0], [4, 5, 2]]
+    # The contexts of a trajectory stay together: three rows of 4 are 12, and a fourth makes 16; four are too many.
+    assert pack_by_length([[2, 3], [4], [3]], max_tokens=12) == [[1, 0], [2]]
+    assert pack_by_length([[4], [4, 1, 1, 1], [2]], max_tokens=12) == [[0], [1], [2]]
+
+
+def test_minibatches_split_all_rows_by_iteration_and_epoch() -> None:
+    params = with_changes(UPDATE, minibatches=3, epochs=2)
+
+    def split(iteration: int) -> list[list[list[int]]]:
+        found = list(minibatches(range(10), params, seed=1, iteration=iteration))
+        return [found[:3], found[3:]]
+
+    for epoch in split(0):
+        assert [len(part) for part in epoch] == [4, 3, 3]
+        assert sorted(row for part in epoch for row in part) == list(range(10))
+    assert split(0) == split(0)
+    assert len({str(epoch) for iteration in range(2) for epoch in split(iteration)}) == 4
+
+
+def test_each_row_is_a_minibatch_where_there_are_fewer() -> None:
+    """A filter keeps a group of 4, and the world cut one of its episodes short."""
+    params = with_changes(UPDATE, minibatches=4, epochs=2)
+    found = list(minibatches(range(3), params, seed=0, iteration=0))
+    assert sorted(found[:3]) == sorted(found[3:]) == [[0], [1], [2]]
+    assert not list(minibatches([], params, seed=0, iteration=0))
+
+
+def test_a_micro_batch_takes_entries_in_the_order_of_its_mask() -> None:
+    lengths, starts = [2, 6, 1], [[0], [0, 4], [0]]
+    rows = [make_trajectory(i, [0] * length, None, starts[i]) for i, length in enumerate(lengths)]
+    sequences = [np.arange(10 * i, 10 * i + length, dtype=np.int32) for i, length in enumerate(lengths, start=1)]
+    rows = [dataclasses.replace(row, token_ids=ids) for row, ids in zip(rows, sequences, strict=True)]
+    masks = [np.isin(ids, [11, 21, 23, 25]) for ids in sequences]
+    (batch,) = micro_batches(rows, masks, COMPUTE)
+    assert batch.rows == [1, 0]  # the longest first; the one without a selected token is left out
+    assert batch.ids.tolist() == [[20, 21, 22, 23], [24, 25, 0, 0], [10, 11, 0, 0]]  # a context is a row
+    assert batch.take(sequences).tolist() == batch.ids[batch.mask].tolist() == [21, 23, 25, 11]
+    assert [piece.tolist() for piece in batch.split(batch.take(sequences))] == [[21, 23, 25], [11]]
