@@ -42,7 +42,7 @@ def _comparable(answer: str, gold: str) -> tuple[str, str]:
 def exact_match(answer: str, golds: Sequence[str]) -> float:
     """1.0 where the normalised answer equals a normalised gold answer, else 0.0. An empty answer equals none."""
     pairs = (_comparable(answer, gold) for gold in golds)
-    return float(any(ours == theirs != "" for ours, theirs in pairs))
+    return float(any(answer_text == gold_text != "" for answer_text, gold_text in pairs))
 
 
 def f1(answer: str, golds: Sequence[str]) -> float:
@@ -70,6 +70,7 @@ def _has(text: str, words: str) -> bool:
 def _f1(answer: str, gold: str) -> float:
     if answer != gold and (answer in CLOSED or gold in CLOSED):
         return 0.0
-    answer_words, gold_words = _words(answer), _words(gold)
+    answer_words = _words(answer)
+    gold_words = _words(gold)
     shared = (Counter(answer_words) & Counter(gold_words)).total()
     return 2 * shared / (len(answer_words) + len(gold_words)) if shared else 0.0

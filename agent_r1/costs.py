@@ -36,7 +36,8 @@ class Costs:
 
     def __init__(self) -> None:
         self.spent = defaultdict[str, float](float)  # metrics, of earlier processes too
-        self.devices, self.engine = 1, set[int]()  # GPUs, and the ids of the engine's processes, which always sample
+        self.devices = 1  # GPUs
+        self.engine = set[int]()  # the ids of the engine's processes, which always sample
         self._root = psutil.Process()
         self._charged = self._look()
 
@@ -45,15 +46,16 @@ class Costs:
 
         While the process samples, all that it started beside the engine is tools. The engine may sample at any time.
         """
-        before, self._charged = self._charged, self._look()
-        seconds, own, engine, others = self._charged - before
-        others += min(engine, 0.0)  # an engine that has ended is among them
+        start = self._charged
+        self._charged = self._look()
+        seconds, process, engine, children = self._charged - start
+        children += min(engine, 0.0)  # an engine that has ended is among them
         beside = Purpose.TOOLS if purpose is Purpose.SAMPLING else purpose
         engines = Purpose.OTHER if purpose is Purpose.OTHER else Purpose.SAMPLING  # the former are its start and end
         self.spent[f"cost/{purpose}_device_s"] += self.devices * (seconds - waited_s)
         self.spent[f"cost/{beside}_device_s"] += self.devices * waited_s
-        self.spent[f"cost/{purpose}_core_s"] += own
-        self.spent[f"cost/{beside}_core_s"] += others
+        self.spent[f"cost/{purpose}_core_s"] += process
+        self.spent[f"cost/{beside}_core_s"] += children
         self.spent[f"cost/{engines}_core_s"] += max(engine, 0.0)
 
     def of_ranks(self) -> None:
@@ -62,15 +64,16 @@ class Costs:
 
     def _look(self) -> NDArray[np.float64]:
         """The clock, and the core-seconds of this process, of the engine's, and of all others that it started."""
-        this, resident = psutil.Process(), 0
-        seen = np.array([time.perf_counter(), time.process_time(), 0.0, sum(this.cpu_times()[2:4])])
-        for each in {this, *self._root.children(recursive=True)}:
+        this = psutil.Process()
+        resident = 0
+        totals = np.array([time.perf_counter(), time.process_time(), 0.0, sum(this.cpu_times()[2:4])])
+        for process in {this, *self._root.children(recursive=True)}:
             with suppress(psutil.NoSuchProcess):
-                resident += each.memory_info().rss
-                if each != this:
-                    seen[2 if {each.pid, each.ppid()} & self.engine else 3] += sum(each.cpu_times()[:4])
+                resident += process.memory_info().rss
+                if process != this:
+                    totals[2 if {process.pid, process.ppid()} & self.engine else 3] += sum(process.cpu_times()[:4])
         self.spent["cost/peak_gib"] = max(self.spent["cost/peak_gib"], resident / 2**30)
-        return seen
+        return totals
 
 
 def costs_in(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:

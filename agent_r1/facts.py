@@ -11,17 +11,18 @@ from typing import Any
 from agent_r1.files import write_text
 
 NAMED = 5  # differences in a message
-SHOWN, SHORTENED = 40, 12  # characters of a value: the most that are shown, and how many of a longer one
+SHOWN = 40  # characters of a value that a message holds at most
+SHORTENED = 12  # characters that it holds of a longer one
 
 
-def differences(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> list[str]:
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """The differences in words such as `train.credit.lam 0.99 -> 0.95`; `none` where one side lacks the fact."""
-    return [f"{name} {_short(earlier.get(name))} -> {_short(later.get(name))}" for name in differing(earlier, later)]
+    return [f"{name} {_short(old.get(name))} -> {_short(new.get(name))}" for name in differing(old, new)]
 
 
-def differing(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> list[str]:
-    """The names of the facts that differ, the earlier's first."""
-    return [name for name in {**earlier, **later} if earlier.get(name) != later.get(name)]
+def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """The names of the facts that differ, those of `old` first."""
+    return [name for name in {**old, **new} if old.get(name) != new.get(name)]
 
 
 def some(names: Sequence[str]) -> str:
@@ -35,11 +36,11 @@ def write(file: Path, groups: Mapping[str, Mapping[str, Any]]) -> None:
     write_text(file, json.dumps(groups, indent=2) + "\n")
 
 
-def read(file: Path, known: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Reads groups of facts. Raises ValueError if the file is damaged, or its groups are not the `known` ones."""
+def read(file: Path, group_names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Reads groups of facts. Raises ValueError if the file is damaged, or its groups are not those of these names."""
     try:
         groups = {group: dict(facts) for group, facts in json.loads(file.read_text()).items()}
-        if names := differing(dict.fromkeys(groups, True), dict.fromkeys(known, True)):
+        if names := differing(dict.fromkeys(groups, True), dict.fromkeys(group_names, True)):
             raise ValueError(", ".join(f"{name} is {'unknown' if name in groups else 'missing'}" for name in names))
     except (ValueError, TypeError, AttributeError) as fault:
         raise ValueError(f"{file} is damaged, or of another version of the project: {fault}") from fault

@@ -96,9 +96,10 @@ def remove_folder(folder: Path) -> None:
 
 def clear_leftovers(folder: Path) -> None:
     """Cleans up after a kill in `replaced_folder` or `remove_folder`; an old folder without a new one comes back."""
-    old, gone = _beside(folder, "old"), _beside(folder, "gone")
-    for left in (_beside(folder, "new"), gone):
-        shutil.rmtree(left, ignore_errors=True)
+    old = _beside(folder, "old")
+    gone = _beside(folder, "gone")
+    for leftover in (_beside(folder, "new"), gone):
+        shutil.rmtree(leftover, ignore_errors=True)
     if old.exists():
         old.rename(gone if folder.exists() else folder)
         shutil.rmtree(gone, ignore_errors=True)
@@ -140,12 +141,12 @@ def locked_some(paths: Sequence[Path], count: int, gate: Path, when_held: Callab
     all of them when the process ends, however it ends. While others hold something, `when_held` is called at once and
     every `REMINDER_S`; it may raise.
     """
-    held: list[Path] = []
+    locks = list[Path]()
     with ExitStack() as holds:
         with locked(gate, when_held):
-            while len(held) < count:
-                held.append(_hold_one([path for path in paths if path not in held], holds, when_held))
-        yield sorted(held, key=paths.index)
+            while len(locks) < count:
+                locks.append(_hold_one([path for path in paths if path not in locks], holds, when_held))
+        yield sorted(locks, key=paths.index)
 
 
 def _hold_one(paths: Sequence[Path], holds: ExitStack, when_held: Callable[[], None]) -> Path:
@@ -184,8 +185,8 @@ def lockable(folder: Path) -> Iterator[None]:
 
 def is_own(path: Path, kind: int, *, closed: int) -> bool:
     """Whether a path is of a kind and of this user, without the `closed` permissions. A link is of another kind."""
-    found = path.lstat()
-    return stat.S_IFMT(found.st_mode) == kind and found.st_uid == os.getuid() and not found.st_mode & closed
+    status = path.lstat()
+    return stat.S_IFMT(status.st_mode) == kind and status.st_uid == os.getuid() and not status.st_mode & closed
 
 
 def closed_folder(folder: Path) -> Path:
@@ -196,7 +197,7 @@ def closed_folder(folder: Path) -> Path:
         remedy = f"`mv {folder} {folder}.aside`, and a new one is made, or have root `chown -R {os.getuid()} {folder}`"
         raise ValueError(f"{folder} is no folder of your own, but a link, a file or another user's; {remedy}")
     if not is_own(folder, stat.S_IFDIR, closed=0o077):
-        for path in (folder, *(each for each in folder.rglob("*") if not each.is_symlink())):
+        for path in (folder, *(file for file in folder.rglob("*") if not file.is_symlink())):
             with suppress(FileNotFoundError):  # other processes of this user may be at work here
                 path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o077)
         logger.warning("closed %s to other users of this machine, who could enter it until now", folder)
@@ -206,8 +207,8 @@ def closed_folder(folder: Path) -> Path:
 def first_error(log: Path) -> str:
     """The line of a log that says its first error, such as a traceback's last; else its first line, or ""."""
     text = log.read_text(errors="replace").strip() if log.exists() else ""
-    found = _ERROR.search(text)
-    return without_password(harmless((found[0] if found else text.partition("\n")[0])[:_SHOWN]))
+    match = _ERROR.search(text)
+    return without_password(harmless((match[0] if match else text.partition("\n")[0])[:_SHOWN]))
 
 
 def sha256(path: Path) -> str:

@@ -27,7 +27,7 @@ def in_markdown(text: str) -> str:
 
 def without_password(text: str) -> str:
     """Removes user and password before the host of each address, and its query, where services have their keys too."""
-    return _QUERY.sub(lambda found: found[1] + "?..." * bool(found[2]), CREDENTIALS.sub("", text))
+    return _QUERY.sub(lambda match: match[1] + "?..." * bool(match[2]), CREDENTIALS.sub("", text))
 
 
 def _replacement(char: str) -> str:

@@ -19,24 +19,24 @@ from agent_r1.params.env import AgentParams
 from agent_r1.params.sections import nearest
 
 
-def load(where: str, named: str) -> Callable[..., Any]:
+def load(where: str, reference: str) -> Callable[..., Any]:
     """The function or class that the key `where` of params.yaml names; a ValueError says that it is not there."""
-    module, _, name = named.partition(":")
-    found = vars(_module(where, module))
-    call: Callable[..., Any] | None = found.get(name)
+    module, _, name = reference.partition(":")
+    members = vars(_module(where, module))
+    call: Callable[..., Any] | None = members.get(name)
     if not callable(call):
-        callables = [each for each, value in found.items() if callable(value)]
+        callables = [member for member, value in members.items() if callable(value)]
         raise ValueError(f"{where}: {module} has no {name!r}{nearest(name, callables)}")
     return call
 
 
-def source_hash(where: str, named: str) -> str:
+def source_hash(where: str, reference: str) -> str:
     """The sha256 of a function's or class's file, or in a notebook of its source, else "built in"; raises as `load`."""
-    found = load(where, named)
-    if file := vars(_module(where, named.partition(":")[0])).get("__file__"):
+    function = load(where, reference)
+    if file := vars(_module(where, reference.partition(":")[0])).get("__file__"):
         return sha256(Path(file))
     try:
-        return hashlib.sha256(inspect.getsource(found).encode()).hexdigest()
+        return hashlib.sha256(inspect.getsource(function).encode()).hexdigest()
     except (OSError, TypeError):
         return "built in"
 
@@ -46,8 +46,8 @@ def command(name: str, agent: AgentParams) -> list[str]:
     words = agent.command or []
     if words and not shutil.which(words[0]):
         raise ValueError(f"env.agents.{name}.command: there is no {words[0]!r}; install it, or name its path")
-    found = [shutil.which(words[0]) or "", *words[1:]] if words else []
-    return [str(Path(word).absolute()) if Path(word).is_file() else word for word in found]
+    program = [shutil.which(words[0]) or "", *words[1:]] if words else []
+    return [str(Path(word).absolute()) if Path(word).is_file() else word for word in program]
 
 
 def agent_hash(name: str, agent: AgentParams) -> str:
@@ -64,7 +64,8 @@ def agent_hash(name: str, agent: AgentParams) -> str:
 
 def _file(where: str, module: str) -> str:
     """The file of a module of the user's, found without importing it."""
-    spec, places = None, [str(Path.cwd()), *sys.path]
+    spec = None
+    places = [str(Path.cwd()), *sys.path]
     parts = module.split(".")
     for number, _ in enumerate(parts, start=1):
         spec = PathFinder.find_spec(".".join(parts[:number]), places)
@@ -84,21 +85,23 @@ def reference(function: Callable[..., Any]) -> tuple[str, str]:
 
 def is_taken(name: str) -> bool:
     """Whether Python, an installed library or the project itself has a module of that name."""
-    elsewhere = [path for path in sys.path if Path(path).resolve() != Path.cwd()]
-    found = PathFinder.find_spec(name, elsewhere)
-    return name in sys.stdlib_module_names or Path(name).is_dir() or bool(found and found.origin)
+    paths = [path for path in sys.path if Path(path).resolve() != Path.cwd()]
+    spec = PathFinder.find_spec(name, paths)
+    return name in sys.stdlib_module_names or Path(name).is_dir() or bool(spec and spec.origin)
 
 
 def _module(where: str, name: str) -> ModuleType:
-    if (file := Path(name.partition(".")[0]).with_suffix(".py")).exists() and is_taken(file.stem):
+    file = Path(name.partition(".")[0]).with_suffix(".py")
+    if file.exists() and is_taken(file.stem):
         raise ValueError(f"{where}: {file} has the name of a module that Python or a library needs; rename it")
     try:
         module = import_module(name)
     except (Exception, SystemExit) as fault:
         remedy = f"`python -c 'import {name}'` in the project's root has to find it"
-        said = f"{type(fault).__name__}: {fault}"
-        raise ValueError(f"{where}: module {name!r} cannot be imported ({said}); {remedy}") from fault
-    own, found = Path(f"{name.replace('.', '/')}.py"), vars(module).get("__file__")
-    if own.exists() and not (found and own.samefile(found)):
-        raise ValueError(f"{where}: module {name!r} is {found or 'built in'}, which hides {own}; rename yours")
+        problem = f"{type(fault).__name__}: {fault}"
+        raise ValueError(f"{where}: module {name!r} cannot be imported ({problem}); {remedy}") from fault
+    source = Path(f"{name.replace('.', '/')}.py")
+    origin = vars(module).get("__file__")
+    if source.exists() and not (origin and source.samefile(origin)):
+        raise ValueError(f"{where}: module {name!r} is {origin or 'built in'}, which hides {source}; rename yours")
     return module

@@ -132,5 +132,5 @@ def load_model(
 
 def waiting(module: torch.nn.Module) -> dict[str, Tensor]:
     """The weights of a module that wait, as its file has them, by name."""
-    own = module.named_parameters(remove_duplicate=False)
-    return {name: _WAITING[parameter] for name, parameter in own if parameter in _WAITING}
+    parameters = module.named_parameters(remove_duplicate=False)
+    return {name: _WAITING[parameter] for name, parameter in parameters if parameter in _WAITING}

@@ -184,7 +184,8 @@ class Trajectory:
                 raise ValueError(f"{this}: field {name!r} has {len(values)} entries for {length} tokens")
         if any(step.action_stop > length for step in self.steps):
             raise ValueError(f"{this}: a step ends after token {length}")
-        bounds, starts = [*self.context_starts, length], f"{this}: field 'context_starts' is {self.context_starts}"
+        bounds = [*self.context_starts, length]
+        starts = f"{this}: field 'context_starts' is {self.context_starts}"
         rising = all(start < stop for start, stop in pairwise(bounds)) or bounds == [0, 0]
         if bounds[0] != 0 or not rising:
             raise ValueError(f"{starts} for {length} tokens; it begins with 0 and rises")
@@ -205,8 +206,8 @@ class Trajectory:
     def ids(self, span: slice, source: Source | None = None) -> list[int]:
         """The token ids of a span, or of one source in it."""
         ids = self.token_ids[span]
-        found: list[int] = (ids if source is None else ids[self.source[span] == source]).tolist()
-        return found
+        indices: list[int] = (ids if source is None else ids[self.source[span] == source]).tolist()
+        return indices
 
     @property
     def aborted(self) -> bool:
@@ -258,9 +259,10 @@ class Credit:
     def __post_init__(self) -> None:
         length = len(self.advantages)
         for name in ("values", "value_targets", "reference_logprobs", "loss_mask", "critic_mask"):
-            if (found := len(getattr(self, name))) != length:
-                unlike = f"field {name!r} has {found} entries, 'advantages' has {length}"
-                raise ValueError(f"credit of {self.trajectory_id!r}: {unlike}")
+            entries = len(getattr(self, name))
+            if entries != length:
+                problem = f"field {name!r} has {entries} entries, 'advantages' has {length}"
+                raise ValueError(f"credit of {self.trajectory_id!r}: {problem}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -67,7 +67,8 @@ def owner_of(part: Part) -> Any:
 
     Raises ImportError where the package has no such part.
     """
-    installed, (*parents, name) = version(part.package), part.path.split(".")
+    installed = version(part.package)
+    (*parents, name) = part.path.split(".")
     remedy = f"which agent_r1 replaces as {part.package} {part.version} has it; install that version, as `make` does"
     try:
         owner: Any = import_module(part.module)
@@ -97,13 +98,13 @@ def keep_dvc_records_whole() -> None:
 
     @contextmanager
     def replacing(path: str, mode: str, encoding: str | None) -> Iterator[Any]:
-        whole = Path(path).resolve()
-        fresh = whole.with_name(f"{whole.name}.tmp")
+        target = Path(path).resolve()
+        fresh = target.with_name(f"{target.name}.tmp")
         with fresh.open(mode, encoding=encoding) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        fresh.replace(whole)
+        fresh.replace(target)
 
     def open_whole(path: str, mode: str = "r", encoding: str | None = None, **_: object) -> Any:
         return replacing(path, mode, encoding) if mode in ("w", "w+") else open(path, mode, encoding=encoding)  # noqa: PTH123
@@ -121,7 +122,7 @@ def keep_results_own() -> None:
     """
     from prefect._internal.schemas import validators
 
-    named: Callable[[str], Any] = validators.from_qualified_name  # type: ignore[attr-defined]
+    load_by_name: Callable[[str], Any] = validators.from_qualified_name  # type: ignore[attr-defined]
 
     def refuse(*_: object, **__: object) -> NoReturn:
         raise ValueError("the Prefect server names a result that this process has not made; is the server your own?")
@@ -129,7 +130,7 @@ def keep_results_own() -> None:
     for part in PREFECT_RESULTS:
         replace(part, refuse)
     # Prefect looks for the library of a state as soon as it hears of it; its own states name the one that it has.
-    replace(PREFECT_LIBRARY, lambda name: named(name) if name == "cloudpickle" else refuse())
+    replace(PREFECT_LIBRARY, lambda name: load_by_name(name) if name == "cloudpickle" else refuse())
 
 
 def schedule_automations() -> None:
@@ -169,7 +170,8 @@ def keep_artifacts_home(home: str) -> None:
     from mlflow.store.artifact.artifact_repository_registry import _artifact_repository_registry as registry
     from mlflow.utils.file_utils import local_file_uri_to_path
 
-    checked, chosen = handlers._validate_artifact_uri_scheme, registry.get_artifact_repository
+    checked = handlers._validate_artifact_uri_scheme
+    get_repository = registry.get_artifact_repository
     path_of: Callable[[str], str] = local_file_uri_to_path
     folder = Path(path_of(home)).resolve()
 
@@ -184,7 +186,7 @@ def keep_artifacts_home(home: str) -> None:
         checked(uri if field_name == "source" and "://" not in uri else own(uri), field_name)
 
     replace(MLFLOW_CHECK, check)
-    replace(MLFLOW_REPOSITORY, lambda uri, *further: chosen(own(uri), *further))
+    replace(MLFLOW_REPOSITORY, lambda uri, *options: get_repository(own(uri), *options))
 
 
 def begin_mlflows_page(with_script: str) -> None:
@@ -197,21 +199,22 @@ def begin_mlflows_page(with_script: str) -> None:
 
 
 @contextmanager
-def mapped_weights(wanted: bool) -> Iterator[dict[int, torch.dtype]]:
+def mapped_weights(enabled: bool) -> Iterator[dict[int, torch.dtype]]:
     """Has transformers map weights as their file has them. Gives the types that it would cast them to, by address."""
     from transformers import core_model_loading
 
-    types, read = dict[int, "torch.dtype"](), core_model_loading._materialize_copy
+    types = dict[int, "torch.dtype"]()
+    read = core_model_loading._materialize_copy
 
     def leave(tensor: Any, device: Any = None, dtype: torch.dtype | None = None) -> Tensor:
         mapped: Tensor = tensor[...]
         types[mapped.data_ptr()] = dtype or mapped.dtype
         return mapped
 
-    if wanted:
+    if enabled:
         replace(TRANSFORMERS_READ, leave)
     try:
         yield types
     finally:
-        if wanted:
+        if enabled:
             replace(TRANSFORMERS_READ, read)

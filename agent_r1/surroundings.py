@@ -14,7 +14,8 @@ from agent_r1.files import closed_folder
 
 _OWN = ("localhost", "127.0.0.1", "::1")  # where this project's own servers are asked
 _ENOUGH = 4096  # open files, below which episodes wait for each other
-_BASE, _EPISODE = 128, 3  # files that a process has open, and that an episode opens: to the engine and to its world
+_BASE = 128  # files that a process has open
+_EPISODE = 3  # files that an episode opens: to the engine and to its world
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +31,9 @@ def settle() -> None:
         direct = os.environ.get(name, os.environ.get("NO_PROXY", ""))
         os.environ[name] = ",".join(dict.fromkeys([*filter(None, direct.split(",")), *_OWN]))
     if not os.access(os.environ.get("HOME", home()), os.W_OK):
-        named, os.environ["HOME"] = os.environ.get("HOME", ""), str(closed_folder(home()))
-        logger.warning("the home %s cannot be written to: %s is used in its place", named, home())
+        unwritable = os.environ.get("HOME", "")
+        os.environ["HOME"] = str(closed_folder(home()))
+        logger.warning("the home %s cannot be written to: %s is used in its place", unwritable, home())
     try:
         pwd.getpwuid(os.getuid())
     except KeyError:  # libraries ask for the name of the account
@@ -50,9 +52,9 @@ def settle() -> None:
 def home() -> Path:
     """The home of this user's account, or a folder beside temporary files if there is none that can be written to."""
     with suppress(KeyError):  # an account without an entry
-        own = Path(pwd.getpwuid(os.getuid()).pw_dir)
-        if os.access(own, os.W_OK):
-            return own
+        folder = Path(pwd.getpwuid(os.getuid()).pw_dir)
+        if os.access(folder, os.W_OK):
+            return folder
     return Path(tempfile.gettempdir()) / f"agent_r1-{os.getuid()}"
 
 

@@ -71,7 +71,7 @@ def write_rows(path: Path, rows: Sequence[Record], kind: type[Record]) -> None:
 def row_writer(path: Path, kind: type[Record]) -> Iterator[Callable[[Record], None]]:
     """Gives a function that adds a row to one Parquet file, in parts of ROW_GROUP; the file is whole or not there."""
     with replacing(path) as temporary, pq.ParquetWriter(temporary, SCHEMAS[kind], **_WRITTEN) as file:
-        waiting: list[Record] = []
+        waiting = list[Record]()
 
         def flush() -> None:
             file.write_table(_table(waiting, kind))
@@ -111,16 +111,18 @@ def to_line(row: Record, kind: type[Record]) -> str:
 
 def from_line(line: str, kind: type[Record]) -> Record:
     """The row of a line of JSON."""
-    told, hints = json.loads(line), get_type_hints(kind)
+    values = json.loads(line)
+    hints = get_type_hints(kind)
     for field in SCHEMAS[kind]:
         if hints[field.name] in _ARRAYS:
-            told[field.name] = np.array(told[field.name], field.type.value_type.to_pandas_dtype())
-    row: Record = _builder(kind)(told)
+            values[field.name] = np.array(values[field.name], field.type.value_type.to_pandas_dtype())
+    row: Record = _builder(kind)(values)
     return row
 
 
 def _rows(table: pa.Table, kind: type[Record]) -> list[Record]:
-    build, hints = _builder(kind), get_type_hints(kind)
+    build = _builder(kind)
+    hints = get_type_hints(kind)
     columns = {name: _column(table.column(name), is_array=hints[name] in _ARRAYS) for name in table.column_names}
     return [build({name: column[i] for name, column in columns.items()}) for i in range(table.num_rows)]
 
@@ -162,15 +164,16 @@ def _with_defaults(table: pa.Table, kind: type[Record]) -> pa.Table:
     return table
 
 
-def check_schema(path: Path, found: pa.Schema, expected: pa.Schema) -> None:
+def check_schema(path: Path, schema: pa.Schema, expected: pa.Schema) -> None:
     """Refuses a file with a ValueError that names the first field which is missing, unknown or of another type."""
     remedy = "delete the file and rerun its stage"
     for field in expected:
-        if field.name not in found.names:
+        if field.name not in schema.names:
             raise ValueError(f"{path}: field {field.name!r} is missing; {remedy}")
-        if (kind := found.field(field.name).type) != field.type:
+        kind = schema.field(field.name).type
+        if kind != field.type:
             raise ValueError(f"{path}: field {field.name!r} is {kind}, expected {field.type}; {remedy}")
-    for name in found.names:
+    for name in schema.names:
         if name not in expected.names:
             raise ValueError(f"{path}: field {name!r} is unknown; {remedy}")
 
@@ -193,7 +196,7 @@ def _column(column: pa.ChunkedArray[Any], *, is_array: bool) -> list[Any]:
 def _builder(hint: Any) -> Callable[[Any], Any]:
     """The function that makes a value of a type from Arrow's: a record, a list of them, a dictionary or an enum."""
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        parts = {name: _builder(each) for name, each in get_type_hints(hint).items()}
+        parts = {name: _builder(part) for name, part in get_type_hints(hint).items()}
         return lambda fields: hint(**{name: build(fields[name]) for name, build in parts.items()})
     if get_origin(hint) is list and dataclasses.is_dataclass(get_args(hint)[0]):
         build = _builder(get_args(hint)[0])

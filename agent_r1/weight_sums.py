@@ -62,7 +62,7 @@ def joined(ranks: Iterable[Iterable[Slice]]) -> dict[str, int]:
 
     A slice that several ranks hold counts once; where they differ, each counts, and the sum is wrong.
     """
-    totals: dict[str, int] = {}
+    totals = dict[str, int]()
     for name, _, _, part in {entry for rank in ranks for entry in rank}:
         totals[name] = wrapped(totals.get(name, 0) + part)
     return totals
@@ -73,9 +73,9 @@ def wrapped(total: int) -> int:
     return (total + 2**63) % 2**64 - 2**63
 
 
-def differing(held: Mapping[str, int], expected: Mapping[str, int]) -> list[str]:
+def differing(sums: Mapping[str, int], expected: Mapping[str, int]) -> list[str]:
     """The names of tensors whose sums differ, of those that both sides know."""
-    return sorted(name for name in held.keys() & expected.keys() if held[name] != expected[name])
+    return sorted(name for name in sums.keys() & expected.keys() if sums[name] != expected[name])
 
 
 def _odd(first: int, count: int, stream: int, device: torch.device) -> Tensor:

@@ -101,37 +101,39 @@ def _require_ranks(store: FileStore, place: Place, group: dist.ProcessGroup | No
     def signature(sender: int, receiver: int) -> bytes:
         return hmac.digest(key, f"{sender} {receiver}".encode(), "sha256")
 
-    others = [rank for rank in range(place.size) if rank != place.rank]
-    shown = {rank: torch.zeros(_SIGNATURE, dtype=torch.uint8) for rank in others}
-    own = {rank: torch.tensor([*signature(place.rank, rank)], dtype=torch.uint8) for rank in others}
+    peers = [rank for rank in range(place.size) if rank != place.rank]
+    peer_signatures = {rank: torch.zeros(_SIGNATURE, dtype=torch.uint8) for rank in peers}
+    signatures = {rank: torch.tensor([*signature(place.rank, rank)], dtype=torch.uint8) for rank in peers}
     try:
-        calls = [dist.irecv(tensor, rank, group) for rank, tensor in shown.items()]
-        calls += [dist.isend(tensor, rank, group) for rank, tensor in own.items()]
+        calls = [dist.irecv(tensor, rank, group) for rank, tensor in peer_signatures.items()]
+        calls += [dist.isend(tensor, rank, group) for rank, tensor in signatures.items()]
         for call in calls:
             cast(dist.Work, call).wait(PROVING)
     except RuntimeError as fault:
         raise ConnectionError(f"a rank was lost, or a stranger answered for it: {fault}") from fault
-    wrong = [str(rank) for rank, tensor in shown.items() if bytes(tensor.tolist()) != signature(rank, place.rank)]
+    wrong = [
+        str(rank) for rank, tensor in peer_signatures.items() if bytes(tensor.tolist()) != signature(rank, place.rank)
+    ]
     if wrong:
         raise ConnectionError(f"a stranger answered for rank {some(wrong)}")
 
 
-def require_alike(ranks: Ranks, mine: Mapping[str, str]) -> None:
+def require_alike(ranks: Ranks, facts: Mapping[str, str]) -> None:
     """Checks that the named facts are the same on all ranks. All of them raise the same ValueError otherwise."""
-    leaders, *others = ranks.gather([dict(mine)])
-    for rank, facts in enumerate(others, 1):
-        if named := differences(leaders, facts):
+    leaders, *followers = ranks.gather([dict(facts)])
+    for rank, rank_facts in enumerate(followers, 1):
+        if changes := differences(leaders, rank_facts):
             raise ValueError(
-                f"rank {rank} differs from rank 0: {some(named)}; give every machine the same files and the same "
+                f"rank {rank} differs from rank 0: {some(changes)}; give every machine the same files and the same "
                 "environment"
             )
 
 
 @contextmanager
-def alive(silence_s: float, lost: Callable[[RuntimeError], None], over: threading.Event) -> Iterator[None]:
+def alive(silence_s: float, lost: Callable[[RuntimeError], None], end: threading.Event) -> Iterator[None]:
     """Has a thread meet those of the other ranks every `BEAT_S`, and call `lost` if one does not come for `silence_s`.
 
-    `over` is set when the block ends. The block ends on all ranks together, but for one that a fault ends.
+    `end` is set when the block ends. The block ends on all ranks together, but for one that a fault ends.
     """
     silence = timedelta(seconds=silence_s)
     group = dist.new_group(backend="gloo", timeout=silence)
@@ -142,10 +144,10 @@ def alive(silence_s: float, lost: Callable[[RuntimeError], None], over: threadin
             while beating.item():
                 time.sleep(BEAT_S)
                 dist.monitored_barrier(group, silence, wait_all_ranks=True)
-                beating.fill_(not over.is_set())
+                beating.fill_(not end.is_set())
                 dist.all_reduce(beating, dist.ReduceOp.MAX, group)
         except RuntimeError as fault:
-            if not over.is_set():
+            if not end.is_set():
                 lost(fault)
 
     thread = threading.Thread(target=beat, name="alive", daemon=True)
@@ -153,5 +155,5 @@ def alive(silence_s: float, lost: Callable[[RuntimeError], None], over: threadin
     try:
         yield
     finally:
-        over.set()
+        end.set()
     thread.join()

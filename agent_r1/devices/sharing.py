@@ -82,13 +82,13 @@ class Ranks:
     def tell(self, call: LedCall) -> None:
         """Has the followers repeat the leader's next call."""
 
-    def gather(self, mine: Sequence[T], *kinds: type) -> list[T]:
+    def gather(self, entries: Sequence[T], *kinds: type) -> list[T]:
         """The entries of all ranks, the leader's first. Their tensors are on the CPU, and `kinds` their dataclasses."""
-        return [*mine]
+        return [*entries]
 
-    def join(self, mine: Sequence[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
+    def join(self, arrays: Sequence[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
         """Joins arrays in which every entry is computed by one rank and 0 in the others."""
-        return [*mine]
+        return [*arrays]
 
     def share_out(self, model: nn.Module, dtype: torch.dtype) -> None:
         """Leaves each rank a shard of the weights, which compute in `dtype`. Their gradients add up over all ranks."""
@@ -110,10 +110,12 @@ class Group(Ranks):
 
     def __init__(self, device: torch.device, host: dist.ProcessGroup) -> None:
         """`host` is a group on the CPU."""
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self._device, self._host = device, host
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+        self._device = device
+        self._host = host
         self._mesh = init_device_mesh(device.type, (self.size,))
-        self._backbones: dict[PreTrainedModel, Backbone] = {}
+        self._backbones = dict[PreTrainedModel, Backbone]()
 
     @property
     def device(self) -> torch.device:
@@ -122,8 +124,8 @@ class Group(Ranks):
     def tell(self, call: LedCall | None) -> None:
         if self.leads:
             sent = torch.frombuffer(bytearray(packed(call)), dtype=torch.uint8)
-            for each in (torch.tensor([len(sent)]), sent):
-                dist.broadcast(each, src=0, group=self._host)
+            for tensor in (torch.tensor([len(sent)]), sent):
+                dist.broadcast(tensor, src=0, group=self._host)
 
     def dismiss(self) -> None:
         """Lets the followers end."""
@@ -133,32 +135,33 @@ class Group(Ranks):
         """The leader's next call; None after the last one."""
         size = torch.zeros(1, dtype=torch.int64)
         dist.broadcast(size, src=0, group=self._host)
-        heard = torch.empty(int(size), dtype=torch.uint8)
-        dist.broadcast(heard, src=0, group=self._host)
-        found: LedCall | None = opened(heard.numpy().tobytes(), _SENT)
-        return found
+        data = torch.empty(int(size), dtype=torch.uint8)
+        dist.broadcast(data, src=0, group=self._host)
+        call: LedCall | None = opened(data.numpy().tobytes(), _SENT)
+        return call
 
     def follow(self, learner: Led) -> None:
         """Repeats on a follower's learner the leader's calls, until the leader dismisses the followers."""
         while call := self.hear():
-            learner.params, learner.seed = call.params, call.seed
+            learner.params = call.params
+            learner.seed = call.seed
             _VERBS[call.verb](learner, *call.arguments, **call.options)
 
-    def gather(self, mine: Sequence[T], *kinds: type) -> list[T]:
-        own = torch.frombuffer(bytearray(packed([*mine])), dtype=torch.uint8)
+    def gather(self, entries: Sequence[T], *kinds: type) -> list[T]:
+        data = torch.frombuffer(bytearray(packed([*entries])), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(sizes, torch.tensor([len(own)]), group=self._host)
+        dist.all_gather(sizes, torch.tensor([len(data)]), group=self._host)
         padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
-        padded[: len(own)] = own
-        everyones = [torch.empty_like(padded) for _ in sizes]
-        dist.all_gather(everyones, padded, group=self._host)
-        sent = [each[: int(size)].numpy().tobytes() for each, size in zip(everyones, sizes, strict=True)]
-        return [entry for each in sent for entry in opened(each, kinds)]
+        padded[: len(data)] = data
+        buffers = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(buffers, padded, group=self._host)
+        messages = [buffer[: int(size)].numpy().tobytes() for buffer, size in zip(buffers, sizes, strict=True)]
+        return [entry for message in messages for entry in opened(message, kinds)]
 
-    def join(self, mine: Sequence[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
-        added = torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *mine]))
+    def join(self, arrays: Sequence[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
+        added = torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *arrays]))
         dist.all_reduce(added, group=self._host)
-        return np.split(added.numpy(), np.cumsum([len(each) for each in mine])[:-1]) if mine else []
+        return np.split(added.numpy(), np.cumsum([len(array) for array in arrays])[:-1]) if arrays else []
 
     def share_out(self, model: nn.Module, dtype: torch.dtype) -> None:
         """Shards layer by layer. A policy keeps the weights outside of its layers gathered until its backward pass.
@@ -178,8 +181,8 @@ class Group(Ranks):
         layers = [module for module in root.modules() if isinstance(module, GradientCheckpointingLayer)]
         for module in [*layers, root]:
             stored = waiting(module)
-            kept = not isinstance(module, Backbone)
-            sharded = fully_shard(module, mesh=self._mesh, reshard_after_forward=kept, mp_policy=precision)
+            reshards = not isinstance(module, Backbone)
+            sharded = fully_shard(module, mesh=self._mesh, reshard_after_forward=reshards, mp_policy=precision)
             sharded.set_gradient_divide_factor(1.0)  # losses are divided already, by the counts of all ranks
             sharded.set_force_sum_reduction_for_comms(True)
             module.load_state_dict(parts(stored, module), strict=False)
@@ -253,15 +256,15 @@ def gathered(state: Mapping[str, Tensor], *, keep: bool, halved: Collection[str]
 
 def parts(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """This rank's shard of every tensor of a full state dict, as the model is sharded."""
-    own = model.state_dict()
-    return {name: _part(tensor, own.get(name)) for name, tensor in state.items()}
+    shards = model.state_dict()
+    return {name: _part(tensor, shards.get(name)) for name, tensor in state.items()}
 
 
-def _part(tensor: Tensor, own: Tensor | None) -> Tensor:
-    if not isinstance(own, DTensor):
+def _part(tensor: Tensor, shard: Tensor | None) -> Tensor:
+    if not isinstance(shard, DTensor):
         return tensor
     # src_data_rank None: every rank has read the full tensor, and takes its own shard of it
-    return distribute_tensor(tensor.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
+    return distribute_tensor(tensor.to(shard.device), shard.device_mesh, shard.placements, src_data_rank=None)
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -310,22 +313,24 @@ def packed(message: Any) -> bytes:
 
     Raises TypeError for other objects.
     """
-    columns, taken = defaultdict[str, list[Tensor]](list), Counter[str]()  # by type of number
+    columns = defaultdict[str, list[Tensor]](list)  # by type of number
+    sizes = Counter[str]()
 
     def plain(part: Any) -> Any:
         kind = type(part).__name__
         if isinstance(part, (np.ndarray, np.generic, Tensor)):
             tensor = part.detach().cpu() if isinstance(part, Tensor) else torch.tensor(np.asarray(part))
-            column, kind = str(tensor.dtype), "tensor" if isinstance(part, Tensor) else "array"
+            column = str(tensor.dtype)
+            kind = "tensor" if isinstance(part, Tensor) else "array"
             columns[column].append(tensor.flatten())
-            taken[column] += tensor.numel()
-            return {_KIND: kind, "end": taken[column], "column": column, "shape": tensor.shape}
+            sizes[column] += tensor.numel()
+            return {_KIND: kind, "end": sizes[column], "column": column, "shape": tensor.shape}
         if isinstance(part, Path):
             return {_KIND: "path", "path": str(part)}
         if isinstance(part, BaseModel):
             return {_KIND: kind, **part.model_dump()}
         if is_dataclass(part):
-            return {_KIND: kind, **{each.name: getattr(part, each.name) for each in fields(part)}}
+            return {_KIND: kind, **{field.name: getattr(part, field.name) for field in fields(part)}}
         raise TypeError(f"a {kind} is no part of a message between ranks")
 
     text = torch.frombuffer(bytearray(json.dumps(message, default=plain), "utf-8"), dtype=torch.uint8)
@@ -334,7 +339,8 @@ def packed(message: Any) -> bytes:
 
 def opened(data: bytes, kinds: Sequence[type]) -> Any:
     """The message in bytes; `kinds` are the dataclasses and sections that it may hold."""
-    columns, known = load(data), {kind.__name__: kind for kind in kinds}
+    columns = load(data)
+    kind_of = {kind.__name__: kind for kind in kinds}
 
     def built(part: dict[str, Any]) -> Any:
         match part.pop(_KIND, None):
@@ -343,12 +349,13 @@ def opened(data: bytes, kinds: Sequence[type]) -> Any:
             case "path":
                 return Path(part["path"])
             case "array" | "tensor" as kind:
-                shape, end = torch.Size(part["shape"]), part["end"]
+                shape = torch.Size(part["shape"])
+                end = part["end"]
                 tensor = columns[part["column"]][end - shape.numel() : end].view(shape)
                 return tensor if kind == "tensor" else tensor.numpy()[()]  # a number where it has no dimensions
             case name:
-                choices = _choices(known[name])
-                return known[name](**part | {field: choice(part[field]) for field, choice in choices.items()})
+                choices = _choices(kind_of[name])
+                return kind_of[name](**part | {field: choice(part[field]) for field, choice in choices.items()})
 
     return json.loads(columns["json"].numpy().tobytes(), object_hook=built)
 

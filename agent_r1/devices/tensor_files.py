@@ -26,25 +26,32 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 
     One tensor at a time is copied from its device, and the other threads of the process go on.
     """
-    names = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
-    header: dict[str, Any] = {"__metadata__": {**metadata}}
-    for name, end in zip(names, itertools.accumulate(tensors[name].nbytes for name in names), strict=True):
-        kind, shape, start = TYPES[tensors[name].dtype], [*tensors[name].shape], end - tensors[name].nbytes
-        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    begin: list[Any] = [len(text).to_bytes(8, "little") + text]
-    contents = (tensors[name].detach().cpu().reshape(-1).view(torch.uint8).numpy().data for name in names)
+    ordered = {name: tensors[name] for name in sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))}
+    begin: list[Any] = [_header(ordered, metadata)]
+    contents = (tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data for tensor in ordered.values())
     digest = hashlib.sha256()
     with path.open("wb") as file, ThreadPoolExecutor(1) as hashing:
         for piece in itertools.chain(begin, contents):
-            hashed = hashing.submit(digest.update, piece)
+            update = hashing.submit(digest.update, piece)
             file.write(piece)
-            hashed.result()
+            update.result()
             del piece  # before the next tensor is copied
         file.flush()
         os.fsync(file.fileno())
     return digest.hexdigest()
+
+
+def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """The beginning of the file: the length of a JSON, and that with the type, shape and place of every tensor."""
+    header: dict[str, Any] = {"__metadata__": {**metadata}}
+    start = 0
+    for name, tensor in tensors.items():
+        end = start + tensor.nbytes
+        header[name] = {"dtype": TYPES[tensor.dtype], "shape": [*tensor.shape], "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 class ShardWriter(HuggingFaceStorageWriter):
@@ -52,16 +59,16 @@ class ShardWriter(HuggingFaceStorageWriter):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(str(folder), save_distributed=True)
-        self.hashes: dict[str, str] = {}  # of the file that was written, by its name
+        self.hashes = dict[str, str]()  # of the file that was written, by its name
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        done: Future[list[WriteResult]] = Future()
-        done.set_result([])  # a file has a header of its own
+        future: Future[list[WriteResult]] = Future()
+        future.set_result([])  # a file has a header of its own
         if plan.items:
-            parts = {each.index.fqn: cast(TensorWriteData, each.tensor_data).chunk for each in plan.items}
+            parts = {item.index.fqn: cast(TensorWriteData, item.tensor_data).chunk for item in plan.items}
             offsets = {name: {"saved_offsets": part.offsets} for name, part in parts.items()}
             metadata = {"DCP_SHARDING_INFO": json.dumps(offsets), "DCP_VERSION": "1.0", "format": "pt"}
             name = f"shard-{plan.storage_data['shard_index']:05d}-model-00001-of-00001.safetensors"
-            tensors = {each.index.fqn: cast(Tensor, planner.resolve_data(each)) for each in plan.items}
+            tensors = {item.index.fqn: cast(Tensor, planner.resolve_data(item)) for item in plan.items}
             self.hashes[name] = write(Path(self.path) / name, tensors, metadata)
-        return done
+        return future

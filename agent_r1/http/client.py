@@ -91,7 +91,9 @@ class Client:
         """Requests carry the key as a bearer token, unless it is ""; `socket` is the path of a Unix socket."""
         if "?" in url:  # no path can be after it
             raise ValueError(f"{without_password(url)} is no address of a server: it ends before the question mark")
-        self._url, self._timeout_s, self._socket = url, timeout_s, socket
+        self._url = url
+        self._timeout_s = timeout_s
+        self._socket = socket
         # Compressed, a small answer could become a large one while it is read.
         self._headers = {"content-type": "application/json", "accept-encoding": "identity"}
         if key:
@@ -119,13 +121,15 @@ class Client:
 
     def lines(self, path: str, content: str) -> Iterator[bytes]:
         """The lines of the answer to a POST as they come; raises the errors of `ask` and of `require_ok`."""
-        ends, pieces = time.monotonic() + self._timeout_s, self._pieces("POST", path, content)
+        ends = time.monotonic() + self._timeout_s
+        pieces = self._pieces("POST", path, content)
 
         async def coming() -> Answer | None:
             async with asyncio.timeout(ends - time.monotonic()):
                 return await anext(pieces, None)
 
-        read, rest = 0, bytearray()
+        read = 0
+        rest = bytearray()
         with self._named(), asyncio.Runner() as runner:
             while part := runner.run(coming()):
                 status = part.status
@@ -133,8 +137,8 @@ class Client:
                 rest += part.body
                 require_small(read)
                 if status == 200 and b"\n" in part.body:
-                    *whole, rest = rest.split(b"\n")
-                    yield from map(bytes, whole)
+                    *lines, rest = rest.split(b"\n")
+                    yield from map(bytes, lines)
             yield Answer(status, bytes(rest)).require_ok().body
 
     async def _pieces(self, method: str, path: str, content: str | None) -> AsyncGenerator[Answer]:
@@ -152,7 +156,8 @@ class Client:
 
     def require_health(self) -> None:
         """Raises OSError if /health is answered with another status than 200, and the errors of `ask`."""
-        if (status := self.ask("GET", "/health").status) != 200:
+        status = self.ask("GET", "/health").status
+        if status != 200:
             raise OSError(f"status {status}")
 
     @contextmanager
@@ -180,8 +185,11 @@ class Retries:
 
     def __init__(self, who: str, retries: int, *, wait_s: float = 1.0, longest_wait_s: float = math.inf) -> None:
         """`who` names the server in log lines; `wait_s` is the first wait."""
-        self._who, self._retries, self._down = who, retries, False
-        self._wait_s, self._longest_wait_s = wait_s, longest_wait_s
+        self._who = who
+        self._retries = retries
+        self._down = False
+        self._wait_s = wait_s
+        self._longest_wait_s = longest_wait_s
 
     @property
     def attempts(self) -> int:
@@ -190,10 +198,11 @@ class Retries:
 
     async def run(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """The result of an attempt. Raises the last TimeoutError, ConnectionError or BadAnswerError."""
-        number, attempts = 1, self.attempts
+        number = 1
+        attempts = self.attempts
         while True:
             try:
-                found = await attempt()
+                result = await attempt()
             except _PASSING as fault:
                 if number == attempts:
                     self._down = True
@@ -203,7 +212,7 @@ class Retries:
                 number += 1
             else:
                 self._down = False
-                return found
+                return result
 
 
 @contextmanager
@@ -261,7 +270,8 @@ def parsed(body: bytes, kind: type[Shape]) -> Shape:
 
 def require_plain(headers: Mapping[str, str]) -> None:
     """Raises BadAnswerError if an answer with these headers is compressed."""
-    if (coding := headers.get("content-encoding", "identity")) != "identity":
+    coding = headers.get("content-encoding", "identity")
+    if coding != "identity":
         raise BadAnswerError(f"it is compressed ({coding[:20]}), which was not asked for")
 
 

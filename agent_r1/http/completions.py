@@ -25,7 +25,9 @@ class Refused(ValueError):
 
     def __init__(self, message: str, param: str | None = None, status: int = 400, code: str = "invalid_value") -> None:
         super().__init__(message)
-        self.param, self.status, self.code = param, status, code
+        self.param = param
+        self.status = status
+        self.code = code
 
 
 class TextPart(BaseModel):
@@ -83,13 +85,13 @@ class Asked(BaseModel):
     @classmethod
     def read(cls, body: bytes) -> Self:
         """Parses a request. Raises Refused that names the field that is wrong, or would change the answer."""
-        asked = read(cls, body)
-        for name, given in (asked.model_extra or {}).items():
+        request = read(cls, body)
+        for name, value in (request.model_extra or {}).items():
             neutral = [None, *cls.neutral.get(name, ())]
-            if (given, isinstance(given, bool)) not in [(each, isinstance(each, bool)) for each in neutral]:
-                taken = " or ".join(map(json.dumps, neutral))
-                raise Refused(f"{name[:80]}: this agent takes {taken} alone; leave it out", name[:80])
-        return asked
+            if not any(value == choice and isinstance(value, bool) == isinstance(choice, bool) for choice in neutral):
+                choices = " or ".join(map(json.dumps, neutral))
+                raise Refused(f"{name[:80]}: this agent takes {choices} alone; leave it out", name[:80])
+        return request
 
     @property
     def most(self) -> int | None:
@@ -99,7 +101,8 @@ class Asked(BaseModel):
     @property
     def stops(self) -> list[str]:
         """The texts that end an answer."""
-        return [each for each in ([self.stop] if isinstance(self.stop, str) else self.stop or []) if each]
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return [stop for stop in stops if stop]
 
 
 def read(kind: type[Shape], body: bytes) -> Shape:
@@ -109,8 +112,8 @@ def read(kind: type[Shape], body: bytes) -> Shape:
     except ValidationError as fault:
         problem = fault.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, problem["loc"]))[:80]
-        said = f"{where}: {problem['msg']}" if where else problem["msg"]
-        raise Refused(said, where.partition(".")[0] or None) from None
+        message = f"{where}: {problem['msg']}" if where else problem["msg"]
+        raise Refused(message, where.partition(".")[0] or None) from None
 
 
 async def received(request: Request, most: int, remedy: str) -> bytes:
@@ -121,15 +124,16 @@ async def received(request: Request, most: int, remedy: str) -> bytes:
     return await read_body(request, most, remedy)
 
 
-def require_model(name: str, own: str) -> None:
+def require_model(name: str, model: str) -> None:
     """Raises Refused if a request asks for another model than the server's own."""
-    if name != own:
-        raise Refused(f"there is no model {name[:80]!r} here, only {own!r}", "model", 404, "model_not_found")
+    if name != model:
+        raise Refused(f"there is no model {name[:80]!r} here, only {model!r}", "model", 404, "model_not_found")
 
 
 async def unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
     """The result of the work. Cancels it and returns None if the client leaves first."""
-    working, leaving = asyncio.create_task(work), asyncio.create_task(_left(request))
+    working = asyncio.create_task(work)
+    leaving = asyncio.create_task(_left(request))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         return working.result() if working.done() else None

@@ -39,9 +39,9 @@ class _Said(BaseModel):
     @property
     def text(self) -> str:
         """All parts, then the calls that the server took out, in an action's tags."""
-        said = self.content or ""
-        parts = [said] if isinstance(said, str) else [part.text for part in said]
-        calls = ({name: each.function.get(name) for name in ("name", "arguments")} for each in self.tool_calls or ())
+        content = self.content or ""
+        parts = [content] if isinstance(content, str) else [part.text for part in content]
+        calls = ({name: call.function.get(name) for name in ("name", "arguments")} for call in self.tool_calls or ())
         return "".join([*parts, *(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls)])[:MAX_TEXT]
 
 
@@ -103,15 +103,19 @@ class Endpoint:
 
     def complete(self, model: str, messages: Sequence[tuple[str, str]], options: Mapping[str, float]) -> Reply:
         """A model's answer to roles and texts; an option (`temperature`, `max_tokens`) that it refuses is left out."""
-        said = [{"role": role, "content": text} for role, text in messages]
-        asked = {"model": model, "messages": said, **{name: options[name] for name in options.keys() - self.untold}}
+        conversation = [{"role": role, "content": text} for role, text in messages]
+        request = {
+            "model": model,
+            "messages": conversation,
+            **{name: options[name] for name in options.keys() - self.untold},
+        }
         with self._named():
             while True:
                 try:
-                    [choice] = self._ask(_Completion, "POST", "/chat/completions", json.dumps(asked)).choices
+                    [choice] = self._ask(_Completion, "POST", "/chat/completions", json.dumps(request)).choices
                     return Reply(text=choice.message.text, cut=choice.finish_reason == "length")
                 except RefusalError as refusal:
-                    del asked[self._refused(refusal, asked)]
+                    del request[self._refused(refusal, request)]
 
     def score(self, model: str, ids: Sequence[int]) -> list[Scored]:
         """The tokens of a context but its first, which nothing predicts, as vLLM scores them.
@@ -120,25 +124,26 @@ class Endpoint:
         window.
         """
         *prompt, last = ids
-        asked = {"model": model, "prompt": prompt, "prompt_logprobs": 0, "temperature": 0, "max_tokens": 1}
+        request = {"model": model, "prompt": prompt, "prompt_logprobs": 0, "temperature": 0, "max_tokens": 1}
         sampled = {"logprobs": 0, "allowed_token_ids": [last]}
         with self._named("vLLM's"):
-            [found] = self._ask(_Scores, "POST", "/completions", json.dumps(asked | sampled)).choices
+            [choice] = self._ask(_Scores, "POST", "/completions", json.dumps(request | sampled)).choices
             try:
-                scored = [(at or {})[token] for token, at in zip(prompt[1:], found.prompt_logprobs[1:], strict=True)]
-                [logprob], [text] = found.logprobs.token_logprobs, found.logprobs.tokens
+                scored = [(at or {})[token] for token, at in zip(prompt[1:], choice.prompt_logprobs[1:], strict=True)]
+                [logprob] = choice.logprobs.token_logprobs
+                [text] = choice.logprobs.tokens
                 return [*scored, Scored(logprob=logprob, decoded_token=text)]
             except (KeyError, ValueError) as fault:
                 raise BadAnswerError(f"no score of every token ({fault})") from None
 
-    def _refused(self, refusal: RefusalError, asked: Collection[str]) -> str:
+    def _refused(self, refusal: RefusalError, options: Collection[str]) -> str:
         """The option without which to ask again. Raises the refusal if there is none."""
         if _NO_ROOM.search(refusal.answer.body):
-            if "max_tokens" in asked:
+            if "max_tokens" in options:
                 return "max_tokens"  # there may be room for fewer
             raise ContextFull(f"{self._who} refused with {refusal}") from None
         words = refusal.answer.reason
-        name = next((name for name in ("temperature", "max_tokens") if name in asked and name in words), None)
+        name = next((name for name in ("temperature", "max_tokens") if name in options and name in words), None)
         if name is None:
             raise refusal
         if name not in self.untold:

@@ -32,16 +32,14 @@ class Guard:
         self._app = app if self._key else by_name(app, LOOPBACK)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or not (refused := self._refusal(Headers(scope=scope))):
-            await self._app(scope, receive, send)
-        else:
-            await refused(scope, receive, send)
+        response = None if scope["type"] == "lifespan" else self._refusal(Headers(scope=scope))
+        await (response or self._app)(scope, receive, send)
 
     def _refusal(self, headers: Headers) -> JSONResponse | None:
         if not self._key:
             return refusal(403, "not for web pages", "forbidden") if "origin" in headers else None
-        given = headers.get("authorization", "").encode()
-        if compare_digest(given, f"Bearer {self._key}".encode()):
+        authorization = headers.get("authorization", "").encode()
+        if compare_digest(authorization, f"Bearer {self._key}".encode()):
             return None
         return refusal(401, "the key is missing or not this server's; send it as a bearer token", "invalid_api_key")
 

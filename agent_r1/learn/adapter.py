@@ -28,7 +28,8 @@ from agent_r1.params.stages import LoraParams
 from agent_r1.pretrained import compute_dtype, default_device
 
 ADAPTER = "default"
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
 BENEATH = "beneath"  # key of `Stored.beneath` in the file of the weights
 REMEDY = "bring the policy back (`dvc checkout --force`, a backup), or train it again"
 
@@ -51,8 +52,10 @@ class AdapterConfig(BaseModel):
 
     @classmethod
     def of(cls, params: LoraParams) -> Self:
-        every = params.targets == ["all-linear"]
-        return cls(r=params.rank, lora_alpha=params.alpha, target_modules="all-linear" if every else params.targets)
+        all_layers = params.targets == ["all-linear"]
+        return cls(
+            r=params.rank, lora_alpha=params.alpha, target_modules="all-linear" if all_layers else params.targets
+        )
 
     @property
     def params(self) -> LoraParams:
@@ -110,8 +113,8 @@ def merged_state(model: nn.Module) -> dict[str, Tensor]:
     Merged weights are on the CPU: a GPU may have no room for them. The model's own weights stay as they are, because
     adding an update and subtracting it again would change their last bits.
     """
-    own = model.state_dict().items()
-    state = {name.replace(".base_layer.", "."): weight for name, weight in own if ".lora_" not in name}
+    weights = model.state_dict().items()
+    state = {name.replace(".base_layer.", "."): weight for name, weight in weights if ".lora_" not in name}
     for name, layer in _adapted(model).items():
         weight = state[f"{name}.weight"]
         update = whole(layer.get_delta_weight(ADAPTER).detach())
@@ -144,8 +147,8 @@ def save_merged(model: PreTrainedModel, folder: Path, *, writes: bool = True, ha
     """
     state = merged_state(model) if _adapted(model) else None
     if is_sharded(model) or halved:  # then transformers does not see which weights are tied
-        own = (state or model.state_dict()).items()
-        untied = {name: weight for name, weight in own if name not in model.all_tied_weights_keys}
+        weights = (state or model.state_dict()).items()
+        untied = {name: weight for name, weight in weights if name not in model.all_tied_weights_keys}
         state = gathered(untied, keep=writes, halved=_matrices(untied, model) if halved else ())
     if writes:
         model.save_pretrained(folder, state_dict=state)
@@ -153,33 +156,36 @@ def save_merged(model: PreTrainedModel, folder: Path, *, writes: bool = True, ha
 
 def _matrices(state: Mapping[str, Tensor], model: PreTrainedModel) -> set[str]:
     """The names of the weights that samplers in bfloat16 round. Vectors are small, and some stay in float32 there."""
-    kept = model._keep_in_fp32_modules_strict or ()
-    found = {name for name, weight in state.items() if weight.dim() > 1 and weight.is_floating_point()}
-    return {name for name in found if not any(each in name for each in kept)}
+    float32_modules = model._keep_in_fp32_modules_strict or ()
+    matrices = {name for name, weight in state.items() if weight.dim() > 1 and weight.is_floating_point()}
+    return {name for name in matrices if not any(module in name for module in float32_modules)}
 
 
-def save_adapter(model: nn.Module, params: LoraParams, folder: Path, beneath: str, *, writes: bool = True) -> None:
+def save_adapter(
+    model: nn.Module, params: LoraParams, folder: Path, base_model_hash: str, *, writes: bool = True
+) -> None:
     """Writes a model's adapters into the folder of its policy, in the format of peft and vLLM.
 
-    `beneath` is the `model_hash` of the model that they were attached to; `writes` is as for `save_merged`.
+    `base_model_hash` is of the model that they were attached to; `writes` is as for `save_merged`.
     """
-    own, trained = adapter_in(folder), gathered(trained_state(model), keep=writes)
+    adapter_folder = adapter_in(folder)
+    trained = gathered(trained_state(model), keep=writes)
     if not writes:
         return
-    own.mkdir(parents=True)
-    (own / CONFIG).write_text(AdapterConfig.of(params).model_dump_json(indent=2) + "\n")
+    adapter_folder.mkdir(parents=True)
+    (adapter_folder / CONFIG).write_text(AdapterConfig.of(params).model_dump_json(indent=2) + "\n")
     weights = {_peft_name(name): weight.contiguous() for name, weight in trained.items()}
-    save_file(weights, own / WEIGHTS, metadata={BENEATH: beneath})
+    save_file(weights, adapter_folder / WEIGHTS, metadata={BENEATH: base_model_hash})
 
 
-def load_adapter(model: nn.Module, params: LoraParams, folder: Path, beneath: str) -> None:
+def load_adapter(model: nn.Module, params: LoraParams, folder: Path, base_model_hash: str) -> None:
     """Loads adapters of the same shape from the folder of a policy. A ValueError refuses others, or none."""
     stored = read_stored(folder)
     if stored is None:
         raise ValueError(f"{folder} holds no adapters, and model.lora.rank is {params.rank}; set it back to 0")
     if stored.params != params:
         raise ValueError(f"{folder} holds adapters of {stored.params}, and model.lora is {params}; set it back")
-    _require_fit(stored, folder, _shapes_of(model), beneath)
+    _require_fit(stored, folder, _shapes_of(model), base_model_hash)
     weights = load_file(adapter_in(folder) / WEIGHTS)
     trained = {name: weights[_peft_name(name)] for name in trained_state(model)}
     model.load_state_dict(parts(trained, model), strict=False)
@@ -187,22 +193,22 @@ def load_adapter(model: nn.Module, params: LoraParams, folder: Path, beneath: st
 
 def read_stored(folder: Path) -> Stored | None:
     """The adapters in the folder of a policy; None where there are none. A ValueError refuses damaged ones."""
-    own = adapter_in(folder)
-    if not own.is_dir():
+    adapter_folder = adapter_in(folder)
+    if not adapter_folder.is_dir():
         return None
     try:
-        config = AdapterConfig.model_validate_json((own / CONFIG).read_bytes())
-        with safe_open(own / WEIGHTS, "pt") as file:
+        config = AdapterConfig.model_validate_json((adapter_folder / CONFIG).read_bytes())
+        with safe_open(adapter_folder / WEIGHTS, "pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
-            shapes = {name: (each.get_dtype(), each.get_shape()) for name, each in slices.items()}
-            beneath = (file.metadata() or {}).get(BENEATH, "")
-        return Stored(config.params, beneath, shapes)
+            shapes = {name: (tensor.get_dtype(), tensor.get_shape()) for name, tensor in slices.items()}
+            base_model_hash = (file.metadata() or {}).get(BENEATH, "")
+        return Stored(config.params, base_model_hash, shapes)
     except ValidationError as fault:
         [first, *_] = fault.errors()
         reason = f"{CONFIG}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
     except (OSError, SafetensorError) as fault:
         reason = str(fault).splitlines()[0]
-    raise ValueError(f"{own} holds no adapters that were written here: {reason}; {REMEDY}")
+    raise ValueError(f"{adapter_folder} holds no adapters that were written here: {reason}; {REMEDY}")
 
 
 def require_fit(stored: Stored, folder: Path, model: str | Path) -> None:
@@ -216,17 +222,20 @@ def require_fit(stored: Stored, folder: Path, model: str | Path) -> None:
     _require_fit(stored, folder, _shapes_of(empty), model_hash(str(model)))
 
 
-def _require_fit(stored: Stored, folder: Path, expected: Shapes, beneath: str) -> None:
-    if stored.beneath not in ("", beneath):
+def _require_fit(stored: Stored, folder: Path, expected: Shapes, base_model_hash: str) -> None:
+    if stored.beneath not in ("", base_model_hash):
         raise ValueError(
             f"the adapters in {folder} were trained beside another model ({stored.beneath[:8]}..., not "
-            f"{beneath[:8]}...); bring that back (`dvc checkout --force`)"
+            f"{base_model_hash[:8]}...); bring that back (`dvc checkout --force`)"
         )
     names = expected.keys() | stored.shapes
     wrong = sorted(name for name in names if expected.get(name) != stored.shapes.get(name))
     if wrong:
-        found, asked = stored.shapes.get(wrong[0], "missing"), expected.get(wrong[0], "unknown to the model")
-        raise ValueError(f"the adapters in {folder} do not fit: {wrong[0]!r} is {found}, not {asked}; {REMEDY}")
+        stored_shape = stored.shapes.get(wrong[0], "missing")
+        model_shape = expected.get(wrong[0], "unknown to the model")
+        raise ValueError(
+            f"the adapters in {folder} do not fit: {wrong[0]!r} is {stored_shape}, not {model_shape}; {REMEDY}"
+        )
 
 
 def merge(folder: Path, model: str | Path, dtype: torch.dtype) -> None:

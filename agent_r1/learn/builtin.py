@@ -13,7 +13,8 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
 END_OF_TEXT = "<|endoftext|>"
-MESSAGE_START, MESSAGE_END = "<|im_start|>", "<|im_end|>"
+MESSAGE_START = "<|im_start|>"
+MESSAGE_END = "<|im_end|>"
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 ANSWER_TAGS = ("<answer>", "</answer>")
 
@@ -110,32 +111,39 @@ def start_as_induction(model: Qwen2ForCausalLM) -> None:
     Source: induction heads, Olsson et al. 2022 (arXiv 2209.11895); starting attention from the structure that it tends
     to learn, Trockman and Kolter 2023 (arXiv 2305.09828).
     """
-    size, width = model.config.hidden_size, model.config.hidden_size // model.config.num_attention_heads
-    rotation = ROPE_THETA ** (-torch.arange(0, width, 2) / width)  # [width / 2] radians per token
-    moved, seen, copied = _orthonormal(size), _orthonormal(size), _orthonormal(size)
+    size = model.config.hidden_size
+    heads = model.config.num_attention_heads
+    width = size // heads
+    rates = ROPE_THETA ** (-torch.arange(0, width, 2) / width)  # [width / 2] radians per token
+    rotation = _orthonormal(size)  # of the previous token in the residual stream
+    values = [_orthonormal(size) for _ in range(2)]  # of the two layers
 
     previous = model.model.layers[0].self_attn
-    heads = model.config.num_attention_heads
-    fast = PREVIOUS_SHARPNESS * (rotation >= SLOW)  # [width / 2]
-    previous.q_proj.bias.copy_(torch.cat([fast * rotation.cos(), -fast * rotation.sin()]).repeat(heads))
-    previous.k_proj.bias.copy_(torch.cat([fast, torch.zeros_like(fast)]).repeat(heads))
-    for projection in (previous.q_proj, previous.k_proj):
-        projection.weight.mul_(0.1)
-    previous.v_proj.weight.copy_(seen)
-    previous.o_proj.weight.copy_(EMBEDDING_STD * moved.T @ seen.T)
+    _prefer_previous(previous, rates, heads)
+    previous.v_proj.weight.copy_(values[0])
+    previous.o_proj.weight.copy_(EMBEDDING_STD * rotation.T @ values[0].T)
 
     matching = model.model.layers[1].self_attn
-    slow = (rotation < SLOW).repeat(2).repeat(heads)  # [size]
-    compared = MATCH_SHARPNESS * slow[:, None] * torch.cat([_orthonormal(size)[:width] for _ in range(heads)])
-    matching.q_proj.weight.copy_(compared)
-    matching.k_proj.weight.copy_(compared @ moved)
-    matching.v_proj.weight.copy_(copied)
-    matching.o_proj.weight.copy_(2 * EMBEDDING_STD * copied.T)
+    queries = torch.cat([_orthonormal(size)[:width] for _ in range(heads)])
+    queries = MATCH_SHARPNESS * (rates < SLOW).repeat(2).repeat(heads)[:, None] * queries  # in the slow pairs
+    matching.q_proj.weight.copy_(queries)
+    matching.k_proj.weight.copy_(queries @ rotation)
+    matching.v_proj.weight.copy_(values[1])
+    matching.o_proj.weight.copy_(2 * EMBEDDING_STD * values[1].T)
 
     for layer in model.model.layers:  # less noise around the circuit
         layer.mlp.down_proj.weight.mul_(0.1)
     for layer in model.model.layers[2:]:
         layer.self_attn.o_proj.weight.mul_(0.3)
+
+
+def _prefer_previous(attention: Any, rates: Tensor, heads: int) -> None:
+    """Sets query and key biases so that attention goes to the token before, whatever the tokens are."""
+    fast = PREVIOUS_SHARPNESS * (rates >= SLOW)  # [width / 2]
+    attention.q_proj.bias.copy_(torch.cat([fast * rates.cos(), -fast * rates.sin()]).repeat(heads))
+    attention.k_proj.bias.copy_(torch.cat([fast, torch.zeros_like(fast)]).repeat(heads))
+    for projection in (attention.q_proj, attention.k_proj):
+        projection.weight.mul_(0.1)
 
 
 def _orthonormal(size: int) -> Tensor:

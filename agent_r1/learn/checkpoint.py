@@ -28,7 +28,10 @@ if TYPE_CHECKING:  # readers of a checkpoint's progress depend on no learner
     from agent_r1.learn.learner import Learner
     from agent_r1.params.train import TrainParams
 
-POLICY, LEARNER, PROGRESS, SUMS = "policy", "learner", "progress.json", "SHA256SUMS"
+POLICY = "policy"
+LEARNER = "learner"
+PROGRESS = "progress.json"
+SUMS = "SHA256SUMS"
 FORMER_LEARNER = "learner.pt"  # instead of LEARNER in checkpoints of older versions of the project
 
 
@@ -78,15 +81,15 @@ def hand_over(folder: Path, learner: Learner, *, halved: bool) -> None:
 
 def complete(folder: Path, merge: Callable[[Path], None]) -> None:
     """Has `merge` write merged weights if the policy's folder holds adapters alone. Raises as `save`."""
-    found = progress(folder)
-    if found is None or not is_adapters_alone(folder / POLICY):
+    record = progress(folder)
+    if record is None or not is_adapters_alone(folder / POLICY):
         return
     require_whole(folder, POLICY)
     with written(folder) as fresh:
         shutil.copytree(folder, fresh, copy_function=os.link, ignore=shutil.ignore_patterns(POLICY, PROGRESS, SUMS))
         shutil.copytree(folder / POLICY, fresh / POLICY)  # no links: `merge` writes into the files
         merge(fresh / POLICY)
-        seal(fresh, found)
+        seal(fresh, record)
 
 
 def is_adapters_alone(policy: Path) -> bool:
@@ -111,18 +114,18 @@ def written(folder: Path, *, lasting: bool = True) -> Iterator[Path]:
         ) from error
 
 
-def set_aside(folder: Path, aside: Path) -> None:
-    """Replaces `aside` by a copy of the checkpoint, which later `save`s do not change.
+def set_aside(folder: Path, target: Path) -> None:
+    """Replaces `target` by a copy of the checkpoint, which later `save`s do not change.
 
     The copy shares its files by hard links until the next `save`. An OSError says that the file system has none.
     """
-    with replaced_folder(aside) as fresh:
+    with replaced_folder(target) as fresh:
         shutil.copytree(folder, fresh, copy_function=os.link)
 
 
-def set_aside_policy(policy: Path, record: Progress, aside: Path) -> None:
-    """Replaces `aside` by a checkpoint of a policy alone, with links to its files as in `set_aside`."""
-    with replaced_folder(aside) as fresh:
+def set_aside_policy(policy: Path, record: Progress, target: Path) -> None:
+    """Replaces `target` by a checkpoint of a policy alone, with links to its files as in `set_aside`."""
+    with replaced_folder(target) as fresh:
         shutil.copytree(policy, fresh / POLICY, copy_function=os.link)
         seal(fresh, record)
 
@@ -135,21 +138,21 @@ def amend(folder: Path, record: Progress, policy_of: Path | None = None, *, lear
     """
     if policy_of:
         require_whole(policy_of, POLICY)
-    known = {name: digest for name, digest in _sums(folder) if name != PROGRESS}
+    hashes = {name: digest for name, digest in _sums(folder) if name != PROGRESS}
     left_out = [PROGRESS, SUMS, *([POLICY] if policy_of else []), *([] if learner else [LEARNER])]
     with replaced_folder(folder) as fresh:
         shutil.copytree(folder, fresh, copy_function=os.link, ignore=shutil.ignore_patterns(*left_out))
         if policy_of:
             shutil.copytree(policy_of / POLICY, fresh / POLICY, copy_function=os.link)
-            known |= {name: digest for name, digest in _sums(policy_of) if name != PROGRESS}
-        seal(fresh, record, known)
+            hashes |= {name: digest for name, digest in _sums(policy_of) if name != PROGRESS}
+        seal(fresh, record, hashes)
 
 
-def seal(fresh: Path, record: Progress, known: Mapping[str, str] | None = None) -> None:
-    """Completes a checkpoint's folder by its record and the hashes of all files; `known` hashes are not recomputed."""
+def seal(fresh: Path, record: Progress, stored_hashes: Mapping[str, str] | None = None) -> None:
+    """Completes a checkpoint's folder by its record and the hashes of all files; `stored_hashes` are not recomputed."""
     (fresh / PROGRESS).write_text(json.dumps(asdict(record), indent=2) + "\n")
     names = [str(path.relative_to(fresh)) for path in sorted(fresh.rglob("*")) if path.is_file()]
-    hashes = {name: (known or {}).get(name) or sha256(fresh / name) for name in names}
+    hashes = {name: (stored_hashes or {}).get(name) or sha256(fresh / name) for name in names}
     (fresh / SUMS).write_text("".join(f"{digest}  {name}\n" for name, digest in hashes.items()))
 
 
@@ -179,8 +182,8 @@ def load(folder: Path, learner: Learner) -> Progress:
 
     A FileNotFoundError says that there is none, a ValueError that it is not as it was written.
     """
-    found = progress(folder)
-    if found is None:
+    record = progress(folder)
+    if record is None:
         raise FileNotFoundError(f"{folder} holds no checkpoint; train first")
     if (folder / FORMER_LEARNER).exists():
         raise ValueError(
@@ -189,7 +192,7 @@ def load(folder: Path, learner: Learner) -> Progress:
         )
     require_whole(folder)
     learner.restore(folder / POLICY, folder / LEARNER)
-    return found
+    return record
 
 
 def require_whole(folder: Path, part: str = "") -> None:
@@ -206,14 +209,14 @@ def require_whole(folder: Path, part: str = "") -> None:
     if sums != _sums(folder):  # a training has just written a newer checkpoint
         require_whole(folder, part)
         return
-    named = shlex.quote(str(folder))
-    remedy = f"bring the checkpoint back (`dvc checkout --force {named}`, a backup), or train it again with --fresh"
+    path = shlex.quote(str(folder))
+    remedy = f"bring the checkpoint back (`dvc checkout --force {path}`, a backup), or train it again with --fresh"
     if listed:
         raise ValueError(f"{changed} is missing or not as it was written, by {SUMS}; {remedy}")
     record = folder / PROGRESS  # the versions of the project that wrote no hashes did not write which code trained
     if (folder / SUMS).exists() or not record.exists() or b'"code"' in record.read_bytes():
         raise ValueError(f"{folder} has no complete {SUMS}, the hashes of its files; {remedy}")
-    write = f"cd {named} && find * -type f ! -name {SUMS} -exec sha256sum {{}} + > {SUMS}"
+    write = f"cd {path} && find * -type f ! -name {SUMS} -exec sha256sum {{}} + > {SUMS}"
     raise ValueError(
         f"{folder} has no {SUMS}, the hashes of its files, which the older version of the project that made it did not "
         f"write; write them: `{write}`"

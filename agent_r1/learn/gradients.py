@@ -61,9 +61,9 @@ def join_credit(
             "assign credit with a reference, or set kl_loss: 0"
         )
     pairs = list(zip(trajectories, credits, strict=True))
-    asked = [asked_of_learner(*pair, params) for pair in pairs]
-    own = score_logprobs(policy, trajectories, asked, compute)
-    return [credited(*pair, before, params) for pair, before in zip(pairs, own, strict=True)]
+    masks = [asked_of_learner(*pair, params) for pair in pairs]
+    logprobs = score_logprobs(policy, trajectories, masks, compute)
+    return [credited(*pair, learner_logprobs, params) for pair, learner_logprobs in zip(pairs, logprobs, strict=True)]
 
 
 def asked_of_learner(trajectory: Trajectory, credit: Credit, params: UpdateParams) -> Mask:
@@ -72,19 +72,21 @@ def asked_of_learner(trajectory: Trajectory, credit: Credit, params: UpdateParam
     return credit.kept & credit.loss_mask & by_learner
 
 
-def credited(trajectory: Trajectory, credit: Credit, own: Floats32, params: UpdateParams) -> CreditedTrajectory:
-    """Joins a trajectory with its credit. `own` [L] are the learner's logprobs before the update, where asked."""
+def credited(
+    trajectory: Trajectory, credit: Credit, learner_logprobs: Floats32, params: UpdateParams
+) -> CreditedTrajectory:
+    """Joins a trajectory with its credit. `learner_logprobs` [L] are of before the update, where a loss needs them."""
     if trajectory.trajectory_id != credit.trajectory_id:
         raise ValueError(f"trajectory {trajectory.trajectory_id!r} came with the credit of {credit.trajectory_id!r}")
-    samplers = np.where(trajectory.action_mask, trajectory.logprobs, own)
+    samplers = np.where(trajectory.action_mask, trajectory.logprobs, learner_logprobs)
     weight = losses.token_weight(int(credit.loss_mask.sum()), params)
     return CreditedTrajectory(
         trajectory=trajectory,
         credit=credit,
         sampler_logprobs=samplers,
-        old_logprobs=own if params.importance_cap else samplers,
+        old_logprobs=learner_logprobs if params.importance_cap else samplers,
         spans=span_lengths(trajectory, credit.loss_mask, params),
-        weights=np.full(len(own), weight, np.float32),
+        weights=np.full(len(learner_logprobs), weight, np.float32),
     )
 
 
@@ -115,16 +117,16 @@ def policy_pass(
     the last part of a micro-batch. Tokens that share a ratio are in one part; `whole` makes one part of each
     micro-batch. Raises FloatingPointError if a loss is not finite.
     """
-    trajectories, masks = [row.trajectory for row in rows], [row.credit.loss_mask for row in rows]
-    backbone, culprits = compute.ranks.backbone(policy), set[str]()
-    for batch in micro_batches(trajectories, masks, compute):
+    trajectories = [row.trajectory for row in rows]
+    backbone = compute.ranks.backbone(policy)
+    culprits = set[str]()
+    for batch in micro_batches(trajectories, [row.credit.loss_mask for row in rows], compute):
         with torch.set_grad_enabled(learn), precision(compute.device, compute.dtype):
             output = output_of(policy, batch.ids, batch.mask, backbone)
         parts = [output] if whole or params.ratio != "token" else output.cut()
         for piece, part in zip(batch.cut([len(part.chosen) for part in parts]), parts, strict=True):
             with torch.set_grad_enabled(learn), precision(compute.device, compute.dtype):
-                own = part.scores(entropy=True)
-            tokens = loss_tokens(piece, rows, *own, params)
+                tokens = loss_tokens(piece, rows, *part.scores(entropy=True), params)
             terms = losses.token_losses(tokens, params)
             culprits |= not_finite_in(piece, trajectories, terms, tokens.logprobs - tokens.old_logprobs)
             yield tokens, terms
@@ -138,7 +140,7 @@ def loss_tokens(
     batch: MicroBatch, rows: Sequence[CreditedTrajectory], logprobs: Tensor, entropy: Tensor, params: UpdateParams
 ) -> LossTokens:
     """The loss tokens of a micro-batch, with the learner's logprobs [N] and entropy [N]."""
-    chosen = [rows[row] for row in batch.rows]
+    batch_rows = [rows[row] for row in batch.rows]
     return LossTokens(
         logprobs=logprobs,
         entropy=entropy,
@@ -149,7 +151,7 @@ def loss_tokens(
         weights=batch.take([row.weights for row in rows]) * (not batch.idle),
         sampled=batch.take([row.trajectory.action_mask for row in rows]),
         demonstrated=batch.take([row.trajectory.demonstration_mask for row in rows]),
-        spans=None if params.ratio == "token" else [span for row in chosen for span in row.spans or []],
+        spans=None if params.ratio == "token" else [span for row in batch_rows for span in row.spans or []],
     )
 
 
@@ -166,8 +168,8 @@ def not_finite_in(batch: MicroBatch, trajectories: Sequence[Trajectory], *terms:
 
 def require_none(name: str, culprits: set[str], compute: Compute) -> None:
     """Raises FloatingPointError on every rank if any rank found a loss that is not finite."""
-    if found := sorted({*compute.ranks.gather([*culprits])}):
-        raise not_finite(name, found)
+    if trajectory_ids := sorted({*compute.ranks.gather([*culprits])}):
+        raise not_finite(name, trajectory_ids)
 
 
 def not_finite(name: str, trajectory_ids: Sequence[str]) -> FloatingPointError:
@@ -188,38 +190,42 @@ def add_policy_gradient(
     learn: bool,
 ) -> LossTokens:
     """The tokens of a loss, which `divisor` divides; accumulates its gradient to `learn`. Raises as `policy_pass`."""
-    seen: list[LossTokens] = []
+    pieces = list[LossTokens]()
     for tokens, terms in policy_pass(policy, rows, params, compute, learn=learn):
         if learn:
             ((terms * tokens.weights).sum() / divisor).backward()
         if tokens.weights.any():  # false where a rank idles
-            seen.append(tokens.detach())
-    return losses.concatenate(compute.ranks.gather(seen, LossTokens))
+            pieces.append(tokens.detach())
+    return losses.concatenate(compute.ranks.gather(pieces, LossTokens))
 
 
 def mismatch(
     policy: PreTrainedModel,
     rows: Sequence[CreditedTrajectory],
-    seen: LossTokens,
+    tokens: LossTokens,
     params: UpdateParams,
     compute: Compute,
 ) -> Metrics:
-    """The mismatch of sampler and learner over all action tokens of a step. Tokens not `seen` take a further pass."""
+    """The mismatch of sampler and learner over a step's action tokens; those not in `tokens` take a further pass."""
     trajectories = [row.trajectory for row in rows]
     unseen = [row.trajectory.action_mask & ~(row.credit.loss_mask & row.has_gradient(params)) for row in rows]
-    own = score_logprobs(policy, trajectories, unseen, compute)
-    pairs = [(seen.logprobs[seen.sampled].cpu().numpy(), seen.sampler_logprobs[seen.sampled].cpu().numpy())]
-    pairs += [(ours[mask], each.logprobs[mask]) for ours, each, mask in zip(own, trajectories, unseen, strict=True)]
-    learners, samplers = (torch.from_numpy(np.concatenate(each)) for each in zip(*pairs, strict=True))
-    return losses.mismatch_metrics(learners, samplers)
+    learners = [tokens.logprobs[tokens.sampled].cpu().numpy()]
+    samplers = [tokens.sampler_logprobs[tokens.sampled].cpu().numpy()]
+    scores = score_logprobs(policy, trajectories, unseen, compute)
+    for trajectory, mask, logprobs in zip(trajectories, unseen, scores, strict=True):
+        learners.append(logprobs[mask])
+        samplers.append(trajectory.logprobs[mask])
+    return losses.mismatch_metrics(*(torch.from_numpy(np.concatenate(pieces)) for pieces in (learners, samplers)))
 
 
 def add_critic_gradient(
     critic: Critic, rows: Sequence[CreditedTrajectory], tokens: int, params: CriticParams, compute: Compute
 ) -> float:
     """Accumulates the critic's gradient of a loss over `tokens` tokens; returns the loss. Raises as `policy_pass`."""
-    found, culprits = list[float](), set[str]()
-    trajectories, masks = [row.trajectory for row in rows], [row.credit.critic_mask for row in rows]
+    batch_losses = list[float]()
+    culprits = set[str]()
+    trajectories = [row.trajectory for row in rows]
+    masks = [row.credit.critic_mask for row in rows]
     for batch in micro_batches(trajectories, masks, compute):
         with precision(compute.device, compute.dtype):
             values = critic(batch.ids, batch.mask)
@@ -229,6 +235,6 @@ def add_critic_gradient(
         culprits |= not_finite_in(batch, trajectories, terms, old_values)
         loss = terms.sum() * (not batch.idle) / tokens
         loss.backward()
-        found.append(loss.item())
+        batch_losses.append(loss.item())
     require_none("critic loss", culprits, compute)
-    return functools.reduce(operator.add, compute.ranks.gather(found), 0.0)  # in this order, unlike `sum`
+    return functools.reduce(operator.add, compute.ranks.gather(batch_losses), 0.0)  # in this order, unlike `sum`

@@ -65,7 +65,10 @@ class Models:
         options: Options = DEFAULTS,
     ) -> None:
         """Starts from a folder or hub id; `model.path` is not read. A ValueError names a missing or unfit part."""
-        self.params, self.seed, self.ranks, self.merges = params, seed, options.ranks, options.merges
+        self.params = params
+        self.seed = seed
+        self.ranks = options.ranks
+        self.merges = options.merges
         self.policy_version = 0  # updates that changed the policy's weights, since `path`
         self.compute = scoring.compute_of(model, params, options.device or self.ranks.device, self.ranks)
         self.adapter = model.adapter  # of policy and critic; the weights beneath do not train
@@ -88,14 +91,16 @@ class Models:
     def values(self, trajectories: Sequence[Trajectory]) -> list[Floats32]:
         """The critic's value [L] of the state before each token, 0 at a context's first; all 0 without a critic."""
         if self.critic is None:
-            return [np.zeros(len(each.token_ids), np.float32) for each in trajectories]
-        everywhere = [np.ones(len(each.token_ids), np.bool_) for each in trajectories]
+            return [np.zeros(len(trajectory.token_ids), np.float32) for trajectory in trajectories]
+        everywhere = [np.ones(len(trajectory.token_ids), np.bool_) for trajectory in trajectories]
         return scoring.score(self.critic, trajectories, everywhere, self.compute)
 
     @led
     def logprobs(self, trajectories: Sequence[Trajectory]) -> list[Floats32]:
         """The policy's logprob [L] of every token in nats, 0 at a context's first, which nothing predicts."""
-        predicted = [~np.isin(np.arange(len(each.token_ids)), each.context_starts) for each in trajectories]
+        predicted = [
+            ~np.isin(np.arange(len(trajectory.token_ids)), trajectory.context_starts) for trajectory in trajectories
+        ]
         return score_logprobs(self.policy, trajectories, predicted, self.compute)
 
     @led
@@ -103,7 +108,7 @@ class Models:
         """The reference's logprobs [L] of sampled tokens in nats, 0 elsewhere. A ValueError says that there is none."""
         if self.reference is None:
             raise ValueError("this learner has no reference; build it with one")
-        return self.reference.logprobs(trajectories, [each.action_mask for each in trajectories])
+        return self.reference.logprobs(trajectories, [trajectory.action_mask for trajectory in trajectories])
 
     @led
     def save_policy(self, folder: Path, *, halved: bool = False) -> None:
@@ -179,19 +184,19 @@ class Learner(Models):
         gradient that is not finite; its step changes no weight. A ValueError asks for the reference of a `kl_loss`.
         """
         rows = [row for row in self.credited(trajectories, credits) if row.credit.kept]
-        rates, learn = {"policy/learning_rate": self.params.learning_rate * rate}, rate > 0
+        rates = {"policy/learning_rate": self.params.learning_rate * rate}
+        learn = rate > 0
         optimizers.set_rate(self.policy_optimizer, rates["policy/learning_rate"])
         if self.critic_optimizer:
             rates["critic/learning_rate"] = self.params.critic.learning_rate * critic_rate
             optimizers.set_rate(self.critic_optimizer, rates["critic/learning_rate"])
         draw = partial(scoring.minibatches, rows, seed=self.seed, iteration=iteration)
-        steps: list[losses.Metrics] = []
-        for chosen in draw(self.params):
-            steps.append(self.policy_step(chosen, learn=learn, first=not any(steps)))
+        steps = list[losses.Metrics]()
+        for minibatch in draw(self.params):
+            steps.append(self.policy_step(minibatch, learn=learn, first=not any(steps)))
         self.policy_version += learn and any(steps)
-        critics = [self.critic_step(chosen) for chosen in draw(self.params.critic)]
+        critics = [self.critic_step(minibatch) for minibatch in draw(self.params.critic)]
         teaching = [row for row in rows if row.has_gradient(self.params)]
-        tokens = sum(len(row.trajectory.token_ids) for row in teaching)
         samples = {row.trajectory_id for row in trajectories if not row.demonstration_mask.any()}
         sampled = [row for row in rows if row.trajectory.trajectory_id in samples]
         return {
@@ -200,7 +205,7 @@ class Learner(Models):
             **rates,
             "update/episodes": float(sum(row.loss_tokens > 0 for row in sampled) if learn else 0),
             "update/trained_share": sum(row.has_gradient(self.params) for row in sampled) / len(samples),
-            "update/tokens": float(self.params.epochs * tokens),
+            "update/tokens": float(self.params.epochs * sum(len(row.trajectory.token_ids) for row in teaching)),
             "cost/gpu_peak_gib": torch.cuda.max_memory_reserved() / 2**30,
         }
 
@@ -217,11 +222,11 @@ class Learner(Models):
         if not teaching:
             return {}
         divisor = losses.normaliser([row.loss_tokens for row in rows], self.params)
-        seen = gradients.add_policy_gradient(self.policy, teaching, divisor, self.params, self.compute, learn=learn)
+        tokens = gradients.add_policy_gradient(self.policy, teaching, divisor, self.params, self.compute, learn=learn)
         acted = sum(int(row.trajectory.action_mask.sum()) for row in rows)
-        metrics = losses.policy_metrics(seen, self.params, divisor, acted)
+        metrics = losses.policy_metrics(tokens, self.params, divisor, acted)
         if first and acted:
-            metrics |= gradients.mismatch(self.policy, rows, seen, self.params, self.compute)
+            metrics |= gradients.mismatch(self.policy, rows, tokens, self.params, self.compute)
         if learn:
             metrics["policy/grad_norm"] = self._take_step("policy", self.policy, self.policy_optimizer, teaching)
         return metrics
@@ -298,15 +303,17 @@ def _load_models(
     return policy, critic
 
 
-def reference_of(learner: Models, path: str | Path, other: str = "") -> Reference:
-    """The model at `other`; without one, the learner's start: its own policy without the adapters, or that at `path`.
+def reference_of(learner: Models, path: str | Path, reference: str = "") -> Reference:
+    """The model at `reference`, else the learner's start: its own policy without the adapters, or the model at `path`.
 
     Raises ValueError for a model with other tokens.
     """
-    if other and load_tokenizer(other).get_vocab() != learner.tokenizer.get_vocab():
-        raise ValueError(f"train.reference {other} has other tokens than {path}; take a model with the same tokenizer")
-    if other or not learner.adapter:
-        return frozen(other or path, learner.compute)
+    if reference and load_tokenizer(reference).get_vocab() != learner.tokenizer.get_vocab():
+        raise ValueError(
+            f"train.reference {reference} has other tokens than {path}; take a model with the same tokenizer"
+        )
+    if reference or not learner.adapter:
+        return frozen(reference or path, learner.compute)
     return Reference(learner.policy, learner.compute)
 
 

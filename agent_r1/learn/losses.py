@@ -43,7 +43,7 @@ class LossTokens:
 
 def concatenate(pieces: Sequence[LossTokens]) -> LossTokens:
     """The tokens of several micro-batches as one."""
-    names = [each.name for each in fields(LossTokens) if each.name != "spans"]
+    names = [field.name for field in fields(LossTokens) if field.name != "spans"]
     joined = {name: torch.cat([getattr(piece, name) for piece in pieces]) for name in names}
     spans = None if pieces[0].spans is None else [span for piece in pieces for span in piece.spans or []]
     return LossTokens(**joined, spans=spans)
@@ -64,8 +64,8 @@ def token_losses(tokens: LossTokens, params: UpdateParams) -> Tensor:
     if tokens.demonstrated.any():
         terms = torch.where(tokens.demonstrated, -tokens.advantages * tokens.logprobs, terms)
     if params.importance_cap:
-        old, samplers = tokens.old_logprobs, tokens.sampler_logprobs
-        terms = terms * importance_weights(old, samplers, cap=params.importance_cap)
+        weights = importance_weights(tokens.old_logprobs, tokens.sampler_logprobs, cap=params.importance_cap)
+        terms = terms * weights
     if params.kl_loss:
         terms = terms + params.kl_loss * tokens.sampled * k3(tokens.logprobs, tokens.reference_logprobs)
     if params.entropy_bonus:
@@ -75,9 +75,9 @@ def token_losses(tokens: LossTokens, params: UpdateParams) -> Tensor:
 
 def means(steps: Sequence[Metrics]) -> Metrics:
     """The mean of each metric over the steps that have it."""
-    done = [step for step in steps if step]
-    found = {name: [step[name] for step in done if name in step] for name in dict.fromkeys(chain(*done))}
-    return {name: sum(values) / len(values) for name, values in found.items()}
+    metrics = [step for step in steps if step]
+    columns = {name: [step[name] for step in metrics if name in step] for name in dict.fromkeys(chain(*metrics))}
+    return {name: sum(values) / len(values) for name, values in columns.items()}
 
 
 def token_weight(length: int, params: UpdateParams) -> float:
@@ -198,7 +198,8 @@ def clipped_tokens(ratio: Tensor, advantages: Tensor, params: UpdateParams) -> T
 
     A token whose advantage is 0 has no gradient either way and is not clipped.
     """
-    above, below = ratio > 1 + params.clip_high, ratio < 1 - params.clip_low
+    above = ratio > 1 + params.clip_high
+    below = ratio < 1 - params.clip_low
     if params.loss == "cispo":
         return (advantages != 0) & (above | below)
     far_above = ratio > (params.dual_clip or math.inf)
@@ -216,17 +217,17 @@ def importance_weights(logprobs: Tensor, sampler_logprobs: Tensor, *, cap: float
     return torch.exp((logprobs - sampler_logprobs).clamp(max=math.log(cap)))
 
 
-def k3(logprobs: Tensor, others: Tensor) -> Tensor:
+def k3(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
     """[N] an estimate of KL(p || q) in nats at each of the tokens that p drew; never negative.
 
-    With x = log q - log p, `others` less `logprobs`, it is exp(x) - 1 - x. An estimate beyond 10 counts as 10 and has
-    no gradient. Between sampler and learner it is 0 if both hold the same weights and compute alike. Before an update
-    it measures numerical mismatch, or stale weights in the sampler.
+    With x = log q - log p, `other_logprobs` less `logprobs`, it is exp(x) - 1 - x. An estimate beyond 10 counts as 10
+    and has no gradient. Between sampler and learner it is 0 if both hold the same weights and compute alike. Before an
+    update it measures numerical mismatch, or stale weights in the sampler.
 
     Source: Schulman 2020, "Approximating KL Divergence" (joschu.net/blog/kl-approx.html); as a loss: DeepSeekMath
     (arXiv 2402.03300), Eq. 4.
     """
-    difference = (others - logprobs).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
+    difference = (other_logprobs - logprobs).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
     return (torch.expm1(difference) - difference).clamp(max=LARGEST_K3)
 
 

@@ -16,7 +16,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from agent_r1.devices.sharing import led
 from agent_r1.files import load_pretrained
-from agent_r1.learn.adapter import count_parameters
+from agent_r1.learn.adapter import Parameters, count_parameters
 from agent_r1.learn.optimizers import undone
 from agent_r1.learn.scoring import room
 from agent_r1.params import Params
@@ -66,9 +66,10 @@ class Demand:
     sampler_sleeps: bool = False  # during updates
 
 
-def demand_of(config: PretrainedConfig, settings: Params, meant: RunId, device: torch.device) -> Demand:
+def demand_of(config: PretrainedConfig, settings: Params, run_id: RunId, device: torch.device) -> Demand:
     """The demand of a run of params.yaml. A micro-batch holds at least one whole context."""
-    run, settings = settings.run(meant), settings.of(meant)
+    run = settings.run(run_id)
+    settings = settings.of(run_id)
     dtype = compute_dtype(settings.model.dtype, device)
     cuda = device.type == "cuda"
     return Demand(
@@ -91,26 +92,28 @@ def _reference_of(config: PretrainedConfig, run: TrainParams) -> PretrainedConfi
     """The configuration of a run's reference, if it asks one here; a registered version's is taken to be the run's."""
     if not run.needs_reference or run.reference_at:
         return None
-    elsewhere = run.reference and not run.reference_is_registered
-    found: PretrainedConfig = load_pretrained(AutoConfig, run.reference) if elsewhere else config
-    return found
+    if not run.reference or run.reference_is_registered:
+        return config
+    reference: PretrainedConfig = load_pretrained(AutoConfig, run.reference)
+    return reference
 
 
 def check(config: PretrainedConfig, settings: Params, runs: Sequence[RunId]) -> None:
     """Logs the memory that the most demanding run needs here. A ValueError refuses too much, and too small a window."""
     require_window(config, max(settings.of(run).env.max_tokens for run in runs))
     device = default_device()
-    asked = {
+    switches = {
         "learner.optimizer_offload": settings.learner.optimizer_offload,
         "engine.vllm.sleep": settings.engine.vllm.sleep,
     }
-    for name in [name for name, on in asked.items() if on and device.type == "cpu"]:
+    for name in [name for name, on in switches.items() if on and device.type == "cpu"]:
         logger.warning("%s: true has no effect on a CPU, whose memory is all that there is", name)
     demands = [demand_of(config, settings, run, device) for run in runs]
     parts = max(map(estimate, demands), key=lambda parts: sum(parts.values()))
-    parts, available = on_machine(parts, settings.learner.processes, device), available_gib(device)
-    shown = ", ".join(f"{name} {size:.2f}" for name, size in parts.items())
-    logger.info("memory at the peak, estimated: %.2f of %.2f GiB (%s)", sum(parts.values()), available, shown)
+    parts = on_machine(parts, settings.learner.processes, device)
+    available = available_gib(device)
+    summary = ", ".join(f"{name} {size:.2f}" for name, size in parts.items())
+    logger.info("memory at the peak, estimated: %.2f of %.2f GiB (%s)", sum(parts.values()), available, summary)
     require_fit(parts, available)
 
 
@@ -153,40 +156,49 @@ def estimate(demand: Demand) -> dict[str, float]:
     gradients are added up in float32. A sleeping sampler counts only with its excess over gradients, activations and
     logits.
     """
-    count, shape = count_parameters(demand.model, demand.adapter), demand.model.get_text_config()
-    frozen, states = demand.dtype.itemsize, 0 if demand.optimizer_offload else ADAM_STATES
+    count = count_parameters(demand.model, demand.adapter)
+    shape = demand.model.get_text_config()
     learners = {"policy": count.policy}
     if demand.critic:
         learners["critic"] = count.backbone + shape.hidden_size + 1
-    trained = {name: count.adapters or weights for name, weights in learners.items()}
-    parts: dict[str, float] = {
-        name: trained[name] * FLOAT32 * (2 + states) + bool(count.adapters) * weights * frozen
-        for name, weights in learners.items()
-    }
-    if demand.reference and not (demand.adapter and demand.reference is demand.model):
-        beside = count if demand.reference is demand.model else count_parameters(demand.reference, None)
-        parts["reference"] = beside.policy * frozen
-    if frozen < FLOAT32 and not demand.adapter and demand.ranks == 1:  # ranks gather them in the compute dtype
-        parts["weights cast for matrix products"] = count.policy * frozen
-    parts = {name: size / demand.ranks for name, size in parts.items()}
-    if demand.ranks > 1:
-        layer = (count.backbone - shape.vocab_size * shape.hidden_size) // shape.num_hidden_layers
-        gathered = count.policy - (shape.num_hidden_layers - 2) * layer  # one layer, and the next beside it
-        parts["weights gathered"] = gathered * (frozen if demand.adapter else frozen + FLOAT32)  # and their gradients
+    parts = _weight_bytes(demand, count, learners)
     parts["activations"] = activation_bytes(demand)
     chunk, _ = room(demand.device)
     parts["logits"] = min(demand.tokens * shape.vocab_size, chunk) * FLOAT32 * LOGIT_COPIES
     gib = {name: size / GIB for name, size in parts.items()}
     sampler = demand.sampler_gib
     if demand.sampler_sleeps:
-        gradients = sum(trained.values()) * FLOAT32 / demand.ranks / GIB
+        gradients = sum(count.adapters or size for size in learners.values()) * FLOAT32 / demand.ranks / GIB
         sampler = max(0.0, sampler - gradients - gib["activations"] - gib["logits"])
     return gib | {"sampler": sampler, "libraries": LIBRARIES_GIB}
 
 
+def _weight_bytes(demand: Demand, count: Parameters, learners: Mapping[str, int]) -> dict[str, float]:
+    """A rank's bytes of weights, gradients and optimiser states by purpose; `learners` are the weights of a model."""
+    frozen = demand.dtype.itemsize
+    states = 0 if demand.optimizer_offload else ADAM_STATES
+    parts: dict[str, float] = {
+        name: (count.adapters or size) * FLOAT32 * (2 + states) + bool(count.adapters) * size * frozen
+        for name, size in learners.items()
+    }
+    if demand.reference and not (demand.adapter and demand.reference is demand.model):
+        reference = count if demand.reference is demand.model else count_parameters(demand.reference, None)
+        parts["reference"] = reference.policy * frozen
+    if frozen < FLOAT32 and not demand.adapter and demand.ranks == 1:  # ranks gather them in the compute dtype
+        parts["weights cast for matrix products"] = count.policy * frozen
+    parts = {name: size / demand.ranks for name, size in parts.items()}
+    if demand.ranks > 1:
+        shape = demand.model.get_text_config()
+        layer = (count.backbone - shape.vocab_size * shape.hidden_size) // shape.num_hidden_layers
+        weights = count.policy - (shape.num_hidden_layers - 2) * layer  # one layer, and the next beside it
+        parts["weights gathered"] = weights * (frozen if demand.adapter else frozen + FLOAT32)  # and their gradients
+    return parts
+
+
 def checkpoint_gib(demand: Demand) -> float:
     """GiB of a run's checkpoint on disk: the policy with merged adapters, the critic and the optimisers."""
-    count, states = count_parameters(demand.model, demand.adapter), FLOAT32 * ADAM_STATES
+    count = count_parameters(demand.model, demand.adapter)
+    states = FLOAT32 * ADAM_STATES
     if demand.adapter:
         learners = 2 if demand.critic else 1
         return (count.policy * demand.dtype.itemsize + learners * count.adapters * (FLOAT32 + states)) / GIB
@@ -202,15 +214,16 @@ def activation_bytes(demand: Demand) -> int:
     MLP's width. With gradient checkpointing every layer keeps its input alone, and one at a time is computed again.
     """
     config: Any = demand.model.get_text_config()  # its fields are those of the architecture
-    compute, hidden = demand.dtype.itemsize, config.hidden_size
+    compute = demand.dtype.itemsize
+    hidden = config.hidden_size
     widths = (getattr(config, name, None) for name in ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner"))
     mlp = next(filter(None, widths), 4 * hidden)
     stream = compute if demand.adapter else FLOAT32
     queries = config.num_attention_heads * _head_size(config)
     copies = 5 if compute < FLOAT32 else 2
     layer = 4 * stream * hidden + compute * (copies * hidden + 5 * queries + 4 * mlp)
-    kept = config.num_hidden_layers * (stream * hidden if demand.gradient_checkpointing else layer)
-    return int(demand.tokens * (kept + layer * demand.gradient_checkpointing))
+    per_token = config.num_hidden_layers * (stream * hidden if demand.gradient_checkpointing else layer)
+    return int(demand.tokens * (per_token + layer * demand.gradient_checkpointing))
 
 
 def _sampler_gib(config: PretrainedConfig, settings: Params, dtype: torch.dtype, device: torch.device) -> float:
@@ -244,7 +257,8 @@ def measure(learner: Learner, env: EnvParams) -> float:
     on CUDA, or that this process has ever used on a CPU. Raises ValueError, with remedies, if the device has too little
     memory.
     """
-    device, refusal = learner.compute.device, ""
+    device = learner.compute.device
+    refusal = ""
     with undone(list(learner.optimizers.values()), device):
         try:
             rows = _largest_step(learner, env)
@@ -279,7 +293,8 @@ def _largest_step(learner: Learner, env: EnvParams) -> list[CreditedTrajectory]:
     contexts = -(-budget // env.max_tokens)  # the fewest and longest; one beyond the budget is a micro-batch
     length = budget // contexts if contexts > 1 else env.max_tokens
     mask = np.arange(length) > 0
-    ones, zeros = mask.astype(np.float32), np.zeros(length, np.float32)
+    ones = mask.astype(np.float32)
+    zeros = np.zeros(length, np.float32)
     trajectory = Trajectory(
         trajectory_id="",
         question_id="",

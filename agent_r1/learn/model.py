@@ -70,11 +70,12 @@ def see(backbone: nn.Module, ids: Tensor, mask: Tensor, config: Any = None) -> A
     """
     if not is_packed(config or backbone.config):
         return backbone(input_ids=ids, use_cache=False)
-    asked = F.pad(mask[:, 1:], (0, 1))
-    needed = asked.flip(1).cumsum(1).flip(1) > 0
+    predictors = F.pad(mask[:, 1:], (0, 1))
+    needed = predictors.flip(1).cumsum(1).flip(1) > 0
     lengths = needed.sum(1)
-    longest, starts = int(lengths.max()), F.pad(lengths.cumsum(0), (1, 0)).int()
-    seen = backbone(
+    longest = int(lengths.max())
+    starts = F.pad(lengths.cumsum(0), (1, 0)).int()
+    output = backbone(
         input_ids=ids[needed].unsqueeze(0),
         position_ids=(needed.cumsum(1) - 1)[needed].unsqueeze(0),
         use_cache=False,
@@ -83,10 +84,10 @@ def see(backbone: nn.Module, ids: Tensor, mask: Tensor, config: Any = None) -> A
         max_length_q=longest,
         max_length_k=longest,
     )
-    packed = seen.last_hidden_state.squeeze(0)
+    packed = output.last_hidden_state.squeeze(0)
     hidden = packed.new_zeros(*ids.shape, packed.shape[-1])
     hidden[needed] = packed
-    return replace(seen, last_hidden_state=hidden)
+    return replace(output, last_hidden_state=hidden)
 
 
 def attend(
@@ -100,7 +101,7 @@ def attend(
     sliding_window: int | None = None,
     cu_seq_lens_q: Tensor | None = None,
     max_length_q: int = 0,
-    **others: Any,
+    **options: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention within packed contexts: [1, H, t, D] -> [1, t, H, D]; [B + 1] holds their starts and the end.
 
@@ -108,25 +109,32 @@ def attend(
     """
     if cu_seq_lens_q is None:
         attention_mask = _window(query.shape[2], sliding_window, query.device)
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
     if query.is_cuda and value.dtype in HALVED:
         from torch.nn.attention.varlen import varlen_attn  # registers operators, which costs time
 
         # Rotary positions make float32 of queries and keys where the weights are; no product ever made values that.
-        q, k, v = (each.squeeze(0).transpose(0, 1).to(value.dtype) for each in (query, key, value))
-        starts, longest, window = cu_seq_lens_q, max_length_q, (sliding_window - 1 if sliding_window else -1, 0)
-        shared = query.shape[1] != key.shape[1]
+        q, k, v = (tensor.squeeze(0).transpose(0, 1).to(value.dtype) for tensor in (query, key, value))
         packed = varlen_attn(
-            q, k, v, starts, starts, longest, longest, scale=scaling, window_size=window, enable_gqa=shared
+            q,
+            k,
+            v,
+            cu_seq_lens_q,
+            cu_seq_lens_q,
+            max_length_q,
+            max_length_q,
+            scale=scaling,
+            window_size=(sliding_window - 1 if sliding_window else -1, 0),
+            enable_gqa=query.shape[1] != key.shape[1],
         )
         return cast(Tensor, packed).unsqueeze(0), None
-    attended: list[Tensor] = []
+    outputs = list[Tensor]()
     for start, stop in itertools.pairwise(cu_seq_lens_q.tolist()):
         if start < stop:
             mask = _window(stop - start, sliding_window, query.device)
-            q, k, v = (each[:, :, start:stop] for each in (query, key, value))
-            attended.append(sdpa_attention_forward(module, q, k, v, mask, scaling=scaling, **others)[0])
-    return torch.cat(attended, 1), None
+            q, k, v = (tensor[:, :, start:stop] for tensor in (query, key, value))
+            outputs.append(sdpa_attention_forward(module, q, k, v, mask, scaling=scaling, **options)[0])
+    return torch.cat(outputs, 1), None
 
 
 def _window(length: int, size: int | None, device: torch.device) -> Tensor | None:
@@ -244,7 +252,8 @@ def compute_output_in_float32(model: PreTrainedModel) -> None:
     """Replaces a model's output layer by a `Float32Output` of the same weights."""
     layer = model.get_output_embeddings()
     output = Float32Output(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
-    output.weight, output.bias = layer.weight, layer.bias
+    output.weight = layer.weight
+    output.bias = layer.bias
     model.set_output_embeddings(output)
 
 

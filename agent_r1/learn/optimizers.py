@@ -18,7 +18,9 @@ from agent_r1.learn.adapter import trained_state
 AdamState = dict[int, dict[str, Tensor]]  # by the number of a weight that trains
 
 CRITIC = "critic."  # prefix of the names of its weights
-VERSION, TORCH_RANDOM, PYTHON_RANDOM = "policy_version", "random.torch", "random.python"
+VERSION = "policy_version"
+TORCH_RANDOM = "random.torch"
+PYTHON_RANDOM = "random.python"
 
 
 class OffloadedAdamW(AdamW):
@@ -36,11 +38,13 @@ class OffloadedAdamW(AdamW):
             for weight in group["params"]:
                 if weight.grad is None:
                     continue
-                here, gradient, weight.grad = weight.to("cpu", copy=True), weight.grad.to("cpu"), None
-                kept = self.state[weight] = self.state[weight] or _blank(weight, self)
-                moments = [kept["exp_avg"]], [kept["exp_avg_sq"]]
-                take_steps([here], [gradient], *moments, [], [kept["step"]], fused=True, **options)
-                weight.copy_(here)
+                cpu_weight = weight.to("cpu", copy=True)
+                gradient = weight.grad.to("cpu")
+                weight.grad = None
+                state = self.state[weight] = self.state[weight] or _blank(weight, self)
+                moments = ([state["exp_avg"]], [state["exp_avg_sq"]])
+                take_steps([cpu_weight], [gradient], *moments, [], [state["step"]], fused=True, **options)
+                weight.copy_(cpu_weight)
 
 
 def adamw(
@@ -65,11 +69,11 @@ def blank_state(optimizer: Optimizer) -> AdamState:
 
 def take_state(optimizer: Optimizer, state: AdamState) -> None:
     """Replaces an optimiser's state by that of another one of the same weights."""
-    own = weights(optimizer)
+    parameters = weights(optimizer)
     optimizer.state.clear()
-    for index, kept in state.items():
-        device = _place(own[index], optimizer)
-        optimizer.state[own[index]] = {name: entry.to(device) for name, entry in kept.items()}
+    for index, entries in state.items():
+        device = _place(parameters[index], optimizer)
+        optimizer.state[parameters[index]] = {name: entry.to(device) for name, entry in entries.items()}
 
 
 @contextmanager
@@ -78,10 +82,10 @@ def undone(optimizers: Sequence[Optimizer], device: torch.device) -> Iterator[No
 
     On CUDA the block starts with a new peak of memory, and the allocator's unused memory is freed after it.
     """
-    trained = [weight for each in optimizers for weight in weights(each)]
-    before = [weight.detach().to("cpu", copy=True) for weight in trained]
+    trained = [weight for optimizer in optimizers for weight in weights(optimizer)]
+    values = [weight.detach().to("cpu", copy=True) for weight in trained]
     gradients = [weight.grad for weight in trained]
-    states = [_copied(each.state_dict()["state"]) for each in optimizers]
+    states = [_copied(optimizer.state_dict()["state"]) for optimizer in optimizers]
     for weight in trained:
         weight.grad = None
     if device.type == "cuda":
@@ -90,7 +94,7 @@ def undone(optimizers: Sequence[Optimizer], device: torch.device) -> Iterator[No
         with torch.random.fork_rng():
             yield
     finally:
-        for weight, old, gradient in zip(trained, before, gradients, strict=True):
+        for weight, old, gradient in zip(trained, values, gradients, strict=True):
             weight.data.copy_(old)
             weight.grad = gradient
         for optimizer, state in zip(optimizers, states, strict=True):
@@ -152,17 +156,17 @@ def restore(folder: Path, stored: Set[str], critic: nn.Module | None, optimizers
     Returns the policy's version. Raises ValueError if the saved learner trained other weights.
     """
     states = {name: blank_state(optimizer) for name, optimizer in optimizers.items()}
-    begun = {name: state for name, state in states.items() if any(flat({name: state}).keys() & stored)}
-    own = _whole(0)
-    found = _trained(critic) | flat(begun) | own
-    if differing := sorted(stored ^ found.keys()):
+    stored_states = {name: state for name, state in states.items() if any(flat({name: state}).keys() & stored)}
+    process_entries = _whole(0)
+    entries = _trained(critic) | flat(stored_states) | process_entries
+    if differing := sorted(stored ^ entries.keys()):
         raise ValueError(f"the state is of a model that trains other weights, {differing[0]} for one; train it again")
-    load_tensors(folder, found)
-    for name, taken in begun.items():
-        take_state(optimizers[name], taken)
-    torch.set_rng_state(own[TORCH_RANDOM])
-    random.setstate((random.getstate()[0], tuple(own[PYTHON_RANDOM].tolist()), None))
-    return int(own[VERSION])
+    load_tensors(folder, entries)
+    for name, state in stored_states.items():
+        take_state(optimizers[name], state)
+    torch.set_rng_state(process_entries[TORCH_RANDOM])
+    random.setstate((random.getstate()[0], tuple(process_entries[PYTHON_RANDOM].tolist()), None))
+    return int(process_entries[VERSION])
 
 
 def _whole(policy_version: int) -> dict[str, Tensor]:

@@ -84,8 +84,8 @@ class MicroBatch:
 
     def take(self, arrays: Sequence[NDArray[Any]]) -> Tensor:
         """Takes the entries [N] at the selected tokens, ordered as `ids[mask]`, from arrays [L] of all trajectories."""
-        chosen = [arrays[row][mask] for row, mask in zip(self.rows, self.masks, strict=True)]
-        return torch.from_numpy(np.concatenate(chosen)).to(self.ids.device)
+        entries = [arrays[row][mask] for row, mask in zip(self.rows, self.masks, strict=True)]
+        return torch.from_numpy(np.concatenate(entries)).to(self.ids.device)
 
     def split(self, entries: Tensor) -> list[Tensor]:
         """Splits entries [N] into one piece for each of the R trajectories."""
@@ -112,8 +112,8 @@ def minibatches(
         return
     for epoch in range(params.epochs):
         order = np.random.default_rng(derive(seed, iteration, epoch)).permutation(len(rows))
-        for chosen in np.array_split(order, min(params.minibatches, len(rows))):
-            yield [rows[index] for index in chosen]
+        for indices in np.array_split(order, min(params.minibatches, len(rows))):
+            yield [rows[index] for index in indices]
 
 
 def micro_batches(trajectories: Sequence[Trajectory], masks: Sequence[Mask], compute: Compute) -> Iterator[MicroBatch]:
@@ -121,10 +121,10 @@ def micro_batches(trajectories: Sequence[Trajectory], masks: Sequence[Mask], com
 
     A trajectory whose mask [L] selects no token is left out.
     """
-    asked = [index for index, mask in enumerate(masks) if mask.any()]
-    lengths = [[span.stop - span.start for span in trajectories[index].contexts] for index in asked]
+    indices = [index for index, mask in enumerate(masks) if mask.any()]
+    lengths = [[span.stop - span.start for span in trajectories[index].contexts] for index in indices]
     for group, idle in compute.deal(lengths):
-        rows = [asked[position] for position in group]
+        rows = [indices[position] for position in group]
         contexts = [(row, span) for row in rows for span in trajectories[row].contexts]
         yield MicroBatch(
             rows=rows,
@@ -148,7 +148,8 @@ def deal(
     packs = share_out(lengths, max_tokens)
     if ranks == 1:
         return [(pack, False) for pack in packs]
-    turns, least = -(-len(packs) // ranks), 0
+    turns = -(-len(packs) // ranks)
+    least = 0
     while max_tokens - least > 1:  # `max_tokens` is enough, `least` is too little
         middle = (least + max_tokens) // 2
         tried = share_out(lengths, middle)
@@ -165,7 +166,7 @@ def pack_by_length(lengths: Sequence[Sequence[int]], max_tokens: int) -> list[li
     stay together, and a trajectory beyond the budget gets a pack of its own. The longest come first, so that too large
     a budget fails at once.
     """
-    packs: list[list[int]] = []
+    packs = list[list[int]]()
     width, height = 0, 0  # of the pack being filled
     for index in sorted(range(len(lengths)), key=lambda index: (-max(lengths[index]), index)):
         height += len(lengths[index])
@@ -179,15 +180,16 @@ def pack_by_length(lengths: Sequence[Sequence[int]], max_tokens: int) -> list[li
 
 def pack_tightly(lengths: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
     """Packs trajectories without padding: each one, the longest first, goes into the first pack with room."""
-    packs, taken = list[list[int]](), list[int]()
+    packs = list[list[int]]()
+    sizes = list[int]()
     for index in sorted(range(len(lengths)), key=lambda index: (-sum(lengths[index]), index)):
         tokens = sum(lengths[index])
-        found = next((at for at, there in enumerate(taken) if there + tokens <= max_tokens), len(packs))
-        if found == len(packs):
+        place = next((number for number, size in enumerate(sizes) if size + tokens <= max_tokens), len(packs))
+        if place == len(packs):
             packs.append([])
-            taken.append(0)
-        packs[found].append(index)
-        taken[found] += tokens
+            sizes.append(0)
+        packs[place].append(index)
+        sizes[place] += tokens
     return packs
 
 
@@ -262,8 +264,8 @@ class Output:
             return [self]
         learn = self.hidden.requires_grad
         return [
-            replace(self, hidden=hidden.detach().requires_grad_(learn), chosen=chosen)
-            for hidden, chosen in self._split()
+            replace(self, hidden=hidden.detach().requires_grad_(learn), chosen=tokens)
+            for hidden, tokens in self._split()
         ]
 
     def join(self, parts: Sequence[Output]) -> None:
@@ -278,21 +280,22 @@ class Output:
         return max(1, -(-len(self.chosen) * words // chunk))
 
     def _split(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return zip(*(each.tensor_split(self._chunks) for each in (self.hidden, self.chosen)), strict=True)
+        return zip(*(tensor.tensor_split(self._chunks) for tensor in (self.hidden, self.chosen)), strict=True)
 
-    def _scores_of(self, hidden: Tensor, chosen: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
-        backbone, seen = self.model.get_decoder(), replace(self.seen, last_hidden_state=hidden.unsqueeze(0))
-        backbone.forward = lambda *_args, **_kwargs: seen  # so that the model computes the output layer alone
+    def _scores_of(self, hidden: Tensor, tokens: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
+        backbone = self.model.get_decoder()
+        output = replace(self.seen, last_hidden_state=hidden.unsqueeze(0))
+        backbone.forward = lambda *_args, **_kwargs: output  # so that the model computes the output layer alone
         try:
             # `forward`, because the hooks of ranks around a call are for all chunks at once
-            logits: Tensor = self.model.forward(input_ids=chosen[None, :1], use_cache=False).logits.squeeze(0)
+            logits: Tensor = self.model.forward(input_ids=tokens[None, :1], use_cache=False).logits.squeeze(0)
         finally:
             del backbone.forward
-        if len(logits) != len(chosen):
+        if len(logits) != len(tokens):
             raise ValueError(
                 f"{type(self.model).__name__} does not go on from what its get_decoder() says; take another"
             )
-        scores: tuple[Tensor, Tensor] = TokenScores.apply(logits.float(), chosen, entropy)  # type: ignore[no-untyped-call]
+        scores: tuple[Tensor, Tensor] = TokenScores.apply(logits.float(), tokens, entropy)  # type: ignore[no-untyped-call]
         return scores
 
 
@@ -304,8 +307,8 @@ def output_of(model: PreTrainedModel, ids: Tensor, mask: Tensor, backbone: nn.Mo
     """
     if mask[:, 0].any():
         raise ValueError("the mask selects the first token of a row, which nothing predicts; leave it out")
-    seen = see(backbone or model.get_decoder(), ids, mask, model.config)
-    return Output(model, seen, seen.last_hidden_state[:, :-1][mask[:, 1:]], ids[mask])
+    output = see(backbone or model.get_decoder(), ids, mask, model.config)
+    return Output(model, output, output.last_hidden_state[:, :-1][mask[:, 1:]], ids[mask])
 
 
 def token_logprobs(model: PreTrainedModel, ids: Tensor, mask: Tensor, backbone: nn.Module | None = None) -> Tensor:
@@ -321,28 +324,29 @@ class TokenScores(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, chosen: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, logits: Tensor, tokens: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
         entropies = logits.new_zeros(len(logits))
         for block, rows, logprobs, part in _blocks(logits):
             torch.log_softmax(block, -1, out=logprobs)
             block.copy_(logprobs)
             if entropy:  # a token of probability 0 adds 0
                 entropies[rows] = -torch.exp(block, out=part).mul_(logprobs.clamp_(min=LEAST)).sum(-1)
-        ctx.save_for_backward(logits, chosen)
-        return logits.gather(-1, chosen.unsqueeze(-1)).squeeze(-1), entropies
+        ctx.save_for_backward(logits, tokens)
+        return logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1), entropies
 
     @staticmethod
     def backward(ctx: Any, of_logprobs: Tensor, of_entropies: Tensor) -> tuple[Tensor, None, None]:
-        logprobs, chosen = ctx.saved_tensors
-        result, entropy = torch.empty_like(logprobs), bool(of_entropies.any())
-        for block, rows, given, part in _blocks(logprobs):
+        logprobs, tokens = ctx.saved_tensors
+        result = torch.empty_like(logprobs)
+        entropy = bool(of_entropies.any())
+        for block, rows, gradient, part in _blocks(logprobs):
             if entropy:
                 slope = torch.add(block, 1, out=part).clamp_(min=LEAST)
-                torch.exp(block, out=given).mul_(slope).mul_(-of_entropies[rows, None])
+                torch.exp(block, out=gradient).mul_(slope).mul_(-of_entropies[rows, None])
             else:
-                given.zero_()
-            given.scatter_add_(-1, chosen[rows, None], of_logprobs[rows, None])
-            torch.ops.aten._log_softmax_backward_data.out(given, block, -1, block.dtype, out=result[rows])
+                gradient.zero_()
+            gradient.scatter_add_(-1, tokens[rows, None], of_logprobs[rows, None])
+            torch.ops.aten._log_softmax_backward_data.out(gradient, block, -1, block.dtype, out=result[rows])
         return result, None, None
 
 
@@ -350,7 +354,7 @@ def _blocks(logits: Tensor) -> Iterator[tuple[Tensor, slice, Tensor, Tensor]]:
     """Yields blocks of rows, their slice, and two buffers of their size, which all blocks share."""
     _, block = room(logits.device.type)
     size = max(1, block // logits.shape[-1])
-    one, another = (torch.empty_like(logits[:size]) for _ in range(2))
+    first, second = (torch.empty_like(logits[:size]) for _ in range(2))
     for start in range(0, len(logits), size):
         rows = logits[start : start + size]
-        yield rows, slice(start, start + size), one[: len(rows)], another[: len(rows)]
+        yield rows, slice(start, start + size), first[: len(rows)], second[: len(rows)]

@@ -21,10 +21,16 @@ Taken = tuple[dict[str, Any], int] | None  # arguments, and where they end
 
 ID = "call00001"  # of every call that is rendered: some templates take nine letters and digits alone
 NAME = "look_up"
-_OTHER, _KEY, _TEXT, _NUMBER, _SIZE = "look_it", "zkey", "ZWORD", "znumber", 70707
+_OTHER = "look_it"
+_KEY = "zkey"
+_TEXT = "ZWORD"
+_NUMBER = "znumber"
+_SIZE = 70707
 _WORD = {_KEY: _TEXT}
-_ONE, _TWO = [ParsedCall(NAME, _WORD)], [ParsedCall(NAME, _WORD), ParsedCall(_OTHER, _WORD)]
-_BOTH, _NONE = [ParsedCall(NAME, _WORD | {_NUMBER: _SIZE})], [ParsedCall(NAME, {})]
+_ONE = [ParsedCall(NAME, _WORD)]
+_TWO = [ParsedCall(NAME, _WORD), ParsedCall(_OTHER, _WORD)]
+_BOTH = [ParsedCall(NAME, _WORD | {_NUMBER: _SIZE})]
+_NONE = [ParsedCall(NAME, {})]
 _NEW = [ParsedCall("find.all-of_it", {"count": 3, "named": "a b\nc"})]
 _BLOCKS = re.compile(r"\s*<tool_call>.*</tool_call>", re.DOTALL)
 _TOOL = r"\s*(?P<tool>[\w.-]{1,128}?)\s*"
@@ -44,23 +50,27 @@ class Keyed:
     bare: str  # after the name of a tool without arguments, in place of `CallForm.named`
 
     def write(self, arguments: dict[str, Any]) -> str:
-        said = (
+        parts = (
             f"{key}{self.text}{value}{self.text_end}" if isinstance(value, str) else f"{key}{self.other}{_json(value)}"
             for key, value in arguments.items()
         )
-        return (self.end + self.between).join(said) + self.end
+        return (self.end + self.between).join(parts) + self.end
 
     def take(self, text: str, at: int, ends: str, types: dict[str, Any]) -> Taken:
         """The arguments that begin at a place; `ends` is the pattern of the text behind the last one."""
         arguments = dict[str, Any]()
-        opened = rf"\s*(?P<key>[\w.-]+?)(?:{_edged(self.text)}|{_edged(self.other)})"
-        behind = rf"(?:{_loose(self.text_end)})?{_edged(self.end)}"
-        closed = re.compile(rf"{behind}(?:(?P<more>{_edged(self.between)})(?={opened})|(?P<last>{ends}))")
-        while (key := re.compile(opened).match(text, at)) and (end := closed.search(text, key.end())):
+        opening = re.compile(rf"\s*(?P<key>[\w.-]+?)(?:{_edged(self.text)}|{_edged(self.other)})")
+        more = rf"(?P<more>{_edged(self.between)})(?={opening.pattern})"
+        closing = re.compile(rf"(?:{_loose(self.text_end)})?{_edged(self.end)}(?:{more}|(?P<last>{ends}))")
+        key = opening.match(text, at)
+        while key:
+            end = closing.search(text, key.end())
+            if end is None:
+                return None
             arguments[key["key"]] = _value(text[key.end() : end.start()], types.get(key["key"], {}))
             if end["more"] is None:
                 return arguments, end.start("last")
-            at = end.end()
+            key = opening.match(text, end.end())
         return None
 
 
@@ -77,37 +87,43 @@ class CallForm:
     def write(self, calls: Sequence[ParsedCall]) -> str:
         """The calls as the model writes them."""
         spell = self.keyed.write if self.keyed else _json
-        said = (
+        parts = (
             call.tool + (self.keyed.bare if self.keyed and not call.arguments else self.named + spell(call.arguments))
             for call in calls
         )
-        return self.before + self.between.join(said) + self.after
+        return self.before + self.between.join(parts) + self.after
 
     def read(self, text: str, types: Types) -> str:
         """A text with its calls as environments read them; the same text if not all calls are well formed."""
         gap = _edged if self.keyed else lambda literal: rf"\s*{_loose(literal)}"
-        between, after = gap(self.between), re.compile(gap(self.after))
-        ends = rf"{between}{_TOOL.replace('?P<tool>', '?:')}|{after.pattern or '$'}"
-        bare = rf"{_loose(self.keyed.bare)}\s*(?={ends})" if self.keyed else "(?!)"
-        begun = rf"{_TOOL}(?:{_loose(self.named)}|(?P<bare>{bare}))" + r"\s*" * (self.keyed is None)
-        found = first = re.search(_loose(self.before) + begun, text)
-        calls, stop, again = list[ParsedCall](), 0, re.compile(between + begun)
-        while found:
-            taken = self._take(text, found, ends, types.get(found["tool"], {}))
-            if taken is None:
+        between = gap(self.between)
+        closing = re.compile(gap(self.after))
+        ends = rf"{between}{_TOOL.replace('?P<tool>', '?:')}|{closing.pattern or '$'}"
+        opening = self._opening(ends)
+        match = first = re.search(_loose(self.before) + opening, text)
+        calls = list[ParsedCall]()
+        stop = 0
+        while match:
+            call = self._take(text, match, ends, types.get(match["tool"], {}))
+            if call is None:
                 return text
-            calls.append(ParsedCall(found["tool"], taken[0]))
-            stop = taken[1]
-            found = again.match(text, stop)
-        ended = after.match(text, stop)
-        return text[: first.start()] + hermes(calls) + text[ended.end() :] if first and ended else text
+            calls.append(ParsedCall(match["tool"], call[0]))
+            stop = call[1]
+            match = re.compile(between + opening).match(text, stop)
+        end = closing.match(text, stop)
+        return text[: first.start()] + hermes(calls) + text[end.end() :] if first and end else text
 
-    def _take(self, text: str, begun: re.Match[str], ends: str, types: dict[str, Any]) -> Taken:
+    def _opening(self, ends: str) -> str:
+        """The pattern of a call up to its arguments; `ends` is that of the text behind them."""
+        bare = rf"{_loose(self.keyed.bare)}\s*(?={ends})" if self.keyed else "(?!)"
+        return rf"{_TOOL}(?:{_loose(self.named)}|(?P<bare>{bare}))" + r"\s*" * (self.keyed is None)
+
+    def _take(self, text: str, opening: re.Match[str], ends: str, types: dict[str, Any]) -> Taken:
         if self.keyed:
-            bare = begun["bare"] is not None
-            return ({}, begun.end()) if bare else self.keyed.take(text, begun.end(), ends, types)
+            bare = opening["bare"] is not None
+            return ({}, opening.end()) if bare else self.keyed.take(text, opening.end(), ends, types)
         try:
-            arguments, stop = _DECODER.raw_decode(text, begun.end())
+            arguments, stop = _DECODER.raw_decode(text, opening.end())
         except (ValueError, RecursionError):
             return None
         return (arguments, stop) if isinstance(arguments, dict) else None
@@ -121,7 +137,7 @@ class CallForm:
 def types_of(tools: Sequence[dict[str, Any]]) -> Types:
     """The JSON schemas of the arguments of tools in the OpenAI function form."""
     functions = [tool["function"] for tool in tools]
-    return {each["name"]: each.get("parameters", {}).get("properties", {}) for each in functions}
+    return {function["name"]: function.get("parameters", {}).get("properties", {}) for function in functions}
 
 
 def form_of(renders: Sequence[Render]) -> CallForm | None:
@@ -129,15 +145,15 @@ def form_of(renders: Sequence[Render]) -> CallForm | None:
 
     `renders` give the template arguments as an object, and as a text of JSON: some take only one of them.
     """
-    found = ((find(render), render) for render in renders if render(_ONE) for find in (_json_form, _keyed_form))
-    return next((form for form, render in found if form and _is_right(form, render)), None)
+    forms = ((find(render), render) for render in renders if render(_ONE) for find in (_json_form, _keyed_form))
+    return next((form for form, render in forms if form and _is_right(form, render)), None)
 
 
 def _is_right(form: CallForm, render: Render) -> bool:
     """Whether a form writes a call that it was not made of as the template does, and reads all that it writes."""
     written = form.write(_NEW).strip() == (render(_NEW) or "").strip()
     return written and all(
-        form.read(form.write(each), {}).strip() == hermes(each) for each in (_NEW, _ONE, [*_NONE, *_TWO, *_NONE])
+        form.read(form.write(calls), {}).strip() == hermes(calls) for calls in (_NEW, _ONE, [*_NONE, *_TWO, *_NONE])
     )
 
 
@@ -166,16 +182,22 @@ def _keyed_form(render: Render) -> CallForm | None:
     text_end = text["end"].removesuffix(one["after"])
     # the longest end that the two share closes a call
     apart = _parts(r"(?P<bare>.*?)(?P<after>.*)\0(?P<end>.*?)(?P=after)", f"{none['bare']}\0{one.pop('after')}")
-    after, behind = apart.pop("after"), text_end + apart["end"]
-    between = one.pop("between").removeprefix(behind)
-    keyed = Keyed(text=one.pop("text"), text_end=text_end, other=one.pop("other"), between=between, **apart)
-    next_call = two["between"].removeprefix(behind) if two else after + one["before"]
-    return CallForm(**one, between=next_call, after=after, keyed=keyed)
+    call_end = apart.pop("after")
+    arguments_end = text_end + apart["end"]
+    keyed = Keyed(
+        text=one.pop("text"),
+        text_end=text_end,
+        other=one.pop("other"),
+        between=one.pop("between").removeprefix(arguments_end),
+        **apart,
+    )
+    next_call = two["between"].removeprefix(arguments_end) if two else call_end + one["before"]
+    return CallForm(**one, between=next_call, after=call_end, keyed=keyed)
 
 
 def _parts(pattern: str, text: str | None) -> dict[str, str]:
-    found = re.fullmatch(pattern, text or "", re.DOTALL)
-    return found.groupdict() if found else {}
+    match = re.fullmatch(pattern, text or "", re.DOTALL)
+    return match.groupdict() if match else {}
 
 
 def _loose(literal: str) -> str:

@@ -40,7 +40,9 @@ Answering = Literal["tool", "user"]  # the role of observations
 
 logger = logging.getLogger(__name__)
 
-_THOUGHT, _THOUGHT_END, _CALL = "<think>", "</think>", "<tool_call>"
+_THOUGHT = "<think>"
+_THOUGHT_END = "</think>"
+_CALL = "<tool_call>"
 _OPENED = re.compile(rf"{_THOUGHT}\s*\Z")
 _TAIL = 32  # tokens at the end of a context among which an opened thought is
 _SAMPLE_ACTIONS = ("<think>a</think>b", "c")  # a template that rewrites thoughts shows itself on the first
@@ -67,20 +69,20 @@ class Chat(Codec):
         """`ends` are the model's own end tokens, see `agent_r1.pretrained.end_tokens`."""
         self.template = Template(tokenizer)
         super().__init__(tokenizer)
-        after = self.template.after_action
-        end = self._mark.match(after.lstrip())
+        frame = self.template.after_action
+        end = self._mark.match(frame.lstrip())
         if end is None:
             raise ValueError(
-                f"the chat template has no end token: the assistant's text is followed by {after[:40]!r}, which does "
+                f"the chat template has no end token: the assistant's text is followed by {frame[:40]!r}, which does "
                 "not begin with an added token of the tokenizer; use a template that closes messages with one"
             )
         self.end_mark = end[0]
         self.end_id = self._id_of[self.end_mark]
         self.end_ids = list(dict.fromkeys([self.end_id, *ends]))
         self.calls = _call_form(self.template, self.end_mark, hermes=_CALL in self._id_of)
-        after = self.template.after_action  # tools may be told in words now
+        frame = self.template.after_action  # tools may be told in words now
         self._frames: dict[tuple[Answering, int], list[str]] = {
-            ("tool", 1): after.lstrip().removeprefix(self.end_mark).split(OBSERVATION)
+            ("tool", 1): frame.lstrip().removeprefix(self.end_mark).split(OBSERVATION)
         }
         rewritings = [*self._check_sample([SAMPLE_TOOL]), *self._check_sample(())]
         self.rewrites = next(iter(rewritings), "")  # the first one, in words
@@ -112,40 +114,40 @@ class Chat(Codec):
 
     def opened(self, context: Sequence[int]) -> str:
         """The part of the next action that its context has written: a thought's opening tag and blanks, or ""."""
-        found = _OPENED.search(self.decode(context[-_TAIL:]))
-        return found[0] if found else ""
+        opening = _OPENED.search(self.decode(context[-_TAIL:]))
+        return opening[0] if opening else ""
 
     def frames(self, observations: int, role: Answering = "tool") -> list[str]:
         """The template's text around an action's observations; ValueError if it does not write each once, in order."""
         if (role, observations) not in self._frames:
             several: list[Message] = [(role, f"{OBSERVATION}{number}\u2063") for number in range(observations)]
             tools: Tools = [SAMPLE_TOOL] if role == "tool" else ()
-            whole = self.template.render([*OPENING, ("assistant", ACTION), *several], tools)
-            rest = whole.partition(ACTION)[2].lstrip().removeprefix(self.end_mark)
-            found = re.split(rf"{OBSERVATION}(\d+)\u2063", rest)
-            if found[1::2] != list(map(str, range(observations))):
+            text = self.template.render([*OPENING, ("assistant", ACTION), *several], tools)
+            rest = text.partition(ACTION)[2].lstrip().removeprefix(self.end_mark)
+            parts = re.split(rf"{OBSERVATION}(\d+)\u2063", rest)
+            if parts[1::2] != list(map(str, range(observations))):
                 raise ValueError(
                     f"the chat template does not write {observations} {role} messages one after the other; set "
                     "env.parallel_calls: 1"
                     if role == "tool"
                     else "the chat template does not write a user message after an action once; use another template"
                 )
-            self._frames[role, observations] = found[::2]
+            self._frames[role, observations] = parts[::2]
         return self._frames[role, observations]
 
     def after(
-        self, before: str, text: str, replies: Sequence[str], role: Answering, *, closed: bool, restarts: bool = False
+        self, context: str, text: str, replies: Sequence[str], role: Answering, *, closed: bool, restarts: bool = False
     ) -> Encoded:
         """The tokens between an action and the next one: OBSERVATION, and TEMPLATE around them.
 
-        `before` is the context up to the action's end, `text` the whole rendering and `replies` its last messages, of
-        one role. If the action is not `closed` by the template's end token, that token comes first, as TEMPLATE. A new
-        context begins if it `restarts` or the rendering does not go on from `before`; the history there is PROMPT.
+        `context` goes up to the action's end, `text` is the whole rendering and `replies` its last messages, of one
+        role. If the action is not `closed` by the template's end token, that token comes first, as TEMPLATE. A new
+        context begins if it `restarts` or the rendering does not go on from `context`; the history there is PROMPT.
         """
-        if restarts or not text.startswith(before):
+        if restarts or not text.startswith(context):
             history, framed = self.split_history(text, replies, role)
             return replace(self.encode([Piece(history, Source.PROMPT), *framed], None), restarts=True)
-        tokens = self.encode(self._framed(text[len(before) :], replies, role), self.end_mark)
+        tokens = self.encode(self._framed(text[len(context) :], replies, role), self.end_mark)
         if not closed:
             tokens = Encoded([self.end_id, *tokens.ids], [Source.TEMPLATE, *tokens.source])
         return tokens
@@ -155,34 +157,35 @@ class Chat(Codec):
         if not replies:
             return text, []
         first, *_, last = self.frames(len(replies), role)
-        wanted = first if len(replies) == 1 else first + replies[0].strip()
-        start = text.rfind(wanted, 0, len(text) - len(last))
+        opening = first if len(replies) == 1 else first + replies[0].strip()
+        start = text.rfind(opening, 0, len(text) - len(last))
         return (text[:start], self._framed(text[start:], replies, role)) if start >= 0 else (text, [])
 
     def plain(self, messages: Sequence[Message], tools: Tools) -> list[Message]:
         """Escaped messages for a model with another template; schemas end the system's text, tools answer as users."""
         put, _ = _PLAIN.put(messages, tools)
-        said = [(role, self.unescape(text)) for role, text in put]
-        return [(role, self.understood(text, tools) if role == "assistant" else text) for role, text in said]
+        conversation = [(role, self.unescape(text)) for role, text in put]
+        return [(role, self.understood(text, tools) if role == "assistant" else text) for role, text in conversation]
 
     def _framed(self, text: str, replies: Sequence[str], role: Answering) -> list[Piece]:
         """The observations and the template's text around them."""
         first, *between, last = self.frames(len(replies), role)
-        whole = [Piece(text, Source.OBSERVATION)]  # for a template that frames these unlike any others
+        unframed = [Piece(text, Source.OBSERVATION)]  # for a template that frames these unlike any others
         if not text.startswith(first):
-            return whole
-        pieces, rest = [Piece(first, Source.TEMPLATE)], text[len(first) :]
+            return unframed
+        pieces = [Piece(first, Source.TEMPLATE)]
+        rest = text[len(first) :]
         for number, frame in enumerate(between):
-            said = replies[number]
-            stops = [len(each) for each in (said, said.strip()) if rest.startswith(each + frame)]
+            reply = replies[number]
+            stops = [len(variant) for variant in (reply, reply.strip()) if rest.startswith(variant + frame)]
             if rest.count(frame) == between[number:].count(frame):  # no observation holds one that looks like it
                 stops = [rest.index(frame)]
             if not stops:
-                return whole
+                return unframed
             pieces += [Piece(rest[: stops[0]], Source.OBSERVATION), Piece(frame, Source.TEMPLATE)]
             rest = rest[stops[0] + len(frame) :]
         if not rest.endswith(last):
-            return whole
+            return unframed
         return [*pieces, Piece(rest.removesuffix(last), Source.OBSERVATION), Piece(last, Source.TEMPLATE)]
 
     def example_messages(self, examples: Sequence[Conversation], tools: Tools) -> list[Message]:
@@ -208,8 +211,8 @@ class Chat(Codec):
         """Identifies the prompts of opened environments; for a single kind of prompt it is the `prompt_hash`."""
         if not self.template.dialect.tools and any(env.tools for env in envs):
             logger.info("the chat template shows no tools: the system message tells them in words")
-        first, *others = dict.fromkeys(self.prompt_hash(env.system, env.tools, env.examples) for env in envs)
-        return hashlib.sha256("".join([first, *others]).encode()).hexdigest() if others else first
+        first, *rest = dict.fromkeys(self.prompt_hash(env.system, env.tools, env.examples) for env in envs)
+        return hashlib.sha256("".join([first, *rest]).encode()).hexdigest() if rest else first
 
     def _check_sample(self, tools: Tools) -> Iterator[str]:
         """Compares contexts of a dialogue with the template's own, id for id; yields each rewriting in words."""
@@ -218,20 +221,21 @@ class Chat(Codec):
         self._compare(context, dialogue.text)
         for text, observation in zip(_SAMPLE_ACTIONS, _SAMPLE_OBSERVATIONS, strict=True):
             action = self.encode_action(text, context)
-            before = dialogue.text + self.write(action[:-1]) + self.end_mark
+            history = dialogue.text + self.write(action[:-1]) + self.end_mark
             reply = dialogue.reply(action, [observation], closed=True)
             if reply.restarts:
-                yield "{!r} becomes {!r}".format(*_first_difference(before, dialogue.text))
+                yield "{!r} becomes {!r}".format(*_first_difference(history, dialogue.text))
             context = reply.ids if reply.restarts else [*context, *action, *reply.ids]
             self._compare(context, dialogue.text)
 
-    def _compare(self, found: Sequence[int], rendered: str) -> None:
+    def _compare(self, context: Sequence[int], rendered: str) -> None:
         expected = self.encode_sampled(rendered)
-        if list(found) != expected:
-            theirs, ours = _first_difference(expected, found)
+        if list(context) != expected:
+            rendered_ids, context_ids = _first_difference(expected, context)
             raise ValueError(
-                f"the chat template gives other tokens than its messages one by one: {self.decode(theirs)!r} against "
-                f"{self.decode(ours)!r}; use a tokenizer that reads the text between two message marks for itself"
+                f"the chat template gives other tokens than its messages one by one: {self.decode(rendered_ids)!r} "
+                f"against {self.decode(context_ids)!r}; use a tokenizer that reads the text between two message marks "
+                "for itself"
             )
 
 
@@ -248,12 +252,12 @@ def answering(tools: Tools) -> Answering:
     return "tool" if tools else "user"
 
 
-def _first_difference(left: S, right: S, around: int = 24) -> tuple[S, S]:
+def _first_difference(first: S, second: S, around: int = 24) -> tuple[S, S]:
     """The spans of two sequences around the first place where they differ."""
-    shared = zip(left, right, strict=False)
-    at = next((at for at, (one, other) in enumerate(shared) if one != other), min(len(left), len(right)))
+    shared = zip(first, second, strict=False)
+    at = next((at for at, (a, b) in enumerate(shared) if a != b), min(len(first), len(second)))
     span = slice(max(0, at - around), at + around)
-    return left[span], right[span]
+    return first[span], second[span]
 
 
 class Dialogue:
@@ -298,14 +302,15 @@ class Dialogue:
         tokens was sampled here.
         """
         chat = self._chat
-        said, replies = chat.write(action[:-1] if closed else action), self._escaped(observations)
-        self._messages += [("assistant", said), *((self._role, each) for each in replies)]
-        before = self.text + said + chat.end_mark
+        action_text = chat.write(action[:-1] if closed else action)
+        replies = self._escaped(observations)
+        self._messages += [("assistant", action_text), *((self._role, reply) for reply in replies)]
+        history = self.text + action_text + chat.end_mark
         if restart:
             self._begin_anew(restart)
         self.text = chat.template.render(self._messages, self._tools)
         closed = closed and action[-1] == chat.end_id
-        return chat.after(before, self.text, replies, self._role, closed=closed, restarts=restart is not None)
+        return chat.after(history, self.text, replies, self._role, closed=closed, restarts=restart is not None)
 
     def messages(self) -> list[Message]:
         """The context for a model with another template; schemas end the system's text, tools answer as the user."""

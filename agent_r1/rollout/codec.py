@@ -27,7 +27,10 @@ Said = list[dict[str, Any]]  # messages as a template takes them
 FENCE = chr(0x10FEFF)  # stands before a text that no context begins with: some tokenizers read a first one otherwise
 FIRST_ESCAPE = 0x10FF00  # in the last private-use plane: a text that holds these characters loses nothing but them
 # Placeholders for the texts of a conversation: no template writes them, changes them or strips them.
-SYSTEM, USER, ACTION, OBSERVATION = "\u2063SYSTEM\u2063", "\u2063USER\u2063", "\u2063ACTION\u2063", "\u2063TOOL\u2063"
+SYSTEM = "\u2063SYSTEM\u2063"
+USER = "\u2063USER\u2063"
+ACTION = "\u2063ACTION\u2063"
+OBSERVATION = "\u2063TOOL\u2063"
 _READ_TOGETHER = 1024  # texts
 TODAY = datetime(2024, 7, 26)  # for templates that write the date: with the true one no run could be repeated
 OPENING: list[Message] = [("system", SYSTEM), ("user", USER)]
@@ -88,18 +91,12 @@ class Codec:
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._tokenizer = tokenizer
-        state = json.loads(tokenizer.backend_tokenizer.to_str())
-        blanks = [token for token in state["added_tokens"] if token["content"].replace("\u2581", " ").isspace()]
-        plain = {**state, "added_tokens": blanks, "post_processor": None, "truncation": None, "padding": None}
-        self._plain = Tokenizer.from_str(json.dumps(plain))
-        self._plain.add_special_tokens([AddedToken(FENCE, normalized=False)])
-        self._blanks = {self._plain.token_to_id(token["content"]): token["id"] for token in blanks}
-        marks_of = tokenizer.added_tokens_decoder.items()
-        self._mark_of = {index: str(token) for index, token in marks_of if index not in self._blanks.values()}
+        self._plain, self._blanks = _plain_tokenizer(tokenizer)
+        added = tokenizer.added_tokens_decoder
+        self._mark_of = {index: str(token) for index, token in added.items() if index not in self._blanks.values()}
         self._id_of = {mark: index for index, mark in self._mark_of.items()}
-        added = tokenizer.added_tokens_decoder.values()
-        self._swallow_left = {str(token) for token in added if token.lstrip}
-        self._swallow_right = {str(token) for token in added if token.rstrip}
+        self._swallow_left = {str(token) for token in added.values() if token.lstrip}
+        self._swallow_right = {str(token) for token in added.values() if token.rstrip}
         marks = "|".join(map(re.escape, sorted(self._id_of, key=len, reverse=True)))
         self._mark = re.compile(f"({marks or '(?!)'})")  # in a group: a split text then has the marks at odd places
         heads = sorted({mark[0] for mark in self._id_of})
@@ -111,12 +108,14 @@ class Codec:
     def escape(self, text: str, but: Collection[str] = ()) -> str:
         """The text, of the same length, without a mark in it `but` those given."""
 
-        def escaped(found: re.Match[str]) -> str:
-            mark = found[0]
+        def escaped(match: re.Match[str]) -> str:
+            mark = match[0]
             return mark if mark in but else self._escaped[mark[0]] + mark[1:]
 
-        while (other := self._mark.sub(escaped, text)) != text:
-            text = other
+        last = ""
+        while text != last:
+            last = text
+            text = self._mark.sub(escaped, text)
         return text
 
     def unescape(self, text: str) -> str:
@@ -129,9 +128,9 @@ class Codec:
             case str():
                 return self.escape(value)
             case dict():
-                return {self.escape(name): self.escape_all(each) for name, each in value.items()}
+                return {self.escape(name): self.escape_all(part) for name, part in value.items()}
             case list() | tuple():
-                return [self.escape_all(each) for each in value]
+                return [self.escape_all(part) for part in value]
         return value
 
     def write(self, ids: Sequence[int]) -> str:
@@ -139,12 +138,12 @@ class Codec:
         runs = groupby(ids, key=self._mark_of.get)
         return "".join(self._spelled(list(run)) if mark is None else mark * len(list(run)) for mark, run in runs)
 
-    def encode(self, pieces: Sequence[Piece], behind: str | None = "") -> Encoded:
+    def encode(self, pieces: Sequence[Piece], left_mark: str | None = "") -> Encoded:
         """The tokens of consecutive pieces; a token across two of them is OBSERVATION if one of them is.
 
-        They stand `behind` a mark, or within a context; None says that a context begins with them.
+        They stand behind `left_mark`, or within a context; None says that a context begins with them.
         """
-        tokens = list(self._tokens(pieces, behind))
+        tokens = list(self._tokens(pieces, left_mark))
         return Encoded([index for index, _ in tokens], [source for _, source in tokens])
 
     def lengths(self, texts: Iterable[str]) -> Iterator[int]:
@@ -175,40 +174,40 @@ class Codec:
             return text
         return f" {text}" if self.encode([Piece(f" {text}", Source.ACTION)]).ids == ids else text
 
-    def _tokens(self, pieces: Sequence[Piece], behind: str | None) -> Iterator[tuple[int, Source]]:
-        plain: list[Piece] = []  # since the last mark
+    def _tokens(self, pieces: Sequence[Piece], left_mark: str | None) -> Iterator[tuple[int, Source]]:
+        plain = list[Piece]()  # since the last mark
         for piece in pieces:
             for number, text in enumerate(self._mark.split(piece.text)):
                 if number % 2 == 0:
                     plain.append(Piece(text, piece.source))
                 else:
-                    yield from self._plain_tokens(plain, behind, text)
+                    yield from self._plain_tokens(plain, left_mark, text)
                     yield self._id_of[text], piece.source
                     plain = []
-                    behind = text
-        yield from self._plain_tokens(plain, behind, "")
+                    left_mark = text
+        yield from self._plain_tokens(plain, left_mark, "")
 
-    def _plain_tokens(self, pieces: Sequence[Piece], behind: str | None, mark: str) -> Iterator[tuple[int, Source]]:
+    def _plain_tokens(self, pieces: Sequence[Piece], left_mark: str | None, mark: str) -> Iterator[tuple[int, Source]]:
         """The tokens between the mark that they stand behind and the next one."""
         text = self.unescape("".join(piece.text for piece in pieces))
         source = [piece.source for piece in pieces for _ in piece.text]  # per character
-        read = self._beside(text, behind, mark)
+        read = self._beside(text, left_mark, mark)
         source = source[text.find(read) :]
-        for index, start, stop in self._read(read, begins=behind is None):
+        for index, start, stop in self._read(read, begins=left_mark is None):
             touched = source[start:stop] or source[:1]
             yield index, Source.OBSERVATION if Source.OBSERVATION in touched else touched[0]
 
-    def _beside(self, text: str, behind: str | None, mark: str) -> str:
+    def _beside(self, text: str, left_mark: str | None, mark: str) -> str:
         """A text without the blanks that the marks beside it swallow."""
-        if behind in self._swallow_right:
+        if left_mark in self._swallow_right:
             text = text.lstrip()
         return text.rstrip() if mark in self._swallow_left else text
 
     def _stretches(self, text: str) -> Iterator[str]:
         """The texts between marks, with FENCE in place of the mark that each but the first stands behind."""
         parts = ["", *self._mark.split(text), ""]
-        for behind, said, mark in zip(parts[::2], parts[1::2], parts[2::2], strict=False):
-            yield FENCE * bool(behind) + self._beside(self.unescape(said), behind, mark)
+        for left_mark, part, mark in zip(parts[::2], parts[1::2], parts[2::2], strict=False):
+            yield FENCE * bool(left_mark) + self._beside(self.unescape(part), left_mark, mark)
 
     def _read(self, text: str, *, begins: bool = False) -> Iterator[tuple[int, int, int]]:
         """The tokens of a text, none of them added, and their spans; marks of the vocabulary are read by letter."""
@@ -246,10 +245,12 @@ class Dialect:
     def put(self, messages: Sequence[Message], tools: Tools) -> tuple[list[Message], Tools]:
         """A conversation as the template can take it; the system messages that open it become one."""
         opening = list(takewhile(lambda message: message[0] == "system", messages))
-        system, rest = "\n\n".join(text for _, text in opening), list(messages[len(opening) :])
+        system = "\n\n".join(text for _, text in opening)
+        rest = list(messages[len(opening) :])
         if tools and not self.tools:
             schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-            system, tools = system + TOOLS_TEXT.format(schemas=schemas), ()
+            system = system + TOOLS_TEXT.format(schemas=schemas)
+            tools = ()
         if not self.later:
             rest = [("user" if role == "system" else role, text) for role, text in rest]
         if not self.observations:
@@ -300,10 +301,11 @@ class Template:
     def require_written(self, messages: Sequence[Message], tools: Tools) -> None:
         """Raises ValueError if the template refuses messages of these roles in this order, or leaves a text out."""
         roles = tuple(role for role, _ in messages)
-        if (key := (roles, bool(tools))) not in self._written:
+        key = (roles, bool(tools))
+        if key not in self._written:
             text = self.render([(role, f"{USER}{at}\u2063") for at, role in enumerate(roles)], [SAMPLE_TOOL] * key[1])
-            shown = re.findall(f"{USER}(\\d+)\u2063", text) == [str(at) for at in range(len(roles))]
-            self._written[key] = shown and (calls.NAME in text or not tools)
+            in_order = re.findall(f"{USER}(\\d+)\u2063", text) == [str(at) for at in range(len(roles))]
+            self._written[key] = in_order and (calls.NAME in text or not tools)
         if not self._written[key]:
             raise ValueError(f"the chat template does not write each of the messages {', '.join(roles)[-200:]}")
 
@@ -318,14 +320,18 @@ class Template:
             ) from error
 
     def _render(self, messages: Sequence[Message], tools: Tools, *, generation_prompt: bool = True) -> str:
-        put, tools = self.dialect.put(messages, tools)
-        said = [{"role": role, "content": content} for role, content in put]
+        conversation, tools = self._put(messages, tools)
         try:
-            return self._apply(said, list(tools) or None, generation_prompt=generation_prompt)
+            return self._apply(conversation, list(tools) or None, generation_prompt=generation_prompt)
         except TypeError:
             if tools:
                 raise
-            return self._apply(said, [], generation_prompt=generation_prompt)  # it looks for tools without asking
+            # it looks for tools without asking
+            return self._apply(conversation, [], generation_prompt=generation_prompt)
+
+    def _put(self, messages: Sequence[Message], tools: Tools) -> tuple[Said, Tools]:
+        rows, tools = self.dialect.put(messages, tools)
+        return [{"role": role, "content": content} for role, content in rows], tools
 
     def _apply(self, messages: Said, tools: list[dict[str, Any]] | None, *, generation_prompt: bool = True) -> str:
         text = self._tokenizer.apply_chat_template(
@@ -348,30 +354,25 @@ class Template:
         ways = product((False, True), (calls.ID, "functions.{tool}:{at}"))
         return calls.form_of([partial(self._calling, end_mark, *way) for way in ways])
 
-    def _calling(self, end_mark: str, spelled: bool, name_it: str, made: Sequence[ParsedCall]) -> str | None:
+    def _calling(self, end_mark: str, spelled: bool, name_it: str, parsed: Sequence[ParsedCall]) -> str | None:
         """The assistant's text with these calls, behind a text if the template writes both."""
-        asked = [
-            {
-                "id": name_it.format(tool=call.tool, at=at),
-                "type": "function",
-                "function": {"name": call.tool, "arguments": json.dumps(call.arguments) if spelled else call.arguments},
-            }
-            for at, call in enumerate(made)
-        ]
-        put, _ = self.dialect.put(OPENING, ())
-        opening: Said = [{"role": role, "content": content} for role, content in put]
-        replies = [{"role": "tool", "content": OBSERVATION, "tool_call_id": calls.ID, "name": calls.NAME} for _ in made]
+        tool_calls = _tool_calls(parsed, spelled, name_it)
+        reply = {"role": "tool", "content": OBSERVATION, "tool_call_id": calls.ID, "name": calls.NAME}
+        opening, _ = self._put(OPENING, ())
         for content in (ACTION, ""):
+            conversation = [*opening, {"role": "assistant", "content": content, "tool_calls": tool_calls}]
+            conversation += [reply.copy() for _ in parsed]
             try:
-                said: Said = [*opening, {"role": "assistant", "content": content, "tool_calls": asked}, *replies]
-                text, prompt = (self._apply(each, [SAMPLE_TOOL]).partition(USER)[2] for each in (said, opening))
+                text, prompt = (
+                    self._apply(messages, [SAMPLE_TOOL]).partition(USER)[2] for messages in (conversation, opening)
+                )
             except (TemplateError, TypeError):
                 continue
             shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, prompt, strict=False)))
-            begun = text.partition(ACTION)[2] if content else text[len(text[:shared].rstrip("<|[")) :]
-            called = begun.partition(end_mark)[0]
-            if made[0].tool in called and OBSERVATION not in called:
-                return called
+            answer = text.partition(ACTION)[2] if content else text[len(text[:shared].rstrip("<|[")) :]
+            answer = answer.partition(end_mark)[0]
+            if parsed[0].tool in answer and OBSERVATION not in answer:
+                return answer
         return None
 
     def tell_in_words(self) -> None:
@@ -382,22 +383,44 @@ class Template:
     def _after_action(self) -> str:
         """The template's text between an action and the next one, with OBSERVATION in it."""
         prompt = self.render(OPENING, [SAMPLE_TOOL])
-        whole = self.render(SAMPLE, [SAMPLE_TOOL])
-        for text, where in ((SYSTEM, prompt), (USER, prompt), (ACTION, whole), (OBSERVATION, whole)):
+        sample = self.render(SAMPLE, [SAMPLE_TOOL])
+        for text, where in ((SYSTEM, prompt), (USER, prompt), (ACTION, sample), (OBSERVATION, sample)):
             if where.count(text) != 1:
                 raise ValueError(
                     f"the chat template writes the text {text.strip(chr(0x2063))!r} {where.count(text)} times; "
                     "use a template that renders every message once"
                 )
-        before, _, after = whole.partition(ACTION)
-        self._check_generation_prompt(prompt, before)
-        return after
+        history, _, tail = sample.partition(ACTION)
+        self._check_generation_prompt(prompt, history)
+        return tail
 
-    def _check_generation_prompt(self, prompt: str, before: str) -> None:
-        """Requires that a prompt opens the assistant's message, as the text before one that is history does."""
-        asked, opened = (text.partition(USER)[2].strip() for text in (prompt, before))
-        if asked != opened and prompt == self.render(OPENING, [SAMPLE_TOOL], generation_prompt=False):
+    def _check_generation_prompt(self, prompt: str, history: str) -> None:
+        """Requires that a prompt opens the assistant's message as the `history` before one does."""
+        prompt_end, history_end = (text.partition(USER)[2].strip() for text in (prompt, history))
+        if prompt_end != history_end and prompt == self.render(OPENING, [SAMPLE_TOOL], generation_prompt=False):
             raise ValueError(
-                f"the chat template has no generation prompt: it writes {opened[-40:]!r} before the assistant's text, "
-                f"and a prompt ends with {asked[-40:]!r}; use a template that honours add_generation_prompt"
+                f"the chat template has no generation prompt: it writes {history_end[-40:]!r} before the assistant's "
+                f"text, and a prompt ends with {prompt_end[-40:]!r}; use a template that honours add_generation_prompt"
             )
+
+
+def _plain_tokenizer(tokenizer: PreTrainedTokenizerFast) -> tuple[Tokenizer, dict[int | None, int]]:
+    """A copy without marks, and the ids of added blanks by the copy's."""
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    blanks = [token for token in state["added_tokens"] if token["content"].replace("\u2581", " ").isspace()]
+    state |= {"added_tokens": blanks, "post_processor": None, "truncation": None, "padding": None}
+    plain = Tokenizer.from_str(json.dumps(state))
+    plain.add_special_tokens([AddedToken(FENCE, normalized=False)])
+    return plain, {plain.token_to_id(token["content"]): token["id"] for token in blanks}
+
+
+def _tool_calls(parsed: Sequence[ParsedCall], spelled: bool, name_it: str) -> list[dict[str, Any]]:
+    """Calls as a template takes them, the arguments `spelled` in JSON or as an object."""
+    return [
+        {
+            "id": name_it.format(tool=call.tool, at=at),
+            "type": "function",
+            "function": {"name": call.tool, "arguments": json.dumps(call.arguments) if spelled else call.arguments},
+        }
+        for at, call in enumerate(parsed)
+    ]

@@ -22,8 +22,8 @@ def collect_all(
     if not outside:
         return collect(sampler, chat, attempts, shared, seed=seed, play=play)
     inside = [index for index, attempt in enumerate(attempts) if not attempt.agent]
-    found = dict[int, Trajectory]()
+    trajectories = dict[int, Trajectory]()
     for indices, played in ((inside, collect), (outside, import_module("agent_r1.agents.playing").collect)):
-        own = played(sampler, chat, [attempts[index] for index in indices], shared, seed=seed, play=play)
-        found |= zip(indices, own, strict=True)
-    return [found[index] for index in range(len(attempts))]
+        batch = played(sampler, chat, [attempts[index] for index in indices], shared, seed=seed, play=play)
+        trajectories |= zip(indices, batch, strict=True)
+    return [trajectories[index] for index in range(len(attempts))]

@@ -69,7 +69,7 @@ def generate(
     cache = DynamicCache(config=model.config)
     unread, mask = (tensor.to(model.device) for tensor in pad_left(contexts))
     while running:
-        read = model(  # the cache has then read these tokens too
+        output = model(  # the cache has then read these tokens too
             input_ids=unread,
             attention_mask=mask,
             position_ids=(mask.cumsum(1) - 1).clamp(min=0)[:, -unread.shape[1] :],
@@ -77,8 +77,8 @@ def generate(
             use_cache=True,
             logits_to_keep=1,
         )
-        now = torch.tensor([uniforms[index][len(actions[index][0])] for index in running], device=model.device)
-        tokens, logprobs = choose(read.logits[:, -1], now, temperature)
+        draws = torch.tensor([uniforms[index][len(actions[index][0])] for index in running], device=model.device)
+        tokens, logprobs = choose(output.logits[:, -1], draws, temperature)
         for index, token, logprob in zip(running, tokens.tolist(), logprobs.tolist(), strict=True):
             actions[index][0].append(token)
             actions[index][1].append(logprob)
@@ -90,7 +90,9 @@ def generate(
         if len(going) < len(running):
             rows = torch.tensor(going, dtype=torch.long, device=model.device)
             cache.batch_select_indices(rows)
-            tokens, mask, running = tokens[rows], mask[rows], [running[row] for row in going]
+            tokens = tokens[rows]
+            mask = mask[rows]
+            running = [running[row] for row in going]
         unread = tokens[:, None]
         mask = torch.cat([mask, torch.ones_like(unread)], dim=1)
     return actions
@@ -108,19 +110,21 @@ class TransformersEngine(Engine):
         self._device = default_device()
         self._dtype = compute_dtype(actor.dtype, self._device)
         self.halved = self._dtype is torch.bfloat16
-        self._actor, self._batch_size = actor, settings.batch_size
-        self._model, self.version = self._load(actor.model), actor.version
+        self._actor = actor
+        self._batch_size = settings.batch_size
+        self._model = self._load(actor.model)
+        self.version = actor.version
         self._adapted = False  # whether there are adapters in it
         if actor.adapters:
             self._load_adapter(Path(actor.adapters))
 
     def sample(self, requests: Sequence[Request]) -> list[Action]:
         by_length = sorted(range(len(requests)), key=lambda index: len(requests[index].context))  # little padding
-        found: dict[int, Action] = {}
+        actions = dict[int, Action]()
         for start in range(0, len(requests), self._batch_size):
             batch = by_length[start : start + self._batch_size]
-            found |= zip(batch, self._act([requests[index] for index in batch]), strict=True)
-        return [found[index] for index in range(len(requests))]
+            actions |= zip(batch, self._act([requests[index] for index in batch]), strict=True)
+        return [actions[index] for index in range(len(requests))]
 
     def load_weights(self, folder: Path, version: int) -> None:
         """Loads the model of a Hugging Face folder, or its adapters; no cache outlives `sample`."""
@@ -154,14 +158,14 @@ class TransformersEngine(Engine):
         """Puts the adapters of a policy's folder in the place of the last ones, in float32 as they were trained."""
         from peft import LoraConfig, inject_adapter_in_model  # take a while, and only adapters need them
 
-        own = adapter_in(folder)
+        adapter_folder = adapter_in(folder)
         if not self._adapted:
-            config = json.loads((own / "adapter_config.json").read_text())
+            config = json.loads((adapter_folder / "adapter_config.json").read_text())
             with torch.random.fork_rng(devices=[]):  # the generator is the learner's, in this process
                 inject_adapter_in_model(LoraConfig(**config), self._model, _ADAPTER)
             self._adapted = True
         layers = {name: weight for name, weight in self._model.named_parameters() if f".{_ADAPTER}." in name}
-        stored = load_file(own / "adapter_model.safetensors")
+        stored = load_file(adapter_folder / "adapter_model.safetensors")
         for name, weight in layers.items():
             own_name = "base_model.model." + name.replace(f".{_ADAPTER}.", ".")
             weight.data = stored[own_name].to(weight.device, torch.float32)

@@ -31,8 +31,10 @@ def in_context(env: Env, context: ContextParams) -> Env:
 
 
 class _Around(Env):
-    def __init__(self, env: Env, every: int) -> None:
-        self._env, self._every, self._steps = env, every, 0
+    def __init__(self, env: Env, interval: int) -> None:
+        self._env = env
+        self._interval = interval
+        self._steps = 0
 
     @property
     def state(self) -> str:
@@ -72,9 +74,9 @@ class Window(_Around):
     async def step(self, action: str) -> Transition:
         """The environment's answer; see `Env.step`."""
         transition = await self._answer(action)
-        if transition.outcome is not None or self._steps <= self._every:
+        if transition.outcome is not None or self._steps <= self._interval:
             return transition
-        return replace(transition, restart=Restart(user=self.user, keep=self._every))
+        return replace(transition, restart=Restart(user=self.user, keep=self._interval))
 
 
 class Summary(_Around):
@@ -102,15 +104,16 @@ class Summary(_Around):
     async def step(self, action: str) -> Transition:
         """The environment's answer, or after a summary the new context; see `Env.step`."""
         if self._said:
-            said, self._said = self._said, None
-            user = "\n\n".join([self.user, f"{SO_FAR}\n{_summary(action)}", *said.observations])
-            return Transition(restart=Restart(user=user), rewards=dict.fromkeys(said.rewards, 0.0))
+            reply = self._said
+            self._said = None
+            user = "\n\n".join([self.user, f"{SO_FAR}\n{_summary(action)}", *reply.observations])
+            return Transition(restart=Restart(user=user), rewards=dict.fromkeys(reply.rewards, 0.0))
         transition = await self._answer(action)
-        if transition.outcome is not None or self._steps % self._every:
+        if transition.outcome is not None or self._steps % self._interval:
             return transition
         self._said = transition
-        *others, last = transition.observations
-        return replace(transition, observations=(*others, f"{last}\n\n{ASK}"))
+        *rest, last = transition.observations
+        return replace(transition, observations=(*rest, f"{last}\n\n{ASK}"))
 
 
 def _summary(action: str) -> str:
@@ -161,12 +164,15 @@ class PromptTooLong(ValueError):
             f"the prompt of question {question!r} has {tokens} tokens{of_these} and max_tokens is {most}: no room for "
             f"an action; raise env.max_tokens or {fewer}"
         )
-        self.tokens, self.most = tokens, most
+        self.tokens = tokens
+        self.most = most
 
 
 def require_fit(action: Action, request: Request, end_ids: Collection[int], who: str) -> None:
     """Raises EngineError for an action that does not answer its request; an engine is trusted no further."""
-    ids, logprobs, most = action.token_ids, action.logprobs, request.max_tokens
+    ids = action.token_ids
+    logprobs = action.logprobs
+    most = request.max_tokens
     if not 1 <= len(ids) == len(logprobs) <= most:
         raise EngineError(f"an action of at most {most} tokens has {len(ids)} and {len(logprobs)} logprobs")
     if not np.isfinite(logprobs).all():
@@ -183,14 +189,17 @@ class Episode:
 
     def __init__(self, attempt: Attempt, chat: Chat, limits: EnvParams, seed: int, play: Play = PLAY) -> None:
         """`seed` is the collection's."""
-        self._attempt, self._chat, self._limits, self._play = attempt, chat, limits, play
+        self._attempt = attempt
+        self._chat = chat
+        self._limits = limits
+        self._play = play
         self._seed_parts: tuple[int | str, ...] = (seed, play.iteration, attempt.question_id, attempt.sample)
         self._env = in_context(attempt.env(derive(*self._seed_parts, "env")), limits.context)
         self._context_starts = [0]
-        self._ids: list[int] = []
-        self._source: list[int] = []
-        self._logprobs: list[float] = []
-        self._steps: list[Step] = []
+        self._ids = list[int]()
+        self._source = list[int]()
+        self._logprobs = list[float]()
+        self._steps = list[Step]()
         self._answer = ""
         self.outcome: Outcome | None = None
         self.fault = self.full = ""  # the world's fault, and the words with which the model's context was full
@@ -204,7 +213,8 @@ class Episode:
             return
         self._dialogue = Dialogue.of(self._chat, self._env)
         opening = self._dialogue.opening
-        if (tokens := len(opening.ids)) >= self._limits.max_tokens:
+        tokens = len(opening.ids)
+        if tokens >= self._limits.max_tokens:
             bare = Dialogue(self._chat, self._env.system, self._env.user, self._env.tools)
             examples = tokens - len(bare.opening.ids)
             raise PromptTooLong(self._attempt.question_id, tokens, self._limits.max_tokens, examples)
@@ -215,7 +225,8 @@ class Episode:
 
     def abort(self, fault: WorldFault) -> None:
         """Ends the episode, because the world failed between two steps."""
-        self.outcome, self.fault = Outcome.ABORTED, fault.words
+        self.outcome = Outcome.ABORTED
+        self.fault = fault.words
 
     def request(self, index: int) -> Request:
         """The next action to sample; `index` is the episode's number. Behind a prefix all chance is drawn anew."""
@@ -239,12 +250,14 @@ class Episode:
 
         A ValueError says that the stored step had another context.
         """
-        prefix, number = self._attempt.prefix, len(self._steps)
+        prefix = self._attempt.prefix
+        number = len(self._steps)
         if prefix is None or number > prefix.step:
             return None
-        stored, step = prefix.trajectory, prefix.trajectory.steps[number]
-        opened = max(start for start in stored.context_starts if start <= step.action_start)
-        if request.context != stored.ids(slice(opened, step.action_start)):
+        stored = prefix.trajectory
+        step = prefix.trajectory.steps[number]
+        context_start = max(start for start in stored.context_starts if start <= step.action_start)
+        if request.context != stored.ids(slice(context_start, step.action_start)):
             raise ValueError(
                 f"the context of step {number} of trajectory {stored.trajectory_id!r} is another one now: its tools, "
                 "its prompts or the chat template have changed; set them back, or train the run again"
@@ -262,8 +275,8 @@ class Episode:
         self._source += [Source.ACTION] * len(action.token_ids)
         self._logprobs += action.logprobs.tolist()
         closed = action.stop_reason is StopReason.END
-        said = self._chat.decode(action.token_ids[:-1] if closed else action.token_ids)
-        text = self._chat.understood(self._chat.opened(request.context) + said, self._env.tools)
+        action_text = self._chat.decode(action.token_ids[:-1] if closed else action.token_ids)
+        text = self._chat.understood(self._chat.opened(request.context) + action_text, self._env.tools)
         state = stored_state(self._env)
         try:
             transition = await self._env.step(text)
@@ -320,7 +333,9 @@ class Episode:
 
     def _observe(self, transition: Transition, action: list[int], closed: bool) -> None:
         if transition.outcome is not None:
-            self.outcome, self._answer, self.fault = transition.outcome, transition.answer, transition.fault
+            self.outcome = transition.outcome
+            self._answer = transition.answer
+            self.fault = transition.fault
             return
         reply = self._dialogue.reply(action, transition.observations, closed=closed, restart=transition.restart)
         if len(reply.ids) >= (self._limits.max_tokens if reply.restarts else self._room()):

@@ -36,8 +36,9 @@ class Rounds:
     """Sends a batch once every living episode has asked, in their order: no bit depends on how long worlds take."""
 
     def __init__(self, sample: Sample, episodes: int) -> None:
-        self._sample, self._living = sample, episodes
-        self._asked: list[tuple[Request, asyncio.Future[Action]]] = []
+        self._sample = sample
+        self._living = episodes
+        self._asked = list[tuple[Request, asyncio.Future[Action]]]()
 
     async def act(self, request: Request) -> Action:
         """The action that is sampled for a request."""
@@ -54,7 +55,7 @@ class Rounds:
     def _leave_if_complete(self) -> None:
         if not self._asked or len(self._asked) < self._living:
             return
-        batch = sorted(self._asked, key=lambda asked: asked[0].episode)
+        batch = sorted(self._asked, key=lambda entry: entry[0].episode)
         self._asked = []
         try:
             actions = self._sample([request for request, _ in batch])
@@ -118,16 +119,21 @@ def collect(
     chat.frames(limits.parallel_calls)  # refuses before anything is sampled
 
     def run(indices: Iterable[int]) -> dict[int, Episode]:
-        begun = {index: Episode(attempts[index], chat, limits, seed, play) for index in indices}
-        rounds = Rounds(sampler.sample, len(begun)) if limits.order == "rounds" else None
+        batch = {index: Episode(attempts[index], chat, limits, seed, play) for index in indices}
+        rounds = Rounds(sampler.sample, len(batch)) if limits.order == "rounds" else None
         act = rounds.act if rounds else flowing(sampler, limits.order).act
-        overs = [over for over in (play.over, rounds and rounds.leave) if over]
-        places = asyncio.Semaphore(len(begun) if rounds else room())
-        shared.run(together(_to_its_end(episode, index, act, overs, places) for index, episode in begun.items()))
-        return begun
+        on_end = [call for call in (play.over, rounds and rounds.leave) if call]
+        places = asyncio.Semaphore(len(batch) if rounds else room())
+        shared.run(together(_to_its_end(episode, index, act, on_end, places) for index, episode in batch.items()))
+        return batch
 
-    told = "the world cut %d of %d episodes short: %s"
-    episodes = twice(run, len(attempts), lambda episode: episode.fault, limits.aborted_share, told)
+    episodes = twice(
+        run,
+        len(attempts),
+        lambda episode: episode.fault,
+        limits.aborted_share,
+        "the world cut %d of %d episodes short: %s",
+    )
     if full := [episode.full for episode in episodes.values() if episode.full]:
         logger.warning("%d of %d episodes end where the model has no room left: %s", len(full), len(episodes), full[0])
     return [episode.finish() for episode in episodes.values()]
@@ -159,16 +165,17 @@ def follow(sampler: Sampler, chat: Chat, attempt: Attempt, shared: Shared, *, se
 
 
 async def _to_its_end(
-    episode: Episode, index: int, act: Act, overs: Sequence[Callable[[], None]], places: asyncio.Semaphore
+    episode: Episode, index: int, act: Act, on_end: Sequence[Callable[[], None]], places: asyncio.Semaphore
 ) -> None:
     async with places:
         try:
             async for _ in _steps(episode, index, act):
                 pass
         except PromptTooLong as fault:
-            episode.outcome, episode.full = Outcome.TOKEN_LIMIT, str(fault)
-    for over in overs:
-        over()
+            episode.outcome = Outcome.TOKEN_LIMIT
+            episode.full = str(fault)
+    for call in on_end:
+        call()
 
 
 async def _steps(episode: Episode, index: int, act: Act) -> AsyncGenerator[StepView]:
@@ -182,7 +189,8 @@ async def _steps(episode: Episode, index: int, act: Act) -> AsyncGenerator[StepV
                 episode.abort(fault)
                 return
             except ContextFull as full:
-                episode.outcome, episode.full = Outcome.TOKEN_LIMIT, str(full)
+                episode.outcome = Outcome.TOKEN_LIMIT
+                episode.full = str(full)
                 return
             yield await episode.advance(request, action)
     finally:
@@ -193,32 +201,33 @@ async def together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
     """Runs coroutines at the same time. The first error ends the others, and is raised."""
     try:
         async with asyncio.TaskGroup() as group:
-            for each in coroutines:
-                group.create_task(each)
+            for coroutine in coroutines:
+                group.create_task(coroutine)
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
 
 
 def twice(
-    run: Callable[[Collection[int]], dict[int, E]], count: int, fault: Callable[[E], str], share: float, told: str
+    run: Callable[[Collection[int]], dict[int, E]], count: int, fault: Callable[[E], str], share: float, message: str
 ) -> dict[int, E]:
     """So many episodes by their numbers, of which those that end with a `fault` are made again once.
 
-    `told` is logged of them: their number, that of all, and a fault. Raises TooManyAborted if more than the share ends
-    with a fault again.
+    `message` is logged of them, with their number, that of all, and a fault. Raises TooManyAborted if more than the
+    share ends with a fault again.
     """
 
     def cut_short() -> dict[int, str]:
-        return {number: words for number, each in made.items() if (words := fault(each))}
+        faults = {number: fault(episode) for number, episode in episodes.items()}
+        return {number: words for number, words in faults.items() if words}
 
-    made = run(range(count))
+    episodes = run(range(count))
     if cut := cut_short():
-        logger.warning(told, len(cut), count, min(cut.values()))
-        made |= run(cut)
+        logger.warning(message, len(cut), count, min(cut.values()))
+        episodes |= run(cut)
         cut = cut_short()
         how = f"in a second attempt too, and env.aborted_share is {share}: {min(cut.values(), default='')}"
         require_few(len(cut), count, share, how)
-    return made
+    return episodes
 
 
 def prove_order(sampler: Sampler, chat: Chat, attempts: Sequence[Attempt], shared: Shared) -> dict[str, float]:
@@ -238,42 +247,42 @@ async def compare(sampler: Sampler, contexts: Sequence[Sequence[int]], limits: E
     """
     act = flowing(sampler, limits.order).act
     crowd = [_request(index, contexts[index % len(contexts)], limits) for index in range(_CROWD)]
-    compared = crowd[:_COMPARED]
-    together = await asyncio.gather(*map(act, compared))
-    alone = [await act(request) for request in compared]
-    shuffled = np.random.default_rng(derive("order")).permutation(_CROWD).tolist()
-    found = dict(zip(shuffled, await asyncio.gather(*(act(crowd[index]) for index in shuffled)), strict=True))
-    gaps, changed = zip(*map(apart, together * 2, [*alone, *(found[index] for index in range(_COMPARED))]), strict=True)
-    gap, tokens = float(np.max(gaps)), float(sum(changed))
-    _judge(limits.order, gap, tokens)
-    return {"order/logprob_gap": gap, "order/changed_tokens": tokens}
+    together = await asyncio.gather(*map(act, crowd[:_COMPARED]))
+    actions = [await act(request) for request in crowd[:_COMPARED]]  # alone
+    order = np.random.default_rng(derive("order")).permutation(_CROWD).tolist()
+    shuffled = dict(zip(order, await asyncio.gather(*(act(crowd[index]) for index in order)), strict=True))
+    actions += [shuffled[index] for index in range(_COMPARED)]
+    gaps, tokens = zip(*map(apart, together * 2, actions), strict=True)
+    metrics = {"order/logprob_gap": float(np.max(gaps)), "order/changed_tokens": float(sum(tokens))}
+    _judge(limits.order, *metrics.values())
+    return metrics
 
 
-def apart(one: Action, other: Action) -> tuple[float, int]:
+def apart(first: Action, second: Action) -> tuple[float, int]:
     """The largest gap in nats while the ids agree, and the number of tokens from the first different id on."""
-    pairs = enumerate(zip(one.token_ids, other.token_ids, strict=False))
-    shorter, longer = sorted((len(one.token_ids), len(other.token_ids)))
-    alike = next((at for at, (left, right) in pairs if left != right), shorter)
-    return float(np.abs(one.logprobs[:alike] - other.logprobs[:alike]).max(initial=0.0)), longer - alike
+    pairs = enumerate(zip(first.token_ids, second.token_ids, strict=False))
+    shorter, longer = sorted((len(first.token_ids), len(second.token_ids)))
+    alike = next((at for at, (a, b) in pairs if a != b), shorter)
+    return float(np.abs(first.logprobs[:alike] - second.logprobs[:alike]).max(initial=0.0)), longer - alike
 
 
 def _request(index: int, context: Sequence[int], limits: EnvParams) -> Request:
-    kept = list(context[: limits.max_tokens - 1])
-    room = min(limits.max_action_tokens, limits.max_tokens - len(kept))
-    return Request(episode=index, step=0, context=kept, seed=derive("order", index), max_tokens=room)
+    prompt = list(context[: limits.max_tokens - 1])
+    room = min(limits.max_action_tokens, limits.max_tokens - len(prompt))
+    return Request(episode=index, step=0, context=prompt, seed=derive("order", index), max_tokens=room)
 
 
 def _judge(order: Order, gap: float, tokens: float) -> None:
     if gap == tokens == 0:
         logger.info("an action has the same bits together, alone and in a crowd: arrivals change nothing")
         return
-    found = f"actions depend on their company, by up to {gap:.2g} nats and in {tokens:.0f} tokens"
+    finding = f"actions depend on their company, by up to {gap:.2g} nats and in {tokens:.0f} tokens"
     if order == "exact_arrival":
         raise ValueError(
-            f"{found}, and env.order is exact_arrival; set it to rounds, which is exact, or to arrival, which goes on, "
-            "or give vLLM one thread on a CPU (engine.vllm.threads: 1)"
+            f"{finding}, and env.order is exact_arrival; set it to rounds, which is exact, or to arrival, which goes "
+            "on, or give vLLM one thread on a CPU (engine.vllm.threads: 1)"
         )
-    logger.warning("%s: this training is reproducible but for that; env.order: rounds is exact", found)
+    logger.warning("%s: this training is reproducible but for that; env.order: rounds is exact", finding)
 
 
 class ScriptedSampler:
@@ -285,8 +294,9 @@ class ScriptedSampler:
         An episode that is made again begins its script again. A summary that is asked for in between is the thought of
         the next action.
         """
-        self._scripts, self._chat = scripts, chat
-        self._playing: dict[int, Iterator[str]] = {}
+        self._scripts = scripts
+        self._chat = chat
+        self._playing = dict[int, Iterator[str]]()
 
     def sample(self, requests: Sequence[Request]) -> list[Action]:
         """The next action of each request's script; a script must last as long as its episode."""

@@ -27,21 +27,26 @@ def without_room(
     `env.too_long_share`.
     """
     limits = shared.limits
-    asked = {attempt.question_id: attempt for attempt in attempts}
-    prompts = ((name, Dialogue.of(chat, each.env(0)).prompt) for name, each in asked.items() if foretold(each))
+    questions = {attempt.question_id: attempt for attempt in attempts}
+    prompts = (
+        (name, Dialogue.of(chat, attempt.env(0)).prompt) for name, attempt in questions.items() if foretold(attempt)
+    )
     # a token takes a byte or more: the others have room
     doubtful = {name: prompt for name, prompt in prompts if len(prompt.encode()) >= limits.max_tokens}
-    lengths = zip(doubtful, chat.lengths(doubtful.values()), strict=True)
-    long = {name: tokens for name, tokens in lengths if tokens >= limits.max_tokens}
+    long = {
+        name: tokens
+        for name, tokens in zip(doubtful, chat.lengths(doubtful.values()), strict=True)
+        if tokens >= limits.max_tokens
+    }
     if not long:
         return set()
-    said = (
-        f"{len(long)} of {len(asked)} {which} leave no room for an action in env.max_tokens {limits.max_tokens}, such "
-        f"as {', '.join(map(repr, islice(long, _NAMED)))}; the longest prompt has {max(long.values())} tokens"
+    problem = (
+        f"{len(long)} of {len(questions)} {which} leave no room for an action in env.max_tokens {limits.max_tokens}, "
+        f"such as {', '.join(map(repr, islice(long, _NAMED)))}; the longest prompt has {max(long.values())} tokens"
     )
     remedy = f"raise env.max_tokens{' or shorten env.examples' * bool(limits.examples)}"
-    if len(long) > limits.too_long_share * len(asked):
-        share = f"env.too_long_share {limits.too_long_share:g}, up to which {then}"
-        raise ValueError(f"{said}; {remedy}, or raise {share}")
-    logger.warning("%s; %s; %s to ask them", said, then, remedy)
+    if len(long) > limits.too_long_share * len(questions):
+        remedy += f", or raise env.too_long_share {limits.too_long_share:g}, up to which {then}"
+        raise ValueError(f"{problem}; {remedy}")
+    logger.warning("%s; %s; %s to ask them", problem, then, remedy)
     return set(long)

@@ -84,11 +84,11 @@ class Actor:
     adapters: str = ""  # the folder of the policy whose adapters it starts with; "" for none yet
     version: int = 0  # of the weights, until `load_weights` says another
 
-    def beside(self, beneath: Beneath | None) -> Self:
+    def beside(self, base_model: Beneath | None) -> Self:
         """This actor as the adapters in its model's folder beside another model, if one is given."""
-        if beneath is None:
+        if base_model is None:
             return self
-        return replace(self, model=beneath.model, adapters=self.model, adapter_rank=beneath.rank)
+        return replace(self, model=base_model.model, adapters=self.model, adapter_rank=base_model.rank)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

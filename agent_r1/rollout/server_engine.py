@@ -39,7 +39,8 @@ START = (
     "start it with `VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server --model MODEL --tokens-only "
     f"--worker-extension-cls {wire.EXTENSION}`"
 )
-_RPC, _GENERATE = "/collective_rpc", "/inference/v1/generate"
+_RPC = "/collective_rpc"
+_GENERATE = "/inference/v1/generate"
 _MISSING = {_RPC: "VLLM_SERVER_DEV_MODE=1", _GENERATE: "--tokens-only"}  # from the start of a server without the route
 _TOKEN_BYTES = 512  # of a sampled token in a stock server's JSON, at most
 _FRESH = "default"  # the version of the weights that a stock server is started with
@@ -75,7 +76,9 @@ class Server:
 
     def __init__(self, name: str, client: Client, retries: int = 0) -> None:
         """`name` stands in messages."""
-        self.name, self._client, self._retries = name, client, Retries(name, retries)
+        self.name = name
+        self._client = client
+        self._retries = Retries(name, retries)
         self.model: wire.Description  # once it has described itself
 
     async def describe(self) -> wire.Description:
@@ -100,7 +103,8 @@ class Server:
 
     def _problem(self, sampled: wire.Sampled, most: int, end_ids: Sequence[int]) -> str:
         """A fault of an action, in words; "" for none."""
-        ids, logprobs = sampled.ids, np.array(sampled.logprobs)
+        ids = sampled.ids
+        logprobs = np.array(sampled.logprobs)
         if not 1 <= len(ids) == len(logprobs) <= most:
             return f"{len(ids)} tokens and {len(logprobs)} logprobs, of 1 to {most} of each"
         if max(ids) >= self.model.vocab_size:
@@ -116,7 +120,8 @@ class Server:
     async def _post(
         self, kind: type[Shape], path: str, body: BaseModel | None = None, most_bytes: int = MAX_ANSWER_BYTES
     ) -> Shape:
-        content, attempts = body.model_dump_json() if body else "{}", self._retries.attempts
+        content = body.model_dump_json() if body else "{}"
+        attempts = self._retries.attempts
         try:
             return await self._retries.run(lambda: self._attempt(kind, path, content, most_bytes))
         except (TimeoutError, ConnectionError) as fault:
@@ -130,7 +135,8 @@ class Server:
         except BadAnswerError as fault:
             raise self._nonsense(path, str(fault)) from None
         except RefusalError as fault:
-            status, reason = fault.answer.status, fault.answer.reason
+            status = fault.answer.status
+            reason = fault.answer.reason
             kind_of = BadRequestError if status == 400 else EngineError
             raise kind_of(f"{self.name} refused {path}: {self._said(path, status, reason)}") from None
 
@@ -250,7 +256,8 @@ class ServedEngine(Engine):
     """Samples on processes of vLLM, which share the episodes: one stays with its home, which caches its prefix."""
 
     def __init__(self, homes: int, actor: Actor) -> None:
-        self.homes, self._actor = homes, actor
+        self.homes = homes
+        self._actor = actor
         self.version: int | None = actor.version
         self._thread = ThreadPoolExecutor(1, "engine")  # `sample` may be called where a loop is running
         self._pools = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]()  # of connections, in each loop
@@ -262,12 +269,14 @@ class ServedEngine(Engine):
 
     def sample(self, requests: Sequence[Request]) -> list[Action]:
         """One action per request; those of one home are asked for at the same time."""
-        own: dict[int, list[int]] = {}  # home -> its requests
+        by_home = dict[int, list[int]]()  # home -> its requests
         for index, request in enumerate(requests):
-            own.setdefault(request.home(self.homes), []).append(index)
-        found = self._wait(self._sample(home, [requests[index] for index in asked]) for home, asked in own.items())
-        pairs = zip(own.values(), found, strict=True)
-        actions = {index: action for asked, each in pairs for index, action in zip(asked, each, strict=True)}
+            by_home.setdefault(request.home(self.homes), []).append(index)
+        batches = self._wait(
+            self._sample(home, [requests[index] for index in indices]) for home, indices in by_home.items()
+        )
+        pairs = zip(by_home.values(), batches, strict=True)
+        actions = {index: action for indices, batch in pairs for index, action in zip(indices, batch, strict=True)}
         return [actions[index] for index in range(len(requests))]
 
     async def act(self, request: Request) -> Action:
@@ -317,7 +326,7 @@ class ServerEngine(ServedEngine):
         super().__init__(len(settings.urls), actor)
         self._session = uuid.uuid4().hex[:8]  # in the versions of this engine's weights, and of no other's
         self._servers = [StockServer(url, settings) for url in settings.urls]
-        self._left: list[StockServer] = []  # those that have the latest weights
+        self._left = list[StockServer]()  # those that have the latest weights
         try:
             self.load_weights(Path(actor.model), actor.version)
         except BaseException:
@@ -333,8 +342,8 @@ class ServerEngine(ServedEngine):
 
     def held(self) -> list[HeldWeights]:
         """The weights of the servers that are not left out; one that fails now is."""
-        held = self._wait(self._tried(server, server.held()) for server in [*self._left])
-        return [each for each in held if each]
+        weights = self._wait(self._tried(server, server.held()) for server in [*self._left])
+        return [entry for entry in weights if entry]
 
     def close(self) -> None:
         """Sends no more requests; the servers run on."""
@@ -376,24 +385,25 @@ class ServerEngine(ServedEngine):
             return None
 
 
-def _misfit(found: wire.Description, actor: Actor, expected: dict[str, Any]) -> str:
+def _misfit(description: wire.Description, actor: Actor, expected: dict[str, Any]) -> str:
     """How a server's model differs from the actor's in shape, vocabulary, window or type; "" if it fits."""
-    described = found.model_dump()
+    described = description.model_dump()
     wrong = [
         f"{name} {described[name]!r}, not {value!r}" for name, value in expected.items() if described[name] != value
     ]
     if wrong:
         return f"runs another model than {actor.model}: {', '.join(wrong)}; start it with `--model {actor.model}`"
-    if found.vocab_size <= (last := max(actor.end_ids)):
+    end_id = max(actor.end_ids)
+    if description.vocab_size <= end_id:
         return (
-            f"runs a model of {found.vocab_size} tokens, and the tokenizer ends an action with token {last}: its "
-            "vocabulary is larger than the model's; resize the model's embeddings"
+            f"runs a model of {description.vocab_size} tokens, and the tokenizer ends an action with token {end_id}: "
+            "its vocabulary is larger than the model's; resize the model's embeddings"
         )
-    if found.max_tokens < actor.max_tokens:
+    if description.max_tokens < actor.max_tokens:
         return (
-            f"reads {found.max_tokens} tokens at most, and env.max_tokens is {actor.max_tokens}; start it again with "
-            f"`--max-model-len {actor.max_tokens}`, or lower env.max_tokens"
+            f"reads {description.max_tokens} tokens at most, and env.max_tokens is {actor.max_tokens}; start it again "
+            f"with `--max-model-len {actor.max_tokens}`, or lower env.max_tokens"
         )
-    if actor.dtype not in ("auto", found.dtype):
-        return f"runs {found.dtype}, and model.dtype is {actor.dtype}; start it with `--dtype {actor.dtype}`"
+    if actor.dtype not in ("auto", description.dtype):
+        return f"runs {description.dtype}, and model.dtype is {actor.dtype}; start it with `--dtype {actor.dtype}`"
     return ""

@@ -58,11 +58,11 @@ def claim_scratch() -> tuple[Path, int]:
     The folder is claimed until the last process with the descriptor, inherited or not, is gone. Unclaimed folders of
     killed processes are removed.
     """
-    for left in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
+    for leftover in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
         with contextlib.suppress(OSError):  # claimed
-            if is_own(left, stat.S_IFDIR, closed=0o077):  # another user's may be a pipe, or without end
-                descriptor = _lock(left)
-                shutil.rmtree(left, ignore_errors=True)
+            if is_own(leftover, stat.S_IFDIR, closed=0o077):  # another user's may be a pipe, or without end
+                descriptor = _lock(leftover)
+                shutil.rmtree(leftover, ignore_errors=True)
                 os.close(descriptor)
     unnamed = Path(tempfile.mkdtemp(prefix="agent_r1_"))  # named once locked: no other process may find it unlocked
     descriptor = _lock(unnamed)
@@ -90,14 +90,15 @@ class VllmEngine(ServedEngine):
 
     def __init__(self, settings: VllmParams, actor: Actor) -> None:
         """Waits until every process has loaded the model. Raises EngineError if one cannot, or lacks room."""
-        started, gpus = time.perf_counter(), visible_gpus()
+        started = time.perf_counter()
+        gpus = visible_gpus()
         replicas = places(settings, gpus)
         super().__init__(len(replicas), actor)
         processes = f"{self.homes} processes" if self.homes > 1 else "vLLM"
         lasts = "minutes where it compiles" if gpus else "up to a minute"
         logger.info("starting %s for %s, which takes %s", processes, actor.model, lasts)
         self.rests = settings.sleep and bool(gpus)
-        self._processes: list[VllmProcess] = []
+        self._processes = list[VllmProcess]()
         launch = wire.Launch(
             vllm=settings,
             model=actor.model,
@@ -140,7 +141,7 @@ class VllmEngine(ServedEngine):
             return await self._told(home, self._processes[home].server.sample(requests, self._actor))
 
     def _told_by_all(self, call: Callable[[Process], Awaitable[T]]) -> list[T]:
-        return self._wait(self._told(home, call(each.server)) for home, each in enumerate(self._processes))
+        return self._wait(self._told(home, call(process.server)) for home, process in enumerate(self._processes))
 
     async def _told(self, home: int, call: Awaitable[T]) -> T:
         """The result of a call; a process that ended raises EngineRestarted after a signal, else EngineError."""
@@ -152,14 +153,15 @@ class VllmEngine(ServedEngine):
             if code is None:  # it lives: the connection failed
                 raise
             kind = EngineRestarted if code < 0 else EngineError
-            said = (
+            problem = (
                 f"the engine's process ended with code {code}; a negative code is a signal, and -9 most often means "
                 "that memory ran out: lower gpu_memory_utilization, cpu_cache_gib or max_num_seqs"
             )
         except EngineError as fault:
-            kind, said = type(fault), str(fault)
+            kind = type(fault)
+            problem = str(fault)
         logged = first_error(process.errors)
-        raise kind(f"{said}; vLLM's log: {logged}" if logged else said)
+        raise kind(f"{problem}; vLLM's log: {logged}" if logged else problem)
 
 
 class Process(Server):
@@ -172,10 +174,10 @@ class Process(Server):
         """
         most_bytes = MAX_ANSWER_BYTES + wire.TOKEN_BYTES * sum(request.max_tokens for request in requests)
         asking = wire.Draws(requests=[draw(request, actor) for request in requests])
-        found = await self._post(wire.Answered, "/sample", asking, most_bytes)
-        if len(found.actions) != len(requests):
-            raise self._nonsense("/sample", f"{len(found.actions)} actions for {len(requests)} requests")
-        pairs = zip(requests, found.actions, strict=True)
+        answer = await self._post(wire.Answered, "/sample", asking, most_bytes)
+        if len(answer.actions) != len(requests):
+            raise self._nonsense("/sample", f"{len(answer.actions)} actions for {len(requests)} requests")
+        pairs = zip(requests, answer.actions, strict=True)
         return [self._action("/sample", sampled, request.max_tokens, actor.end_ids) for request, sampled in pairs]
 
     async def load_weights(self, path: str) -> None:
@@ -216,7 +218,8 @@ class VllmProcess:
         handlers = {"file": {"class": "logging.FileHandler", "filename": str(self.errors), "delay": True}}
         loggers = {"vllm": {"handlers": ["file"], "level": "ERROR", "propagate": False}}
         configured = {"version": 1, "disable_existing_loggers": False, "handlers": handlers, "loggers": loggers}
-        (file := self.errors.with_suffix(".json")).write_text(json.dumps(configured))
+        file = self.errors.with_suffix(".json")
+        file.write_text(json.dumps(configured))
         return {"VLLM_LOGGING_CONFIG_PATH": str(file)}
 
     def wait(self) -> int | None:
@@ -237,22 +240,24 @@ class VllmProcess:
 
 def places(settings: VllmParams, gpus: Sequence[str]) -> list[dict[str, str]]:
     """The variables that give each replica its GPUs or cores, if any; EngineError if it takes more than there are."""
-    cores, threads = sorted(os.sched_getaffinity(0)), settings.threads
-    replicas, parts = settings.processes(gpus=len(gpus), cores=len(cores)), settings.tensor_parallel_size
-    wanted = replicas * parts
-    if wanted == 1:
+    cores = sorted(os.sched_getaffinity(0))
+    threads = settings.threads
+    replicas = settings.processes(gpus=len(gpus), cores=len(cores))
+    parts = settings.tensor_parallel_size
+    count = replicas * parts
+    if count == 1:
         return [{}]
     needs = f"engine.vllm: replicas {replicas} x tensor_parallel_size {parts}"
-    if gpus and wanted > len(gpus):
-        raise EngineError(f"{needs} takes {wanted} GPUs, and there are {len(gpus)}; lower one of them")
-    if not gpus and wanted * threads > len(cores):
+    if gpus and count > len(gpus):
+        raise EngineError(f"{needs} takes {count} GPUs, and there are {len(gpus)}; lower one of them")
+    if not gpus and count * threads > len(cores):
         raise EngineError(f"{needs} x threads {threads} takes more than the {len(cores)} cores; lower one of them")
     if gpus:
-        return [{"CUDA_VISIBLE_DEVICES": ",".join(gpus[at : at + parts])} for at in range(0, wanted, parts)]
+        return [{"CUDA_VISIBLE_DEVICES": ",".join(gpus[at : at + parts])} for at in range(0, count, parts)]
     if parts == 1:
         return [{}] * replicas
-    bound = [",".join(map(str, cores[at : at + threads])) for at in range(0, wanted * threads, threads)]
-    return [{"VLLM_CPU_OMP_THREADS_BIND": "|".join(bound[at : at + parts])} for at in range(0, wanted, parts)]
+    bound = [",".join(map(str, cores[at : at + threads])) for at in range(0, count * threads, threads)]
+    return [{"VLLM_CPU_OMP_THREADS_BIND": "|".join(bound[at : at + parts])} for at in range(0, count, parts)]
 
 
 def engine_environment(threads: int, scratch: Path, place: Mapping[str, str]) -> dict[str, str]:
@@ -263,8 +268,8 @@ def engine_environment(threads: int, scratch: Path, place: Mapping[str, str]) ->
         "OMP_NUM_THREADS": str(threads),
         "TMPDIR": str(scratch),
     }
-    own = {name: value for name, value in os.environ.items() if (name, value) != _LEARNERS}
-    return {**own, **fixed, **place}
+    environment = {name: value for name, value in os.environ.items() if (name, value) != _LEARNERS}
+    return {**environment, **fixed, **place}
 
 
 def command(launch: wire.Launch, listening: int) -> list[str]:

@@ -52,7 +52,8 @@ def engine_options(launch: wire.Launch, device: torch.device) -> dict[str, Any]:
     """The fields of vLLM's `EngineArgs`. On a CPU nothing is compiled: that costs more there than it saves."""
     from agent_r1.pretrained import compute_dtype
 
-    settings, options = launch.vllm, dict[str, Any]()
+    settings = launch.vllm
+    options = dict[str, Any]()
     if rank := launch.adapter_rank:
         room = next((size for size in _ADAPTER_RANKS if size >= rank), rank)  # else vLLM itself refuses the rank
         options |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
@@ -102,11 +103,14 @@ class Worker:
 
     def __init__(self, engine: Any, *, adapters: bool, failure: Exception | None = None) -> None:
         """An engine that could not be opened has a `failure`."""
-        self._engine, self._adapters, self.failure = engine, adapters, failure
+        self._engine = engine
+        self._adapters = adapters
+        self.failure = failure
         self._adapter: Any = None  # a vLLM LoRARequest, once there is one
         self._rests = False
-        self._waiting: dict[str, asyncio.Future[wire.Sampled]] = {}  # id of a request -> its action
-        self._tickets, self._asked = count(), asyncio.Event()
+        self._waiting = dict[str, asyncio.Future[wire.Sampled]]()  # id of a request -> its action
+        self._tickets = count()
+        self._asked = asyncio.Event()
 
     async def run(self) -> None:
         """Samples one token after the other of every request under way, until vLLM fails."""
@@ -124,17 +128,17 @@ class Worker:
         if self._rests and not self._adapters:
             raise ValueError("the weights were given up for sleep: load some first")
         self._wake("weights", "kv_cache")
-        found = dict[str, asyncio.Future[wire.Sampled]]()
+        futures = dict[str, asyncio.Future[wire.Sampled]]()
         try:
-            for asked in requests:
+            for request in requests:
                 ticket = str(next(self._tickets))
-                self._engine.add_request(ticket, *_in_vllm(asked), lora_request=self._adapter)
-                found[ticket] = self._waiting[ticket] = asyncio.get_running_loop().create_future()
+                self._engine.add_request(ticket, *_in_vllm(request), lora_request=self._adapter)
+                futures[ticket] = self._waiting[ticket] = asyncio.get_running_loop().create_future()
             self._asked.set()
-            return wire.Answered(actions=await asyncio.gather(*found.values()))
+            return wire.Answered(actions=await asyncio.gather(*futures.values()))
         finally:
-            if left := [ticket for ticket in found if self._waiting.pop(ticket, None)]:
-                self._engine.abort_request(left)
+            if unfinished := [ticket for ticket in futures if self._waiting.pop(ticket, None)]:
+                self._engine.abort_request(unfinished)
 
     async def load_weights(self, weights: wire.Weights) -> None:
         """Loads weights or adapters and drops old caches; waits a while for requests whose callers have left."""
@@ -152,9 +156,9 @@ class Worker:
         if not self._engine.reset_prefix_cache():
             raise BusyError("vLLM keeps its prefix cache of the old weights: a request is still running")
 
-    async def call(self, asked: wire.Call) -> wire.Results[Any]:
+    async def call(self, request: wire.Call) -> wire.Results[Any]:
         """What each of vLLM's workers returns for a call of a method of `WorkerExtension`."""
-        return wire.Results[Any](results=self._engine.collective_rpc(asked.method, kwargs=asked.kwargs))
+        return wire.Results[Any](results=self._engine.collective_rpc(request.method, kwargs=request.kwargs))
 
     async def rest(self) -> None:
         """Frees the GPU's memory. Weights beneath adapters move to the machine's; others are given up for new ones."""
@@ -192,13 +196,13 @@ class Worker:
         self._engine.add_lora(self._adapter)
 
 
-def _in_vllm(asked: wire.Draw) -> tuple[Any, Any]:
+def _in_vllm(request: wire.Draw) -> tuple[Any, Any]:
     """A request in vLLM's types: its prompt and how it is sampled."""
     from vllm import SamplingParams, TokensPrompt
     from vllm.sampling_params import RequestOutputKind
 
-    params = SamplingParams(**asked.sampling_params.model_dump(), output_kind=RequestOutputKind.FINAL_ONLY)
-    return TokensPrompt(prompt_token_ids=asked.token_ids), params
+    params = SamplingParams(**request.sampling_params.model_dump(), output_kind=RequestOutputKind.FINAL_ONLY)
+    return TokensPrompt(prompt_token_ids=request.token_ids), params
 
 
 def _sampled(output: Any) -> wire.Sampled:
@@ -215,9 +219,9 @@ def create_app(worker: Worker) -> Starlette:
     async def sample(http: HttpRequest) -> wire.Answered:
         """Ends with the caller's connection."""
         sampling = asyncio.ensure_future(worker.sample(wire.Draws.model_validate_json(await http.body()).requests))
-        left = asyncio.ensure_future(http.receive())
-        await asyncio.wait({sampling, left}, return_when=asyncio.FIRST_COMPLETED)
-        left.cancel()
+        disconnect = asyncio.ensure_future(http.receive())
+        await asyncio.wait({sampling, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+        disconnect.cancel()
         if not sampling.done():
             sampling.cancel()
             raise ClientDisconnect
@@ -247,21 +251,22 @@ def _endpoint(worker: Worker, answer: Callable[[HttpRequest], Awaitable[BaseMode
         try:
             if worker.failure:
                 raise worker.failure
-            found = await answer(http)
+            result = await answer(http)
         except BusyError as error:
             return refusal(409, str(error), "busy")
         except ValueError as error:
             return refusal(400, str(error), "bad_request")
         except Exception as error:
             return refusal(500, f"{type(error).__name__}: {error}", "failed")
-        return Response(found.model_dump_json() if found else "{}", media_type="application/json")
+        return Response(result.model_dump_json() if result else "{}", media_type="application/json")
 
     return endpoint
 
 
 def main(launch: wire.Launch, listening: socket.socket) -> None:
     """Opens the engine and answers at a Unix socket until the process is ended, or its parent is."""
-    engine, failure = None, None
+    engine = None
+    failure = None
     logging.basicConfig(handlers=[logging.NullHandler()])  # hides vLLM's words before it sets up its own handlers
     Thread(target=_end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group

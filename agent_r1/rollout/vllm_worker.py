@@ -62,7 +62,7 @@ class WorkerExtension:
         model = self.model_runner.get_model()
         layers = dict(model.named_modules())
         fused = getattr(model, "packed_modules_mapping", {})  # some models fuse nothing
-        adapted = [each for each in layers.items() if isinstance(each[1], BaseLinearLayerWithLoRA)]
+        adapted = [(name, layer) for name, layer in layers.items() if isinstance(layer, BaseLinearLayerWithLoRA)]
         if adapted:
             return [entry for name, layer in adapted for entry in _adapter_sums(name, layer, fused)]
         if not any(isinstance(layer, ParallelLMHead) for layer in layers.values()):
@@ -74,10 +74,12 @@ class WorkerExtension:
 def _layer_sums(name: str, layer: nn.Module, fused: dict[str, list[str]]) -> Iterator[Slice]:
     """The sums of a layer's own parameters."""
     pieces = _pieces(name, layer, fused)
-    for leaf, held in layer.named_parameters(recurse=False):
-        packed = held.device.type == "cpu" and leaf == "weight" and (not held.numel() or name.endswith("lm_head"))
+    for leaf, parameter in layer.named_parameters(recurse=False):
+        packed = (
+            parameter.device.type == "cpu" and leaf == "weight" and (not parameter.numel() or name.endswith("lm_head"))
+        )
         totals = [0] * len(pieces)
-        for start, block in _read_back(layer, held.dtype) if packed else [(0, held)]:
+        for start, block in _read_back(layer, parameter.dtype) if packed else [(0, parameter)]:
             for index, piece in enumerate(pieces):
                 column = piece.column + start if block.dim() > 1 else 0
                 totals[index] += tensor_sum(block[piece.rows], piece.row, column)
@@ -88,7 +90,8 @@ def _layer_sums(name: str, layer: nn.Module, fused: dict[str, list[str]]) -> Ite
 def _read_back(layer: Any, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
     """The weight with which a layer computes, whatever it has made of it: some columns at a time, with their first."""
     if isinstance(layer, VocabParallelEmbedding):
-        width, height = layer.embedding_dim, layer.num_embeddings_per_partition
+        width = layer.embedding_dim
+        height = layer.num_embeddings_per_partition
     else:
         width = layer.input_size_per_partition if isinstance(layer, RowParallelLinear) else layer.input_size
         height = sum(layer.output_partition_sizes)
@@ -102,30 +105,31 @@ def _adapter_sums(name: str, layer: Any, fused: dict[str, list[str]]) -> Iterato
     """The sums of a layer's only adapters, by peft's names; the second matrix is scaled. Without any they are 0."""
     pieces = _pieces(name, layer.base_layer, fused)[: layer.n_slices]
     for piece, first, second in zip(pieces, layer.lora_a_stacked, layer.lora_b_stacked, strict=True):
-        own = f"base_model.model.{piece.name}"
-        yield f"{own}.lora_A.weight", 0, piece.column, tensor_sum(first[0, 0], 0, piece.column)
-        yield f"{own}.lora_B.weight", piece.row, 0, tensor_sum(second[0, 0], piece.row)
+        prefix = f"base_model.model.{piece.name}"
+        yield f"{prefix}.lora_A.weight", 0, piece.column, tensor_sum(first[0, 0], 0, piece.column)
+        yield f"{prefix}.lora_B.weight", piece.row, 0, tensor_sum(second[0, 0], piece.row)
 
 
 def _pieces(name: str, layer: nn.Module, fused: dict[str, list[str]]) -> list[_Piece]:
     """The slices of a folder's tensors that make up a layer's weight, in their order there."""
     if isinstance(layer, VocabParallelEmbedding):
-        shard = layer.shard_indices
-        return [_Piece(name, slice(shard.num_org_elements), shard.org_vocab_start_index)]  # the rest is padding
+        size = layer.shard_indices.num_org_elements  # the rest is padding
+        return [_Piece(name, slice(size), layer.shard_indices.org_vocab_start_index)]
     if isinstance(layer, RowParallelLinear):
         return [_Piece(name, slice(None), column=layer.tp_rank * layer.input_size_per_partition)]
     if not isinstance(layer, ColumnParallelLinear):
         return [_Piece(name, slice(None))]
     prefix, _, leaf = name.rpartition(".")
-    sizes = layer.output_partition_sizes
     names = fused.get(leaf, [leaf])
     pieces = list[_Piece]()
-    start = before = 0
-    for index, size in enumerate(sizes):
+    start = offset = 0
+    for index, size in enumerate(layer.output_partition_sizes):
         replicas = layer.num_kv_head_replicas if isinstance(layer, QKVParallelLinear) and index else 1
-        own, first = (names[index], 0) if len(names) == len(sizes) else (leaf, before)
-        row = first + layer.tp_rank // replicas * size
-        pieces.append(_Piece(f"{prefix}.{own}", slice(start, start + size), row))
+        row = layer.tp_rank // replicas * size
+        if len(names) == len(layer.output_partition_sizes):
+            pieces.append(_Piece(f"{prefix}.{names[index]}", slice(start, start + size), row))
+        else:
+            pieces.append(_Piece(name, slice(start, start + size), offset + row))
         start += size
-        before += size * (layer.tp_size // replicas)
+        offset += size * (layer.tp_size // replicas)
     return pieces

@@ -33,7 +33,9 @@ class Agent:
 
     def __init__(self, sampler: Sampler, chat: Chat, shared: Shared) -> None:
         self.shared = shared
-        self._sampler, self._act, self._chat = sampler, at_once(sampler), chat
+        self._sampler = sampler
+        self._act = at_once(sampler)
+        self._chat = chat
         self._episodes = count()
 
     def ask(self, text: str, *, seed: int, sample: int = 0) -> Iterator[StepView]:
@@ -44,8 +46,8 @@ class Agent:
         return follow(self._sampler, self._chat, attempt, self.shared, seed=seed)
 
     def _told(self, text: str, agent: str, seed: int, sample: int) -> Iterator[StepView]:
-        asked = Question(question_id=shorten(text, 80), dataset="", split="", text=text, env=agent, strata={})
-        attempt = replace(attempts_at([asked], self.shared)[0], sample=sample)
+        question = Question(question_id=shorten(text, 80), dataset="", split="", text=text, env=agent, strata={})
+        attempt = replace(attempts_at([question], self.shared)[0], sample=sample)
         [row] = collect_all(self._sampler, self._chat, [attempt], self.shared, seed=seed, play=PLAY)
         if not row.steps:
             raise ValueError(f"env.agents.{agent} ended as {row.outcome} without asking the policy")
@@ -73,20 +75,21 @@ class Agent:
         Of the `earlier` exchanges the last stand before the question, in a quarter of the context.
         """
         attempt = asked_attempt(text, self.shared, earlier=self._last(earlier))
-        episode, left = next(self._episodes), most or sys.maxsize
+        episode = next(self._episodes)
+        budget = most or sys.maxsize
 
         async def act(request: Request) -> Action:
-            return await self._act(replace(request, max_tokens=min(request.max_tokens, left)))
+            return await self._act(replace(request, max_tokens=min(request.max_tokens, budget)))
 
         running = attend(act, self._chat, attempt, self.shared, seed=seed, episode=episode)
         async with contextlib.aclosing(running) as steps:
             async for view in steps:
-                left -= view.step.action_stop - view.step.action_start
-                if left < 1 and view.outcome not in (Outcome.ANSWERED, Outcome.ABORTED):
-                    begun = next((piece.inside for piece in split_action(view.action) if piece.kind == "answer"), "")
-                    begun = re.sub(r"</?\w*\Z", "", begun).strip()  # the tag that closes it may be cut too
-                    ending, stop = Outcome.TOKEN_LIMIT, view.step.action_stop
-                    yield replace(view, outcome=ending, observations=(), answer=begun, tokens=stop)
+                budget -= view.step.action_stop - view.step.action_start
+                if budget < 1 and view.outcome not in (Outcome.ANSWERED, Outcome.ABORTED):
+                    answer = next((piece.inside for piece in split_action(view.action) if piece.kind == "answer"), "")
+                    answer = re.sub(r"</?\w*\Z", "", answer).strip()  # the tag that closes it may be cut too
+                    view = replace(view, outcome=Outcome.TOKEN_LIMIT, observations=(), answer=answer)
+                    yield replace(view, tokens=view.step.action_stop)
                     return
                 yield view
 

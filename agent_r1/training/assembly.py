@@ -38,8 +38,12 @@ class Assembly:
 
         `teacher` is the folder of a `train.reference` that is a registered version.
         """
-        self.settings, self.run, self.model, self.teacher = settings, run, model, teacher
-        self.config, self._places = settings.run(run), settings.places
+        self.settings = settings
+        self.run = run
+        self.model = model
+        self.teacher = teacher
+        self.config = settings.run(run)
+        self._places = settings.places
         self._questions = read_rows(self._places.questions, Question)
         require_gold_titles(self._questions, self.config.credit)
         require_playable(self._questions, settings.env)
@@ -62,22 +66,22 @@ class Assembly:
             warn_of_alike(self._questions, shared)
             identity = Identity.of(self.settings, self.config, self.inputs(shared), code)
             config = self.config.model_copy(update={"reference": self.teacher or self.config.reference})
-            found = RunFolder(folder, identity, config)
-            left_out = self._without_room(shared) if fresh or not found.was_completed() else set[str]()
+            run_folder = RunFolder(folder, identity, config)
+            left_out = self._without_room(shared) if fresh or not run_folder.was_completed() else set[str]()
             opening = partial(Training, self.settings, questions=self._questions, left_out=left_out)
-            with found.opened(aside, fresh=fresh) as run:
+            with run_folder.opened(aside, fresh=fresh) as run:
                 yield run, partial(opening, shared=shared, model=self.model, folder=run)
 
     def inputs(self, shared: Shared) -> dict[str, str]:
         """Hashes of all inputs of the run."""
         reference = self.teacher or self.config.reference
-        opened = openings(attempts_at(self._questions, shared), self._questions, shared)
+        environments = openings(attempts_at(self._questions, shared), self._questions, shared)
         return {
             "questions": sha256(self._places.questions),
             "passages": sha256(self._places.passages),
             "index": shared.index.index_hash,
             "warm_start": model_hash(str(self.model)),
-            "prompt": self._chat.prompts_hash(opened),
+            "prompt": self._chat.prompts_hash(environments),
             **({"reference": model_hash(reference)} if reference and not self.config.reference_at else {}),
             **own_rewards.sources(self.config.credit.rewards),
             **shared.sources(),

@@ -91,8 +91,13 @@ class TrainedEngine:
         demonstrator: Demonstrator | None = None,
     ) -> None:
         """Starts the engine, by `start` with the tokens that end an action; the rest are arguments of `Training`."""
-        self.demonstrator, self.left_out = demonstrator, left_out
-        self.env, self.config, self.shared, self.learner, self.folder = shared.limits, config, shared, learner, folder
+        self.demonstrator = demonstrator
+        self.left_out = left_out
+        self.env = shared.limits
+        self.config = config
+        self.shared = shared
+        self.learner = learner
+        self.folder = folder
         self.questions = [question for question in questions if question.split == "train"]
         self.own_rewards = own_rewards.load(config.credit.rewards)
         self._proved = learner.adapter is not None  # those that it starts with change nothing, and are not loaded
@@ -124,10 +129,12 @@ class TrainedEngine:
 
     def _prove_held(self) -> None:
         """Raises StaleWeightsError for a sampler that does not hold the learner's weights."""
-        samplers, unproved = self.engine.held(), set[str]()
-        sums = {dtype: self.learner.weight_sums(dtype) for dtype in dict.fromkeys(held.dtype for held in samplers)}
-        for held in samplers:
-            unproved |= prove_held(held, sums[held.dtype])
+        samplers = self.engine.held()
+        unproved = set[str]()
+        dtypes = dict.fromkeys(weights.dtype for weights in samplers)
+        sums = {dtype: self.learner.weight_sums(dtype) for dtype in dtypes}
+        for weights in samplers:
+            unproved |= prove_held(weights, sums[weights.dtype])
         if unproved - self._unproved:
             name, *_ = sorted(unproved)
             logger.warning(
@@ -143,7 +150,8 @@ class TrainedEngine:
 
     def sample(self, batch: QuestionBatch) -> tuple[list[Trajectory], Metrics]:
         """The trajectories of a batch and its refills, and metrics."""
-        started, waited = time.perf_counter(), self.shared.waited_s
+        started = time.perf_counter()
+        waited = self.shared.waited_s
         with self.shared.journaled(self.folder.journal(batch.iteration)):
             trajectories = self.answer(batch.questions, batch)
             refilled = self._refill(trajectories, batch)
@@ -178,19 +186,20 @@ class TrainedEngine:
             aborted_share=self.env.aborted_share,
         )
 
-    def probe(self, opened: Sequence[Trajectory], seed: int) -> list[Trajectory]:
+    def probe(self, trajectories: Sequence[Trajectory], seed: int) -> list[Trajectory]:
         """Samples an action in the first context of each trajectory, in place of all that came after it."""
-        requests = [
-            Request(
+        requests = list[Request]()
+        for index, trajectory in enumerate(trajectories):
+            start = trajectory.steps[0].action_start
+            request = Request(
                 episode=index,
                 step=0,
-                context=each.token_ids[: (start := each.steps[0].action_start)].tolist(),
-                seed=derive(seed, "probe", each.trajectory_id),
+                context=trajectory.token_ids[:start].tolist(),
+                seed=derive(seed, "probe", trajectory.trajectory_id),
                 max_tokens=min(self.env.max_action_tokens, self.env.max_tokens - start),
             )
-            for index, each in enumerate(opened)
-        ]
-        return [*map(with_action, opened, self.engine.sample(requests))]
+            requests.append(request)
+        return [*map(with_action, trajectories, self.engine.sample(requests))]
 
     def proved(self, trajectories: Sequence[Trajectory]) -> Sequence[Trajectory]:
         """The first few, so many that every sampler has a part in them."""
@@ -199,7 +208,9 @@ class TrainedEngine:
     def _play(self, attempts: Sequence[Attempt], batch: QuestionBatch, *, greedy: bool = False) -> list[Trajectory]:
         play = Play(iteration=batch.iteration, policy_version=batch.policy_version, greedy=greedy)
         played = collect_all(self.engine, self.chat, attempts, self.shared, seed=batch.seed, play=play)
-        self.folder.costs.spent["cost/sampled_tokens"] += sum(int(each.action_mask.sum()) for each in played)
+        self.folder.costs.spent["cost/sampled_tokens"] += sum(
+            int(trajectory.action_mask.sum()) for trajectory in played
+        )
         return played
 
     def _demonstrate(
@@ -222,17 +233,19 @@ class TrainedEngine:
 
     def _refill(self, trajectories: list[Trajectory], batch: QuestionBatch) -> Metrics:
         """Adds the trajectories of further questions in place of groups whose returns are all equal."""
-        rounds, added, wanted = batch.credit.filter.refill, 0, self.config.rollout.questions
+        rounds = batch.credit.filter.refill
+        added = 0
+        count = self.config.rollout.questions
         for refill in range(rounds):
-            missing = groups_to_refill(trajectories, wanted, batch.credit, self.env.max_tokens)
-            asked = {trajectory.question_id for trajectory in trajectories}
-            besides = asked.union(self.left_out)
-            further = draw_further(
+            missing = groups_to_refill(trajectories, count, batch.credit, self.env.max_tokens)
+            question_ids = {trajectory.question_id for trajectory in trajectories}
+            besides = question_ids.union(self.left_out)
+            questions = draw_further(
                 self.questions, missing, besides=besides, iteration=batch.iteration, refill=refill, seed=batch.seed
             )
-            if further:
-                trajectories += self.answer(further, batch, first_group=len(asked))
-                added += len(further)
+            if questions:
+                trajectories += self.answer(questions, batch, first_group=len(question_ids))
+                added += len(questions)
         return {"filter/refilled_groups": added} if rounds else {}
 
 
@@ -244,8 +257,11 @@ class Collector:
     """
 
     def __init__(self, sampler: TrainedEngine) -> None:
-        self.sampler, self.config, self.folder = sampler, sampler.config, sampler.folder
-        self.learner, self.shared = sampler.learner, sampler.shared
+        self.sampler = sampler
+        self.config = sampler.config
+        self.folder = sampler.folder
+        self.learner = sampler.learner
+        self.shared = sampler.shared
         self._threads = ThreadPoolExecutor(1, "collect")
         self._ahead: Ahead | None = None
         self._received = -1  # the latest iteration that this process collected ahead
@@ -264,8 +280,10 @@ class Collector:
             require_own(trajectories, iteration, seed=seed, policy_versions=range(version - ahead, version + 1))
             if self.sampler.demonstrator:
                 read_rows(self.folder.demonstrations(iteration), Trajectory)
-            own = [each for each in self.sampler.proved(trajectories) if each.policy_version == version]
-            proved = {"rollout/canary_gap": self.prove(own, iteration)} if own else {}
+            current = [
+                trajectory for trajectory in self.sampler.proved(trajectories) if trajectory.policy_version == version
+            ]
+            proved = {"rollout/canary_gap": self.prove(current, iteration)} if current else {}
         except (ValueError, StaleWeightsError) as fault:
             logger.warning("iteration %d and those after it are collected again: %s", iteration, fault)
             return {}
@@ -294,9 +312,12 @@ class Collector:
         if self.found(iteration, seed=seed):
             return
         batch = self._draw(iteration, seed, credit)
-        before = read_rows(self.folder.trajectories(iteration - 1), Trajectory)
-        probed = self.sampler.probe(self.sampler.proved([each for each in before if each.steps]), seed)
-        dtype, tolerance = self.learner.compute.dtype, self.config.update.canary_tolerance
+        trajectories = read_rows(self.folder.trajectories(iteration - 1), Trajectory)
+        probed = self.sampler.probe(
+            self.sampler.proved([trajectory for trajectory in trajectories if trajectory.steps]), seed
+        )
+        dtype = self.learner.compute.dtype
+        tolerance = self.config.update.canary_tolerance
         gap = prove_sampled(probed, self.learner.logprobs(probed), dtype, tolerance)
         self.folder.costs.charge(Purpose.PROOF)
         context = copy_context()  # logs as this thread does
@@ -306,11 +327,13 @@ class Collector:
         """Waits for the iteration that is collected ahead, if any, and keeps it."""
         if not self._ahead:
             return {}
-        started, ahead = time.perf_counter(), self._ahead
+        started = time.perf_counter()
+        ahead = self._ahead
         trajectories, metrics = ahead.sampled.result()
         self.folder.costs.charge(Purpose.SAMPLING)
         waited = {"ahead/waited_s": time.perf_counter() - started}
-        self._ahead, self._received = None, ahead.batch.iteration
+        self._ahead = None
+        self._received = ahead.batch.iteration
         self._keep(self._received, trajectories, metrics | {"rollout/canary_gap": ahead.gap})
         return waited
 
@@ -323,8 +346,10 @@ class Collector:
     def prove(self, trajectories: Sequence[Trajectory], iteration: int) -> float:
         """The gap [nats] between sampler and learner at sampled tokens; raises StaleWeightsError for other weights."""
         learners = self.learner.logprobs(trajectories)
-        told = zip(trajectories, learners, strict=True)
-        proofs = [Proof(trajectory_id=each.trajectory_id, learner_logprobs=logprobs) for each, logprobs in told]
+        pairs = zip(trajectories, learners, strict=True)
+        proofs = [
+            Proof(trajectory_id=trajectory.trajectory_id, learner_logprobs=logprobs) for trajectory, logprobs in pairs
+        ]
         write_rows(self.folder.proof(iteration), proofs, Proof)
         self.folder.costs.charge(Purpose.PROOF)
         return prove_sampled(trajectories, learners, self.learner.compute.dtype, self.config.update.canary_tolerance)
@@ -341,7 +366,8 @@ class Collector:
         self.folder.forget(iteration)
         self.shared.verify()
         self.sampler.load_weights()
-        count, left_out = self.config.rollout.questions, self.sampler.left_out
+        count = self.config.rollout.questions
+        left_out = self.sampler.left_out
         questions = draw(self.sampler.questions, count, iteration=iteration, seed=seed, left_out=left_out)
         return self.sampler.batch(questions, iteration, seed=seed, credit=credit)
 

@@ -26,12 +26,12 @@ logger = logging.getLogger(__name__)
 class Retold(Env):
     """The other side of a conversation that is over: it repeats its observations, whatever the action."""
 
-    def __init__(self, conversation: Conversation, asked: Env, answers: Answers, seed: int) -> None:
-        """Tools, examples and a missing system message are those of `asked`. `seed` is not used."""
-        self.system = conversation.system or asked.system
+    def __init__(self, conversation: Conversation, env: Env, answers: Answers, seed: int) -> None:
+        """Tools, examples and a missing system message are those of `env`. `seed` is not used."""
+        self.system = conversation.system or env.system
         self.user = conversation.user
-        self.tools = asked.tools
-        self.examples = asked.examples
+        self.tools = env.tools
+        self.examples = env.examples
         self._answers = answers
         self._observations = iter(conversation.observations)
 
@@ -55,19 +55,21 @@ def _end(last: ParsedAction) -> Outcome:
     return Outcome.MALFORMED if last.problem else Outcome.TURN_LIMIT
 
 
-def _environment_of(each: Conversation, known: Mapping[str, Env]) -> Env:
-    """The environment of its data set, from the `known` ones.
+def _environment_of(conversation: Conversation, envs: Mapping[str, Env]) -> Env:
+    """The environment of its data set, from `envs` by data set.
 
     Raises ValueError, with the remedy, for a conversation that was in none of them.
     """
-    dataset = each.dataset or next(iter(known))
-    if dataset not in known:
-        raise ValueError(f"{each.where}: there is no data set {reprlib.repr(dataset)}{nearest(dataset, known)}")
-    env = known[dataset]
-    if not each.dataset and any((env.system, env.tools) != (other.system, other.tools) for other in known.values()):
+    dataset = conversation.dataset or next(iter(envs))
+    if dataset not in envs:
+        raise ValueError(f"{conversation.where}: there is no data set {reprlib.repr(dataset)}{nearest(dataset, envs)}")
+    env = envs[dataset]
+    if not conversation.dataset and any(
+        (env.system, env.tools) != (candidate.system, candidate.tools) for candidate in envs.values()
+    ):
         remedy = f'name its own beside the messages, such as "dataset": "{dataset}"'
-        raise ValueError(f"{each.where}: the data sets {', '.join(known)} differ in their prompts; {remedy}")
-    require_tools(each, env.tools, dataset)
+        raise ValueError(f"{conversation.where}: the data sets {', '.join(envs)} differ in their prompts; {remedy}")
+    require_tools(conversation, env.tools, dataset)
     return env
 
 
@@ -79,21 +81,22 @@ def retell(
     Their prompts are those of the data sets of the questions. Raises ValueError for one that no data set could have
     had, and for one that is longer than `env.max_tokens`.
     """
-    sampler = ScriptedSampler([each.actions for each in conversations], chat)
+    sampler = ScriptedSampler([conversation.actions for conversation in conversations], chat)
     limits = settings.env.model_copy(update={"max_action_tokens": settings.env.max_tokens})
     with Shared(limits, index) as shared:
-        opened = openings(attempts_at(questions, shared, outside=False), questions, shared)
-        known = dict(zip(dict.fromkeys(each.dataset for each in questions), opened, strict=True))
-        asked = [_environment_of(each, known) for each in conversations]
-        attempts = [
-            Attempt(question_id=each.where, group=group, sample=0, env=partial(Retold, each, env, limits.answers))
-            for group, (each, env) in enumerate(zip(conversations, asked, strict=True))
-        ]
+        first = attempts_at(questions, shared, outside=False)
+        envs = dict(
+            zip(dict.fromkeys(row.dataset for row in questions), openings(first, questions, shared), strict=True)
+        )
+        attempts = list[Attempt]()
+        for group, conversation in enumerate(conversations):
+            env = partial(Retold, conversation, _environment_of(conversation, envs), limits.answers)
+            attempts.append(Attempt(question_id=conversation.where, group=group, sample=0, env=env))
         trajectories = collect(sampler, chat, attempts, shared, seed=settings.warm_start.seed)
-    for each in trajectories:
-        if each.outcome is Outcome.TOKEN_LIMIT or each.steps[-1].stop_reason is not StopReason.END:
+    for row in trajectories:
+        if row.outcome is Outcome.TOKEN_LIMIT or row.steps[-1].stop_reason is not StopReason.END:
             raise ValueError(
-                f"{each.question_id}: longer than env.max_tokens {limits.max_tokens}; shorten it, leave it out, or "
+                f"{row.question_id}: longer than env.max_tokens {limits.max_tokens}; shorten it, leave it out, or "
                 "raise env.max_tokens"
             )
     _warn_of_malformed(trajectories)
@@ -101,7 +104,7 @@ def retell(
 
 
 def _warn_of_malformed(trajectories: Sequence[Trajectory]) -> None:
-    steps = [(each.question_id, step) for each in trajectories for step in each.steps]
+    steps = [(trajectory.question_id, step) for trajectory in trajectories for step in trajectory.steps]
     malformed = [where for where, step in steps if step.call_status is CallStatus.MALFORMED]
     if malformed:
         logger.warning(

@@ -35,7 +35,8 @@ class Demonstrator:
 
     def __init__(self, settings: Params, questions: Sequence[Question], index: Search) -> None:
         """Raises the errors of `make_plans`."""
-        self.env, self.index = settings.env, index
+        self.env = settings.env
+        self.index = index
         self.questions = {question.question_id: question for question in questions}
         self.params = settings.warm_start.model_copy(update=NO_HABITS)
         self.plans, self.facts = make_plans(settings.prepare, [row for row in questions if row.env == QA])

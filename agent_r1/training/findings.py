@@ -42,12 +42,12 @@ def findings(
     say little of it). And nearly all answers, or those to yes/no questions, are one word that is often wrong. Episodes
     that the world cut short, or without an action, do not count.
     """
-    episodes = [each for each in trajectories if each.counts]
+    episodes = [trajectory for trajectory in trajectories if trajectory.counts]
     if not episodes:
         return
     golds = {question.question_id: normalize("".join(question.answers[:1])) for question in questions}
     yield from _of_actions(episodes, returns, golds, chat, lost, tools=tools)
-    answers = [(normalize(each.answer), golds[each.question_id]) for each in episodes if each.answer]
+    answers = [(normalize(episode.answer), golds[episode.question_id]) for episode in episodes if episode.answer]
     yield from _habits("", answers)
     yield from _habits(" to yes/no questions", [pair for pair in answers if pair[1] in ("yes", "no")])
 
@@ -62,34 +62,46 @@ def _of_actions(
     tools: bool,
 ) -> Iterator[str]:
     """The one reason that actions and returns show, if there is one."""
-    actions = sum(len(each.steps) for each in episodes)
-    prose = [text for each in episodes for text in _prose(each, chat)]
-    equal, groups, spread = _spread(episodes, returns)
-    ends = Counter(each.outcome for each in episodes)
-    owed, fails = all(golds[each.question_id] for each in episodes), fmean(each.success for each in episodes) < 0.5
-    calls = {call.status for each in episodes for step in each.steps for call in step.calls}
+    actions = sum(len(episode.steps) for episode in episodes)
+    prose = [text for episode in episodes for text in _prose(episode, chat)]
+    is_lost, spread = _spread(episodes, returns, lost)
     if 2 * len(prose) >= actions:
         share = f"{len(prose)} of {actions} actions are neither a call nor an answer"
-        quoted = repr(shorten(prose[0], LONGEST, placeholder=" ..."))
-        yield f"{share}, the first {quoted}, and {spread}; what helps, in this order: {TEACH}"
-    elif ends.keys() <= UNANSWERED and owed:
+        excerpt = shorten(prose[0], LONGEST, placeholder=" ...")
+        yield f"{share}, the first {excerpt!r}, and {spread}; what helps, in this order: {TEACH}"
+    else:
+        yield from _of_ends(episodes, golds, spread, is_lost, tools=tools)
+
+
+def _of_ends(
+    episodes: Sequence[Trajectory], golds: Mapping[str, str], spread: str, is_lost: bool, *, tools: bool
+) -> Iterator[str]:
+    """The one reason that outcomes and returns show, if there is one."""
+    ends = Counter(episode.outcome for episode in episodes)
+    asks = all(golds[episode.question_id] for episode in episodes)
+    fails = fmean(episode.success for episode in episodes) < 0.5
+    statuses = {call.status for episode in episodes for step in episode.steps for call in step.calls}
+    if ends.keys() <= UNANSWERED and asks:
         limits = ", ".join(f"{end} {count}" for end, count in ends.items())
         yield f"no episode comes to an answer ({limits}), and {spread}; what helps: {LIMITS}"
-    elif tools and owed and fails and calls <= {CallStatus.MALFORMED}:
-        yield f"no episode calls a tool, so that no call is learned, and {spread}; what helps, in this order: {TEACH}"
-    elif fails and equal >= lost * groups:
+    elif tools and asks and fails and statuses <= {CallStatus.MALFORMED}:
+        problem = "no episode calls a tool, so that no call is learned"
+        yield f"{problem}, and {spread}; what helps, in this order: {TEACH}"
+    elif fails and is_lost:
         yield f"{spread}, and tell no action from another; what helps: {SPREAD}"
 
 
-def _spread(episodes: Sequence[Trajectory], returns: Mapping[str, float]) -> tuple[int, int, str]:
-    """In how many groups all returns are equal, how many groups there are, and that in words."""
-    grouped = len({each.group for each in episodes}) < len(episodes)
-    values = {(each.group * grouped, round(returns.get(each.trajectory_id, each.success), 9)) for each in episodes}
+def _spread(episodes: Sequence[Trajectory], returns: Mapping[str, float], lost: float) -> tuple[bool, str]:
+    """Whether all returns are equal in the share `lost` of the groups or more, and in words in how many they are."""
+    grouped = len({episode.group for episode in episodes}) < len(episodes)
+    values = {
+        (episode.group * grouped, round(returns.get(episode.trajectory_id, episode.success), 9)) for episode in episodes
+    }
     counts = [*Counter(group for group, _ in values).values()]  # different returns of each group
     equal = counts.count(1)
     if grouped:
-        return equal, len(counts), f"in {equal} of {len(counts)} groups all returns are equal"
-    return equal, len(counts), "all returns are equal" if equal else "not all returns are equal"
+        return equal >= lost * len(counts), f"in {equal} of {len(counts)} groups all returns are equal"
+    return equal >= lost * len(counts), "all returns are equal" if equal else "not all returns are equal"
 
 
 def _habits(kind: str, answers: Sequence[tuple[str, str]]) -> Iterator[str]:
@@ -111,14 +123,16 @@ def strays(history: Sequence[Mapping[str, float]], success: str) -> Iterator[str
     half = len(history) // 2
     if not history or len(history) % SPAN:
         return
-    returns = [each["reward/total"] for each in history]
-    rates = [each["rollout/success"] for each in history]
-    before, after = fmean(returns[:half]), fmean(returns[half:])
-    was, became = fmean(rates[:half]), fmean(rates[half:])
+    returns = [metrics["reward/total"] for metrics in history]
+    rates = [metrics["rollout/success"] for metrics in history]
+    early_return = fmean(returns[:half])
+    late_return = fmean(returns[half:])
+    early_rate = fmean(rates[:half])
+    late_rate = fmean(rates[half:])
     noise = math.sqrt((variance(returns[:half]) + variance(returns[half:])) / half)
-    if after - before > 3 * noise and became <= was and became < 0.5:
-        rose = f"the return rose from {before:.3f} to {after:.3f} in {len(history)} iterations"
-        yield f"{rose}, and {success} did not, from {was:.3f} to {became:.3f}; what helps: {REWARDS}"
+    if late_return - early_return > 3 * noise and late_rate <= early_rate and late_rate < 0.5:
+        rose = f"the return rose from {early_return:.3f} to {late_return:.3f} in {len(history)} iterations"
+        yield f"{rose}, and {success} did not, from {early_rate:.3f} to {late_rate:.3f}; what helps: {REWARDS}"
 
 
 def _prose(trajectory: Trajectory, chat: Chat) -> Iterator[str]:

@@ -40,10 +40,10 @@ class Candidate:
 
 def window(model: Candidate) -> str:
     """Compares the tokens that the model reads at once with `env.max_tokens`."""
-    wanted = model.settings.env.max_tokens
-    require_window(model.config, wanted)
+    max_tokens = model.settings.env.max_tokens
+    require_window(model.config, max_tokens)
     most = getattr(model.config.get_text_config(), "max_position_embeddings", "any number of")
-    return f"reads {most} tokens at once, env.max_tokens is {wanted}"
+    return f"reads {most} tokens at once, env.max_tokens is {max_tokens}"
 
 
 def weights(model: Candidate) -> str:

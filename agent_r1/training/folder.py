@@ -82,16 +82,16 @@ class Iterations:
     def forget(self, iteration: int) -> None:
         """Removes the rows and metrics of an iteration and of those after it: they are made anew."""
         lines = self._lines()
-        for each in range(iteration, len(lines)):
-            self._remove_rows(each)
+        for number in range(iteration, len(lines)):
+            self._remove_rows(number)
         if len(lines) > iteration:
             self._write_lines(lines[:iteration])
 
     def record(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """Adds metrics to an iteration's line in metrics.jsonl, in place of earlier ones of their names."""
         lines = self._lines()
-        known = lines[iteration : iteration + 1] or [{"iteration": iteration}]
-        self._write_lines([*lines[:iteration], {**known[0], **metrics}, *lines[iteration + 1 :]])
+        [line] = lines[iteration : iteration + 1] or [{"iteration": iteration}]
+        self._write_lines([*lines[:iteration], {**line, **metrics}, *lines[iteration + 1 :]])
 
     def _lines(self) -> list[dict[str, float]]:
         return read_metrics(self.path) if self.metrics.exists() else []
@@ -177,19 +177,19 @@ class Checkpoints(Iterations):
         Forgets the iterations after it. A process that is killed in here comes to the same decision again, or finds the
         good checkpoint in its place.
         """
-        found = checkpoint.load(self.good, learner)
-        self.progress = replace(self.progress, policy_from=found.policy_from)
-        self.save(learner, finished=found.iterations, rollbacks=self.rollbacks + 1)
-        self.forget(found.iterations)
+        progress = checkpoint.load(self.good, learner)
+        self.progress = replace(self.progress, policy_from=progress.policy_from)
+        self.save(learner, finished=progress.iterations, rollbacks=self.rollbacks + 1)
+        self.forget(progress.iterations)
 
     def policy(self, learner: Learner, *, halved: bool = False) -> Path:
         """The folder of the learner's policy: the checkpoint's or, if it is older, `sampler`, which may be `halved`."""
         if self.saved and self.saved.policy_version == learner.policy_version:
             return self.checkpoint / checkpoint.POLICY
-        wanted = learner.policy_version, halved
-        if self._in_sampler != wanted:
+        weights = learner.policy_version, halved
+        if self._in_sampler != weights:
             checkpoint.hand_over(self.sampler, learner, halved=halved)
-            self._in_sampler = wanted
+            self._in_sampler = weights
         return self.sampler
 
     def set_aside(self) -> None:
@@ -208,8 +208,9 @@ class Checkpoints(Iterations):
     def _after(self, finished: int, learner: Learner) -> Progress:
         """The progress after so many finished iterations, with the code that trained them."""
         spans = [(first, digest) for first, digest in self.progress.code if first < finished]
-        first, known = min(self.finished, finished), spans[-1][1] if spans else None
-        if first < finished and known != self.code:
+        first = min(self.finished, finished)
+        code = spans[-1][1] if spans else None
+        if first < finished and code != self.code:
             spans.append((first, self.code))
         version = learner.policy_version
         return replace(self.progress, iterations=finished, policy_version=version, code=spans)
@@ -229,7 +230,8 @@ class RunFolder(Checkpoints):
     def __init__(self, path: Path, identity: Identity, config: TrainParams) -> None:
         """`config` is the run's, whose identity this is."""
         super().__init__(path, identity.code_digest)
-        self.identity, self.config = identity, config
+        self.identity = identity
+        self.config = config
         self.mlflow_run_id = path / "mlflow_run_id"
         self.settled = False  # whether it was complete under other settings, which ask nothing more of it
 
@@ -269,21 +271,21 @@ class RunFolder(Checkpoints):
         if reason:
             anew = f"start over with --fresh (in Python fresh=True), which moves the folder to {aside}"
             raise AnotherRunError(reason, f"go back to that, or {anew}", self)
-        earlier = read_start(self.path) or self.identity
-        changes = self.identity.changes_since(earlier)
+        start = read_start(self.path) or self.identity
+        changes = self.identity.changes_since(start)
         if changes and self.saved and not self.is_complete and not (self.checkpoint / checkpoint.LEARNER).exists():
-            kept = f"{self.path} was complete, and kept no learner (train.keep.learner) to go on with"
-            raise ValueError(f"{kept}; set train.iterations back, or start over with --fresh")
+            problem = f"{self.path} was complete, and kept no learner (train.keep.learner) to go on with"
+            raise ValueError(f"{problem}; set train.iterations back, or start over with --fresh")
         self.identity.go_on(self.path, f"{self.finished} finished iterations", complete=self.is_complete)
         if self.is_complete or not changes:
             self.settled = bool(changes)
             return
-        noted = [f"from iteration {self.finished} on {change}" for change in changes]
-        self.progress = replace(self.progress, changes=[*self.progress.changes, *noted])
+        notes = [f"from iteration {self.finished} on {change}" for change in changes]
+        self.progress = replace(self.progress, changes=[*self.progress.changes, *notes])
         if self.saved:
-            before = earlier.parameters.get(ITERATIONS, self.config.iterations)
-            if before != self.config.iterations and not self.progress.decays_over:
-                self.progress = replace(self.progress, decays_over=before)
+            iterations = start.parameters.get(ITERATIONS, self.config.iterations)
+            if iterations != self.config.iterations and not self.progress.decays_over:
+                self.progress = replace(self.progress, decays_over=iterations)
             self.saved = self.progress
             checkpoint.amend(self.checkpoint, self.progress)
 
@@ -294,8 +296,8 @@ class RunFolder(Checkpoints):
 
     def was_completed(self) -> bool:
         """Whether an earlier process left nothing to train, as far as a folder says that is not open yet."""
-        found = checkpoint.progress(self.checkpoint)
-        return found is not None and found.is_complete(self.config)
+        progress = checkpoint.progress(self.checkpoint)
+        return progress is not None and progress.is_complete(self.config)
 
     @property
     def planned(self) -> int:
@@ -312,7 +314,8 @@ class RunFolder(Checkpoints):
         `explained` gives `value/explained_return`, and is asked while the warm-up lasts alone. A policy that an older
         version has trained keeps that version's schedule, which began with iteration 0.
         """
-        first, warmup = self.progress.policy_from, self.config.update.critic.warmup
+        first = self.progress.policy_from
+        warmup = self.config.update.critic.warmup
         if first is None and (not learner.critic or learner.policy_version):
             first = 0
         elif first is None and warmup.is_over(iteration, explained()):
@@ -328,7 +331,8 @@ class RunFolder(Checkpoints):
         remove_folder(self.good)
         remove_folder(self.journal(0).parent)
         (self.path / FAULT).unlink(missing_ok=True)
-        best, keeps = checkpoint.progress(self.best), self.config.keep.learner
+        best = checkpoint.progress(self.best)
+        keeps = self.config.keep.learner
         if best:
             self.progress = self.saved = replace(self.progress, policy_version=best.policy_version)
         if best or (not keeps and (self.checkpoint / checkpoint.LEARNER).exists()):

@@ -56,13 +56,13 @@ class Identity:
         """A short hash of the code."""
         return fingerprint(self.code)
 
-    def differences_from(self, earlier: Identity) -> list[str]:
+    def differences_from(self, start: Identity) -> list[str]:
         """The differences in words that make another run, such as `train.credit.lam 0.99 -> 0.95`; [] for the same."""
-        return self._differences(earlier, defining=True) + differences(earlier.inputs, self.inputs)
+        return self._differences(start, defining=True) + differences(start.inputs, self.inputs)
 
-    def changes_since(self, earlier: Identity) -> list[str]:
+    def changes_since(self, start: Identity) -> list[str]:
         """The differences in words that leave the run the same, of settings that both have."""
-        return self._differences(earlier, defining=False)
+        return self._differences(start, defining=False)
 
     def refusal(self, folder: Path, *, complete: bool, accepted: str = "") -> str:
         """The reason why a folder cannot be gone on from; "" if it can.
@@ -70,38 +70,40 @@ class Identity:
         It is another run's, or it is `complete` and other code than the `accepted` trained it, by the code's digest.
         """
         try:
-            earlier = read_start(folder)
+            start = read_start(folder)
         except ValueError as fault:
             return str(fault)
-        if earlier is None:
+        if start is None:
             return f"{folder} is of an older version of the project, which did not write down what it trained"
-        if reasons := self.differences_from(earlier):
+        if reasons := self.differences_from(start):
             return f"{folder} is another run's: {some(reasons)}"
-        code = self._changed_code(earlier)
+        code = self._changed_code(start)
         if code and complete and self.code_digest != accepted:
             return f"{folder} was trained by other code: {some(code)}"
         return ""
 
-    def go_on(self, folder: Path, done: str, *, complete: bool) -> None:
+    def go_on(self, folder: Path, progress: str, *, complete: bool) -> None:
         """Says how far a folder is that is gone on from, and which settings and code have changed since."""
-        logger.info("%s: going on after %s", folder, done)
-        earlier = read_start(folder) or self
-        changes = self.changes_since(earlier)
+        logger.info("%s: going on after %s", folder, progress)
+        start = read_start(folder) or self
+        changes = self.changes_since(start)
         if changes and complete:
             logger.info("%s is complete, and stays as it is under other settings: %s", folder, some(changes))
         elif changes:
-            logger.warning("%s: settings change after %s: %s; %s", folder, done, ", ".join(changes), NOT_ONE_RUN)
-        if (code := self._changed_code(earlier)) and not complete:
+            logger.warning("%s: settings change after %s: %s; %s", folder, progress, ", ".join(changes), NOT_ONE_RUN)
+        code = self._changed_code(start)
+        if code and not complete:
             logger.warning("%s: going on, though the code has changed: %s", folder, some(code))
 
-    def _changed_code(self, earlier: Identity) -> list[str]:
-        return sorted(differing(earlier.code, self.code))
+    def _changed_code(self, start: Identity) -> list[str]:
+        return sorted(differing(start.code, self.code))
 
-    def _differences(self, earlier: Identity, *, defining: bool) -> list[str]:
-        stored, own = of_today(earlier.parameters, self.parameters), self.parameters
-        lines = zip(differing(stored, own), differences(stored, own), strict=True)
-        known = stored.keys() | own if defining else stored.keys() & own
-        return [line for name, line in lines if name in known and defines(name, stored, own) == defining]
+    def _differences(self, start: Identity, *, defining: bool) -> list[str]:
+        stored = of_today(start.parameters, self.parameters)
+        parameters = self.parameters
+        lines = zip(differing(stored, parameters), differences(stored, parameters), strict=True)
+        names = stored.keys() | parameters if defining else stored.keys() & parameters
+        return [line for name, line in lines if name in names and defines(name, stored, parameters) == defining]
 
 
 def write_start(folder: Path, identity: Identity) -> None:
@@ -112,4 +114,4 @@ def write_start(folder: Path, identity: Identity) -> None:
 def read_start(folder: Path) -> Identity | None:
     """The identity of the run of a folder; None if it does not say. A ValueError refuses a damaged or unknown file."""
     file = folder / START
-    return Identity(**facts.read(file, [each.name for each in fields(Identity)])) if file.exists() else None
+    return Identity(**facts.read(file, [field.name for field in fields(Identity)])) if file.exists() else None

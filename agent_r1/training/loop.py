@@ -119,7 +119,9 @@ class Training:
         are missing or lack a weighted reward's facts, and for a model that cannot be loaded or needs more memory than
         there is.
         """
-        self.env, self.folder, self.config = settings.env, folder, folder.config
+        self.env = settings.env
+        self.folder = folder
+        self.config = folder.config
         config = self.config
         require_gold_titles(questions, config.credit)
         self.unseen = draw_unseen(questions, config) if config.validation.every else []
@@ -136,7 +138,8 @@ class Training:
             folder.costs.of_ranks()
         folder.costs.devices = len(visible_gpus()) * settings.learner.nodes or 1
         self.learner = learner_of(settings, config, model, seed=self.seed, ranks=ranks)
-        served, limits = config.reference_at, settings.engine.server
+        served = config.reference_at
+        limits = settings.engine.server
         self.teacher = ServedTeacher(served, limits, self.learner.tokenizer) if served else None
         if folder.resumed:
             checkpoint.load(folder.checkpoint, self.learner)
@@ -162,8 +165,9 @@ class Training:
         Trajectories of an earlier process are read, under the same proof. With `rollout.ahead` the same policy begins
         to collect the next iteration, while this one is credited and updated.
         """
-        found = self.collector.found(iteration, seed=self.seed, ahead=self.config.rollout.ahead)
-        metrics = found or self.collector.collect(iteration, seed=self.seed, credit=self.config.credit)
+        metrics = self.collector.found(iteration, seed=self.seed, ahead=self.config.rollout.ahead)
+        if not metrics:
+            metrics = self.collector.collect(iteration, seed=self.seed, credit=self.config.credit)
         if self.config.rollout.ahead and iteration + 1 < self.folder.planned:
             self.collector.begin(iteration + 1, seed=self.seed, credit=self.config.credit)
         return metrics
@@ -173,14 +177,18 @@ class Training:
         trajectories = read_rows(self.folder.trajectories(iteration), Trajectory)
         values = self.learner.values(trajectories) if self.learner.critic else None
         reference = self._reference(trajectories) if self.config.needs_reference else None
-        asked, limit = self.config.rollout.questions, self.env.max_tokens
         credits_, metrics = assign(
-            trajectories, values, self.config.credit, reference=reference, questions=asked, max_tokens=limit
+            trajectories,
+            values,
+            self.config.credit,
+            reference=reference,
+            questions=self.config.rollout.questions,
+            max_tokens=self.env.max_tokens,
         )
         write_rows(self.folder.credit(iteration), credits_, Credit)
         returns = {credit.trajectory_id: credit.return_ for credit in credits_}
-        chat, tools = self.collector.sampler.chat, self.env.agent is None
-        reasons = findings(trajectories, returns, self._questions, chat, LOST, tools=tools)
+        chat = self.collector.sampler.chat
+        reasons = findings(trajectories, returns, self._questions, chat, LOST, tools=self.env.agent is None)
         for reason in (*reasons, *strays(self.folder.history(), self.success)):
             logger.warning("iteration %d: %s", iteration, reason)
         return metrics
@@ -188,7 +196,7 @@ class Training:
     def _reference(self, trajectories: Sequence[Trajectory]) -> list[Floats32]:
         """The reference's logprobs [L] of sampled tokens in nats, 0 elsewhere."""
         if self.teacher:
-            return self.teacher.logprobs(trajectories, [each.action_mask for each in trajectories])
+            return self.teacher.logprobs(trajectories, [trajectory.action_mask for trajectory in trajectories])
         return self.learner.reference_logprobs(trajectories)
 
     def update(self, iteration: int) -> Metrics:
@@ -197,19 +205,24 @@ class Training:
         credits_ = read_rows(self.folder.credit(iteration), Credit)
 
         def explained() -> float:
-            totals = [step_rewards(each, self.config.credit, self.env.max_tokens)[0] for each in trajectories]
+            totals = [
+                step_rewards(trajectory, self.config.credit, self.env.max_tokens)[0] for trajectory in trajectories
+            ]
             return value_metrics(trajectories, credits_, totals).get("value/explained_return", 0.0)
 
-        first, self.learner.params = self.folder.policy_from(iteration, self.learner, explained), self.config.update
+        first = self.folder.policy_from(iteration, self.learner, explained)
+        self.learner.params = self.config.update
         share = partial(self.config.rate, iteration, decays_over=self.folder.progress.decays_over)
-        rate = 0.0 if first is None else share(first, begun=first)
-        critic_rate = share(iteration if first is None else first, begun=0)
         version = self.learner.policy_version
         weight = self.config.rollout.demonstrate
         demonstrations = read_rows(self.folder.demonstrations(iteration), Trajectory) if weight else []
-        joined = [*credits_, *(demonstration_credit(row, weight) for row in demonstrations)]
-        rows = [*trajectories, *demonstrations]
-        metrics = self.learner.update(rows, joined, iteration, rate=rate, critic_rate=critic_rate)
+        metrics = self.learner.update(
+            [*trajectories, *demonstrations],
+            [*credits_, *(demonstration_credit(row, weight) for row in demonstrations)],
+            iteration,
+            rate=0.0 if first is None else share(first, begun=first),
+            critic_rate=share(iteration if first is None else first, begun=0),
+        )
         return metrics | (self._step(trajectories, iteration) if self.learner.policy_version > version else {})
 
     def _step(self, trajectories: Sequence[Trajectory], iteration: int) -> Metrics:
@@ -217,11 +230,12 @@ class Training:
 
         Nothing of an iteration that was collected ahead, which none proved.
         """
-        if not (path := self.folder.proof(iteration)).exists():
+        path = self.folder.proof(iteration)
+        if not path.exists():
             return {}
-        before = {each.trajectory_id: each.learner_logprobs for each in read_rows(path, Proof)}
-        proved = [each for each in trajectories if each.trajectory_id in before]
-        return step_metrics(proved, [before[each.trajectory_id] for each in proved], self.learner.logprobs(proved))
+        proofs = {proof.trajectory_id: proof.learner_logprobs for proof in read_rows(path, Proof)}
+        rows = [row for row in trajectories if row.trajectory_id in proofs]
+        return step_metrics(rows, [proofs[row.trajectory_id] for row in rows], self.learner.logprobs(rows))
 
     def conclude(self, iteration: int, verdict: watch.Verdict) -> Metrics:
         """Makes the iteration a finished one, with a checkpoint where one is due, or goes back to the last good one.
@@ -237,7 +251,8 @@ class Training:
             return {}
         if self.config.monitor.goes_back and verdict.clean:
             self.folder.set_aside()
-        finished, stopped = iteration + 1, verdict.decision is watch.RunDecision.STOP
+        finished = iteration + 1
+        stopped = verdict.decision is watch.RunDecision.STOP
         if stopped or finished == self.folder.planned or finished % self.config.checkpoint.every == 0:
             self.folder.save(self.learner, finished=finished, stopped=stopped)
         else:
@@ -275,9 +290,9 @@ class Training:
             self.folder.record(max(0, self.folder.finished - 1), self.folder.costs.spent)
         if isinstance(fault, (*DEVICE_FAULTS, EngineError)) and not isinstance(fault, EngineUnavailable):
             again = failed_before(self.folder)
-            said = f"iteration {self.folder.finished} failed{' again' * again}: {fault}"
+            problem = f"iteration {self.folder.finished} failed{' again' * again}: {fault}"
             remedy = f"; {REMEDIES}" * isinstance(fault, DEVICE_FAULTS)  # an engine says its own
-            raise (ValueError if again else OSError)(said + remedy) from fault
+            raise (ValueError if again else OSError)(problem + remedy) from fault
 
 
 def timed(verb: Verb, costs: Costs, purpose: Purpose) -> Verb:

@@ -38,7 +38,8 @@ def draw(
     their places, so that a run can go on when there is room for more. Raises ValueError if there are fewer questions
     than an iteration needs.
     """
-    if count > (most := len(questions) - len(left_out)):
+    most = len(questions) - len(left_out)
+    if count > most:
         raise ValueError(
             f"train.rollout.questions is {count} and there are {most} training questions"
             f"{' with room for an action' * bool(left_out)}; lower it or prepare more"
@@ -60,17 +61,18 @@ def draw_unseen(questions: Sequence[Question], config: TrainParams) -> list[Ques
     dev = [question for question in questions if question.split == "dev"]
     if not dev:
         raise ValueError("train.validation asks dev questions and none are prepared; set train.validation.every: 0")
-    count, chosen = config.validation.questions, list[Question]()
+    count = config.validation.questions
+    unseen = list[Question]()
     for dataset in dict.fromkeys(question.dataset for question in dev):
-        own = [question for question in dev if question.dataset == dataset]
-        if count > len(own):
+        split = [question for question in dev if question.dataset == dataset]
+        if count > len(split):
             raise ValueError(
-                f"train.validation.questions is {count} and the dev split of {dataset} has {len(own)}; lower it, or "
+                f"train.validation.questions is {count} and the dev split of {dataset} has {len(split)}; lower it, or "
                 "set it to 0 for all"
             )
-        order = np.random.default_rng(derive("validation", dataset)).permutation(len(own))
-        chosen += [own[index] for index in sorted(order[: count or len(own)])]
-    return chosen
+        order = np.random.default_rng(derive("validation", dataset)).permutation(len(split))
+        unseen += [split[index] for index in sorted(order[: count or len(split)])]
+    return unseen
 
 
 def draw_further(
@@ -81,30 +83,31 @@ def draw_further(
     They come in a random order of their own. The passes of `draw` do not depend on refills, and meet them again.
     """
     order = np.random.default_rng(derive(seed, "refill", iteration, refill)).permutation(len(questions))
-    others = (questions[index] for index in order if questions[index].question_id not in besides)
-    return list(islice(others, count))
+    candidates = (questions[index] for index in order if questions[index].question_id not in besides)
+    return list(islice(candidates, count))
 
 
 def is_due(history: History, config: TrainParams, *, complete: bool) -> bool:
     """Whether the latest policy is one of every `validation.every`, or a complete run's, and was not validated yet."""
-    every, finished = config.validation.every, len(history)
-    if not every or not finished or VALIDATED in history[-1]:
+    period = config.validation.every
+    finished = len(history)
+    if not period or not finished or VALIDATED in history[-1]:
         return False
-    return complete or finished % every == 0
+    return complete or finished % period == 0
 
 
 def validation_scores(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Success, and F1 where answers have one, means over the episodes that the world did not cut short."""
-    lived = [each for each in trajectories if not each.aborted]
-    overlaps = [each.steps[-1].rewards.get("f1") if each.steps else None for each in lived]
-    f1 = {"validation/f1": float(np.mean([each or 0.0 for each in overlaps]))} if any(overlaps) else {}
-    aborted = float(len(trajectories) - len(lived))
-    return {VALIDATED: float(np.mean([each.success for each in lived])), **f1, "validation/aborted": aborted}
+    rows = [row for row in trajectories if not row.aborted]
+    overlaps = [row.steps[-1].rewards.get("f1") if row.steps else None for row in rows]
+    f1 = {"validation/f1": float(np.mean([overlap or 0.0 for overlap in overlaps]))} if any(overlaps) else {}
+    aborted = float(len(trajectories) - len(rows))
+    return {VALIDATED: float(np.mean([row.success for row in rows])), **f1, "validation/aborted": aborted}
 
 
 def is_best(history: History, success: float) -> bool:
     """Whether the latest policy is better than every other that was validated."""
-    return all(success > each for each in _validated(history[:-1]))
+    return all(success > score for score in _validated(history[:-1]))
 
 
 def is_exhausted(history: History, patience: int) -> bool:

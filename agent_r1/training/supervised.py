@@ -53,6 +53,10 @@ class Unfinished:
     every: int  # optimiser steps; 0 writes nothing
     identity: Identity
 
+    def with_lessons(self, digest: str) -> Unfinished:
+        """The training on lessons, whose digest is among its inputs."""
+        return replace(self, identity=replace(self.identity, inputs=self.identity.inputs | {"lessons": digest}))
+
     def take_up(self, model: nn.Module, optimizer: Optimizer, ranks: Ranks, last: int) -> int:
         """Loads the latest state, and returns the steps after which it was written; 0 without one.
 
@@ -111,16 +115,22 @@ class Lessons:
                 digest.update(part.tobytes())
         return digest.hexdigest()
 
+    def take(self, indices: NDArray[np.int64]) -> Lessons:
+        """Some of them."""
+        return Lessons([self.token_ids[index] for index in indices], [self.weights[index] for index in indices])
+
     @classmethod
     def of(cls, demonstrations: Sequence[Trajectory], conversations: Sequence[Trajectory], observed: float) -> Self:
         """Action tokens weigh 1, and the observations of demonstrations `observed`. Raises ValueError for nothing."""
         taught = ((demonstrations, observed), (conversations, 0.0))
-        contexts = [(each, span, weight) for rows, weight in taught for each in rows for span in each.contexts]
+        contexts = [
+            (trajectory, span, weight) for rows, weight in taught for trajectory in rows for span in trajectory.contexts
+        ]
         if not contexts:
             raise ValueError("nobody demonstrates these data sets; set warm_start.conversations, or take a model.path")
         return cls(
-            [each.token_ids[span] for each, span, _ in contexts],
-            [_token_weights(each.source[span], weight) for each, span, weight in contexts],
+            [trajectory.token_ids[span] for trajectory, span, _ in contexts],
+            [_token_weights(trajectory.source[span], weight) for trajectory, span, weight in contexts],
         )
 
 
@@ -144,28 +154,31 @@ def fit(
     ranks = compute.ranks
     optimiser = adamw(model, params.learning_rate, betas=(0.9, 0.95), weight_decay=0.01, offload=offload)
     if unfinished and ranks.leads:
-        inputs = unfinished.identity.inputs | {"lessons": lessons.digest}
-        unfinished = replace(unfinished, identity=replace(unfinished.identity, inputs=inputs))
-    done = unfinished.take_up(model, optimiser, ranks, params.steps) if unfinished else 0
-    batches = islice(_batches([len(row) for row in lessons.token_ids], params), done, None)
-    hidden = not (ranks.leads and sys.stderr.isatty())
-    own: list[float] = []  # this rank's part of each step's loss
-    shown = track(batches, "warm start", total=params.steps, completed=done, disable=hidden)
-    for step, batch in enumerate(shown, done):
+        unfinished = unfinished.with_lessons(lessons.digest)
+    start = unfinished.take_up(model, optimiser, ranks, params.steps) if unfinished else 0
+    batches = islice(_batches([*map(len, lessons.token_ids)], params), start, None)
+    progress = track(
+        batches,
+        "warm start",
+        total=params.steps,
+        completed=start,
+        disable=not (ranks.leads and sys.stderr.isatty()),
+    )
+    losses = list[float]()  # this rank's part of each step's loss
+    for step, batch in enumerate(progress, start):
         set_rate(optimiser, params.learning_rate * _rate(step, params.steps))
         optimiser.zero_grad(set_to_none=True)
-        chosen = Lessons([lessons.token_ids[i] for i in batch], [lessons.weights[i] for i in batch])
-        own.append(_add_gradient(model, chosen, compute))
+        losses.append(_add_gradient(model, lessons.take(batch), compute))
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         if unfinished:
             unfinished.keep(model, optimiser, step + 1, ranks)
         if (step + 1) % max(1, params.steps // 10) == 0:
-            loss = sum(ranks.gather(own[-1:]))
+            loss = sum(ranks.gather(losses[-1:]))
             if ranks.leads:
                 logger.info("warm start: step %d of %d, loss %.3f nats per token", step + 1, params.steps, loss)
     model.eval()
-    return [sum(parts) for parts in zip(*ranks.gather([own]), strict=True)]
+    return [*map(sum, zip(*ranks.gather([losses]), strict=True))]
 
 
 def compute_of(
@@ -184,7 +197,8 @@ def compute_of(
 def _add_gradient(model: PreTrainedModel, batch: Lessons, compute: Compute) -> float:
     """Adds up the gradient of a batch's loss micro-batch by micro-batch; returns this rank's part of the loss."""
     everything = pad(batch.weights, torch.float32).to(compute.device)  # [B, T]
-    total, loss = everything[everything > 0].sum(), 0.0
+    total = everything[everything > 0].sum()
+    loss = 0.0
     for pack, idle in compute.deal([[len(row)] for row in batch.token_ids]):
         rows = sorted(pack)
         ids = pad([batch.token_ids[row] for row in rows], torch.int64).to(compute.device)  # [B, T]
@@ -199,7 +213,7 @@ def _add_gradient(model: PreTrainedModel, batch: Lessons, compute: Compute) -> f
 
 def _token_weights(source: NDArray[np.uint8], observation_weight: float) -> NDArray[np.float32]:
     by_source = {Source.ACTION: 1.0, Source.OBSERVATION: observation_weight}
-    return np.select([source == each for each in by_source], list(by_source.values())).astype(np.float32)
+    return np.select([source == kind for kind in by_source], list(by_source.values())).astype(np.float32)
 
 
 def _rate(step: int, steps: int) -> float:
@@ -211,7 +225,9 @@ def _rate(step: int, steps: int) -> float:
 
 def _batches(lengths: Sequence[int], params: WarmStartParams) -> Iterator[NDArray[np.int64]]:
     """`params.steps` batches of row indices, reshuffled every pass over the rows."""
-    pool, drawn, passes = params.batch_size * BATCHES_SORTED_TOGETHER, 0, 0
+    pool = params.batch_size * BATCHES_SORTED_TOGETHER
+    drawn = 0
+    passes = 0
     while True:
         generator = np.random.default_rng(derive(params.seed, "warm_start", passes))
         order = generator.permutation(len(lengths))

@@ -9,7 +9,7 @@ from functools import cache, partial
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from agent_r1.http.endpoint import Endpoint
+from agent_r1.http.endpoint import Endpoint, Scored
 from agent_r1.params.stages import ServerParams
 from agent_r1.records import Floats32, Mask, Trajectory
 
@@ -33,20 +33,23 @@ class ServedTeacher:
 
         Raises ValueError if the model there has other tokens or is refused, and WorldFault if no answer comes.
         """
-        contexts = [row.token_ids[where].tolist() for row in trajectories for where in row.contexts]
+        contexts = [row.token_ids[span].tolist() for row in trajectories for span in row.contexts]
         with ThreadPoolExecutor(self._at_a_time) as pool:
-            scored = list(pool.map(partial(self._endpoint.score, self._model), contexts))
-        for ids, told in zip(contexts, scored, strict=True):
-            for token, each in zip(ids[1:], told, strict=True):
-                self._require_same(token, each.decoded_token)
-        rows = iter([np.array([0.0, *(each.logprob for each in told)], np.float32) for told in scored])
-        whole = [np.concatenate([next(rows) for _ in each.contexts]) for each in trajectories]
-        return [np.where(mask, row, np.float32(0)) for row, mask in zip(whole, masks, strict=True)]
+            scores = list(pool.map(partial(self._endpoint.score, self._model), contexts))
+        logprobs = iter([*map(self._logprobs, contexts, scores)])
+        rows = [np.concatenate([next(logprobs) for _ in row.contexts]) for row in trajectories]
+        return [np.where(mask, row, np.float32(0)) for row, mask in zip(rows, masks, strict=True)]
 
-    def _require_same(self, token: int, there: str) -> None:
-        here = self._text_of(token)
-        if "\ufffd" not in here and here != there:  # of a part of a character servers tell none, or another text
+    def _logprobs(self, ids: Sequence[int], tokens: Sequence[Scored]) -> Floats32:
+        """The logprobs of a context's tokens, 0 for its first."""
+        for index, token in zip(ids[1:], tokens, strict=True):
+            self._require_same(index, token.decoded_token)
+        return np.array([0.0, *(token.logprob for token in tokens)], np.float32)
+
+    def _require_same(self, token: int, text: str) -> None:
+        own_text = self._text_of(token)
+        if "\ufffd" not in own_text and own_text != text:  # of a part of a character servers tell none, or another text
             raise ValueError(
-                f"token {token} is {here!r} here and {there[:20]!r} for {self._model} at {self._endpoint.url}: "
+                f"token {token} is {own_text!r} here and {text[:20]!r} for {self._model} at {self._endpoint.url}: "
                 "train.reference has other tokens than the student; take a model with the same tokenizer"
             )

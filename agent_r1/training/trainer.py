@@ -47,14 +47,16 @@ class Trainer:
     def __post_init__(self) -> None:
         """Raises ValueError for a function without a name, a malformed row, and a refused parameter."""
         settle()
-        self._folder, model = Path(self.folder).expanduser().absolute(), Path(self.model).expanduser()
+        self._folder = Path(self.folder).expanduser().absolute()
+        model = Path(self.model).expanduser()
         self._model = str(model.absolute()) if model.is_dir() else self.model
         self._data = TemporaryDirectory(prefix="agent_r1-")  # removed with this object
         self._settings = self._configured(Path(self._data.name))
         places = self._settings.places
         prepare(self._settings.prepare, places.prepared, searched=len(self.passages) > 0)
         build(self._settings.search, places.passages, places.index)
-        self._open, self._agent = ExitStack(), list[Agent]()  # none yet, or one
+        self._open = ExitStack()
+        self._agent = list[Agent]()  # none yet, or one
 
     def train(self, *, fresh: bool = False) -> pd.DataFrame:
         """Trains up to the last iteration, or goes on, and returns the metrics, a row for each iteration.
@@ -65,8 +67,8 @@ class Trainer:
         with self._as_a_stage():
             self._open.close()
             self._agent.clear()
-            assembly, aside = Assembly(self._settings, RunId(self.run), self._model), self._folder.with_name("aside")
-            with assembly.taken_up(self._folder, aside, fresh=fresh) as (folder, opening):
+            assembly = Assembly(self._settings, RunId(self.run), self._model)
+            with assembly.taken_up(self._folder, self._folder.with_name("aside"), fresh=fresh) as (folder, opening):
                 if leaves_work(folder):
                     with opening() as training:
                         iterate(training)
@@ -76,7 +78,8 @@ class Trainer:
     @property
     def policy(self) -> str:
         """The Hugging Face folder of the latest policy; before any training, the model that it starts from."""
-        return str(trained) if (trained := policy_in(self._folder)).is_dir() else self._model
+        policy = policy_in(self._folder)
+        return str(policy) if policy.is_dir() else self._model
 
     def ask(self, text: str) -> list[StepView]:
         """The steps in which the latest policy answers a question greedily; the last has its `answer`.
@@ -85,21 +88,23 @@ class Trainer:
         """
         with self._as_a_stage():
             if not self._agent:
-                lora, local = self._settings.model.adapter, self._settings.engine.kind != "server"
-                beneath = Beneath(self._model, lora.rank) if lora and local and self.policy != self._model else None
-                opening = open_agent(self._settings, self.policy, 0, beneath=beneath, temperature=0.0)
+                lora = self._settings.model.adapter
+                local = self._settings.engine.kind != "server"
+                base = Beneath(self._model, lora.rank) if lora and local and self.policy != self._model else None
+                opening = open_agent(self._settings, self.policy, 0, beneath=base, temperature=0.0)
                 self._agent.append(self._open.enter_context(opening))
             return list(self._agent[0].ask(text, seed=0))
 
     def _configured(self, data: Path) -> Params:
         """The parameters; questions and passages are written into the folder where they name them."""
-        shipped, changes = load(SHIPPED).of(RunId(self.run)), dict(self.changes)
+        shipped = load(SHIPPED).of(RunId(self.run))
+        changes = dict(self.changes)
         pd.DataFrame(self.questions).to_json(data / "questions.jsonl", orient="records", lines=True)
         pd.DataFrame(self.passages).to_json(data / "passages.jsonl", orient="records", lines=True)
         files = {"train": {"file": data / "questions.jsonl"}, "corpus": data / "passages.jsonl"}
         tools = {name: {"module": module} for module, name in map(reference, self.tools)}
         rewards = {name: {"function": f"{module}:{name}", "weight": 1} for module, name in map(reference, self.rewards)}
-        own = {
+        parameters = {
             "prepare": {"datasets": ["own"], "files": {"own": {"format": "generic", **files}}},
             "model": {"path": self.model},
             "warm_start": {"demonstrations": 0},
@@ -107,11 +112,14 @@ class Trainer:
             "train": {"credit": {"rewards": rewards}},
             "runs": {self.run: override(shipped.runs[self.run] or {}, changes.pop("train", {}))},
         }
-        content = override(override(shipped.model_dump(by_alias=True), own), changes)
+        content = override(override(shipped.model_dump(by_alias=True), parameters), changes)
         settings = validated(Params, content, "Trainer").of(RunId(self.run))
-        if (config := settings.run(RunId(self.run))).reference_is_registered:
-            wanted = "only a stage asks the registry for; give the folder of its policy"
-            raise ValueError(f"Trainer: train.reference {config.reference} is a registered version, which {wanted}")
+        config = settings.run(RunId(self.run))
+        if config.reference_is_registered:
+            raise ValueError(
+                f"Trainer: train.reference {config.reference} is a registered version, which only a stage asks the "
+                "registry for; give the folder of its policy"
+            )
         return settings.model_copy(update={"places": settings.places.model_copy(update={"data": str(data)})})
 
     @contextmanager
@@ -120,8 +128,10 @@ class Trainer:
 
         What is logged is shown, unless the program has its own handlers.
         """
-        threads, loop = torch.get_num_threads(), asyncio._get_running_loop()
-        lines, level = logging.StreamHandler(), LOGGER.level
+        threads = torch.get_num_threads()
+        loop = asyncio._get_running_loop()
+        lines = logging.StreamHandler()
+        level = LOGGER.level
         if not LOGGER.hasHandlers():
             LOGGER.addHandler(lines)
             LOGGER.setLevel(logging.INFO)

@@ -6,7 +6,7 @@ Both are trajectories like any other; learning from them is supervised.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -65,23 +65,30 @@ def train_on_demonstrations(
     """
     source = settings.warm_start.conversations
     conversations = read_conversations(Path(source)) if source else []
-    asked = [each for each in questions if each.split == "train" and each.env == QA]
-    played = [each for each in questions if each.split == "train" and "demonstrator" in scripts_of(each.env)]
-    searching, answering = list[Demonstration](), list[Demonstration]()
-    if asked or (settings.prepare.asks and not played):
-        searching, answering = _demonstrations(settings, asked, index)
+    asks = [row for row in questions if row.split == "train" and row.env == QA]
+    games = [row for row in questions if row.split == "train" and "demonstrator" in scripts_of(row.env)]
+    scripts: tuple[list[Demonstration], list[Demonstration]] = ([], [])
+    if asks or (settings.prepare.asks and not games):
+        scripts = _demonstrations(settings, asks, index)
     if settings.model.path:
         tokenizer = load_tokenizer(settings.model.path)
     else:
-        shown = _games_as_text(played, settings)
-        texts = chain(_texts(passages, [*searching, *answering]), shown, (each.text for each in conversations))
-        tokenizer = builtin.train_tokenizer(texts, settings.warm_start.vocab_size)
+        tokenizer = builtin.train_tokenizer(
+            chain(
+                _texts(passages, [*chain(*scripts)]),
+                _games_as_text(games, settings),
+                (row.text for row in conversations),
+            ),
+            settings.warm_start.vocab_size,
+        )
     chat = Chat(tokenizer)
-    _require_room(searching, answering, played, chat, index, settings)
+    _require_room(*scripts, games, chat, index, settings)
     model = _to_fine_tune(settings, ranks) if settings.model.path else _new_model(settings, tokenizer)
-    demonstrations = [*act_out(searching, answering, chat, index, settings), *_play_out(played, chat, settings)]
-    retold = retell(conversations, questions, chat, index, settings) if conversations else []
-    lessons = Lessons.of(demonstrations, retold, settings.warm_start.observation_weight)
+    lessons = Lessons.of(
+        [*act_out(*scripts, chat, index, settings), *_play_out(games, chat, settings)],
+        retell(conversations, questions, chat, index, settings) if conversations else [],
+        settings.warm_start.observation_weight,
+    )
     built_in = None if settings.model.path else (model.config.to_dict(), model.state_dict())
     ranks.gather([(lessons, built_in)], Lessons)
     _teach(model, lessons, settings, ranks, unfinished)
@@ -91,7 +98,7 @@ def train_on_demonstrations(
 def _require_room(
     searching: Sequence[Demonstration],
     answering: Sequence[Demonstration],
-    played: Sequence[Question],
+    games: Sequence[Question],
     chat: Chat,
     index: Cached,
     settings: Params,
@@ -99,7 +106,7 @@ def _require_room(
     """Raises as `without_room` for questions that are demonstrated step by step, or from passages."""
     acting = [demonstration.question for demonstration in searching]
     if settings.warm_start.demonstrations:
-        acting.extend(played)
+        acting.extend(games)
     with Shared(settings.env, index) as shared:
         without_room(attempts_at(acting, shared, outside=False), chat, shared, "demonstrated questions")
         if answering:
@@ -151,27 +158,30 @@ def demonstrate_examples(
     distinct = {demonstration.question.question_id: demonstration for demonstration in demonstrations}
     if len(distinct) < count:
         raise ValueError(f"fewer than {count} training questions can be demonstrated; see the reasons above")
-    rows = list[dict[str, Any]]()
     bare = settings.env.model_copy(update={"examples": ""})
     with Shared(bare, index) as shared:
-        for demonstration in distinct.values():
-            messages = [{"role": "user", "content": demonstration.question.text}]
-            env = shared.run(opened(attempts_at([demonstration.question], shared, outside=False)[0].env(0)))
-            for action in demonstration.actions:
-                text = without_answer_tags(action) if bare.answers == "plain" else action
-                transition = shared.run(env.step(text))
-                messages.append({"role": "assistant", "content": text})
-                messages += [{"role": "tool", "content": observation} for observation in transition.observations]
-            rows.append({"messages": messages})
+        rows = [{"messages": _messages(demonstration, shared)} for demonstration in distinct.values()]
     return sorted(rows, key=lambda row: len(str(row)))[:count]
+
+
+def _messages(demonstration: Demonstration, shared: Shared) -> list[dict[str, str]]:
+    """A demonstration as a conversation."""
+    messages = [{"role": "user", "content": demonstration.question.text}]
+    env = shared.run(opened(attempts_at([demonstration.question], shared, outside=False)[0].env(0)))
+    for action in demonstration.actions:
+        text = without_answer_tags(action) if shared.limits.answers == "plain" else action
+        transition = shared.run(env.step(text))
+        messages.append({"role": "assistant", "content": text})
+        messages += [{"role": "tool", "content": observation} for observation in transition.observations]
+    return messages
 
 
 def train_with_leader(settings: Params, ranks: Ranks, unfinished: Unfinished) -> PreTrainedModel:
     """The followers' part while the leader is in `train_on_demonstrations`. Returns this rank's part of the model."""
-    own = _to_fine_tune(settings, ranks) if settings.model.path else None
-    mine: list[tuple[Lessons, Any]] = []
-    [(lessons, built_in)] = ranks.gather(mine, Lessons)
-    model = builtin.copy_of(*built_in) if own is None else own
+    model = _to_fine_tune(settings, ranks) if settings.model.path else None
+    [(lessons, built_in)] = ranks.gather(list[tuple[Lessons, Any]](), Lessons)
+    if model is None:
+        model = builtin.copy_of(*built_in)
     _teach(model, lessons, settings, ranks, unfinished)
     return model
 
@@ -199,7 +209,8 @@ def _dtype(settings: Params, ranks: Ranks) -> torch.dtype:
 
 def _to_fine_tune(settings: Params, ranks: Ranks) -> PreTrainedModel:
     """The model of `model.path` as a learner would hold its policy, not yet sharded."""
-    params, dtype = settings.model, _dtype(settings, ranks)
+    params = settings.model
+    dtype = _dtype(settings, ranks)
     stored = dtype if params.adapter else torch.float32
     model = load_policy(params.path, stored, ranks.device, packed=params.packing, waits=ranks.size > 1)
     if params.adapter:
@@ -225,28 +236,40 @@ def act_out(
     trajectories = list[Trajectory]()
     for limits, part in _readings(settings):
         bare = limits.model_copy(update={"tools": limits.tools.model_copy(update={"calculator": None})})
-        with Shared(limits, index) as shared, Shared(bare, index) as without_calculator:
-            for demonstrations, make_attempts, tools in (
-                ([each for each in searching[part] if each.calculator], attempts_at, shared),
-                ([each for each in searching[part] if not each.calculator], attempts_at, without_calculator),
-                (answering[part], naive_rag_attempts, shared),
-            ):
-                if not demonstrations:
-                    continue
-                attempts = make_attempts([each.question for each in demonstrations], tools)
-                scripts = [each.actions for each in demonstrations]
-                if limits.answers == "plain":
-                    scripts = [[without_answer_tags(action) for action in actions] for actions in scripts]
-                sampler = ScriptedSampler(scripts, chat)
-                trajectories += collect(sampler, chat, attempts, tools, seed=settings.warm_start.seed)
-    questions = [demonstration.question for demonstration in (*searching, *answering)]
-    real = {question.question_id for question in questions if question.dataset != BUILT_IN}
-    acted = [row for row in trajectories if row.steps]
-    whole = [row for row in acted if row.outcome is Outcome.ANSWERED or row.question_id not in real]
-    cut = len(trajectories) - len(whole)
+        act = partial(_act, chat, settings.warm_start.seed)
+        with Shared(limits, index) as shared, Shared(bare, index) as simple:
+            trajectories += act([script for script in searching[part] if script.calculator], attempts_at, shared)
+            trajectories += act([script for script in searching[part] if not script.calculator], attempts_at, simple)
+            trajectories += act(answering[part], naive_rag_attempts, shared)
+    return _complete(trajectories, [script.question for script in (*searching, *answering)])
+
+
+def _complete(trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> list[Trajectory]:
+    """The trajectories that act, and that come to an answer where the question is a real one."""
+    made_up = {question.question_id for question in questions if question.dataset == BUILT_IN}
+    acting = [row for row in trajectories if row.steps]
+    complete = [row for row in acting if row.outcome is Outcome.ANSWERED or row.question_id in made_up]
+    cut = len(trajectories) - len(complete)
     if cut:
         logger.warning("%d of %d demonstrations do not fit in env.max_tokens, and are left out", cut, len(trajectories))
-    return whole
+    return complete
+
+
+def _act(
+    chat: Chat,
+    seed: int,
+    demonstrations: Sequence[Demonstration],
+    make_attempts: Callable[[Sequence[Question], Shared], list[Attempt]],
+    shared: Shared,
+) -> list[Trajectory]:
+    """Demonstrations as trajectories in one kind of environment."""
+    if not demonstrations:
+        return []
+    attempts = make_attempts([demonstration.question for demonstration in demonstrations], shared)
+    scripts = [demonstration.actions for demonstration in demonstrations]
+    if shared.limits.answers == "plain":
+        scripts = [[without_answer_tags(action) for action in actions] for actions in scripts]
+    return collect(ScriptedSampler(scripts, chat), chat, attempts, shared, seed=seed)
 
 
 def _play_out(questions: Sequence[Question], chat: Chat, settings: Params) -> list[Trajectory]:
@@ -272,9 +295,9 @@ def _demonstrated(
     questions: Sequence[Question], settings: Params, shared: Shared
 ) -> tuple[list[Attempt], list[Iterable[str]]]:
     count = settings.warm_start.demonstrations if questions else 0
-    each = attempts_at(questions, shared, samples=-(-count // max(1, len(questions))), outside=False)
-    attempts = sorted(each, key=lambda attempt: attempt.sample)[:count]
-    return played_by("demonstrator", attempts, questions, settings.warm_start.seed)
+    attempts = attempts_at(questions, shared, samples=-(-count // max(1, len(questions))), outside=False)
+    first = sorted(attempts, key=lambda attempt: attempt.sample)[:count]
+    return played_by("demonstrator", first, questions, settings.warm_start.seed)
 
 
 def _games_as_text(questions: Sequence[Question], settings: Params) -> Iterator[str]:

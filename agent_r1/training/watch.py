@@ -65,8 +65,13 @@ def prove_sampled(
 
     Raises StaleWeightsError for a gap that is above the tolerance, or not a number.
     """
-    pairs = [(each, each.action_mask, logprobs) for each, logprobs in zip(trajectories, learners, strict=True)]
-    differences = np.concatenate([np.abs(each.logprobs[mask] - logprobs[mask]) for each, mask, logprobs in pairs])
+    pairs = [
+        (trajectory, trajectory.action_mask, logprobs)
+        for trajectory, logprobs in zip(trajectories, learners, strict=True)
+    ]
+    differences = np.concatenate(
+        [np.abs(trajectory.logprobs[mask] - logprobs[mask]) for trajectory, mask, logprobs in pairs]
+    )
     measure, allowed = accepted_gap(dtype, tolerance)
     gap = float(differences.max() if measure == "max" else differences.mean())  # NaN where one of them is
     if not gap <= allowed:
@@ -81,7 +86,8 @@ def prove_sampled(
 
 def with_action(trajectory: Trajectory, action: Action) -> Trajectory:
     """The trajectory as it would be if the action had been its first, and its last."""
-    start, length = trajectory.steps[0].action_start, len(action.token_ids)
+    start = trajectory.steps[0].action_start
+    length = len(action.token_ids)
     step = Step(action_start=start, action_stop=start + length, stop_reason=action.stop_reason, calls=[], rewards={})
     return replace(
         trajectory,
@@ -95,13 +101,13 @@ def with_action(trajectory: Trajectory, action: Action) -> Trajectory:
 
 def require_own(trajectories: Sequence[Trajectory], iteration: int, *, seed: int, policy_versions: range) -> None:
     """Raises ValueError for trajectories that were not sampled in that iteration, under that seed, by such weights."""
-    for each in trajectories:
-        own = derive(seed, iteration, each.question_id, each.sample)
-        if each.seed != own or each.policy_version not in policy_versions:
-            expected = " or ".join(map(str, policy_versions))
+    for trajectory in trajectories:
+        expected_seed = derive(seed, iteration, trajectory.question_id, trajectory.sample)
+        if trajectory.seed != expected_seed or trajectory.policy_version not in policy_versions:
+            versions = " or ".join(map(str, policy_versions))
             raise ValueError(
-                f"trajectory {each.trajectory_id!r} is of policy version {each.policy_version}, not {expected}, "
-                "or of another seed or iteration"
+                f"trajectory {trajectory.trajectory_id!r} is of policy version {trajectory.policy_version}, not "
+                f"{versions}, or of another seed or iteration"
             )
 
 
@@ -154,34 +160,35 @@ def judge(history: Sequence[Mapping[str, float]], config: TrainParams, rollbacks
 
     With `on_collapse: rollback` an alarm after the last of `max_rollbacks` rollbacks stops the run.
     """
-    samples, monitor = config.rollout.samples, config.monitor
-    seen = alarms(history, monitor, samples=samples)
-    lasting = {each.sign for each in seen}
+    samples = config.rollout.samples
+    monitor = config.monitor
+    signs = alarms(history, monitor, samples=samples)
+    lasting = {alarm.sign for alarm in signs}
     decision = RunDecision.GO_ON
-    if seen and monitor.goes_back:
+    if signs and monitor.goes_back:
         decision = RunDecision.STOP if rollbacks >= monitor.max_rollbacks else RunDecision.ROLL_BACK
-    elif seen and monitor.on_collapse == "stop":
+    elif signs and monitor.on_collapse == "stop":
         decision = RunDecision.STOP
     return Verdict(
-        alarms=seen,
+        alarms=signs,
         clean=is_clean(history, monitor, samples=samples),
         decision=decision,
         rollbacks=rollbacks,
-        begun=[each for each in alarms(history, monitor, samples=samples, streak=1) if each.sign not in lasting],
+        begun=[alarm for alarm in alarms(history, monitor, samples=samples, streak=1) if alarm.sign not in lasting],
     )
 
 
 def announce(verdict: Verdict, record: Record, iteration: int) -> None:
     """Names the signs in the log, and the alarms and the decision in the tags of the record too."""
     if verdict.begun:
-        begun = "; ".join(map(str, verdict.begun))
-        logger.info("iteration %d shows a first sign of collapse, an alarm if it lasts: %s", iteration, begun)
+        first_signs = "; ".join(map(str, verdict.begun))
+        logger.info("iteration %d shows a first sign of collapse, an alarm if it lasts: %s", iteration, first_signs)
     if not verdict.alarms:
         return
-    seen = "; ".join(map(str, verdict.alarms))
-    logger.warning("iteration %d shows signs of collapse, the run %s: %s", iteration, verdict.decision, seen)
+    signs = "; ".join(map(str, verdict.alarms))
+    logger.warning("iteration %d shows signs of collapse, the run %s: %s", iteration, verdict.decision, signs)
     record.tag("monitor/signs", ", ".join(alarm.sign for alarm in verdict.alarms))
-    record.tag("monitor/last_alarm", f"iteration {iteration}, {verdict.decision}: {seen}")
+    record.tag("monitor/last_alarm", f"iteration {iteration}, {verdict.decision}: {signs}")
     if verdict.decision is RunDecision.ROLL_BACK:
         record.tag("monitor/rollbacks", str(verdict.rollbacks + 1))
         record.rewind()
@@ -196,31 +203,38 @@ class Account:
 
     def __init__(self, config: TrainParams, success: str, history: Sequence[Mapping[str, float]]) -> None:
         """`success` is the environment's word for it; `history` is that of earlier processes."""
-        self._config, self._success = config, success
+        self._config = config
+        self._success = success
         self._recent = deque[float](maxlen=RECENT)  # seconds
-        self._until, self._validated = time.perf_counter(), _validations(history)
+        self._until = time.perf_counter()
+        self._validated = _validations(history)
 
     def line(self, history: Sequence[Mapping[str, float]], planned: int) -> str:
         """Tells of the last iteration of a history, which has just ended, in a run of `planned` ones."""
-        now, validated, last = time.perf_counter(), _validations(history), history[-1]
+        now = time.perf_counter()
+        validated = _validations(history)
+        last = history[-1]
         self._recent.append(now - self._until - sum(validated[len(self._validated) :]))
-        self._until, self._validated = now, validated
-        finished, every = len(history), self._config.validation.every
-        left = (planned - finished) * sum(self._recent) / len(self._recent)
-        if every:  # the policy of this iteration waits for its validation
-            awaited = -(-planned // every) - (finished - 1) // every
-            left += awaited * (validated[-1] if validated else last["time/rollout_s"])
+        self._until = now
+        self._validated = validated
+        finished = len(history)
+        period = self._config.validation.every
+        remaining_s = (planned - finished) * sum(self._recent) / len(self._recent)
+        if period:  # the policy of this iteration waits for its validation
+            awaited = -(-planned // period) - (finished - 1) // period
+            remaining_s += awaited * (validated[-1] if validated else last["time/rollout_s"])
         warms_up = not last["policy/learning_rate"]
+        rest = f", about {duration(remaining_s)} left" if remaining_s else ""
         return (
             f"iteration {finished - 1}: {self._success} {last['rollout/success']:.3f}, "
             f"return {last['reward/total']:.3f}, rollout {duration(last['time/rollout_s'])}, "
             f"update {duration(last['time/update_s'])}; "
-            f"{finished} of {'at most ' * warms_up}{planned} done{f', about {duration(left)} left' if left else ''}"
+            f"{finished} of {'at most ' * warms_up}{planned} done{rest}"
         )
 
 
 def _validations(history: Sequence[Mapping[str, float]]) -> list[float]:
-    return [each["time/validate_s"] for each in history if "time/validate_s" in each]
+    return [metrics["time/validate_s"] for metrics in history if "time/validate_s" in metrics]
 
 
 def duration(seconds: float) -> str:
