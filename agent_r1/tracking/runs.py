@@ -135,23 +135,26 @@ class Run:
     artifacts can be added outside too, to a run that has ended.
     """
 
-    def __init__(self, client: MlflowClient, run_id: str, steps_logged: Mapping[str, int] | None = None) -> None:
-        """`steps_logged`: metric -> the step below which it is not logged a second time."""
+    def __init__(self, client: MlflowClient, run_id: str, *, resumed: bool = False) -> None:
         self.run_id, self._client = run_id, client
-        self._steps_logged = dict(steps_logged or {})
+        # Metric -> the step below which it is not logged a second time; None is read from the store at the first use.
+        self._steps_logged: dict[str, int] | None = None if resumed else {}
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Adds an iteration's metrics that the store lacks, to four significant digits; the run's folder has all."""
-        new = {name: value for name, value in metrics.items() if step >= self._steps_logged.get(name, 0)}
+        if self._steps_logged is None:
+            self._steps_logged = self._logged()
+        logged = self._steps_logged
+        new = {name: value for name, value in metrics.items() if step >= logged.get(name, 0)}
         if new:
             legible = {name: f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}" for name, value in new.items()}
             self._log({name: float(text) for name, text in legible.items()}, step)
-            self._steps_logged |= dict.fromkeys(new, step + 1)
+            logged |= dict.fromkeys(new, step + 1)
 
     def rewind(self) -> None:
         """Lets iterations be logged again after the run went back; MLflow keeps both values, the later one last."""
         self.tag(REWOUND_TAG, str(_now_ms()))
-        self._steps_logged.clear()
+        self._steps_logged = {}
 
     def tag(self, name: str, value: str) -> None:
         self._client.set_tag(self.run_id, name, value)
@@ -211,6 +214,15 @@ class Run:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         failed = kind is not None and issubclass(kind, Exception)  # an interrupt and a termination are none
         self._client.set_terminated(self.run_id, "FAILED" if failed else "KILLED" if kind else "FINISHED")
+
+    def _logged(self) -> dict[str, int]:
+        """The step below which each metric of iterations is in the store, since the run last went back."""
+        found, logged = self._client.get_run(self.run_id), dict[str, int]()
+        rewound_ms = int(found.data.tags.get(REWOUND_TAG, 0))
+        for name in (name for name in found.data.metrics if not name.startswith("final/")):
+            points = self._client.get_metric_history(self.run_id, name)
+            logged[name] = max((point.step + 1 for point in points if point.timestamp > rewound_ms), default=0)
+        return logged
 
     def _links(self, scores: Mapping[str, float]) -> dict[str, dict[str, str]]:
         """The model and the data set of each score by which MLflow ranks the policies of trainings and baselines."""
@@ -294,11 +306,7 @@ def resume(run_id: str) -> Run | None:
         return None
     if found.info.lifecycle_stage != "active" or found.info.experiment_id != experiment:
         return None
-    rewound_ms, logged = int(found.data.tags.get(REWOUND_TAG, 0)), dict[str, int]()
-    for name in (name for name in found.data.metrics if not name.startswith("final/")):
-        points = client.get_metric_history(run_id, name)
-        logged[name] = max((point.step + 1 for point in points if point.timestamp > rewound_ms), default=0)
-    return Run(client, run_id, logged)
+    return Run(client, run_id, resumed=True)
 
 
 def run_of(folder: Path) -> Run | None:
