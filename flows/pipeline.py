@@ -44,7 +44,14 @@ from flows.terminal import SideBySide, speak
 REPRO = (*DVC, "repro", "--single-item")
 CACHED = "Cached"  # the state of a stage that was up to date
 # Lines of DVC's after every stage: advice if there is a remote, and what the pipeline's own line says.
-UNSAID = ("Use `dvc push`", "Updating lock file")
+UNSAID = (
+    "Use `dvc push`",
+    "Updating lock file",
+    "To track the changes with git",
+    "To enable auto staging",
+    "\tgit add ",
+    "\tdvc ",
+)
 _LINE = re.compile(r"\d\d:\d\d:\d\d (?P<level>INFO|WARNING|ERROR) (?P<said>.*)")  # as `configure_logging` has it
 _COUNTED = re.compile(r"(?P<name>[^:]+): iteration .*; (?P<done>\d+) of (?:at most )?(?P<of>\d+) done.*")
 NEWS_S = 5.0  # between two writings of a stage's progress

@@ -44,7 +44,8 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shipped = params.load(ROOT / "params.yaml").model_dump(mode="json", by_alias=True)
     settings = validated(Params, override(shipped, SMALL), "small")
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(settings.model_dump(mode="json", by_alias=True)))
-    shutil.copy(ROOT / "prefect.toml", tmp_path)
+    for file in ("pyproject.toml", "prefect.toml"):
+        shutil.copy(ROOT / file, tmp_path)
     for code in ("agent_r1", "flows"):
         (tmp_path / code).symlink_to(ROOT / code)
     monkeypatch.chdir(tmp_path)
