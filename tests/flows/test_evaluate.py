@@ -291,7 +291,7 @@ def test_a_run_with_an_env_of_its_own_is_trained_measured_and_asked_in_it(
         for word in ("own", version.reference):
             asked = []
             monkeypatch.setattr("agent_r1.inspection.conversation.chat", lambda *_: None)
-            opened = "agent_r1.training.agent.open_agent"
+            opened = "flows.operation.answering.open_agent"
             monkeypatch.setattr(opened, lambda own, *_, asked=asked, **__: asked.append(own.env))
             chat(word)
             assert asked == [load().of(RunId("own")).env]

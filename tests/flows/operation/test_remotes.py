@@ -18,6 +18,7 @@ import yaml
 
 from agent_r1.files import sha256
 from flows.dvc_files import DVC
+from flows.project import begin_project
 from tests.fixtures import ROOT, FreePort
 
 BUCKET = "agents"
@@ -129,19 +130,12 @@ def test_every_output_of_the_graph_but_what_git_keeps_is_cached_and_so_is_pushed
 def test_data_index_and_checkpoints_of_the_graph_go_to_another_clone(
     tmp_path: Path, small_project: Path, ppo: Path, endpoint: str
 ) -> None:
-    """The project's own dvc.yaml, in a git repository and its clone, through a bucket."""
+    """The graph of a project of one's own, in a git repository and its clone, through a bucket."""
     project, clone = tmp_path / "project", tmp_path / "clone"
-    for code in ("agent_r1", "flows"):
-        shutil.copytree(ROOT / code, project / code, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("dvc.yaml", ".gitignore", ".dvcignore"):
-        shutil.copy(ROOT / name, project)
-    shutil.copytree(ROOT / "data" / "raw", project / "data" / "raw")
+    begin_project(project)
     shutil.copy(small_project / "params.yaml", project)
     for made in ("data/prepared", "data/index", "outputs/warm_start", ppo.relative_to(small_project)):
         shutil.copytree(small_project / made, project / made)
-    git(project, "init", "--quiet")
-    dvc(project, "init", "--quiet")
-    shutil.copy(ROOT / ".dvc" / "config", project / ".dvc" / "config")
     dvc(project, "config", "--local", "core.site_cache_dir", str(tmp_path / "site"))
     use({"url": f"s3://{BUCKET}/{tmp_path.name}", "verify": "true", "endpointurl": endpoint}, project)
     dvc(project, "commit", "--force", "--quiet", *TRACKED)
