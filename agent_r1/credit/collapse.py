@@ -134,7 +134,7 @@ def _multiple_unless_solved(metric: str, standard: Iteration, judged: Iteration,
     concave function of the distance d between b and the mean, and 0 at d = 0: on the way from d_0 to b it stays above
     d / d_0 times its first value, so that success alone is never below a threshold of at most 1.
     """
-    if judged[DISTANCE] >= standard[DISTANCE]:
+    if judged[DISTANCE] >= standard[DISTANCE] or not standard[DISTANCE]:  # rounding may bring a mean above the best
         return threshold * standard[metric]
     share = judged[DISTANCE] / standard[DISTANCE]
     return threshold * standard[metric] * (share if share > ROUNDING else 0.0)
