@@ -155,9 +155,11 @@ def begin_prefects_page(with_script: str) -> None:
     respond = owner_of(PREFECT_PAGE).get_response
 
     async def begun(files: object, path: str, scope: object) -> Response:
-        found: Response = await respond(files, path, scope)
-        page = isinstance(found, FileResponse) and found.media_type == "text/html" and Path(found.path).read_text()
-        return HTMLResponse(page.replace("<head>", f"<head>{with_script}", 1)) if page else found
+        response: Response = await respond(files, path, scope)
+        if not isinstance(response, FileResponse) or response.media_type != "text/html":
+            return response
+        page = Path(response.path).read_text()
+        return HTMLResponse(page.replace("<head>", f"<head>{with_script}", 1))
 
     replace(PREFECT_PAGE, begun)
 

@@ -24,6 +24,7 @@ from agent_r1 import params
 from agent_r1.facts import differences, differing, some
 from agent_r1.harmless import harmless
 from flows.dvc_files import ask_dvc, complaint, in_dvc, require_dvc, require_listing, run_dvc
+from flows.made_of import stage_of
 from flows.terminal import SideBySide
 
 # Stages that hold an accelerator. The others take seconds, or write files that git keeps.
@@ -171,7 +172,7 @@ class Pool:
     @staticmethod
     def takes(stage: str) -> bool:
         """Whether a stage of a graph is one for a pool."""
-        return stage.rpartition(":")[2].partition("@")[0] in SENT
+        return stage_of(stage) in SENT
 
     def make(self, stage: str, needs: set[str], beside: SideBySide) -> None:
         """Has a worker make a stage, and takes over its outputs; its inputs are pushed first.

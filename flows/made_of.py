@@ -45,8 +45,14 @@ def code_of(stage: str) -> dict[str, str]:
     defined = read_yaml(CODE / "flows/shipped/pipeline.yaml")["stages"][stage]
     listed = defined.get("do", defined)["deps"]
     rooms = [CODE / path for path in listed if path.startswith(("agent_r1/", "flows/"))]
-    files, begun = [file for room in rooms for file in members(room)], code_as_begun()
+    files = [file for room in rooms for file in members(room)]
+    begun = code_as_begun()
     return {str(file.relative_to(CODE)): begun.get(file) or sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def stage_of(address: str) -> str:
+    """The stage of an address: of `ablations/dvc.yaml:train@ppo-0` it is `train`."""
+    return address.rpartition(":")[2].partition("@")[0]
 
 
 @cache
@@ -60,7 +66,7 @@ def as_begun() -> tuple[list[str], list[str], dict[str, Any]] | None:
         return None
     given, values = sys.argv[1:], read_yaml(Path("params.yaml"))
     for graph in (Path("dvc.yaml"), *sorted(Path().glob("*/dvc.yaml"))):
-        stage = value_at(read_yaml(graph), f"stages.{address.rpartition(':')[2].partition('@')[0]}") or {}
+        stage = value_at(read_yaml(graph), f"stages.{stage_of(address)}") or {}
         stage = stage.get("do", stage)
         words = str(stage.get("cmd")).split()[-len(given) :]
         item = {word: said for word, said in zip(words, given, strict=False) if word.startswith("${item")}

@@ -37,6 +37,7 @@ from agent_r1.replaced import keep_results_own
 from flows import processes
 from flows.dvc_files import DVC, collect_graph, dvc_environment
 from flows.graph import Pool, StageFailed, StageUnavailable, out_of_date, stages, waiting
+from flows.made_of import stage_of
 from flows.package import require_current
 from flows.stage import ALONE, EXIT_CODE_FILE, PARENT_TASK_RUN, TERMINATED, UNAVAILABLE
 from flows.terminal import SideBySide, speak
@@ -183,7 +184,7 @@ def _follow(stage: str, command: Sequence[str], beside: SideBySide, *, alone: bo
     """
     if deployment.id:  # a worker started this process, and only the worker would end it
         processes.end_with_parent()
-    name = stage.rpartition(":")[2].partition("@")[0]
+    name = stage_of(stage)
     timeout_s, environment = params.load().operate.timeout_s(name), _stage_environment(alone=alone)
     exit_code = Path(environment[EXIT_CODE_FILE])
     with (
@@ -264,12 +265,12 @@ def _stage_environment(*, alone: bool) -> dict[str, str]:
     }
 
 
-def _asked() -> str:
+def _run_name() -> str:
     """What a run of a graph is called: `ablations`, `pipeline by gpus`."""
     return " by ".join(filter(None, [flow_run.flow_name, flow_run.parameters["pool"]]))
 
 
-@flow(name="pipeline", flow_run_name=_asked)
+@flow(name="pipeline", flow_run_name=_run_name)
 def pipeline(pool: str = "") -> None:
     """Brings every stage of dvc.yaml up to date; after one that fails no other is begun.
 
@@ -280,7 +281,7 @@ def pipeline(pool: str = "") -> None:
     reproduce_all("dvc.yaml", pool)
 
 
-@flow(name="ablations", flow_run_name=_asked)
+@flow(name="ablations", flow_run_name=_run_name)
 def ablations(pool: str = "") -> None:
     """Brings every stage of the sweep's graph up to date, with all stages that the sweep depends on.
 

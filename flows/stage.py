@@ -27,7 +27,7 @@ from agent_r1.params.places import NAMED_BY_DVC, RunId, project_root, tracking_f
 from agent_r1.replaced import keep_results_own
 from flows import processes
 from flows.dvc_files import keep_records
-from flows.made_of import OF_STAGE, Edited, require_unedited
+from flows.made_of import OF_STAGE, Edited, require_unedited, stage_of
 from flows.package import finish_update, require_current
 from flows.terminal import HarmlessFormatter, configure_logging, show_traceback
 
@@ -82,7 +82,7 @@ def run_stage(stage: Callable[..., None], **parameters: object) -> None:
     @functools.wraps(stage)
     def recorded(**given: object) -> None:
         if address := os.environ.get(OF_STAGE):
-            require_current(address.rpartition(":")[2].partition("@")[0].removesuffix("_closer"))
+            require_current(stage_of(address).removesuffix("_closer"))
         stage(**given)
         require_unedited()
 

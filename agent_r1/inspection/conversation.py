@@ -45,7 +45,10 @@ class Answerer:
 
 
 def made_for(settings: Params, folder: Path, *, built_in: bool) -> tuple[list[str], set[str]]:
-    """What a policy is, with test questions; and of a built-in model, which has read nothing else, all words."""
+    """Lines that say what a policy is, with test questions, and the words that it knows.
+
+    A built-in model knows the words of its world alone. Of any other model the set is empty.
+    """
     places = settings.places
     if not places.questions.exists():
         return [], set()

@@ -19,7 +19,7 @@ iframe {width: 100%; height: 90vh; border: 1px solid #8886}
 
 
 def report_page(folder: Path, viewer: str) -> str:
-    """The report of a folder, and below it a page of the viewer, whose first question training changed most, or ""."""
+    """The HTML of a folder's report. Below it stands `viewer`, the HTML of the viewer's page, unless that is ""."""
     text = MarkdownIt("commonmark", {"html": False}).enable("table").render((folder / "report.md").read_text())
     for picture in folder.glob("*.png"):
         inside = base64.b64encode(picture.read_bytes()).decode()

@@ -54,10 +54,13 @@ def crossed(trajectories: Sequence[Trajectory], decode: Decode) -> list[Trajecto
     Of one trajectory per group, the first that thinks, and of at most `CROSSED` groups.
     """
     groups: dict[int, tuple[Trajectory, Action]] = {}
-    for each in trajectories:
-        if each.group not in groups and len(groups) < CROSSED and (thought := _first_thought(each, decode)):
-            groups[each.group] = each, thought
-    return [with_action(asked, thought) for _, thought in groups.values() for asked, _ in groups.values()]
+    for trajectory in trajectories:
+        if trajectory.group in groups or len(groups) == CROSSED:
+            continue
+        if thought := _first_thought(trajectory, decode):
+            groups[trajectory.group] = trajectory, thought
+    pairs = groups.values()
+    return [with_action(trajectory, thought) for _, thought in pairs for trajectory, _ in pairs]
 
 
 def _first_thought(trajectory: Trajectory, decode: Decode) -> Action | None:

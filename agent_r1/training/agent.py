@@ -72,7 +72,7 @@ class Agent:
         """The steps of an episode in the loop of `shared`, where other episodes run at the same time.
 
         The policy samples `most` tokens at most. An episode that is cut there ends with the answer as far as it goes.
-        Of the `earlier` exchanges the last stand before the question, in a quarter of the context.
+        The last of the `earlier` exchanges stand before the question, as many as fit into a quarter of the context.
         """
         attempt = asked_attempt(text, self.shared, earlier=self._last(earlier))
         episode = next(self._episodes)

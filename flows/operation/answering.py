@@ -37,13 +37,14 @@ def opened(descriptor: Path, settings: Path) -> Iterator[Ask]:
     It answers greedily, as `agent-r1 chat` does. The process works in the project's root from then on. Raises as
     `folder_of`, and ValueError outside of a project.
     """
-    made, stored = TypeAdapter(Descriptor).validate_json(descriptor.read_bytes()), params.load(settings)
+    registered = TypeAdapter(Descriptor).validate_json(descriptor.read_bytes())
+    stored = params.load(settings)
     project_root()
     prepare_process()
-    with agent_of(of_descriptor(made), stored, temperature=0.0) as agent:
-        yield lambda question: _told(list(agent.ask(question, seed=0)))
+    with agent_of(of_descriptor(registered), stored, temperature=0.0) as agent:
+        yield lambda question: _episode(list(agent.ask(question, seed=0)))
 
 
-def _told(views: list[StepView]) -> Episode:
+def _episode(views: list[StepView]) -> Episode:
     calls = [pair for view in views for pair in zip(view.step.calls, view.observations, strict=False)]
     return calls, views[-1].answer or views[-1].fault

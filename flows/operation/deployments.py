@@ -64,7 +64,7 @@ _CHECKED = {"if": {"type": "object"}, "then": _OVERRIDES, "else": {"type": "null
 Overrides = Annotated[dict[str, Any] | None, WithJsonSchema(_CHECKED)]
 
 
-def _asked() -> str:
+def _run_name() -> str:
     """What a training is called: `grpo-seed3, 16 iterations`."""
     given = flow_run.parameters
     changes = flatten(given.get("overrides") or {})
@@ -72,7 +72,7 @@ def _asked() -> str:
     return shorten(", ".join([label, *(f"{value} {name}" for name, value in changes.items())]), 100)
 
 
-@flow(name="training", flow_run_name=_asked)
+@flow(name="training", flow_run_name=_run_name)
 def training(run: str, seed: Natural | None = None, overrides: Overrides = None) -> State[None]:
     """Trains one run of params.yaml, or goes on with an interrupted attempt, and registers the policy.
 
