@@ -228,7 +228,7 @@ def test_variables_that_are_named_are_handed_on(monkeypatch: pytest.MonkeyPatch)
         Server("x", params)
 
 
-PLAIN = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
+PLAIN = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: application/json\r\n"
 SENT_MIB = 300
 
 
