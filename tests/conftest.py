@@ -1,7 +1,5 @@
 """How the suite runs: who has its fixtures, how many processes, what is slow and comes first, what is made once."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

@@ -1,7 +1,5 @@
 """What several rooms' tests share: a small tokenizer, small models, a task of one action, vLLM servers."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What stages leave in folders, as several rooms' tests read it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

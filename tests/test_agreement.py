@@ -1,7 +1,5 @@
 """Agreement with a truth that few draws tell, by hand and where the truth is known."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Answer comparison against values computed by hand from the official HotpotQA evaluation script."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from pathlib import Path
 

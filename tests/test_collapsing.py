@@ -1,7 +1,5 @@
 """A collapse that is provoked: the whole loop with a learning rate far too high, on a task of one action."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from pathlib import Path

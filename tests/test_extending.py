@@ -1,7 +1,5 @@
 """The code of docs/extending.md does what the page says."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Facts are compared, shown and stored; a file of another version is refused by the names that differ."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Files are replaced whole or not at all and locked for one process; hashes see names and bytes, and nothing else."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import itertools

@@ -1,7 +1,5 @@
 """The kits for a GPU in miniature: their parts run on a CPU, and what cannot run is named."""
 
-from __future__ import annotations
-
 import fnmatch
 import json
 import re

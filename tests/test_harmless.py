@@ -1,7 +1,5 @@
 """What others wrote reaches terminals, logs and reports as text and nothing else."""
 
-from __future__ import annotations
-
 import logging
 import sys
 import unicodedata

@@ -3,8 +3,6 @@
 The task has one thing to learn. The warm start says yes and no half of the time each, and only yes is right.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The lock and the project's metadata agree, and the Makefile works wherever the project is."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -1,7 +1,5 @@
 """params.yaml: what it holds is accepted, and every mistake is refused by the name of its key."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

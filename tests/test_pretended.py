@@ -1,7 +1,5 @@
 """What runs on CUDA alone is walked without it, by tensors that say cuda:0; and the memory of an update is counted."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Records check themselves and refuse by the name of the field."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What is replaced inside packages of others is as its replacement was written for, or is named with the remedy."""
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import logging

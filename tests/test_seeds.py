@@ -1,7 +1,5 @@
 """Seeds: the same parts give the same number for ever, different parts another."""
 
-from __future__ import annotations
-
 import hashlib
 
 from hypothesis import given

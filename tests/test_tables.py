@@ -1,7 +1,5 @@
 """Parquet tables: every record comes back as it was, wrong files are refused, a full disk loses nothing."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import random

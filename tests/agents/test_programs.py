@@ -1,7 +1,5 @@
 """Agents' programs as real processes: honest ones, and ones that would get away from a naive keeper."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

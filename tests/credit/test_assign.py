@@ -1,7 +1,5 @@
 """Credit of whole trajectories: every setting of the mask switches, worked by hand."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import math

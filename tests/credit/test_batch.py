@@ -1,7 +1,5 @@
 """Masks, recursions over sequences of different lengths, and whitening, worked by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Credits against each other and values against what came, worked out by hand."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

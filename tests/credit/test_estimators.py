@@ -1,7 +1,5 @@
 """What holds for the estimators whatever the batch."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, get_args
 

@@ -1,7 +1,5 @@
 """The StarPO-S filter: worked examples, and what holds of every choice."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """GAE over tokens, over steps and over both, against numbers worked by hand."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Group-relative estimators, against numbers worked by hand."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Rewards of one's own: what a function sees, when it is asked, and what it may not give."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path

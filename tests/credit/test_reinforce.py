@@ -1,7 +1,5 @@
 """REINFORCE++ with and without a baseline, against numbers worked by hand."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Repetition of answers and thoughts, counted by hand on small batches."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Reward parts, each against its definition."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

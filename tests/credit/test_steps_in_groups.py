@@ -1,7 +1,5 @@
 """Steps compared within a group, against numbers worked by hand and against the estimators of whole episodes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The world: names differ, facts link up, and every fact can be read in its entity's passage."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections import Counter

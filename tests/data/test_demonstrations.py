@@ -1,7 +1,5 @@
 """The demonstrator: worked examples of each habit, their frequency, how many there are, and what is copied."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

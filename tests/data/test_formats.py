@@ -1,7 +1,5 @@
 """The three releases' rows and a user's own: worked examples, awkward ones, refusals, and all the shared rows."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """Demonstrations of real questions: searches along a row's hops, the passages' words, and what is left out."""
 
-from __future__ import annotations
-
 import logging
 import re
 from dataclasses import replace

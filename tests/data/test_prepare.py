@@ -1,7 +1,5 @@
 """The prepare stage and the mixture that it writes: sizes, order, ids that mean one thing, passages that stand once."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Questions: true, of the promised mix, and apart from each other."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """Reading files row by row, whatever their form, and saying which file and row is broken."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -1,7 +1,5 @@
 """Games by RAGEN's protocol, by hand: what is told, what is done, and what comes of it."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Graded answers and the table of scores, from hand-made episodes and predictions."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 from itertools import combinations

@@ -1,7 +1,5 @@
 """The bootstrap, by hand and by its properties."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

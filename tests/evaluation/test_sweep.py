@@ -1,7 +1,5 @@
 """The sweep's page, from four hand-made questions, two runs with two seeds and a baseline."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A trajectory as a person reads it, and which ones are shown."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

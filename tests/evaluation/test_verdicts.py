@@ -1,7 +1,5 @@
 """Two evaluations of one policy on hand-made questions, and the gate on constructed predictions."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any

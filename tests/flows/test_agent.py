@@ -1,7 +1,5 @@
 """Which policy is evaluated, how, and what the results are called."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Outputs that another clone made: brought here by hashes that are checked, and told apart by what they are made of."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

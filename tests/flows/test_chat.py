@@ -1,7 +1,5 @@
 """Conversations with the small project's agents: real processes behind a pipe and at a terminal, and their faults."""
 
-from __future__ import annotations
-
 import io
 import os
 import pty

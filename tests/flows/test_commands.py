@@ -1,7 +1,5 @@
 """The command line as a whole: its help, its completion, and what is no command."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A model behind an endpoint among the evaluations, and the small project's agent behind one of its own."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The whole graph on the small project, in one process: a trained run, its version, both baselines, and the page."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

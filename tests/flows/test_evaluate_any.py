@@ -1,7 +1,5 @@
 """Any policy under any protocol, and two evaluations compared: on the warm-started small model."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import logging

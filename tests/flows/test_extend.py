@@ -1,7 +1,5 @@
 """Own code and data from `agent-r1 new` to five episodes of `agent-r1 try`, and the faults that are met on the way."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """dvc.yaml against the code: commands that exist, dependencies that are exactly what a stage can execute."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import re

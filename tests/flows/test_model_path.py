@@ -1,7 +1,5 @@
 """Every stage on a model of `model.path`, as at full scale: adapters and gradient checkpointing."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Overlays in a real DVC project: composed, refused where something would be lost, and taken off again."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A stage's command as a task, and the pipeline on a small DVC project: order, cached stages, failures, a cancel."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

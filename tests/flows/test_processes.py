@@ -1,7 +1,5 @@
 """A process group leaves nothing behind, however its block ends; the Prefect server does not wait for itself."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

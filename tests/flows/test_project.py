@@ -1,7 +1,5 @@
 """A project of one's own: made beside the package, brought up to another package, and what neither does."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Trainings whose learner is shared by processes: as with one, and none is left when one is lost; a stage's code."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -1,7 +1,5 @@
 """DVC's own records stay whole, or come back, whatever ends DVC while it writes them."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Every command that a message names, typed in the state that the message describes."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

@@ -1,7 +1,5 @@
 """Replays of real small runs: what stays the same under the same configuration, what changes, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math

@@ -1,7 +1,5 @@
 """A training that is killed and started again ends with the bits of one that was left alone (law 7)."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import shutil

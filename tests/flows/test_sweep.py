@@ -1,7 +1,5 @@
 """The sweep on the small project: one run with two seeds, beside the main graph's run of the same name."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The train stage with all its parts: what an iteration leaves behind, and when it starts over or goes on."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

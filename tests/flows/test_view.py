@@ -1,7 +1,5 @@
 """The page and the traces of a real small run."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

@@ -1,7 +1,5 @@
 """The warm start of a model from elsewhere: passed through as it is stored, refused where it cannot fit."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A run whose collapse monitor alarms: it goes on, stops, or goes back, and ends with the same bits after a kill."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A world from its boards to its report: a small model is shown how, trained, and stands between floor and ceiling."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

@@ -1,7 +1,5 @@
 """FrozenLake by hand, on the boards of RAGEN's validation, and what chance and the best plans reach there."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Sokoban by hand, and what chance reaches on boards drawn to the lengths of RAGEN's."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Endpoints that are down, slow, busy, or answer nonsense, over real HTTP on loopback."""
 
-from __future__ import annotations
-
 import json
 import logging
 import socket

@@ -1,7 +1,5 @@
 """The page in a real browser: what it shows, what it lets be done, and that text stays text."""
 
-from __future__ import annotations
-
 import base64
 import shutil
 from collections.abc import Callable, Iterator, Sequence

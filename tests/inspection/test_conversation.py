@@ -1,7 +1,5 @@
 """What a conversation looks like, on a terminal and elsewhere, and what untrusted text cannot do to it."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What went wrong in a training: counts by hand, the planted hacks of the rewards, and trends."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

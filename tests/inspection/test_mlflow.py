@@ -3,8 +3,6 @@
 And MLflow's other views, for a browser that knows the password and one that does not.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

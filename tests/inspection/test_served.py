@@ -1,7 +1,5 @@
 """An agent behind its endpoint, over real HTTP on loopback: as OpenAI's own client asks it, and as nobody should."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """Which trajectories a page shows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The page as a file, and what is packed into it."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

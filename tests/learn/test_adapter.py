@@ -1,7 +1,5 @@
 """LoRA adapters: what trains, and what the merged model computes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

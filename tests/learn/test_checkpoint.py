@@ -1,7 +1,5 @@
 """Checkpoints: the same bits again, and what becomes of one that is cut short, damaged or set aside."""
 
-from __future__ import annotations
-
 import random
 import resource
 import subprocess

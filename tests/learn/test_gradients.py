@@ -1,7 +1,5 @@
 """Gradients as vectors, their two parts against plain autograd, and the rows of an update that they are made of."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An update of policy and critic: what moves a weight, what moves none, and the reference that stays as it was."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The terms of the loss, and the objective of a step: every option by hand, gradients by finite differences."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The memory estimate against counts by hand and real allocations, the measurement, and their refusals."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import replace

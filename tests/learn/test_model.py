@@ -1,7 +1,5 @@
 """Models as they are loaded, refused, recomputed; and the critic beside the policy."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

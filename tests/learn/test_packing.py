@@ -1,7 +1,5 @@
 """Contexts packed into one row: what a model says of them, and its gradients, are those of contexts apart."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A learner shared by two ranks against one that a process has for itself: gradients, metrics, weights, checkpoints."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

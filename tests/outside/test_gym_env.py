@@ -1,7 +1,5 @@
 """Environments of gymnasium: some of its own, and some that nobody should have written."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Forms of tool calls, found by templates in the styles of real model families: written, read and refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 Appended tokens are the template's rendering, id for id, and no text of the world becomes a mark.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Texts of a model that somebody serves, as actions in the chat's tokens."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Choosing a token, padding and generating, on numbers that can be followed by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The engine on stock servers: faults on the way to one, how requests are shared out, what it may answer."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

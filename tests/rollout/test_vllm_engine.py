@@ -1,7 +1,5 @@
 """Every engine keeps the same promises, vLLM in own processes and behind a URL among them; its own come last."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

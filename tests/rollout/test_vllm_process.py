@@ -1,7 +1,5 @@
 """The process of vLLM around an engine that the test plays by hand."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Coroutine

@@ -1,7 +1,5 @@
 """What vLLM's workers say that they compute with, while faults are planted in transfers to real engines."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.transfers import OF_ADAPTERS, OF_ALL, Dtype, measure

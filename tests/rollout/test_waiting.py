@@ -1,7 +1,5 @@
 """Episodes whose environments wait, fail to open or answer several calls at once, in rounds and by arrival."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import json

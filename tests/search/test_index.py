@@ -1,7 +1,5 @@
 """Building and opening the configured index, refusals, the memory of searches and fused rankings."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The journal: what was answered once is not asked again, whatever the world would say now."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """A company's MLflow: MLflow's own server with accounts, behind a path prefix, keeps all that the project logs."""
 
-from __future__ import annotations
-
 import logging
 import os
 import secrets

@@ -1,7 +1,5 @@
 """The registry in a real MLflow store: versions, references, the alias, and two promotions at the same time."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Tracking against a real SQLite store in a temporary project."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

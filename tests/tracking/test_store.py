@@ -1,7 +1,5 @@
 """MLflow's store: made whole or not at all, at home where it was copied to, and clear about what became of it."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """A model's checks, as `agent-r1 doctor model PATH` shows them and as every start has them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from functools import partial

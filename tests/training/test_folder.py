@@ -1,7 +1,5 @@
 """What a run's folder keeps when a run goes on, and what becomes of a folder that is in the way."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

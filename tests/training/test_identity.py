@@ -5,8 +5,6 @@ identity that its run `ppo` had. A key of today that is missing there has a line
 has a line in CONSTANTS. Otherwise these tests fail, as an unfinished run would be refused.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The questions of iterations, refills and validations. Whole trainings are in test_learning."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Collection, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What alarms do to a run; the proof of the sampler's weights: what passes, what raises."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Registered versions as users of MLflow load, ask and serve them: the answers are those of `agent-r1 chat`."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -4,8 +4,6 @@ And the flow of a training with overrides of its own: its scores are shown, and 
 lineage, though no dvc.lock knows of it. A cancel is tested where the flow is served, and with the pipeline.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

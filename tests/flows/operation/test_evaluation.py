@@ -1,7 +1,5 @@
 """The recurring evaluation on the warm-started small model: a real server, a real store, and once a real process."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import shutil

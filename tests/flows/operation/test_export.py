@@ -1,7 +1,5 @@
 """An exported folder on a Hub of this machine, which HF_ENDPOINT names."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

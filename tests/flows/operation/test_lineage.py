@@ -1,7 +1,5 @@
 """Lineage in a real project: DVC and MLflow's registry after three trainings on two versions of the data."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json

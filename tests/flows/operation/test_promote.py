@@ -1,7 +1,5 @@
 """The gate around constructed evaluations: what it reads, decides, logs and moves."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

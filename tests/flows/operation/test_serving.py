@@ -3,8 +3,6 @@
 Then the refusals of servers and ports, with what the user is told to do.
 """
 
-from __future__ import annotations
-
 import base64
 import logging
 import os

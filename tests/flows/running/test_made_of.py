@@ -4,8 +4,6 @@ The real stages run below a real DVC in a copy of the small project. A stage's p
 imports the module that does the stage's work.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A stage's process: plain without a server, tracked with one; its threads, its memory, and how it ends."""
 
-from __future__ import annotations
-
 import gc
 import json
 import logging
