@@ -16,11 +16,13 @@ from filelock import FileLock
 SLOW = {
     "browser",
     "by_rank",
+    "company",
     "counted",
     "empty_project",
     "endpoint",
     "engine_server",
     "grpo",
+    "hub",
     "inside",
     "lay_dvc",
     "mlflow_server",

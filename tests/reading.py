@@ -28,8 +28,7 @@ def lasting_metrics(run: Path) -> list[dict[str, float]]:
 
 def progress(run: Path) -> dict[str, Any]:
     """The record of a training's checkpoint."""
-    found: dict[str, Any] = json.loads((run / "checkpoint/progress.json").read_text())
-    return found
+    return json.loads((run / "checkpoint/progress.json").read_text())
 
 
 def trajectories(run: Path) -> list[list[Trajectory]]:

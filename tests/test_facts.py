@@ -20,16 +20,6 @@ def test_differences_in_words(earlier: dict[str, object], later: dict[str, objec
     assert facts.differences(earlier, later) == words
 
 
-def test_the_first_five_are_named() -> None:
-    assert (facts.some("abcde"), facts.some("abcdefg")) == ("a, b, c, d, e", "a, b, c, d, e and 2 more")
-
-
-def test_written_facts_are_read(tmp_path: Path) -> None:
-    said = {"parameters": {"train.seed": 0, "lam": 0.95, "path": None}, "inputs": {}}
-    facts.write(tmp_path / "start.json", said)
-    assert facts.read(tmp_path / "start.json", ["parameters", "inputs"]) == said
-
-
 @pytest.mark.parametrize(
     ("content", "reason"),
     [

@@ -101,8 +101,6 @@ def test_lines_of_a_pipe_are_answered_plainly_by_the_default_engine(
 ) -> None:
     write_params(project, {})
     process = started(project, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdin
-    assert process.stdout
     process.stdin.write(f"{asked[0]}\n".encode())
     process.stdin.flush()
     who, first = (process.stdout.readline().decode() for _ in range(2))  # at once, though the pipe stays open

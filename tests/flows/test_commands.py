@@ -90,7 +90,6 @@ def test_what_is_no_command_is_refused_before_anything_is_loaded(line: list[str]
 @pytest.mark.parametrize(
     ("line", "code", "message"),
     [
-        (["train", "ppo-seedone"], 1, "'ppo-seedone' is no label of a training"),
         (["chat", "--endpoint", "http://127.0.0.1:9/v1"], 75, "http://127.0.0.1:9/v1 does not answer"),
         (["overlay", "moon"], 1, "there is no overlay 'moon'"),
     ],

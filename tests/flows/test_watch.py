@@ -25,7 +25,6 @@ from tests.reading import lasting_metrics, progress
 def shown(project: Path) -> Run:
     client = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db")
     experiment = client.get_experiment_by_name("agent_r1")
-    assert experiment is not None
     [run] = client.search_runs([experiment.experiment_id])
     return run
 

@@ -62,8 +62,7 @@ def shown_rows(page: Page) -> list[str]:
 
 
 def colours(page: Page) -> list[str]:
-    found: list[str] = page.locator(".token").evaluate_all("all => all.map(one => one.dataset.is ?? '')")
-    return found
+    return page.locator(".token").evaluate_all("all => all.map(one => one.dataset.is ?? '')")
 
 
 def test_a_passage_with_markup_stays_text(opened: Open, make_shown: MakeShown) -> None:

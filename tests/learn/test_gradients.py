@@ -111,7 +111,6 @@ def test_the_parts_add_up_to_the_step_that_training_takes(
 
 Make = Callable[..., Any]
 P, A, O = 0, 1, 2  # noqa: E741
-VOCABULARY = 400
 EVERYTHING = {"kl_loss": 0.3, "entropy_bonus": 0.2, "importance_cap": 1.5}
 RATIOS = ["token", "step", "sequence"]
 AGGREGATIONS = [("token_mean", 0), ("sequence_mean", 0), ("constant_length", 50)]

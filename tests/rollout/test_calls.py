@@ -61,9 +61,7 @@ TEMPLATES = {
 
 
 def form(style: str) -> CallForm:
-    found = form_of([TEMPLATES[style]])
-    assert found is not None
-    return found
+    return form_of([TEMPLATES[style]])
 
 
 @pytest.mark.parametrize("style", TEMPLATES)
@@ -126,7 +124,6 @@ def test_a_call_that_is_not_well_formed_stays_text(style: str, text: str) -> Non
 def test_hermes_is_known_and_no_form_is_made_up() -> None:
     lines = _objects("", "", '<tool_call>\n{"name": "NAME", "arguments": ARGS}\n</tool_call>')
     found = form_of([lines])
-    assert found
     assert is_hermes(found)
     assert form_of([lambda _: None]) is None
     assert form_of([lambda calls: f"to={calls[0].tool}"]) is None, "a call without its arguments"

@@ -267,12 +267,6 @@ def test_examples_are_written_as_the_template_writes_a_dialogue(style: str, toke
     assert chat.prompt_hash("a", [SEARCH], [shown]) != chat.prompt_hash("a", [SEARCH])
 
 
-def test_an_example_with_another_tool_is_refused(tokenizer_of: TokenizerOf) -> None:
-    call = '<tool_call>{"name": "serach", "arguments": {}}</tool_call>'
-    with pytest.raises(ValueError, match=r"row 1, message 2: .* no tool 'serach'; did you mean 'search'\?"):
-        Dialogue(Chat(tokenizer_of("qwen3")), "Be brief.", "Who?", [SEARCH], [example(call)])
-
-
 def test_a_call_goes_in_the_form_of_the_model_and_out_in_that_of_environments(tokenizer_of: TokenizerOf) -> None:
     chat = Chat(tokenizer_of("llama3"))
     call = '<think>So.</think>\n<tool_call>\n{"name": "search", "arguments": {"query": "<|eot_id|>"}}\n</tool_call>'

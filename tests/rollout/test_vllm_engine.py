@@ -91,8 +91,7 @@ def requests(count: int = 24, max_tokens: int = 30) -> list[Request]:
 
 
 def model_at(folder: Path) -> PreTrainedModel:
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return model
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
 @torch.no_grad()
@@ -369,7 +368,6 @@ def test_nothing_is_left_of_an_engine_whose_parent_was_killed(
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert parent.stdout
     orphan = int(parent.stdout.readline())
     in_use, claim = claim_scratch()
     [left] = set(tmp_path.glob("agent_r1_engine_*")) - {in_use}

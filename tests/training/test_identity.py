@@ -29,9 +29,7 @@ RUN = RunId("ppo")
 @pytest.fixture
 def stored() -> Identity:
     """The identity as it was written."""
-    found = read_start(EARLIER)
-    assert found
-    return found
+    return read_start(EARLIER)
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Lineage in a real project: DVC and MLflow's registry after three trainings on two versions of the data."""
 
-import dataclasses
 import io
 import json
 import shlex
@@ -19,7 +18,7 @@ from agent_r1.params.places import registered_policy, registered_training
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Version
 from flows.dvc_files import DVC
-from flows.operation.lineage import data_of, lineage
+from flows.operation.lineage import lineage
 from flows.operation.register import keep
 
 ROOT = Path(__file__).parents[3]
@@ -155,13 +154,6 @@ def test_data_without_a_model_say_so(versions: list[Version]) -> None:
 def test_unknown_subject_is_refused(versions: list[Version], subject: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         printed(subject)
-
-
-def test_beginning_of_several_hashes_is_refused(versions: list[Version]) -> None:
-    """The index is known as sixty-four nines, and a second one of the same beginning is registered."""
-    twin = Version(number=4, descriptor=dataclasses.replace(versions[0].descriptor, index="9" * 8 + "0" * 56))
-    with pytest.raises(ValueError, match="'99999999' begins several hashes: 999"):
-        data_of("99999999", [*versions, twin], load().places)
 
 
 def test_project_without_models_names_none(tmp_path: Path, inside: Inside) -> None:

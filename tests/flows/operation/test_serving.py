@@ -306,12 +306,6 @@ def test_run_with_a_variable_of_its_own_is_refused(served: Served, chosen: dict[
         served.trigger(run="ppo", job_variables=chosen)
 
 
-def test_run_with_overrides_that_change_nothing_says_so_and_is_invalid(served: Served) -> None:
-    run = served.trigger(run="ppo", overrides={"iterations": 2})
-    assert "overrides of ppo: iterations is 2 already" in served.ends(run)
-    assert served.state(run) == "Invalid"
-
-
 def test_a_promotion_waits_for_a_yes_and_holds_nothing_and_asks_anew_about_another_champion(
     served: Served, inside: Inside
 ) -> None:
