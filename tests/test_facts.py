@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from agent_r1 import facts
+from tests.cases import cases
 
 
 @pytest.mark.parametrize(
@@ -20,16 +21,7 @@ def test_differences_in_words(earlier: dict[str, object], later: dict[str, objec
     assert facts.differences(earlier, later) == words
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        ('{"inputs": {}, "seeds": {}}', "seeds is unknown"),
-        ("{}", "inputs is missing"),
-        ('{"inputs": 1}', "not iterable"),
-        ("[]", "no attribute"),
-        ("{", "line 1"),
-    ],
-)
+@cases("content, reason")
 def test_what_this_version_did_not_write_is_refused(tmp_path: Path, content: str, reason: str) -> None:
     (tmp_path / "start.json").write_text(content)
     with pytest.raises(ValueError, match=rf"start\.json is damaged, or of another version of the project: .*{reason}"):

@@ -19,6 +19,7 @@ from agent_r1.files import (
     sha256,
     write_text,
 )
+from tests.cases import cases
 from tests.neighbour import UID, holding, needs_root, open_folder
 
 
@@ -110,15 +111,7 @@ def test_a_file_system_without_locks_is_refused_for_good(
         locked(tmp_path / "lock").__enter__()
 
 
-@pytest.mark.parametrize(
-    ("log", "said"),
-    [
-        ("", ""),
-        ("noise\n", "noise"),
-        ("INFO: fine\nTraceback\n  File x\nsqlite3.Error: no\nValueError: later\n", "sqlite3.Error: no"),
-        ("Error: at http://me:secret@x\x1b[2J", "Error: at http://x\N{REPLACEMENT CHARACTER}[2J"),
-    ],
-)
+@cases("log, said")
 def test_the_first_error_of_a_log_is_one_harmless_line(tmp_path: Path, log: str, said: str) -> None:
     assert first_error(tmp_path / "none") == ""
     (tmp_path / "log").write_text(log)

@@ -16,6 +16,7 @@ from agent_r1.params import SHIPPED, Params, fingerprint, load
 from agent_r1.params.credit import STEP_LEVEL, WITH_GROUPS, Estimator
 from agent_r1.params.places import RunId
 from agent_r1.params.sections import flatten, validated
+from tests.cases import cases
 
 FILE = Path(__file__).parents[1] / "params.yaml"
 CASES: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("params_cases.yaml").read_text())
@@ -195,16 +196,7 @@ def test_an_estimator_of_steps_is_refused_without_a_mask(content: dict[str, Any]
         check(content, changes)
 
 
-@pytest.mark.parametrize(
-    ("off", "said"),
-    [
-        ("", []),
-        ("whitening", ["advantage_mask.whitening: false counts"]),
-        ("recursion", ["advantage_mask.recursion: false with critic: true reads"]),
-        ("recursion whitening", ["advantage_mask.recursion: false with critic: true reads"]),
-        ("recursion whitening critic", []),
-    ],
-)
+@cases("off, said")
 def test_settings_that_do_more_than_their_names_say_are_remarked_on(
     content: dict[str, Any], off: str, said: list[str]
 ) -> None:

@@ -25,6 +25,7 @@ from agent_r1.data.quality import complaints
 from agent_r1.params.prepare import AtlasParams, FilesParams, PrepareParams
 from agent_r1.records import Passage, Question
 from agent_r1.tables import read_rows
+from tests.cases import cases
 from tests.trajectories import question_fields
 
 
@@ -111,16 +112,7 @@ def test_every_paragraph_of_a_text_is_a_passage_of_its_files_name(tmp_path: Path
     }
 
 
-@pytest.mark.parametrize(
-    ("row", "field"),
-    [
-        ({"text": "x"}, "title"),
-        ({"title": "A"}, "text"),
-        ({"id": [], "title": "A", "text": "x"}, "id"),
-        ({"contents": ""}, "contents"),
-        ({"contents": "Only a text"}, "contents"),
-    ],
-)
+@cases("row, field")
 def test_a_malformed_row_is_named(tmp_path: Path, row: dict[str, Any], field: str) -> None:
     (tmp_path / "corpus.jsonl").write_text(json.dumps(row))
     with pytest.raises(ValueError, match=rf"corpus\.jsonl, row 1: field '{field}' must be a "):

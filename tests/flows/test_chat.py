@@ -31,6 +31,7 @@ from agent_r1.training.agent import Agent
 from flows.commands import app
 from flows.operation.register import register
 from flows.policies import policy_of, version_of
+from tests.cases import cases
 from tests.fixtures import ROOT, Inside, WriteParams
 
 FOOTER = re.compile(r"\d steps?, \d calls?, \d+ tokens, \d+\.\d s")
@@ -207,28 +208,7 @@ def said(
     return run
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["pppo"],
-            "there is no folder pppo; name one, or a hub id such as owner/name, or a run; did you mean 'ppo'?",
-        ),
-        (
-            ["ablations/grpo-seed7"],
-            "there is no checkpoint at outputs/ablations/train/grpo-seed7/checkpoint; train it first "
-            "(`agent-r1 train ablations/grpo-seed7`)",
-        ),
-        (["--endpoint", "127.0.0.1"], "'127.0.0.1' is no server's address"),
-        ([], "there is no model at outputs/warm_start; make it (`dvc repro warm_start`), or name another model"),
-        (["models:/agent_r1@champion"], "the registry is empty; a training that finishes"),
-        (["--seed", "1"], "--seed and --sweep tell apart runs; name one, such as ppo-seed3 or ablations/ppo-seed3"),
-        (["--temperature", "nan"], "Invalid value for '--temperature'"),
-        (["--draws", "1"], "--draws has no effect at temperature 0; give --temperature"),
-        (["ppo", "."], "unexpected extra argument"),
-        (["--run", "ppo", "--model", "."], "unexpected extra argument"),
-    ],
-)
+@cases("arguments, message")
 def test_faults_of_the_command_line(arguments: list[str], message: str, said: Callable[..., str]) -> None:
     assert message in said(*arguments)
 

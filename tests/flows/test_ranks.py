@@ -28,6 +28,7 @@ from agent_r1.records import Trajectory
 from agent_r1.tables import read_rows
 from flows.ranks import Loss, fault_of, given_place, shortfalls
 from flows.stage import accelerator
+from tests.cases import cases
 from tests.fixtures import PARAMS, PLACES, FreePort, WriteParams
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -153,19 +154,7 @@ def test_a_place_that_the_parameters_do_not_ask_for_is_refused(monkeypatch: pyte
         given_place(learner(1))
 
 
-@pytest.mark.parametrize(
-    ("gpus", "learner", "engine", "lacking"),
-    [
-        (8, {"processes": 8}, {"kind": "vllm"}, "8 GPUs learn, .* on 1 of them; .* engine.vllm.replicas: 8"),
-        (8, {"processes": 8}, {"kind": "vllm", "tensor_parallel_size": 2}, "on 2 of them; .*replicas: 4"),
-        (8, {"processes": 8}, {"kind": "vllm", "tensor_parallel_size": 3, "replicas": 2}, ""),
-        (8, {"processes": 8}, {"kind": "transformers"}, "on 1 of them; set engine.kind: vllm and"),
-        (8, {"processes": 8}, {"kind": "vllm", "replicas": 0}, ""),
-        (8, {"processes": 8, "nodes": 2}, {"kind": "vllm", "replicas": 8}, "16 .* 8 of them; set engine.kind: server"),
-        (8, {"processes": 8, "nodes": 2}, {"kind": "server"}, ""),
-        (0, {"processes": 2}, {"kind": "vllm"}, ""),
-    ],
-)
+@cases("gpus, learner, engine, lacking")
 def test_gpus_that_learn_and_do_not_sample_are_named(
     gpus: int, learner: dict[str, int], engine: dict[str, Any], lacking: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

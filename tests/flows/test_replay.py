@@ -32,6 +32,7 @@ from agent_r1.training.watch import Verdict
 from benchmarks.truth import true_advantages
 from flows.commands import look
 from flows.train import train
+from tests.cases import cases
 from tests.credit.letters import progress, trajectory
 from tests.fixtures import ROOT, Inside, WriteParams
 
@@ -168,17 +169,7 @@ def test_values_are_refused_where_there_are_none() -> None:
     assert other.train.rollout == own.train.rollout
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (["credit.lam"], "is no change to make; write credit.lam=1.0"),
-        (["rollout.samples=4"], "has no effect: a replay looks at credit and update"),
-        (["update.learning_rate=1.0"], "has no effect: a replay compares gradients, and takes no step"),
-        (["credit.lamb=1"], "ppo replayed as ppo credit.lamb=1: unknown key 'credit.lamb'; did you mean 'lam'"),
-        (["credit.lam=2"], r"credit.lam: .*less than or equal to 1; got 2"),
-        (["credit.step_lam=0.5"], r"ppo replayed as ppo .*: estimator gae does not read credit.step_lam"),
-    ],
-)
+@cases("changes, message")
 def test_changes_are_checked_like_a_run(changes: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         configurations(params.load(ROOT / "params.yaml"), RunId("ppo"), [], changes)

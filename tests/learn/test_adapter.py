@@ -28,6 +28,7 @@ from agent_r1.learn.model import load_policy
 from agent_r1.learn.scoring import token_logprobs
 from agent_r1.params.stages import LoraParams
 from agent_r1.records import Trajectory
+from tests.cases import cases
 from tests.learn.learning import CPU, LORA, Samples, contents, move
 
 Make = Callable[..., Any]
@@ -149,14 +150,7 @@ def test_adapters_alone_are_merged_later_to_the_same_bits(
     assert contents(tmp_path / "alone") == contents(tmp_path / "merged")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save: Extra inputs are not permitted"),
-        ({"target_modules": ".*"}, "target_modules"),
-        ({"r": 0}, "r: Input should be greater"),
-    ],
-)
+@cases("changes, message")
 def test_what_peft_would_obey_and_nobody_wrote_here_is_refused(
     make_learner: Make, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:

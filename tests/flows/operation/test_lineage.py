@@ -20,6 +20,7 @@ from agent_r1.tracking.registry import Version
 from flows.dvc_files import DVC
 from flows.operation.lineage import lineage
 from flows.operation.register import keep
+from tests.cases import cases
 
 ROOT = Path(__file__).parents[3]
 Inside = Callable[[Path], AbstractContextManager[None]]
@@ -141,16 +142,7 @@ def test_data_without_a_model_say_so(versions: list[Version]) -> None:
         QUESTIONS.write_text("second rows")
 
 
-@pytest.mark.parametrize(
-    ("subject", "message"),
-    [
-        ("grpo", r"'grpo' is no model, path or hash of data here; models: models:/agent_r1/1, .*ppo"),
-        ("models:/agent_r1/9", "there is no such version; the latest is 3"),
-        ("models:/other@champion", "is no reference to a model of this project"),
-        ("params.yaml", "params.yaml is there, but models are not trained on it; ask for data/prepared"),
-        ("abcdef0123", "'abcdef0123' is no model, path or hash"),
-    ],
-)
+@cases("subject, message")
 def test_unknown_subject_is_refused(versions: list[Version], subject: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         printed(subject)

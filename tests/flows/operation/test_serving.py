@@ -39,6 +39,7 @@ from flows.operation.promote import PROMOTION
 from flows.operation.serving import claim, own_password, require_server
 from flows.processes import api_on
 from tests.answering import answering
+from tests.cases import cases
 from tests.fixtures import ROOT, Inside, WriteParams
 from tests.flows.operation.evaluations import write_evaluation
 from tests.inspection.conftest import CHROMIUM
@@ -429,15 +430,7 @@ def test_a_server_that_does_not_answer_is_named() -> None:
             require_server(url.replace("://", "://me:secret@"))
 
 
-@pytest.mark.parametrize(
-    ("environment", "address"),
-    [
-        ({}, "http://127.0.0.1:5001"),
-        ({"MLFLOW_TRACKING_URI": "sqlite:///x.db"}, "http://127.0.0.1:5001"),
-        ({"MLFLOW_TRACKING_URI": "https://me:secret@mlflow.example"}, "https://mlflow.example"),
-        ({"MLFLOW_TRACKING_URI": "http://a", "AGENT_R1_MLFLOW_UI": "http://b"}, "http://b"),
-    ],
-)
+@cases("environment, address")
 def test_where_a_browser_finds_mlflow(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], address: str
 ) -> None:
