@@ -10,15 +10,7 @@ import pytest
 from huggingface_hub import constants
 
 from agent_r1 import files
-from agent_r1.files import (
-    closed_folder,
-    first_error,
-    locked,
-    model_hash,
-    replaced_folder,
-    sha256,
-    write_text,
-)
+from agent_r1.files import closed_folder, first_error, locked, model_hash, replaced_folder, sha256, write_text
 from tests.cases import cases
 from tests.neighbour import UID, holding, needs_root, open_folder
 

@@ -9,16 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent_r1.records import (
-    CallStatus,
-    Credit,
-    Outcome,
-    Question,
-    Source,
-    Step,
-    StopReason,
-    Trajectory,
-)
+from agent_r1.records import CallStatus, Credit, Outcome, Question, Source, Step, StopReason, Trajectory
 
 
 def question(**changes: Any) -> Question:
@@ -35,13 +26,7 @@ def question(**changes: Any) -> Question:
 
 
 def step(action_start: int = 1, action_stop: int = 3) -> Step:
-    return Step(
-        action_start=action_start,
-        action_stop=action_stop,
-        stop_reason=StopReason.END,
-        calls=[],
-        rewards={},
-    )
+    return Step(action_start=action_start, action_stop=action_stop, stop_reason=StopReason.END, calls=[], rewards={})
 
 
 def trajectory(**changes: Any) -> Trajectory:

@@ -428,11 +428,7 @@ OK = b"HTTP/1.1 200 OK\r\n"
     ids=["well", "twice", "twice whole", "large", "with keys", "elsewhere", "no HTTP", "never"],
 )
 def test_a_service_is_asked_once(
-    home: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    free_port: Callable[[], int],
-    answer: bytes,
-    expected: Ending | str,
+    home: Path, monkeypatch: pytest.MonkeyPatch, free_port: Callable[[], int], answer: bytes, expected: Ending | str
 ) -> None:
     monkeypatch.setenv("AGENT_R1_AGENT_KEY_MINE", "sk-service")
     asked: list[bytes] = []

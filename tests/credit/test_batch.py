@@ -7,11 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.credit.batch import (
-    after_prompt,
-    generalized_advantages,
-    whiten,
-)
+from agent_r1.credit.batch import after_prompt, generalized_advantages, whiten
 from agent_r1.credit.estimators import estimate
 from agent_r1.params.credit import WITH_CRITIC, WITH_WHITENING
 from tests.credit.letters import batch, params

@@ -123,8 +123,7 @@ def test_a_stated_key_is_the_state_if_it_is_asked_for() -> None:
     """Two episodes reach the same board by other ways; a step that states none goes by its context."""
     one = trajectory("PAOAOA", [{}, {"state": "P_G"}, {"state": "_PG"}])
     other = replace(
-        trajectory("PAOAOA", [{}, {"state": "_PG"}, {"state": "P_G"}]),
-        token_ids=np.array([0, 9, 2, 3, 4, 5], np.int32),
+        trajectory("PAOAOA", [{}, {"state": "_PG"}, {"state": "P_G"}]), token_ids=np.array([0, 9, 2, 3, 4, 5], np.int32)
     )
     (start, there, beyond), found = (step_states(each, by_env=True).tolist() for each in (one, other))
     assert found == [start, beyond, there]

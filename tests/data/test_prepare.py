@@ -259,7 +259,7 @@ def test_ids_count_within_data_set_and_split(params: PrepareParams, tmp_path: Pa
     write(mixed.model_copy(update={"datasets": ["first", "atlas", "second"]}), tmp_path)
     rows = read_rows(tmp_path / "questions.parquet", Question)
     assert [row.question_id for row in rows if row.dataset != "atlas"] == [
-        *("first/train/0", "first/train/1", "own", "first/test/0", "second/test/1", "first/test/atlas-test-00001"),
+        *("first/train/0", "first/train/1", "own", "first/test/0", "second/test/1", "first/test/atlas-test-00001")
     ]
     generated = {row.question_id: row.text for row in rows if row.dataset == "atlas"}
     assert "atlas-test-00001" in generated

@@ -15,13 +15,7 @@ import yaml
 from agent_r1 import params
 from agent_r1.credit.batch import groups_of
 from agent_r1.inspection.printed import replay_tables
-from agent_r1.inspection.replay import (
-    Replayed,
-    by_spread,
-    configurations,
-    opened,
-    replay,
-)
+from agent_r1.inspection.replay import Replayed, by_spread, configurations, opened, replay
 from agent_r1.inspection.stored import StoredRun
 from agent_r1.learn import checkpoint
 from agent_r1.params.places import Places, RunId

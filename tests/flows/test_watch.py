@@ -144,10 +144,7 @@ KILLS: list[tuple[str, Callable[[RunFolder], bool]]] = [
 
 @pytest.mark.parametrize(("call", "when"), KILLS)
 def test_run_killed_around_its_rollback_ends_with_the_same_bits(
-    touchy: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch,
-    call: str,
-    when: Callable[[RunFolder], bool],
+    touchy: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, call: str, when: Callable[[RunFolder], bool]
 ) -> None:
     """The twin is killed once and started again."""
     run = touchy(on_collapse="rollback", max_rollbacks=1)

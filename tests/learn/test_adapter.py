@@ -15,15 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from agent_r1.files import model_hash
 from agent_r1.learn import optimizers
-from agent_r1.learn.adapter import (
-    attach,
-    detached,
-    load_adapter,
-    merge,
-    merged_state,
-    read_stored,
-    require_fit,
-)
+from agent_r1.learn.adapter import attach, detached, load_adapter, merge, merged_state, read_stored, require_fit
 from agent_r1.learn.model import load_policy
 from agent_r1.learn.scoring import token_logprobs
 from agent_r1.params.stages import LoraParams

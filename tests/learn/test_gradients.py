@@ -12,13 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agent_r1.inspection.replay import PolicyGradient, policy_gradient
-from agent_r1.learn.gradients import (
-    asked_of_learner,
-    credited,
-    not_finite_in,
-    require_none,
-    span_lengths,
-)
+from agent_r1.learn.gradients import asked_of_learner, credited, not_finite_in, require_none, span_lengths
 from agent_r1.learn.learner import Learner
 from agent_r1.learn.scoring import Compute, micro_batches
 from agent_r1.params.train import UpdateParams

@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from transformers import (
-    LlamaConfig,
-)
+from transformers import LlamaConfig
 
 from agent_r1.learn import checkpoint
 from agent_r1.learn.adapter import attach, count_parameters

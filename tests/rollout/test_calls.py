@@ -67,13 +67,7 @@ def form(style: str) -> CallForm:
 @pytest.mark.parametrize("style", TEMPLATES)
 @pytest.mark.parametrize(
     "calls",
-    [
-        CALLS[:1],
-        CALLS,
-        [BARE],
-        [BARE, *CALLS, BARE],
-        [ParsedCall("a.b-c", {"what": 'say "<answer>" é\n{x}'})],
-    ],
+    [CALLS[:1], CALLS, [BARE], [BARE, *CALLS, BARE], [ParsedCall("a.b-c", {"what": 'say "<answer>" é\n{x}'})]],
     ids=["one", "two", "no arguments", "some without arguments", "text"],
 )
 def test_a_form_writes_as_its_template_and_reads_what_it_writes(style: str, calls: list[ParsedCall]) -> None:

@@ -30,15 +30,7 @@ from agent_r1.params.stages import LoraParams
 from agent_r1.records import CallStatus, Source, StopReason
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import collect, compare
-from agent_r1.rollout.sampling import (
-    Action,
-    Engine,
-    EngineError,
-    EngineRestarted,
-    EngineUnavailable,
-    Flowing,
-    Request,
-)
+from agent_r1.rollout.sampling import Action, Engine, EngineError, EngineRestarted, EngineUnavailable, Flowing, Request
 from agent_r1.rollout.vllm_engine import VllmEngine, claim_scratch, places
 from agent_r1.seeds import derive
 from agent_r1.training.loop import iterate
