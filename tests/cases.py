@@ -1,4 +1,4 @@
-"""Tables of cases that hold texts and numbers alone: they stand in a cases.yaml beside the tests."""
+"""What tests read from files: tables of cases that hold texts and numbers alone, and graphs of DVC's."""
 
 import functools
 from collections.abc import Callable
@@ -22,3 +22,8 @@ def cases(names: str) -> Callable[[Callable[..., None]], Any]:
         return pytest.mark.parametrize(names, tables(folder)[test.__name__.removeprefix("test_")])(test)
 
     return parametrised
+
+
+def graph(name: str) -> str:
+    """The text of a graph in tests/flows/graphs."""
+    return (Path(__file__).parent / f"flows/graphs/{name}.yaml").read_text()

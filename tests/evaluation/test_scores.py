@@ -243,16 +243,6 @@ def test_means_by_hand(scores: dict[str, float]) -> None:
     assert [scores[f"questions{stratum}"] for stratum in ("", "/hops_1", "/hops_2")] == [3, 1, 2]
 
 
-def test_several_data_sets_are_scored_apart(make_question: Any, make_trajectory: Any) -> None:
-    questions = [make_question("a"), dataclasses.replace(make_question("b"), dataset="musique"), make_question("c")]
-    trajectories = [make_trajectory("a"), make_trajectory("b", answer="Tesk town"), make_trajectory("c", answer="x")]
-    found = score(predict(trajectories, questions, run="ppo", seed=0), questions, DRAWS)
-    assert (found["em/dataset_atlas"], found["em/dataset_musique"]) == (0.5, 0.0)
-    assert (found["questions/dataset_atlas"], found["questions/dataset_musique"]) == (2, 1)
-    shown = headline(found)
-    assert (shown["em/dataset_atlas"], shown["f1/dataset_musique"]) == (0.5, 0.6667)
-
-
 def test_what_a_world_calls_success_is_scored_by_the_strata_that_it_names(make_trajectory: Any) -> None:
     """Two boards: solved for 10.8 in two steps, and not for -.2; nobody asked for an answer."""
     about: dict[str, Any] = {"dataset": "boxes", "split": "test", "env": "sokoban", "text": "Push."}

@@ -8,23 +8,10 @@ import pytest
 
 from flows.dvc_files import ask_dvc, require_dvc
 from flows.graph import bring, described, out_of_date
+from tests.cases import graph
 from tests.fixtures import WriteParams
 
-GRAPH = """
-stages:
-  prepare:
-    cmd: cp source.txt prepared.txt
-    params: [evaluate.questions]
-    deps: [source.txt]
-    outs: [prepared.txt]
-  train:
-    foreach: [a, b]
-    do:
-      cmd: mkdir -p trained/${item} && cp prepared.txt trained/${item}/policy
-      params: [evaluate]
-      deps: [prepared.txt]
-      outs: [{"trained/${item}": {persist: true}}]
-"""
+GRAPH = graph("brought")
 STAGES = ("prepare", "train@a")
 Hashes = dict[str, str]
 

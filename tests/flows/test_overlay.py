@@ -15,40 +15,11 @@ from agent_r1.params.places import RunId
 from flows.dvc_files import DVC
 from flows.overlay import compose, switch
 from flows.ranks import shortfalls
-from tests.cases import cases
+from tests.cases import cases, graph
 from tests.fixtures import ROOT
 
-STAGES = """
-stages:
-  prepare:
-    cmd: mkdir -p ${places.data} && touch ${places.data}/rows
-    params: [prepare]
-    outs: ["${places.data}/rows"]
-  train:
-    foreach: ${repro_runs}
-    do:
-      cmd: mkdir -p ${places.outputs} && touch ${places.outputs}/${item}
-      params: [train, "runs.${item}"]
-      deps: ["${places.data}/rows"]
-      outs: ["${places.outputs}/${item}"]
-  evaluate:
-    foreach: ${repro_baselines}
-    do:
-      cmd: echo ${item} > ${item}
-      params: [evaluate]
-      outs: ["${item}"]
-"""
-SWEEP = """
-vars: [../params.yaml]
-stages:
-  train:
-    foreach: [starpo, grpo]
-    do:
-      wdir: ..
-      cmd: mkdir -p ${places.outputs} && touch ${places.outputs}/${item}
-      deps: [agent_r1, "${places.data}/rows"]
-      outs: ["${places.outputs}/${item}"]
-"""
+STAGES = graph("overlaid")
+SWEEP = graph("overlaid_sweep")
 
 
 @pytest.fixture

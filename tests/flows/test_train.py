@@ -118,17 +118,6 @@ def test_weights_change_after_the_critics_warm_up(ppo: Path, grpo: Path) -> None
         assert progress(run)["iterations"] == ITERATIONS[run.name]
 
 
-def test_credit_rows_belong_to_the_trajectories(run: Path) -> None:
-    for rows, credit_rows in zip(trajectories(run), credits_(run), strict=True):
-        for row, credit in zip(rows, credit_rows, strict=True):
-            assert credit.trajectory_id == row.trajectory_id
-            assert credit.loss_mask.tolist() == row.action_mask.tolist()
-            assert (credit.advantages[~row.action_mask] == 0).all()
-            assert (credit.critic_mask & ~row.action_mask).sum() == 0
-            assert credit.critic_mask.any() == (run.name == "ppo")
-            assert -1 <= credit.return_ <= 1
-
-
 def test_metrics_have_one_row_per_iteration_in_which_sampler_and_learner_agree(run: Path) -> None:
     rows = metrics(run)
     assert [row["iteration"] for row in rows] == list(range(ITERATIONS[run.name]))

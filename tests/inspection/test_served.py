@@ -267,12 +267,6 @@ def test_of_a_long_conversation_the_last_exchanges_are_read(url: str, policy: Po
     assert read == sorted(read)
 
 
-def test_a_question_without_an_answer_is_left_out(url: str, policy: Policy, chat: Chat) -> None:
-    messages = [*ASKED["messages"], {"role": "assistant", "content": None}, *asked("And where?")["messages"]]
-    client(url).chat.completions.create(model="ppo", messages=messages)
-    assert not [context for context, _ in policy.sampled if "Who?" in chat.decode(context)]
-
-
 def test_steps_come_as_they_are_taken(url: str, policy: Policy) -> None:
     """The first is here before the second action is sampled, which would wait for ever."""
     policy.go_on.clear()

@@ -82,12 +82,6 @@ def test_the_line_counts_and_names_three(chat: Chat, caplog: pytest.LogCaptureFi
     assert f"the longest prompt has {longest} tokens; each counts as an answer of nothing (token_limit)" in caplog.text
 
 
-@pytest.mark.parametrize(("spare", "left_out"), [(0, {"q0"}), (1, set[str]())])
-def test_room_for_one_token_is_room(spare: int, left_out: set[str], chat: Chat) -> None:
-    tokens = len(Dialogue(chat, "Be brief.", "Who wrote it?").opening.ids)
-    assert found(["Who wrote it?"], chat, max_tokens=tokens + spare, too_long_share=1.0) == left_out
-
-
 def test_prompts_that_a_world_or_an_agent_outside_says_are_not_asked_for(chat: Chat) -> None:
     """Neither a class without a declaration nor an agent is looked for."""
     row = Question(question_id="w", dataset="d", split="train", text="x" * 9000, env="toolbox", setup="{}", strata={})

@@ -25,20 +25,13 @@ from flows.operation.deployments import Drifted, evaluation
 from flows.operation.promote import crown
 from flows.operation.register import register
 from flows.pipeline import run_command
-from tests.cases import cases
+from tests.cases import cases, graph
 from tests.fixtures import ROOT, Inside, WriteParams
 from tests.reading import predictions
 
 HOME = Path("outputs/history/agent_r1-v1")
 POLICY = Path("outputs/train/ppo/checkpoint/policy")
-BASELINE = """
-stages:
-  baseline:
-    foreach: [base_tool_call]
-    do:
-      cmd: python -m flows evaluate --baseline ${item}
-      outs: ["outputs/evaluate/${item}"]
-"""
+BASELINE = graph("baseline")
 
 
 @pytest.fixture(autouse=True)
