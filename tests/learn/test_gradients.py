@@ -137,6 +137,7 @@ def test_where_old_logprobs_come_from(cap: float) -> None:
     row = credited(episode, credit, own, params)
     assert row.sampler_logprobs.tolist() == [0, -1, -3, -2]
     assert row.old_logprobs.tolist() == ([0, -1.5, -3, -2.5] if cap else [0, -1, -3, -2])
+    assert row.importance.tolist() == pytest.approx([1, np.exp(-0.5), 1, np.exp(-0.5)] if cap else [1, 1, 1, 1])
     assert not asked_of_learner(episode, make_credit(episode, kept=False), params).any()
 
 

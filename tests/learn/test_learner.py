@@ -138,6 +138,21 @@ def test_the_importance_cap_weighs_the_gradient(
     assert metrics["policy/mismatch_max"] == pytest.approx(np.log(2), abs=1e-4)
 
 
+def test_a_trajectory_beyond_the_bounds_is_masked_as_a_whole_and_counts_in_the_divisor(
+    make_learner: Make, samples: Samples, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The sampler claims ln 2 less at each of 5, 2, 6 and 5 tokens: products 32, 4, 64, 32, of which one is below 5.
+
+    Its gradient is then 4 times itself, and the divisor still counts all 18 tokens.
+    """
+    trajectories, credits = samples
+    learner = make_learner(max_grad_norm=1e9, importance_cap=5.0, importance_rule="mask_sequence")
+    masked = gradients_of(monkeypatch, learner, shifted(trajectories, -np.log(2)), credits)
+    alone = gradients_of(monkeypatch, make_learner(max_grad_norm=1e9), trajectories[1:2], credits[1:2])
+    assert_close(part("policy", alone), part("policy", masked), factor=4 * 2 / 18)
+    assert "importance_rule mask_sequence left 89 % of the action tokens out" in caplog.text
+
+
 @pytest.mark.parametrize("ratio", ["token", "step", "sequence", "sequence_token"])
 def test_chunks_of_the_output_layer_change_nothing_but_rounding(
     make_learner: Make, samples: Samples, monkeypatch: pytest.MonkeyPatch, ratio: str

@@ -77,10 +77,43 @@ def test_the_dual_clip_bounds_the_ratio_of_bad_actions(dual_clip: float, loss: f
     assert clipped_tokens(torch.tensor([4.0]), torch.tensor([-2.0]), bounds).item() == (0 < dual_clip < 4)
 
 
-def test_importance_weights_by_hand() -> None:
-    # Twice as likely for the learner as for the sampler: 2; half as likely: 1/2; 8 and e^1000 times: the cap
-    weights = importance_weights(torch.cat([logs(2, 0.5, 1, 8), torch.tensor([1000.0])]), torch.zeros(5), cap=4.0)
-    assert weights.tolist() == pytest.approx([2, 0.5, 1, 4, 4])
+@pytest.mark.parametrize(
+    ("rule", "floor", "cap", "ratios", "weights"),
+    [
+        # Twice as likely for the learner as for the sampler: 2; half as likely: 1/2; 8 and e^25 times: the cap
+        ("cap", 0.0, 4.0, [2, 0.5, 1, 8, math.exp(25)], [2, 0.5, 1, 4, 4]),
+        ("mask_token", 0.5, 4.0, [2, 0.4, 1, 8, 3], [2, 0, 1, 0, 3]),
+        ("mask_token", 0.0, 4.0, [2, 0.4, 1, 8, math.exp(-25)], [2, 0.4, 1, 0, math.exp(-20)]),
+        ("mask_sequence", 0.0, 3.0, [4, 0.5, 1], [2, 2, 2]),  # 4 * 1/2 * 1
+        ("mask_sequence", 0.0, 3.0, [4, 1, 1], [0, 0, 0]),
+        ("mask_sequence", 0.3, 3.0, [0.5, 0.5, 1], [0, 0, 0]),  # 1/4
+        ("mask_mean", 0.5, 3.0, [4, 1, 2], [2, 2, 2]),  # 8^(1/3)
+        ("mask_mean", 0.5, 3.0, [64, 1, 1], [0, 0, 0]),  # 4
+        ("mask_mean", 0.5, 3.0, [1 / 64, 1, 1], [0, 0, 0]),  # 1/4
+    ],
+)
+def test_importance_weights_by_hand(
+    rule: str, floor: float, cap: float, ratios: list[float], weights: list[float]
+) -> None:
+    params = with_changes(UPDATE, importance_rule=rule, importance_floor=floor, importance_cap=cap)
+    assert importance_weights(logs(*ratios), params).tolist() == pytest.approx(weights)
+
+
+def test_metrics_of_a_mask_are_its_share_and_the_worth_of_the_rest() -> None:
+    """Of four action tokens one is left out; (2 + 1 + 1)^2 / (4 + 1 + 1) of 4. The observation counts in neither."""
+    made = tokens(
+        logprobs=[0.0] * 5,
+        importance=[2.0, 1.0, 0.0, 1.0, 0.0],
+        sampled=[True, True, True, True, False],
+        advantages=[3.0, 0.0, 5.0, 0.0, 0.0],
+    )
+    metrics = policy_metrics(made, with_changes(UPDATE, importance_cap=4.0, importance_rule="mask_token"), 4, 4)
+    assert metrics["policy/importance_masked"] == 1 / 4
+    assert metrics["policy/importance_ess"] == pytest.approx(16 / 6 / 4)
+    assert metrics["policy/loss"] == pytest.approx(-2 * 3 / 4)
+    none = policy_metrics(replace(made, importance=torch.zeros(5)), with_changes(UPDATE, importance_cap=4.0), 4, 4)
+    assert (none["policy/importance_masked"], none["policy/importance_ess"]) == (1.0, 0.0)
+    assert "policy/importance_masked" not in policy_metrics(made, UPDATE, 4, 4)
 
 
 @pytest.mark.parametrize(
@@ -119,6 +152,7 @@ def tokens(spans: list[int] | None = None, **given: Any) -> LossTokens:
     zero = ("logprobs", "entropy", "old_logprobs", "sampler_logprobs", "reference_logprobs")
     defaults = {name: torch.zeros(count) for name in zero}
     ones = {"advantages": torch.ones(count), "weights": torch.ones(count), "sampled": torch.ones(count).bool()}
+    ones["importance"] = torch.ones(count)
     none = {"demonstrated": torch.zeros(count).bool()}
     return LossTokens(**{**defaults, **ones, **none, **entries}, spans=spans)
 
@@ -221,11 +255,12 @@ def test_the_mismatch_by_hand() -> None:
 # A small case in float64: 6 tokens of 2 trajectories and 3 steps, a vocabulary of 5.
 CHOSEN, SEQUENCES = [0, 3, 1, 4, 2, 0], [3, 3]
 SPANS: dict[str, list[int] | None] = {"token": None, "step": [2, 1, 3], "sequence": SEQUENCES}
-TERMS: dict[str, dict[str, float]] = {
+TERMS: dict[str, dict[str, Any]] = {
     "clipped": {},
     "kl": {"kl_loss": 0.3},
     "entropy": {"entropy_bonus": 0.2},
     "cap": {"importance_cap": 1.5},
+    "mask": {"importance_cap": 1.5, "importance_rule": "mask_token", "importance_floor": 0.5},
     "all": {"kl_loss": 0.3, "entropy_bonus": 0.2, "importance_cap": 1.5},
 }
 AGGREGATIONS = {"token_mean": 0, "sequence_mean": 0, "constant_length": 7}
@@ -250,10 +285,14 @@ def small_case(logits: Tensor, params: UpdateParams) -> LossTokens:
     noise = torch.randn(3, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     first_unlikelier = torch.tensor([0.5, 0.5, 0.5, 0.0, 0.0, 0.0])
     now = predicted(logits)
+    old = now["logprobs"] + 0.8 * noise[0] - first_unlikelier
+    sampler = now["logprobs"] + noise[1]
+    capped = params.importance_cap > 0
     return LossTokens(
         **now,
-        old_logprobs=now["logprobs"] + 0.8 * noise[0] - first_unlikelier,
-        sampler_logprobs=now["logprobs"] + noise[1],
+        old_logprobs=old,
+        sampler_logprobs=sampler,
+        importance=importance_weights((old - sampler).detach(), params) if capped else torch.ones(6),
         reference_logprobs=now["logprobs"] + noise[2],
         advantages=torch.tensor([2.0, 1.0, 0.5, -1.0, 1.5, -2.0], dtype=torch.float64),
         weights=torch.tensor([token_weight(length, params) for length in SEQUENCES for _ in range(length)]),

@@ -54,7 +54,8 @@ def test_search_shows_passages_and_keeps_their_titles() -> None:
     assert not tool.waits
     found = asyncio.run(tool.call({"query": "x y"}))
     assert found == ToolResult(text="T0: a b 0\nT1: a b 1", titles=("T0", "T1"))
-    assert (index.asked, index.threads) == ([(["x y"], 2)], {threading.current_thread().name})
+    assert index.asked == [(["x y"], 2)]
+    assert threading.current_thread().name not in index.threads, "the loop goes on meanwhile"
     empty = asyncio.run(tool.call({"query": " \n"}))
     assert empty == ToolResult(text="the query is empty", call_status=CallStatus.FAILED)
 
