@@ -43,13 +43,11 @@ WORKED: dict[str, tuple[str, float, float, float, float]] = {
 
 
 def monitor(patience: int = 1, first_iterations: int = 3, **thresholds: float) -> MonitorParams:
-    """Looks for the named signs only."""
     signs = MONITOR.thresholds.model_copy(update=dict.fromkeys(SIGNS, 0.0) | thresholds)
     return MONITOR.model_copy(update={"patience": patience, "first_iterations": first_iterations, "thresholds": signs})
 
 
 def history(metric: str, *values: float) -> list[Iteration]:
-    """Iterations that are calm but for one metric."""
     return [{**CALM, metric: value} for value in values]
 
 

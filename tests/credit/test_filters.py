@@ -17,7 +17,6 @@ Rule = Callable[[np.ndarray, float], np.ndarray]
 
 
 def chosen(rule: Rule, stds: list[float], share: float) -> list[int]:
-    """The indices of the groups that are kept."""
     return np.flatnonzero(rule(np.array(stds), share, len(stds))).tolist()
 
 

@@ -60,7 +60,6 @@ BATCH = st.lists(st.tuples(st.integers(0, 3), TOKENS, st.sampled_from(["", "a b"
 
 @given(batch=BATCH)
 def test_thoughts_agree_with_the_definition(batch: list[tuple[int, list[int], str]]) -> None:
-    """Pair by pair, with sets of tuples."""
     rows = [says(group, ids) for group, ids, _ in batch]
     sets = [{tuple(ids[i : i + 2]) for i in range(len(ids) - 1)} for _, ids, _ in batch]
     shares = [

@@ -169,7 +169,6 @@ def test_everything_it_copies_can_be_seen(atlas: World, rows: Rows, index: Searc
 
 @pytest.fixture(scope="session")
 def warm_start_params() -> WarmStartParams:
-    """The parameters of params.yaml, for as many demonstrations as the small world has questions."""
     return WARM_START.model_copy(update={"seed": 0, "demonstrations": 280, "naive_rag_demonstrations": 280})
 
 

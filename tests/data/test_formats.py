@@ -63,7 +63,6 @@ SUPPORTED = (supported_row, r"dev\.json, row 2")
 
 
 def asked(form: str, **changes: Any) -> Question:
-    """The question of a row of a format, with some fields changed."""
     build, _ = BUILDERS.get(form, SUPPORTED)
     return FORMATS[form].question(build(**changes), form, "test")
 

@@ -16,7 +16,6 @@ NOTHING = dict.fromkeys(AtlasShares.model_fields, 0.0)
 
 
 def reference_answer(question: Question, plan: Plan, facts: Facts) -> str:
-    """The answer worked out anew from the facts, the first entity and the relations."""
     relations = [hop.relation for hop in plan.hops]
     if question.strata["kind"] != "comparison":
         value = plan.hops[0].entity

@@ -25,7 +25,6 @@ def fields(location: Path) -> list[dict[str, Any]]:
 
 
 def written(path: Path, content: str) -> Path:
-    """A file of a text, packed where its name says so."""
     data = content.encode()
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return path

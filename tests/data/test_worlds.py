@@ -22,7 +22,6 @@ ROOM: dict[str, Any] = {"env": "sokoban", "size": 6, "walls": 0.12, "most_moves"
 
 
 def checked(**changes: Any) -> PrepareParams:
-    """The `prepare` section of params.yaml with some changes."""
     shipped = load(Path(__file__).parents[2] / "params.yaml").prepare.model_dump(mode="json")
     return validated(PrepareParams, override(shipped, changes), "prepare")
 

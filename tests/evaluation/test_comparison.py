@@ -18,8 +18,6 @@ def questions(make_question: Any) -> list[Question]:
 
 @pytest.fixture
 def evaluation(questions: list[Question], make_evaluation: Any) -> Any:
-    """An evaluation by its name, from the questions it answers right and the calls it makes for each."""
-
     def make(name: str, right: list[int], calls: int, **hashes: str) -> Evaluation:
         answers = ["Tesk" if i in right else "Veld" for i in range(len(questions))]
         return make_evaluation(name, questions, answers, calls, **hashes)

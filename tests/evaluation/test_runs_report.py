@@ -38,8 +38,6 @@ def evaluations(questions: list[Question], make_evaluation: Any) -> list[Evaluat
 
 @pytest.fixture
 def rendered(questions: list[Question], decode: Any, tmp_path: Path, draws: EvaluateParams) -> Callable[..., str]:
-    """The page of some evaluations."""
-
     def render_page(evaluations: list[Evaluation], curves: dict[str, Any]) -> str:
         render(evaluations, curves, questions, decode, tmp_path, draws, PLAN)
         return (tmp_path / "report.md").read_text()

@@ -13,8 +13,6 @@ Told = Callable[..., str]
 
 @pytest.fixture
 def told(make_question: Any, make_trajectory: Any, decode: Any) -> Told:
-    """The transcript of an episode, by the fields of it that differ."""
-
     def tell(
         *, calls: Any = ("ok",), answer: str = "Tesk", tool: str = "search", decode: Any = decode, **more: Any
     ) -> str:

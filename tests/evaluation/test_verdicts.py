@@ -23,8 +23,6 @@ def questions(make_question: Any) -> list[Question]:
 
 @pytest.fixture
 def answered(questions: list[Question], make_evaluation: Any) -> Any:
-    """An evaluation of the policy w by its name and the answers that are not the right one, by question."""
-
     def make(name: str, answers: dict[int, str], **hashes: str) -> Evaluation:
         told = [answers.get(i, "Tesk") for i in range(len(questions))]
         return make_evaluation(name, questions, told, **{"policy": "w", **hashes})
@@ -121,7 +119,6 @@ def test_what_the_world_cut_short_decides_nothing(
 
 
 def evaluation(name: str, right: Sequence[float] | np.ndarray, **hashes: str) -> Evaluation:
-    """Success by question."""
     counts: dict[str, Any] = {"steps": 2, "tool_calls": 1, "tokens_read": 10, "tokens_sampled": 10}
     fixed: dict[str, Any] = {"run": name, "seed": 0, "policy_version": 1, "answer": "Tesk", "facts": {}, **counts}
     rows = [Prediction(question_id=f"q{i}", success=float(one), **fixed) for i, one in enumerate(right)]

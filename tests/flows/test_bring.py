@@ -43,7 +43,6 @@ def pushed(
 
 @pytest.fixture
 def hashes(pushed: tuple[Path, Hashes, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hashes:
-    """Of the outputs of both stages; this process is in a copy of `here`."""
     for name in ("here", "storage"):
         shutil.copytree(pushed[0] / name, tmp_path / name)
     monkeypatch.chdir(tmp_path / "here")

@@ -24,7 +24,6 @@ SWEEP = graph("overlaid_sweep")
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The project's own parameters and overlays, in the current folder."""
     shutil.copy(ROOT / "params.yaml", tmp_path)
     shutil.copytree(ROOT / "overlays", tmp_path / "overlays", ignore=shutil.ignore_patterns("base.yaml"))
     overlays = {

@@ -64,7 +64,6 @@ def made(
 
 @pytest.fixture
 def project(made: Path, tmp_path: Path, inside: Inside) -> Path:
-    """A copy of `made`, in which this process is."""
     folder = tmp_path / "project"
     shutil.copytree(made, folder, symlinks=True)
     with inside(folder):
@@ -72,14 +71,12 @@ def project(made: Path, tmp_path: Path, inside: Inside) -> Path:
 
 
 def typed(command: str) -> None:
-    """Runs a command to its end. DVC asks nobody."""
     process = begun(command)
     said = process.communicate()[0]
     assert process.returncode == 0, said
 
 
 def begun(command: str) -> subprocess.Popen[str]:
-    """Starts a command as a shell does in which the project is installed."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return subprocess.Popen(
         command,

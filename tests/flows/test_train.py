@@ -64,7 +64,6 @@ def test_every_iteration_leaves_its_files_and_nothing_else(run: Path) -> None:
 
 
 def test_episodes_search_and_answer(run: Path) -> None:
-    """Otherwise the other tests would hold of nothing."""
     rows = [row for rows in trajectories(run) for row in rows]
     assert {step.call_status for row in rows for step in row.steps} >= {CallStatus.OK, CallStatus.NONE}
     assert {int(source) for row in rows for source in row.source} == set(map(int, Source)) - {Source.DEMONSTRATION}
@@ -175,7 +174,6 @@ def finished(
 
 
 def moved_aside(project: Path) -> list[dict[str, bytes]]:
-    """The contents of every folder that made room."""
     return [contents(folder) for folder in sorted((project / PLACES.aside).glob("*"))]
 
 

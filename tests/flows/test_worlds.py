@@ -27,7 +27,6 @@ ICE: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("ice.yaml").read_t
 
 @pytest.fixture(scope="module")
 def ice(tmp_path_factory: pytest.TempPathFactory, write_params: WriteParams, inside: Inside) -> Path:
-    """The project with everything done that `dvc repro` does."""
     folder = tmp_path_factory.mktemp("ice")
     write_params(folder, ICE)
     with inside(folder):

@@ -180,7 +180,6 @@ def test_what_is_no_address_is_refused(url: str, message: str) -> None:
 
 
 def test_what_drips_ends_at_the_limit_of_the_whole_answer() -> None:
-    """Lines of a body: each byte comes sooner than the limit."""
     over = Event()
 
     def drip(asked: Heard) -> None:

@@ -100,7 +100,6 @@ def made(url: str, setup: Any = NAMED, seed: int = 0, max_steps: int = 4, **chan
 
 
 def required(url: str, setup: Any = NAMED, **changes: Any) -> None:
-    """Requires a row whose world is declared with some changes."""
     require_openenv([asked("openenv", setup)], limits(openenv={"w": FIELDS | {"url": url} | changes}))
 
 

@@ -37,7 +37,6 @@ def sandbox() -> Iterator[Sandbox]:
 
 @pytest.fixture
 def run(runner: asyncio.Runner, sandbox: Sandbox) -> Callable[[str], ToolResult]:
-    """Calls of one episode."""
     tool = PythonTool(sandbox, seed=7)
     return lambda code: runner.run(tool.call({"code": code}))
 
@@ -75,8 +74,6 @@ def test_code_that_is_no_text_is_a_bad_argument(runner: asyncio.Runner, sandbox:
 
 
 def texts(runner: asyncio.Runner, tool: PythonTool, *codes: str) -> list[str]:
-    """The results of calls that are made at once."""
-
     async def play() -> list[ToolResult]:
         return await asyncio.gather(*(tool.call({"code": code}) for code in codes))
 

@@ -23,8 +23,6 @@ TokenizerOf = Callable[..., PreTrainedTokenizerFast]
 
 
 class Asks(Env):
-    """An environment that can be looked at."""
-
     system = "Be brief."
 
     def __init__(self, text: str, _: int) -> None:
@@ -32,7 +30,6 @@ class Asks(Env):
 
 
 def asked(texts: Sequence[str]) -> list[Attempt]:
-    """Two attempts at each text."""
     return [
         Attempt(question_id=f"q{group}", group=group, sample=sample, env=partial(Asks, text))
         for group, text in enumerate(texts)

@@ -73,7 +73,6 @@ def alone(opener: Callable[..., Open], tiny_model: Path) -> Iterator[VllmEngine]
 
 
 def requests(count: int = 24, max_tokens: int = 30) -> list[Request]:
-    """Contexts of 20 to 40 arbitrary tokens."""
     rng = np.random.default_rng(0)
     contexts = [rng.integers(0, 256, 20 + index % 21).tolist() for index in range(count)]
     return [

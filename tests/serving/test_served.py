@@ -105,7 +105,6 @@ class Policy:
 
 @contextmanager
 def serving(agent: Agent, port: int) -> Iterator[str]:
-    """The address of an agent's server in a thread of this process."""
     server = Server(configured(Service(agent, "ppo", 0.0).app(), "127.0.0.1", port, Lasting))
     agent.shared.tools(0)
     thread = threading.Thread(target=agent.shared.run, args=(server.serve(),))

@@ -84,8 +84,6 @@ ARMS = asked("bandit", bandit.Board.draw_known(0, turned=False).write(), dataset
 
 @pytest.fixture
 def told(write: Write, chat: Chat, index: Search, settings: Params) -> Told:
-    """The trajectories of rows, for questions about films or others, with limits of the environment changed."""
-
     def tell(rows: Sequence[Row], *questions: Question, chat: Chat = chat, **limits: Any) -> list[Trajectory]:
         changed = settings.model_copy(update={"env": settings.env.model_copy(update=limits)})
         return retell(read_conversations(write(rows)), questions or [FILM], chat, index, changed)

@@ -40,7 +40,6 @@ class Corpus(Search):
 
 @pytest.fixture
 def env() -> Env:
-    """The section of params.yaml with other tools."""
     shipped = load(Path(__file__).parents[2] / "params.yaml").model_dump(mode="json", by_alias=True)
 
     def changed(max_result_characters: int = 4000, **tools: Any) -> EnvParams:
@@ -52,8 +51,6 @@ def env() -> Env:
 
 
 def called(params: EnvParams, index: Search | None, *calls: tuple[str, dict[str, Any]]) -> list[ToolResult]:
-    """The results of one episode's calls."""
-
     async def play() -> list[ToolResult]:
         async with Toolbox(params, index) as toolbox:
             tools = {tool.name: tool for tool in toolbox.tools(seed=1)}
@@ -255,7 +252,6 @@ def call(tool: str, latency_s: float = 0.0, status: CallStatus = CallStatus.OK) 
 
 
 def episode(*actions: Sequence[Call], outcome: Outcome = Outcome.ANSWERED) -> Trajectory:
-    """One whose actions, of a token each, made the given calls."""
     return from_parts([(Source.ACTION, [0])] * len(actions), [{"calls": calls} for calls in actions], outcome=outcome)
 
 

@@ -35,8 +35,6 @@ def client(tmp_path: Path, lay_store: Callable[[Path], None], monkeypatch: pytes
 
 @pytest.fixture
 def describe(client: MlflowClient) -> Describe:
-    """A descriptor of a policy by its hash, from a training of its own."""
-
     def make(policy_hash: str, label: str = "ppo-seed3", **changes: str) -> Descriptor:
         copy = {"dvc_file": registered_policy(label, policy_hash).as_posix(), "dvc_hash": COPY}
         return descriptors.describe(policy_hash, label, **copy | changes)
@@ -111,7 +109,6 @@ def test_a_version_whose_source_is_its_descriptor_goes_on(client: MlflowClient, 
 
 
 def test_the_best_version_is_offered_as_the_first_champion(client: MlflowClient, describe: Describe) -> None:
-    """The latest is not."""
     scored = [(A, "0.250"), (B, "0.892"), (C, "0.100")]
     for number, (policy_hash, score) in enumerate(scored, 1):
         registry.register(describe(policy_hash))

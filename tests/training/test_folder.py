@@ -283,13 +283,11 @@ def learner(tiny_model: Path) -> Learner:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[RunFolder]:
-    """A new run's."""
     with run_folder(tmp_path / "ppo", iterations=9).opened(tmp_path / "aside") as folder:
         yield folder
 
 
 def change(learner: Learner) -> None:
-    """Stands for an update: other weights and one version more."""
     learner.policy_version += 1
     with torch.no_grad():
         next(learner.policy.parameters()).add_(1.0)

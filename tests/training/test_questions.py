@@ -95,7 +95,6 @@ def test_further_questions_are_others_and_no_more_than_there_are() -> None:
 
 
 def test_progress_is_refused_where_a_data_set_names_no_gold_passages() -> None:
-    """Before anything is loaded: there is neither a model nor a folder."""
     config = PARAMS.run(RunId("ppo"))
     paid = type(config).model_validate(override(config.model_dump(), {"credit": {"rewards": {"progress": 0.1}}}))
     bare, nowhere = pool(2), cast(Any, SimpleNamespace(config=paid))

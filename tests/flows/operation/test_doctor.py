@@ -224,7 +224,6 @@ def test_versions_that_the_store_lacks(project: Path, register_descriptor: Calla
 
 
 def test_where_a_bare_dvc_unpickles(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The remedy is typed as it stands."""
     monkeypatch.setenv("AGENT_R1_LOCKS", str(tmp_path / "locks"))
     monkeypatch.setenv("DVC_GLOBAL_CONFIG_DIR", str(tmp_path / "global"))
     monkeypatch.delenv("DVC_SITE_CACHE_DIR")

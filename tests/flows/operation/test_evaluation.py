@@ -56,7 +56,6 @@ def project(
 
 @pytest.fixture
 def version(register_descriptor: Callable[..., Version]) -> Version:
-    """A run whose policy is the warm start, registered."""
     shutil.copytree("outputs/warm_start", POLICY)
     return register_descriptor(sha256(POLICY), policy_version=7)
 

@@ -77,7 +77,6 @@ def lead(
 
 @pytest.fixture
 def client(lead: Path) -> Iterator[SyncPrefectClient]:
-    """Of a server that has the pool."""
     with get_client(sync_client=True) as client:
         offer(client, of_processes(NAME, None))
         yield client

@@ -43,18 +43,15 @@ def write_policy(folder: Path, weights: str) -> None:
 
 
 def forget(version: Version) -> None:
-    """Removes the copy that stands beside DVC's file."""
     shutil.rmtree(Path(version.descriptor.dvc_file).with_suffix(""))
 
 
 def found_for(version: registry.Version) -> Path:
-    """The folder of a version's policy."""
     return folder_of(version.descriptor, version.reference)
 
 
 @pytest.fixture(scope="module")
 def empty_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With git, DVC and the project's own ignore rules."""
     folder = tmp_path_factory.mktemp("empty")
     shutil.copy(ROOT / ".gitignore", folder)
     shutil.copytree(ROOT / ".dvc", folder / ".dvc", ignore=shutil.ignore_patterns("tmp", "cache", "*.local"))
@@ -65,7 +62,6 @@ def empty_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def project(tmp_path: Path, empty_project: Path, inside: Inside) -> Iterator[Path]:
-    """One of its own, with a policy."""
     folder = tmp_path / "project"
     shutil.copytree(empty_project, folder)
     with inside(folder):
@@ -75,8 +71,6 @@ def project(tmp_path: Path, empty_project: Path, inside: Inside) -> Iterator[Pat
 
 @pytest.fixture
 def register(register_descriptor: Register) -> Register:
-    """Registers what a folder holds, kept by DVC."""
-
     def make(policy: Path = POLICY, label: str = "ppo", *, keeps_training: bool = False) -> Version:
         policy_hash = sha256(policy)
         file = registered_policy(label, policy_hash)

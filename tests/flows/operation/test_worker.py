@@ -70,7 +70,6 @@ def clones(
 def workers(
     prefect_api: str, clones: dict[str, Path], start_in: Callable[..., subprocess.Popen[str]]
 ) -> Iterator[None]:
-    """Two, each in a clone of its own."""
     started = [start_in(clones[name], "worker", "--pool", POOL, PREFECT_API_URL=prefect_api) for name in ("one", "two")]
     deadline = time.monotonic() + PATIENCE_S
     while are_online() < len(started):

@@ -36,7 +36,6 @@ TWO_GPUS = "import torch; torch.cuda.device_count = lambda: 2"
 
 
 def hold(start: Any, wanted: str = "1", seconds: int = 600, before: str = "") -> Any:
-    """A process that holds the accelerator, for ever if it is not killed."""
     return start("-c", HOLD.format(wanted=wanted, seconds=seconds, before=before))
 
 
