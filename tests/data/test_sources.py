@@ -48,14 +48,6 @@ def test_lists_and_lines_are_the_same_rows(tmp_path: Path, name: str, content: s
     assert count(path) == 3
 
 
-def test_parquet_rows_come_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "_BATCH", 2)
-    nested = [{**row, "context": {"title": ["A"], "sentences": [["B", "C"]]}} for row in ROWS]
-    pq.write_table(pa.Table.from_pylist(nested), tmp_path / "rows.parquet")
-    assert fields(tmp_path / "rows.parquet") == nested
-    assert count(tmp_path / "rows.parquet") == 3
-
-
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [

@@ -2,14 +2,11 @@
 
 import dataclasses
 import logging
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agent_r1.evaluation.scores import (
     asked_questions,
@@ -20,7 +17,6 @@ from agent_r1.evaluation.scores import (
     in_words,
     measures,
     outcomes,
-    passes,
     predict,
     score,
 )
@@ -102,17 +98,6 @@ def test_a_question_that_lost_a_sample_counts_up_to_those_that_it_has(make_quest
     first, second = by_question(predictions)
     assert [name for name in first.values if name.startswith("pass")] == ["pass_at_2", "pass_hat_2"]
     assert [name for name in second.values if name.startswith("pass_at")] == ["pass_at_2", "pass_at_4"]
-
-
-@given(n=st.integers(1, 12), data=st.data())
-def test_passes_are_the_shares_of_all_draws_of_k(n: int, data: st.DataObject) -> None:
-    right = data.draw(st.integers(0, n))
-    found = passes(n, right, n)
-    for k in {int(name.rpartition("_")[2]) for name in found}:
-        draws = list(combinations([True] * right + [False] * (n - right), k))
-        assert found[f"pass_at_{k}"] == pytest.approx(sum(map(any, draws)) / len(draws))
-        assert found[f"pass_hat_{k}"] == pytest.approx(sum(map(all, draws)) / len(draws))
-    assert (n == 1) == (not found)
 
 
 @pytest.mark.parametrize(

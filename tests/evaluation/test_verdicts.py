@@ -158,14 +158,6 @@ def test_greedy_answers_beside_samples_are_told_and_decide_nothing() -> None:
     assert "greedily" not in verdict(plain) + decision_table(plain)
 
 
-def test_a_true_gain_is_promoted_nearly_always_and_luck_nearly_never() -> None:
-    """Draws of 300 questions: of 60 % and 70 % with luck in common, and of 60 % twice, independently."""
-    luck = np.random.default_rng(0).random((40, 300))
-    assert sum(decided(row < 0.7, row < 0.6).promoted for row in luck) == 40
-    draws = np.random.default_rng(0).random((40, 2, 300)) < 0.6
-    assert sum(not decided(a, b).promoted for a, b in draws) >= 38
-
-
 @pytest.mark.parametrize(
     ("gained", "lost", "luck", "promoted"),
     [
