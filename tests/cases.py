@@ -9,9 +9,21 @@ import pytest
 import yaml
 
 
+class _Loader(yaml.SafeLoader):
+    """Reads `!text [a, [b, 3], c]` as `abbbc`."""
+
+
+def _text(loader: _Loader, node: yaml.SequenceNode) -> str:
+    parts = loader.construct_sequence(node, deep=True)
+    return "".join(part if isinstance(part, str) else part[0] * part[1] for part in parts)
+
+
+_Loader.add_constructor("!text", _text)
+
+
 @functools.cache
 def tables(folder: Path) -> dict[str, list[Any]]:
-    return yaml.safe_load((folder / "cases.yaml").read_text(encoding="utf-8"))
+    return yaml.load((folder / "cases.yaml").read_text(encoding="utf-8"), _Loader)
 
 
 def cases(names: str) -> Callable[[Callable[..., None]], Any]:

@@ -266,20 +266,7 @@ def test_colours_become_brackets(drawn: str, shown: str) -> None:
     assert plain(drawn) == shown
 
 
-@pytest.mark.parametrize(
-    ("setup", "message"),
-    [
-        ("nonsense", "question 'q1': setup is not JSON"),
-        ('{"seed": NaN, "name": "w"}', "setup is not JSON"),
-        ("[" * 100_000, "setup is not JSON"),
-        (" " * 100_001, "setup takes 100,001 characters; at most 100,000 are read"),
-        ([], "setup is no JSON object"),
-        ({"name": "w"}, "setup: key 'seed' is missing"),
-        ({"name": "w", "seed": -1}, "setup: seed"),
-        ({"name": "w", "seed": 1, "id": "os:Env"}, "setup: unknown key 'id'"),
-        ({"name": "ww", "seed": 1}, "which env.gymnasium does not define; did you mean 'w'"),
-    ],
-)
+@cases("setup, message")
 def test_rows_that_are_refused(setup: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         require_gymnasium([asked("gymnasium", setup)], limits(gymnasium={"w": ICE}))

@@ -28,6 +28,7 @@ from agent_r1.seeds import derive
 from agent_r1.serving import served as app
 from agent_r1.serving.agent import Agent
 from agent_r1.serving.served import MAX_BODY_BYTES, Lasting, Service, serve
+from tests.cases import cases
 from tests.fixtures import FreePort
 
 LIMITS = load(SHIPPED).env.model_copy(update={"max_tokens": 400, "max_action_tokens": 100, "max_steps": 3})
@@ -289,27 +290,7 @@ def test_who_leaves_ends_the_episode(url: str, policy: Policy, stream: bool) -> 
     assert policy.ended.wait(PATIENCE_S)
 
 
-@pytest.mark.parametrize(
-    ("changes", "status", "message"),
-    [
-        ({"model": "ppp"}, 404, "there is no model 'ppp' here, only 'ppo'"),
-        ({"max_tokens": 0}, 400, "max_tokens: Input should be greater than or equal to 1"),
-        ({"tools": [CALL]}, 400, "tools: this agent takes null or [] alone; leave it out"),
-        ({"temperature": 0.7}, 400, "this agent is served at temperature 0, and asked for 0.7; leave it out"),
-        ({"top_p": True}, 400, "top_p: this agent takes null or 1 alone"),
-        ({"reasoning_effort": "low"}, 400, "reasoning_effort: this agent takes null alone; leave it out"),
-        ({"stop": [*"abcde"]}, 400, "List should have at most 4 items"),
-        ({"messages": [*ASKED["messages"]] * 2}, 400, "user and assistant in turn, the user last, and was sent 2 mess"),
-        ({"messages": [SYSTEM]}, 400, "the user last, and was sent 1 messages ()"),
-        (
-            {"messages": [*ASKED["messages"], {"role": "assistant", "content": "</answer>"}, *ASKED["messages"]]},
-            400,
-            "no answer of this agent's reads '</answer>'; leave tags out of it",
-        ),
-        (asked(" "), 400, "the question is empty"),
-        (asked([{"type": "image_url"}]), 400, "messages.0.content"),
-    ],
-)
+@cases("changes, status, message")
 def test_a_request_that_would_change_the_answer_is_refused_by_its_field(
     url: str, changes: dict[str, Any], status: int, message: str
 ) -> None:

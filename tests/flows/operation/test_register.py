@@ -24,6 +24,7 @@ from flows.dvc_files import DVC, ask_dvc, require_listing
 from flows.operation import register as register_stage
 from flows.operation.register import keep
 from flows.policies import folder_of, version_of
+from tests.cases import cases
 from tests.fixtures import ROOT, Inside, WriteParams
 
 POLICY = Path("outputs/train/ppo/checkpoint/policy")
@@ -171,21 +172,7 @@ def test_a_listing_that_leads_out_of_its_folder_is_refused_before_dvc_follows_it
     assert not any(path.exists() for path in (Path("../GNUmakefile"), file, file.with_suffix("")))
 
 
-@pytest.mark.parametrize(
-    "listing",
-    [
-        [{"md5": "0" * 32, "relpath": "../GNUmakefile"}],
-        [{"md5": "0" * 32, "relpath": "ok"}, {"md5": "0" * 32, "relpath": "below/../../GNUmakefile"}],
-        [{"md5": "0" * 32, "relpath": "/etc/profile"}],
-        [{"md5": "0" * 32, "relpath": "below//x"}],
-        [{"md5": "../../../../x", "relpath": "x"}],
-        [{"md5": f"{'0' * 32}.dir", "relpath": "x"}],  # a listing of its own
-        [{"md5": "0" * 32, "relpath": "x", "isexec": True}],
-        [{"md5": "0" * 32, "relpath": ["..", "x"]}],
-        ["../x"],
-        {"md5": "0" * 32, "relpath": "x"},
-    ],
-)
+@cases("listing")
 def test_a_listing_of_its_very_name_holds_files_of_its_folder_alone(project: Path, listing: object) -> None:
     """Whoever writes registry and remote both gives the hash as well."""
     text = json.dumps(listing)
