@@ -151,19 +151,7 @@ def test_the_last_line_is_what_came_of_it(home: Path) -> None:
     assert played(shell("cat >/dev/null"), TASK) == [Ending()]
 
 
-@pytest.mark.parametrize(
-    ("said", "fault"),
-    [
-        ("so long", "what it stated is no outcome: Invalid JSON"),
-        ('{"parts": {"speed": NaN}}', "no outcome: parts.speed: Input should be a finite number"),
-        ('{"parts": {"speed": "1"}}', "parts.speed: Input should be a valid number"),
-        ('{"parts": {"luck": 1}}', "'luck' is no part in env.agents.mine.rewards; name it there"),
-        ('{"success": 1}', "success: Input should be a valid boolean"),
-        ('{"reward": 1}', "reward: Extra inputs are not permitted"),
-        ("[1]", "no outcome: Input should be an object"),
-        ("[" * 100_000, "Invalid JSON"),
-    ],
-)
+@cases("said, fault")
 def test_another_last_line_is_a_fault(home: Path, said: str, fault: str) -> None:
     Path("said").write_text(said)
     [ending] = played(AgentParams(command=["cat", "said"], timeout_s=60, rewards=["speed"]), TASK)

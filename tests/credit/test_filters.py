@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from agent_r1.credit.assign import select, top_fraction, top_p
 from agent_r1.params.credit import FilterParams
+from tests.cases import cases
 
 SIZE = 4  # trajectories of a group
 
@@ -19,21 +20,7 @@ def chosen(rule: Rule, stds: list[float], share: float) -> list[int]:
     return np.flatnonzero(rule(np.array(stds), share, len(stds))).tolist()
 
 
-@pytest.mark.parametrize(
-    ("stds", "share", "expected"),
-    [
-        # Sum 10. From the largest: 4 covers .4, 4 + 3 covers .7, 4 + 3 + 2 covers .9.
-        ([1, 4, 3, 2], 0.9, [1, 2, 3]),
-        ([1, 4, 3, 2], 0.91, [0, 1, 2, 3]),
-        ([1, 4, 3, 2], 0.7, [1, 2]),
-        ([1, 4, 3, 2], 0.4, [1]),
-        ([1, 4, 3, 2], 0.01, [1]),  # the group that reaches the share is kept
-        ([0, 4, 0, 2], 1.0, [1, 3]),  # all that differ, and no other
-        ([0.1] * 10, 0.9, list(range(9))),  # nine tenths, though .1 added up nine times is not .9
-        ([0, 0], 0.9, []),
-        ([1e-17, 1], 1.0, [1]),  # equal but for rounding
-    ],
-)
+@cases("stds, share, expected")
 def test_top_p_by_hand(stds: list[float], share: float, expected: list[int]) -> None:
     assert chosen(top_p, stds, share) == expected
 

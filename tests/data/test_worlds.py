@@ -78,20 +78,7 @@ TASK = {"split": "{split}", "index": "{index}", "title": "{split} {seed}"}
 FILED = {"n": 8, "question": "Eight?", "answer": 8}
 
 
-@pytest.mark.parametrize(
-    ("given", "key", "content"),
-    [
-        ({"env": "gymnasium"}, "seed", 7),
-        ({"env": "openenv"}, "reset", SEED),
-        ({"env": "toolbox"}, "row", SEED),
-        ({"env": "openenv", "reset": TASK}, "reset", {"split": "test", "index": 1, "title": "test 7"}),
-        ({"env": "toolbox", "row": LEVEL}, "row", {"level": 3, "at": [7]}),
-        ({"env": "toolbox", "row": {"seed": {"seed": None}}}, "row", SEED),  # YAML's {seed} without quotes
-        ({"env": "toolbox", "row": {}}, "row", {}),
-        ({"env": "toolbox", "file": "ROWS"}, "row", FILED),
-        ({"env": "openenv", "file": "ROWS", "reset": LEVEL}, "reset", FILED | {"level": 3, "at": [7]}),
-    ],
-)
+@cases("given, key, content")
 def test_a_row_holds_what_its_world_is_begun_with(
     given: dict[str, Any], key: str, content: Any, tmp_path: Path
 ) -> None:

@@ -34,6 +34,7 @@ GRID = {"id": "some_worlds:Grid-v0", "actions": ["wait", "goal", "lava"]}
 SAID = {"id": "some_worlds:Said-v0"}
 SEES = {"id": "some_worlds:Sees-v0"}
 TENTHS = {"id": "some_worlds:Tenths-v0", "actions": ["a"]}
+WORLDS = {"ice": ICE, "cart": CART, "cliff": CLIFF, "sees": SEES, "said": SAID}
 FALLS, STANDS = ["Right"] * 10, ["Left", "Right"] * 6  # of the cart that seed 7 begins with
 HOME = ["South", "Pick up", *["North", "North", "East", "East"] * 2, "Drop off"]
 AROUND = ["Up", *["Right"] * 11, "Down"]
@@ -275,35 +276,8 @@ def test_rows_that_are_refused(setup: Any, message: str) -> None:
     )  # worlds that no row names are not made
 
 
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        (ICE | {"id": "FrozenLak-v1"}, r"env\.gymnasium\.w: FrozenLak-v1 cannot be used \(NameNotFound.*FrozenLake"),
-        (ICE | {"id": "no_worlds:X-v0"}, r"cannot be used \(ModuleNotFoundError"),
-        (ICE | {"id": "x y"}, r"gymnasium\.w\.id"),
-        (ICE | {"kwargs": {"colour": 1}}, r"cannot be used \(TypeError"),
-        (ICE | {"kwargs": {"render_mode": "human"}}, "render_mode 'human' draws no text; set it to ansi"),
-        (ICE | {"actions": ["Up", "Down"]}, "it has 4 actions, and not 2; name all of them under actions"),
-        (ICE | {"actions": None}, "it has 4 actions, and not 0"),
-        (ICE | {"actions": ["Up", "up", "Left", "Right"]}, "actions names 'up' 2 times, in whatever case"),
-        (ICE | {"success": None}, r'FrozenLake-v1 has no "success"; say .*: info, terminated'),
-        (CLIFF, 'the info of CliffWalking-v1 has no "success"; say under success'),
-        (ICE | {"success": "solved"}, "w.success: success is info, terminated, .*return: R}, and R is a number"),
-        (ICE | {"success": {"last_reward": 1, "return": 1}}, "success is info, terminated"),
-        (ICE | {"success": {"last_reward": float("nan")}}, "and R is a number"),
-        (CART | {"kwargs": {}, "success": "truncated"}, "truncated after 500 steps, .*max_episode_steps to 5 or"),
-        (SEES, "an observation of some_worlds:Sees-v0 takes .* env.max_result_characters shows 4,000; raise"),
-        (SEES | {"observation": "missio"}, "it observes no 'missio'; did you mean 'mission'"),
-        (CART | {"success": "truncated", "kwargs": {}, "observation": "x"}, "observes no 'x', nor any other key"),
-        (SEES | {"observation": "some_worlds:tell"}, "w.observation: some_worlds has no 'tell'; did you mean 'told'"),
-        (ICE | {"observation": "x"}, "observation 'x' has no effect where kwargs.render_mode draws; leave out one"),
-        (SAID | {"actions": ["a"]}, "it takes text, and actions has no effect; leave it out"),
-        ({"id": "some_worlds:Boxed-v0"}, "only those of Discrete and Text can be written"),
-        ({"id": "some_worlds:Drawn-v0"}, "begins in two ways with the same seed"),
-        (SAID | {"kwargs": {"render_mode": "ansi"}}, "draws int under render_mode ansi, and not text"),
-    ],
-)
+@cases("name, changes, message")
 @pytest.mark.filterwarnings("ignore:.*possible render_modes")
-def test_worlds_that_are_refused(params: dict[str, Any], message: str) -> None:
+def test_worlds_that_are_refused(name: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        require_gymnasium([ROW], limits(gymnasium={"w": params}))
+        require_gymnasium([ROW], limits(gymnasium={"w": WORLDS.get(name, {}) | changes}))
