@@ -22,7 +22,7 @@ _Loader.add_constructor("!text", _text)
 
 
 @functools.cache
-def tables(folder: Path) -> dict[str, list[Any]]:
+def tables(folder: Path) -> dict[str, Any]:
     return yaml.load((folder / "cases.yaml").read_text(encoding="utf-8"), _Loader)
 
 

@@ -112,19 +112,6 @@ def test_the_overlay_at_full_scale_holds_the_published_settings(project: Path) -
     assert set(full.runs) == {*own.runs, "ppo_lam_95"}
 
 
-def test_at_full_scale_lambda_is_1_but_where_the_advantage_mask_is_compared(project: Path) -> None:
-    """Those runs stand beside one that differs from each of them in its masks alone."""
-    switch("qwen2.5-3b")
-    full = load()
-    first, *unmasked, ppo = (full.run(RunId(name)) for name in full.ablations.runs[:4])
-    assert ppo == full.train
-    assert (ppo.credit.lam, first.credit.lam) == (1.0, 0.95)
-    for run in unmasked:
-        masks = {"loss_mask": run.credit.loss_mask, "advantage_mask": run.credit.advantage_mask}
-        assert run.credit == first.credit.model_copy(update=masks) != first.credit
-        assert run.model_copy(update={"credit": first.credit}) == first
-
-
 def test_the_overlay_for_eight_gpus_samples_on_all_that_learn(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))

@@ -11,9 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerFast
 
 from agent_r1.inspection import viewer as page_module
 from agent_r1.inspection.stored import Shown
@@ -134,17 +131,6 @@ def test_a_character_is_with_the_last_of_its_bytes() -> None:
 def test_what_never_becomes_a_character_is_shown_all_the_same() -> None:
     assert Pieces(utf8).of(b"a\xffb\xe5\xad") == ["a", "", f"{LOST}b", "", LOST]
     assert "".join(Pieces(utf8).of(b"\xff" * 20)) == LOST * 20
-
-
-@given(st.text(max_size=20))
-def test_the_pieces_are_the_text(tiny_tokenizer: PreTrainedTokenizerFast, text: str) -> None:
-    def decode(token_ids: Sequence[int]) -> str:
-        return str(tiny_tokenizer.decode(list(token_ids), clean_up_tokenization_spaces=False))
-
-    ids = tiny_tokenizer(text, add_special_tokens=False)["input_ids"]
-    pieces = Pieces(decode).of(ids)
-    assert len(pieces) == len(ids)
-    assert "".join(pieces) == decode(ids)
 
 
 @cases("pieces, ended, parts")

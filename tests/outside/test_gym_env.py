@@ -12,32 +12,11 @@ from agent_r1.records import CallStatus, Outcome, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.tools.toolbox import own_sources
-from tests.cases import cases
+from tests.cases import cases, tables
 from tests.outside.worlds import asked, collected, limits, play, shared
 
-ICE = {
-    "id": "FrozenLake-v1",
-    "kwargs": {"render_mode": "ansi", "is_slippery": False},
-    "actions": ["Left", "Down", "Right", "Up"],
-    "success": {"last_reward": 1},
-}
-TAXI = {
-    "id": "Taxi-v4",
-    "task": "Take them home.",
-    "kwargs": {"render_mode": "ansi"},
-    "actions": ["South", "North", "East", "West", "Pick up", "Drop off"],
-    "success": {"last_reward": 20},
-}
-CART = {"id": "CartPole-v1", "actions": ["Left", "Right"], "kwargs": {"max_episode_steps": 12}}
-CLIFF = {"id": "CliffWalking-v1", "actions": ["Up", "Right", "Down", "Left"]}
-GRID = {"id": "some_worlds:Grid-v0", "actions": ["wait", "goal", "lava"]}
-SAID = {"id": "some_worlds:Said-v0"}
-SEES = {"id": "some_worlds:Sees-v0"}
-TENTHS = {"id": "some_worlds:Tenths-v0", "actions": ["a"]}
-WORLDS = {"ice": ICE, "cart": CART, "cliff": CLIFF, "sees": SEES, "said": SAID}
-FALLS, STANDS = ["Right"] * 10, ["Left", "Right"] * 6  # of the cart that seed 7 begins with
-HOME = ["South", "Pick up", *["North", "North", "East", "East"] * 2, "Drop off"]
-AROUND = ["Up", *["Right"] * 11, "Down"]
+WORLDS = tables(Path(__file__).parent)["gym_worlds"]
+ICE, SAID, SEES, TAXI = (WORLDS[name] for name in ("ice", "said", "sees", "taxi"))
 SOURCE = """
 import itertools
 
@@ -155,30 +134,9 @@ def test_chance_plays_it_for_its_floor(chat: Chat) -> None:
         play_all(SAID)
 
 
-@pytest.mark.parametrize(
-    ("world", "success", "moves", "succeeds"),
-    [
-        (CART, "truncated", FALLS, False),
-        (CART, "truncated", STANDS, True),
-        (CART, {"return": 12}, FALLS, False),
-        (CLIFF, "terminated", AROUND, True),
-        (CLIFF, "terminated", AROUND[:-1], False),
-        (CLIFF, {"return": -13}, AROUND, True),
-        (CLIFF, {"return": -13}, AROUND[:-1], False),
-        (TAXI, {"last_reward": 20}, HOME, True),
-        (TAXI, {"last_reward": 20}, HOME[:-1], False),
-        (TAXI, {"return": 0}, ["Jump"], False),
-        (ICE, {"last_reward": 1}, ["Right", "Down"], False),
-        (GRID, {"last_reward": 0.1}, ["wait"] * 9 + ["goal"], True),
-        (GRID, {"last_reward": 0.1}, ["lava"], False),
-        (TENTHS, {"return": 0.3}, ["a", "a", "a"], True),  # though the sum is rounded
-        (TENTHS, {"return": 0.3}, ["a", "a"], False),
-    ],
-)
-def test_a_play_shows_the_success_that_is_asked_for(
-    world: dict[str, Any], success: Any, moves: list[str], succeeds: bool
-) -> None:
-    env = made(world | {"success": success}, max_steps=len(moves))
+@cases("world, success, moves, succeeds")
+def test_a_play_shows_the_success_that_is_asked_for(world: str, success: Any, moves: list[str], succeeds: bool) -> None:
+    env = made(WORLDS[world] | {"success": success}, max_steps=len(moves))
     assert play(env, *moves)[-1].rewards["success"] == float(succeeds)
 
 

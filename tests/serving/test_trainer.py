@@ -28,6 +28,7 @@ HELD = {"train": {"reference": "models:/agent_r1/1", "update": {"kl_loss": 0.1}}
 
 
 def follows(number: int) -> str:
+    """Tells the number after another one."""
     return str(number + 1)
 
 
