@@ -111,13 +111,7 @@ def test_sentences_join_as_each_release_cuts_them() -> None:
     assert WIKI.paragraphs(cut) == [("Kiss", "A film. By Mara.")]
 
 
-@pytest.mark.parametrize(
-    ("facts", "titles"),
-    [
-        ([["A", 0], ["B", 1], ["A", 2], ["C", 0], ["D", 0]], ["A", "B", "C", "D"]),
-        ([["Kiss", 9], ["Mara", -1]], ["Kiss", "Mara"]),  # sentence numbers beyond their paragraphs
-    ],
-)
+@cases("facts, titles")
 def test_every_gold_passage_is_a_hop(facts: list[Any], titles: list[str]) -> None:
     question = asked("2wikimultihopqa", supporting_facts=facts)
     assert (question.gold_titles, question.strata["hops"]) == (titles, str(len(titles)))

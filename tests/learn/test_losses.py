@@ -104,14 +104,7 @@ def test_metrics_of_a_mask_are_its_share_and_the_worth_of_the_rest() -> None:
     assert "policy/importance_masked" not in policy_metrics(made, UPDATE, 4, 4)
 
 
-@pytest.mark.parametrize(
-    ("value", "old_value", "target", "loss"),
-    [
-        (1.2, 1.0, 2.0, 0.32),  # within the clip: 0.8^2 / 2
-        (2.0, 1.0, 2.0, 0.125),  # clipped to 1.5: max(0, 0.5^2) / 2
-        (0.0, 1.0, 2.0, 2.0),  # clipped to 0.5: max(2^2, 1.5^2) / 2
-    ],
-)
+@cases("value, old_value, target, loss")
 def test_clipped_value_loss_by_hand(value: float, old_value: float, target: float, loss: float) -> None:
     tensors = [torch.tensor([number]) for number in (value, old_value, target)]
     assert clipped_value_loss(*tensors, value_clip=0.5).item() == pytest.approx(loss)

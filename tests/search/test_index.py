@@ -208,15 +208,7 @@ class Fixed:
         return self._positions[:k]
 
 
-@pytest.mark.parametrize(
-    ("rankings", "constant", "fused"),
-    [
-        ([[7, 5, 9], [5, 2, 7]], 1, [5, 7, 2, 9]),  # 1/2 + 1/4 = .75 for 7, 1/3 + 1/2 = .83 for 5, 1/4 for 9, 1/3 for 2
-        ([[4, 1], [1, 4]], 60, [1, 4]),  # equal sums rank by position
-        ([[8], [3]], 60, [3, 8]),
-        ([[], []], 60, []),
-    ],
-)
+@cases("rankings, constant, fused")
 def test_ranks_are_fused_by_hand(rankings: list[list[int]], constant: int, fused: list[int]) -> None:
     assert fuse([np.array(ranking, np.int64) for ranking in rankings], constant).tolist() == fused
 
