@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import secrets
 import socket
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import Field
 from starlette.applications import Starlette
@@ -24,11 +22,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from agent_r1.agents.programs import Stated
-from agent_r1.agents.session import Completing, GivenAction, Session, offered
+from agent_r1.agents.session import GivenAction, Session, offered
 from agent_r1.faults import ContextFull
-from agent_r1.http.completions import GONE, Refused, event, read, received, refused, require_model, unless_left
+from agent_r1.http.completions import GONE, received, refused, require_model, unless_left
+from agent_r1.http.dialects import chat
+from agent_r1.http.dialects.conversation import ChatRequest, Refused, read
 from agent_r1.http.guard import Bounded, Unsignalled, configured
-from agent_r1.records import StopReason
 from agent_r1.rollout.episodes import Act
 
 MODEL = "policy"  # the name of the only model
@@ -65,7 +64,7 @@ class OpenEpisode:
         self._turn = nullcontext() if parallel else asyncio.Lock()
         self._asked = dict[bytes, list[Asking]]()
 
-    def ask(self, chat_request: Completing, body: bytes, *, again: bool) -> Asking:
+    def ask(self, chat_request: ChatRequest, body: bytes, *, again: bool) -> Asking:
         """The answer to a request; one that is sent `again`, or whose connection is gone, has its answer already."""
         same = self._asked.setdefault(blake2b(body).digest(), [])
         asking = same[-1] if again and same else next((twin for twin in same if twin.gone), None)
@@ -76,7 +75,7 @@ class OpenEpisode:
         asking.gone = False
         return asking
 
-    async def _draw(self, chat_request: Completing) -> GivenAction:
+    async def _draw(self, chat_request: ChatRequest) -> GivenAction:
         try:
             async with self._turn:
                 await asyncio.to_thread(offered, chat_request.spelled_tools)  # keeps them: reading some takes seconds
@@ -122,7 +121,7 @@ class Completions(ABC):
         ]
 
     @abstractmethod
-    def _asked_by(self, request: Request) -> Callable[[Completing], OpenEpisode]:
+    def _asked_by(self, request: Request) -> Callable[[ChatRequest], OpenEpisode]:
         """Tells the episode of a request by its body. Raises Refused for a key that opens none."""
 
     async def _models(self, request: Request) -> Response:
@@ -136,7 +135,7 @@ class Completions(ABC):
     async def _complete(self, request: Request) -> Response:
         episode_of = self._asked_by(request)
         body = await received(request, MAX_BODY_BYTES, "send a shorter history")
-        chat_request = Completing.read(body)
+        chat_request = chat.read(body, {})
         require_model(chat_request.model, MODEL)
         self._tell(chat_request)
         asking = episode_of(chat_request).ask(chat_request, body, again=request.headers.get(_RETRIED, "0") != "0")
@@ -144,12 +143,12 @@ class Completions(ABC):
         if drawn is None:
             asking.gone = True
             return Response(status_code=GONE)
+        reply = drawn.reply(MODEL)
         if not chat_request.stream:
-            return JSONResponse(completion(drawn))
-        with_usage = chat_request.stream_options is not None and chat_request.stream_options.include_usage
-        return Response(stream(drawn, with_usage=with_usage), media_type="text/event-stream")
+            return JSONResponse(chat.write(chat_request, reply))
+        return Response(chat.events(chat_request, reply), media_type="text/event-stream")
 
-    def _tell(self, chat_request: Completing) -> None:
+    def _tell(self, chat_request: ChatRequest) -> None:
         """Says once that an agent asks for another temperature or top_p."""
         if not self._told and (chat_request.temperature not in (None, 1) or chat_request.top_p not in (None, 1)):
             self._told = True
@@ -208,7 +207,7 @@ class Gateway(Completions):
             raise Refused(f"this needs the {which} key of an episode, as a bearer token", None, 401, "invalid_api_key")
         return episodes[key]
 
-    def _asked_by(self, request: Request) -> Callable[[Completing], OpenEpisode]:
+    def _asked_by(self, request: Request) -> Callable[[ChatRequest], OpenEpisode]:
         episode = self._of(request, self._opened, "client's")
         return lambda _: episode
 
@@ -231,47 +230,3 @@ def _refused(request: Request, fault: Exception) -> Response:
     response = refused(request, fault)
     response.headers["x-should-retry"] = "false"  # else OpenAI's client repeats 409 and 503
     return response
-
-
-def completion(drawn: GivenAction) -> dict[str, Any]:
-    """An answer as OpenAI's client reads it."""
-    return _head(drawn, "chat.completion") | {"choices": [_choice(drawn, "message")], "usage": _usage(drawn)}
-
-
-def stream(drawn: GivenAction, *, with_usage: bool) -> str:
-    """All events of an answer, the whole action in one."""
-    head = _head(drawn, "chat.completion.chunk")
-    choice = _choice(drawn, "delta")
-    delta = choice["delta"]
-    opening = {**choice, "delta": {"role": delta.pop("role"), "content": ""}, "finish_reason": None}
-    for at, call in enumerate(delta.get("tool_calls", ())):
-        call["index"] = at
-    steps = [[opening], [{**choice, "finish_reason": None}], [{**choice, "delta": {}}]]
-    events = [head | {"choices": choices} for choices in steps]
-    events += [head | {"choices": [], "usage": _usage(drawn)}] if with_usage else []
-    return "".join([*map(event, events), "data: [DONE]\n\n"])
-
-
-def _head(drawn: GivenAction, kind: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{drawn.name}", "object": kind, "created": int(time.time()), "model": MODEL}
-
-
-def _choice(drawn: GivenAction, key: str) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": drawn.content or (None if drawn.calls else "")}
-    if drawn.thought:
-        message["reasoning_content"] = drawn.thought
-    if drawn.calls:
-        spelled = [(name, call.tool, json.dumps(call.arguments, ensure_ascii=False)) for name, call in drawn.calls]
-        message["tool_calls"] = [
-            {"id": name, "type": "function", "function": {"name": tool, "arguments": arguments}}
-            for name, tool, arguments in spelled
-        ]
-    cut = "length" if drawn.action.stop_reason is StopReason.LENGTH else "stop"
-    ending = "tool_calls" if drawn.calls else cut
-    return {"index": 0, key: message, "finish_reason": ending, "logprobs": None}
-
-
-def _usage(drawn: GivenAction) -> dict[str, int]:
-    prompt = len(drawn.place.ids)
-    sampled = len(drawn.action.token_ids)
-    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}

@@ -7,27 +7,19 @@ import json
 from collections.abc import Coroutine
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from agent_r1.http.client import Shape
+from agent_r1.http.dialects.conversation import Refused as Refused
+from agent_r1.http.dialects.conversation import event as event
+from agent_r1.http.dialects.conversation import read
 from agent_r1.http.guard import read_body, refusal
 
 GONE = 499  # the status of an answer whose client is gone
 
 T = TypeVar("T")
-
-
-class Refused(ValueError):
-    """A request that is refused with an error, because of its field `param` if it is one field."""
-
-    def __init__(self, message: str, param: str | None = None, status: int = 400, code: str = "invalid_value") -> None:
-        super().__init__(message)
-        self.param = param
-        self.status = status
-        self.code = code
 
 
 class TextPart(BaseModel):
@@ -105,17 +97,6 @@ class Asked(BaseModel):
         return [stop for stop in stops if stop]
 
 
-def read(kind: type[Shape], body: bytes) -> Shape:
-    """A body of JSON in a shape. Raises Refused that names the field that is wrong."""
-    try:
-        return kind.model_validate_json(body)
-    except ValidationError as fault:
-        problem = fault.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, problem["loc"]))[:80]
-        message = f"{where}: {problem['msg']}" if where else problem["msg"]
-        raise Refused(message, where.partition(".")[0] or None) from None
-
-
 async def received(request: Request, most: int, remedy: str) -> bytes:
     """The body of a request of at most so many bytes; Refused unless it is JSON by its head."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip()
@@ -146,11 +127,6 @@ async def unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T | Non
 async def _left(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def event(content: dict[str, Any]) -> str:
-    """One event of a stream."""
-    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
 
 
 def refused(_: Request | None, refused: Exception) -> Response:

@@ -15,7 +15,8 @@ from starlette.types import ASGIApp
 from uvicorn import Server
 
 from agent_r1.agents.gateway import MODEL, Completions, OpenEpisode, Unhurried, application
-from agent_r1.agents.session import Completing, Session
+from agent_r1.agents.session import Session
+from agent_r1.http.dialects.conversation import ChatRequest
 from agent_r1.http.endpoint import ENDPOINT_KEY
 from agent_r1.http.guard import Guard, configured
 from agent_r1.params.env import AgentParams, EnvParams
@@ -49,12 +50,12 @@ class Conversations(Completions):
     def app(self) -> ASGIApp:
         return Guard(application(self.routes), ENDPOINT_KEY)
 
-    def _asked_by(self, request: Request) -> Callable[[Completing], OpenEpisode]:
+    def _asked_by(self, request: Request) -> Callable[[ChatRequest], OpenEpisode]:
         return self._conversation
 
-    def _conversation(self, asked: Completing) -> OpenEpisode:
+    def _conversation(self, asked: ChatRequest) -> OpenEpisode:
         opening = takewhile(lambda message: message.role != "assistant", asked.messages)
-        told = json.dumps([asked.tools, *(message.model_dump() for message in opening)])
+        told = json.dumps([asked.tools, *opening])
         name = blake2b(told.encode(), digest_size=16).hexdigest()
         found = self._known.pop(name, None)
         if found is None or len(found.session.drawn) >= MOST_ACTIONS:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from agent_r1.agents.session import Completing, GivenAction, Session
-from agent_r1.http.completions import Refused
+from agent_r1.agents.session import GivenAction, Session
+from agent_r1.http.dialects import chat as completions
+from agent_r1.http.dialects.conversation import Refused
 from agent_r1.params import SHIPPED, load
 from agent_r1.params.env import AgentParams
 from agent_r1.records import CallStatus, Outcome, Source, StopReason
@@ -43,7 +44,7 @@ class Episode:
 
     def ask(self, messages: Sequence[Any], said: str | Sequence[int], **fields: Any) -> GivenAction:
         body = {"model": "policy", "messages": messages, "tools": [SEARCH], **fields}
-        asked = Completing.read(json.dumps(body).encode())
+        asked = completions.read(json.dumps(body).encode(), {})
         place = self.session.place(asked)
         request, first = self.session.request(place, asked, 0)
         ids = self.chat.encode_action(said) if isinstance(said, str) else list(said)
