@@ -7,12 +7,13 @@ import logging
 import secrets
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from itertools import chain
-from typing import Annotated, Self
+from typing import Annotated, Any, Protocol, Self
 
 from pydantic import Field
 from starlette.applications import Starlette
@@ -22,12 +23,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from agent_r1.agents.programs import Stated
-from agent_r1.agents.session import GivenAction, Session, offered
+from agent_r1.agents.session import Session, offered
 from agent_r1.faults import ContextFull
-from agent_r1.http.completions import GONE, received, refused, require_model, unless_left
-from agent_r1.http.dialects import chat
-from agent_r1.http.dialects.conversation import ChatRequest, Refused, read
-from agent_r1.http.guard import Bounded, Unsignalled, configured
+from agent_r1.http.completions import answered, received, refused
+from agent_r1.http.dialects import DIALECTS
+from agent_r1.http.dialects.conversation import ChatRequest, Dialect, Refused, Reply, read
+from agent_r1.http.guard import Bounded, Unsignalled, configured, key_of
 from agent_r1.rollout.episodes import Act
 
 MODEL = "policy"  # the name of the only model
@@ -47,7 +48,7 @@ class Posted(Stated):
 class Asking:
     """A request that is answered."""
 
-    drawing: asyncio.Task[GivenAction]
+    drawing: asyncio.Task[Reply]
     gone: bool = False  # whether the connection that asked it is
 
 
@@ -63,6 +64,11 @@ class OpenEpisode:
         self._episode = episode
         self._turn = nullcontext() if parallel else asyncio.Lock()
         self._asked = dict[bytes, list[Asking]]()
+        self.stored = dict[str, Any]()  # what requests of Responses may name
+
+    def of(self, _: ChatRequest) -> Self:
+        """The episode of a request by its key."""
+        return self
 
     def ask(self, chat_request: ChatRequest, body: bytes, *, again: bool) -> Asking:
         """The answer to a request; one that is sent `again`, or whose connection is gone, has its answer already."""
@@ -75,13 +81,14 @@ class OpenEpisode:
         asking.gone = False
         return asking
 
-    async def _draw(self, chat_request: ChatRequest) -> GivenAction:
+    async def _draw(self, chat_request: ChatRequest) -> Reply:
         try:
             async with self._turn:
-                await asyncio.to_thread(offered, chat_request.spelled_tools)  # keeps them: reading some takes seconds
+                await asyncio.to_thread(offered, chat_request.spelled_schemas)  # keeps them: reading some takes seconds
                 place = self.session.place(chat_request)
                 request, first = self.session.request(place, chat_request, self._episode)
-                return self.session.take(place, chat_request, request, first, await self._act(request))
+                action = await self._act(request)
+                return self.session.take(place, chat_request, request, first, action).reply(MODEL)
         except ContextFull as fault:
             raise self.session.full(str(fault)) from None
         except Refused:
@@ -106,55 +113,64 @@ class Unhurried(Bounded):
     again = True
 
 
-class Completions(ABC):
-    """The routes by which agents ask one policy."""
+class Access(Protocol):
+    """What a key opens."""
 
-    _told = False  # that agents ask for another temperature
+    stored: dict[str, Any]  # what requests of Responses may name
+
+    def of(self, chat_request: ChatRequest, /) -> OpenEpisode:
+        """The episode of a request."""
+        ...
+
+
+class Completions(ABC):
+    """The routes by which agents ask one policy, in any dialect and by any name."""
+
+    def __init__(self) -> None:
+        self._unapplied = set[str]()  # fields that were said to change nothing
 
     @property
     def routes(self) -> list[Route]:
-        """GET /v1/models, GET /v1/models/NAME and POST /v1/chat/completions."""
+        """GET /v1/models, GET /v1/models/NAME and a POST for each dialect."""
         return [
             Route("/v1/models", self._models, methods=["GET"]),
             Route("/v1/models/{name:path}", self._models, methods=["GET"]),
-            Route("/v1/chat/completions", self._complete, methods=["POST"]),
+            *(Route(dialect.path, partial(self._complete, dialect), methods=["POST"]) for dialect in DIALECTS),
         ]
 
     @abstractmethod
-    def _asked_by(self, request: Request) -> Callable[[ChatRequest], OpenEpisode]:
-        """Tells the episode of a request by its body. Raises Refused for a key that opens none."""
+    def _access(self, request: Request) -> Access:
+        """What the key of a request opens. Raises Refused for one that opens nothing."""
 
     async def _models(self, request: Request) -> Response:
-        self._asked_by(request)
-        card = {"id": MODEL, "object": "model", "created": 0, "owned_by": "agent_r1"}
-        if name := request.path_params.get("name"):
-            require_model(name, MODEL)
-            return JSONResponse(card)
-        return JSONResponse({"object": "list", "data": [card]})
+        self._access(request)
+        name = request.path_params.get("name")
+        card = {"id": name or MODEL, "object": "model", "created": 0, "owned_by": "agent_r1"}
+        return JSONResponse(card if name else {"object": "list", "data": [card]})
 
-    async def _complete(self, request: Request) -> Response:
-        episode_of = self._asked_by(request)
+    async def _complete(self, dialect: Dialect, request: Request) -> Response:
+        access = self._access(request)
         body = await received(request, MAX_BODY_BYTES, "send a shorter history")
-        chat_request = chat.read(body, {})
-        require_model(chat_request.model, MODEL)
+        chat_request = dialect.read(body, access.stored)
         self._tell(chat_request)
-        asking = episode_of(chat_request).ask(chat_request, body, again=request.headers.get(_RETRIED, "0") != "0")
-        drawn = await unless_left(request, _shielded(asking.drawing))
-        if drawn is None:
-            asking.gone = True
-            return Response(status_code=GONE)
-        reply = drawn.reply(MODEL)
-        if not chat_request.stream:
-            return JSONResponse(chat.write(chat_request, reply))
-        return Response(chat.events(chat_request, reply), media_type="text/event-stream")
+        again = request.headers.get(_RETRIED, "0") != "0"
+        asking = access.of(chat_request).ask(chat_request, body, again=again)
+
+        def write(reply: Reply) -> str | dict[str, Any]:
+            access.stored |= dialect.stored(chat_request, reply)
+            return dialect.events(chat_request, reply) if chat_request.stream else dialect.write(chat_request, reply)
+
+        leave = partial(setattr, asking, "gone", True)
+        return await answered(request, asking.drawing, write, dialect.failure, leave, stream=chat_request.stream)
 
     def _tell(self, chat_request: ChatRequest) -> None:
-        """Says once that an agent asks for another temperature or top_p."""
-        if not self._told and (chat_request.temperature not in (None, 1) or chat_request.top_p not in (None, 1)):
-            self._told = True
-            options = f"temperature {chat_request.temperature} and top_p {chat_request.top_p}"
+        """Says once of each field that it changes nothing."""
+        fields = {name: value for name, value in chat_request.unapplied.items() if name not in self._unapplied}
+        if fields:
+            self._unapplied |= fields.keys()
+            spelled = ", ".join(f"{name} {str(value)[:80]}" for name, value in fields.items())
             logger.warning(
-                "an agent asks for %s, which changes nothing: the policy is sampled as it is set up", options
+                "an agent asks for %s, which changes nothing: the policy is sampled as it is set up", spelled
             )
 
 
@@ -167,6 +183,7 @@ class Gateway(Completions):
     """The server of a stage. A key opens the session of its own episode alone, while that is under way."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._opened = dict[str, OpenEpisode]()
         self._rewards = dict[str, OpenEpisode]()
         self._over = set[str]()
@@ -200,16 +217,15 @@ class Gateway(Completions):
 
     def _of(self, request: Request, episodes: dict[str, OpenEpisode], which: str) -> OpenEpisode:
         """The episode of a request's key."""
-        key = request.headers.get("authorization", "").removeprefix("Bearer ")
+        key = key_of(request.headers)
         if key in self._over:
             raise Refused("the episode of this key is over", None, 401, "episode_over")
         if key not in episodes:
             raise Refused(f"this needs the {which} key of an episode, as a bearer token", None, 401, "invalid_api_key")
         return episodes[key]
 
-    def _asked_by(self, request: Request) -> Callable[[ChatRequest], OpenEpisode]:
-        episode = self._of(request, self._opened, "client's")
-        return lambda _: episode
+    def _access(self, request: Request) -> OpenEpisode:
+        return self._of(request, self._opened, "client's")
 
     async def _reward(self, request: Request) -> Response:
         episode = self._of(request, self._rewards, "reward")
@@ -220,10 +236,6 @@ class Gateway(Completions):
             raise Refused(f"parts: {name[:80]!r} is not declared in the agent's `rewards`", "parts")
         episode.posted = posted
         return JSONResponse({})
-
-
-async def _shielded(drawing: asyncio.Task[GivenAction]) -> GivenAction:
-    return await asyncio.shield(drawing)
 
 
 def _refused(request: Request, fault: Exception) -> Response:

@@ -53,29 +53,36 @@ logger = logging.getLogger(__name__)
 
 
 class Offered(NamedTuple):
-    """The tools of a request."""
+    """The tools of a request, and the form of its text."""
 
     tools: Tools
     arguments: dict[str, ArgumentCheck]  # by the tool's name
+    form: ArgumentCheck | None
 
 
 @lru_cache(maxsize=64)
 def offered(spelled: str) -> Offered:
-    """The tools of a request in the OpenAI function form, from their JSON. Raises Refused for what is none."""
+    """The `spelled_schemas` of a request. Raises Refused for those that are none, or cannot be checked."""
+    request_tools, form = json.loads(spelled)
     tools = []
     arguments = {}
-    for tool in json.loads(spelled):
+    for tool in request_tools:
         match tool:
             case {"type": "function", "function": {"name": str(name), **fields}}:
                 schema: Any = fields.get("parameters") or {"type": "object"}
-                try:
-                    tools.append(function_schema(name, str(fields.get("description") or ""), schema))
-                    arguments[name] = ArgumentCheck(schema)
-                except ValueError as fault:
-                    raise Refused(f"tools: {str(fault)[:400]}", "tools") from None
+                arguments[name] = _check(name, schema, "tools")
+                tools.append(function_schema(name, str(fields.get("description") or ""), schema))
             case _:
                 raise Refused('tools: a tool is {"type": "function", "function": {"name": ...}}', "tools")
-    return Offered(tools, arguments)
+    return Offered(tools, arguments, _check("form", form[1], form[0]) if form else None)
+
+
+def _check(name: str, schema: Any, field: str) -> ArgumentCheck:
+    try:
+        function_schema(name, "", schema)
+        return ArgumentCheck(schema)
+    except ValueError as fault:
+        raise Refused(f"{field}: {str(fault)[:400]}", field) from None
 
 
 class Position(NamedTuple):
@@ -145,6 +152,7 @@ class EpisodeCounts:
     shown: int = 0  # sampled tokens that later requests showed again
     kept: int = 0  # of these, the ones that were read as sampled
     unknown: int = 0  # assistant messages that are no earlier answer
+    unmet_form: int = 0  # actions without the calls or the form that their requests demand
 
 
 class Session:
@@ -178,7 +186,10 @@ class Session:
     def place(self, chat_request: ChatRequest) -> Position:
         """Where a request stands. Raises Refused if its tools are none, or the template cannot write it."""
         try:
-            tools = offered(chat_request.spelled_tools)
+            tools = offered(chat_request.spelled_schemas)
+            tool = chat_request.choice.tool
+            if tool and tool not in tools.arguments:
+                raise Refused(f"tool_choice: no tool {tool[:80]!r} is offered", "tool_choice")
             messages, answers = self._read(chat_request)
             opening = len(list(takewhile(lambda message: message[0] == "system", messages)))
             messages[opening:opening] = self._chat.example_messages(self._examples, tools.tools)
@@ -257,6 +268,10 @@ class Session:
         stop = _first(chat_request.stops, text) if action.stop_reason is StopReason.STOP else None
         reply = _reply(text, parsed, chat_request, stop)
         name = f"{request.seed:016x}"
+        meets = _meets(reply, chat_request, place.offered)
+        self.counts.unmet_form += not meets
+        well_formed = meets and not reply.stray
+        calls = _statuses(parsed.calls, place.offered) if well_formed else [Call(status=CallStatus.MALFORMED)]
         drawn = GivenAction(
             name=name,
             place=place,
@@ -272,7 +287,7 @@ class Session:
                 action_start=0,
                 action_stop=len(action.token_ids),
                 stop_reason=action.stop_reason,
-                calls=[Call(status=CallStatus.MALFORMED)] if reply.stray else _statuses(parsed.calls, place.offered),
+                calls=calls,
                 rewards={"think": think(parsed)},
             ),
             stop=stop,
@@ -434,8 +449,19 @@ def _reply(text: str, parsed: ParsedAction, chat_request: ChatRequest, stop: str
     thought, rest = _apart(visible)
     if parsed.problem and any(tag in rest for tag in TAGS):
         return _Reply("", visible.strip(), [], stray=True)
-    calls = [] if chat_request.tool_choice == "none" or parsed.problem else parsed.calls
+    calls = [] if chat_request.choice.kind == "none" or parsed.problem else parsed.calls
     return _Reply(thought, (_without_calls(rest) if calls else rest).strip(), calls, stray=False)
+
+
+def _meets(reply: _Reply, chat_request: ChatRequest, tools: Offered) -> bool:
+    """Whether an action has the calls and the form that its request demands."""
+    choice = chat_request.choice
+    if choice.kind == "required":
+        return bool(reply.calls) and all(call.tool == (choice.tool or call.tool) for call in reply.calls)
+    if tools.form is None or reply.calls:
+        return True
+    value = object_of(reply.content)
+    return value is not None and tools.form.fits(value)
 
 
 def _replies(messages: Sequence[Message]) -> tuple[list[str], Answering | None]:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from agent_r1.http.dialects import DIALECTS
 from agent_r1.http.dialects.conversation import Refused as Refused
 from agent_r1.http.dialects.conversation import event as event
 from agent_r1.http.dialects.conversation import read
 from agent_r1.http.guard import read_body, refusal
 
 GONE = 499  # the status of an answer whose client is gone
+KEEP_ALIVE_S = 15.0  # between two signs of life in a stream
 
 T = TypeVar("T")
 
@@ -111,6 +113,47 @@ def require_model(name: str, model: str) -> None:
         raise Refused(f"there is no model {name[:80]!r} here, only {model!r}", "model", 404, "model_not_found")
 
 
+async def answered(
+    request: Request,
+    work: asyncio.Future[T],
+    write: Callable[[T], str | dict[str, Any]],
+    fail: Callable[[Refused], str],
+    leave: Callable[[], object],
+    *,
+    stream: bool,
+) -> Response:
+    """The answer to a request, written once its work is done. A stream that waits shows signs of life.
+
+    What the work refuses is raised, or told by `fail` in a stream that has begun; `leave` is called if the client
+    leaves before the work is done.
+    """
+    if await unless_left(request, asyncio.wait({work}, timeout=KEEP_ALIVE_S if stream else None)) is None:
+        leave()
+        return Response(status_code=GONE)
+    if not work.done():
+        return StreamingResponse(_alive(work, write, fail, leave), media_type="text/event-stream")
+    content = write(work.result())
+    return JSONResponse(content) if isinstance(content, dict) else Response(content, media_type="text/event-stream")
+
+
+async def _alive(
+    work: asyncio.Future[T],
+    write: Callable[[T], str | dict[str, Any]],
+    fail: Callable[[Refused], str],
+    leave: Callable[[], object],
+) -> AsyncIterator[str]:
+    try:
+        while not work.done():
+            yield ": it is acting\n\n"
+            await asyncio.wait({work}, timeout=KEEP_ALIVE_S)
+        yield str(write(work.result()))
+    except Refused as fault:
+        yield fail(fault)
+    finally:
+        if not work.done():
+            leave()
+
+
 async def unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
     """The result of the work. Cancels it and returns None if the client leaves first."""
     working = asyncio.create_task(work)
@@ -129,12 +172,12 @@ async def _left(request: Request) -> None:
         pass
 
 
-def refused(_: Request | None, refused: Exception) -> Response:
+def refused(request: Request, fault: Exception) -> Response:
     """The answer to a request that is refused."""
-    match refused:
-        case Refused(param=param, status=status, code=code):
-            return refusal(status, str(refused), code, param)
-        case HTTPException(status_code=status, detail=detail):
-            ask = "; ask GET /v1/models or POST /v1/chat/completions" if status in (404, 405) else ""
-            return refusal(status, detail + ask, "invalid_request")
-    raise refused
+    if isinstance(fault, HTTPException):
+        paths = " or POST ".join(dialect.path for dialect in DIALECTS)
+        ask = f"; ask GET /v1/models or POST {paths}" if fault.status_code in (404, 405) else ""
+        fault = Refused(fault.detail + ask, None, fault.status_code, "invalid_request")
+    if isinstance(fault, Refused):
+        return refusal(fault, request.url.path)
+    raise fault

@@ -19,7 +19,7 @@ from uvicorn import Server
 
 from agent_r1.http.completions import GONE, Refused, event, received, refused, require_model, unless_left
 from agent_r1.http.endpoint import ENDPOINT_KEY
-from agent_r1.http.guard import Bounded, Guard, configured
+from agent_r1.http.guard import Bounded, Guard, configured, refusal
 from agent_r1.inspection.wire import Card, Completion, Limits, Questioned
 from agent_r1.records import Outcome
 from agent_r1.rollout.episode import PromptTooLong, StepView
@@ -144,7 +144,7 @@ async def _events(
                 views.append(view)
                 yield event(completion.step(view))
         except Refused as fault:
-            yield f"data: {bytes(refused(None, fault).body).decode()}\n\n"
+            yield f"data: {bytes(refusal(fault).body).decode()}\n\n"
             return
     if with_usage:
         yield event(completion.used(views))

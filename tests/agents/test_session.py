@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from agent_r1.agents.session import GivenAction, Session
-from agent_r1.http.dialects import chat as completions
-from agent_r1.http.dialects.conversation import Refused
+from agent_r1.http.dialects.chat import ChatCompletions
+from agent_r1.http.dialects.conversation import ChatRequest, Refused
 from agent_r1.params import SHIPPED, load
 from agent_r1.params.env import AgentParams
 from agent_r1.records import CallStatus, Outcome, Source, StopReason
@@ -44,7 +44,9 @@ class Episode:
 
     def ask(self, messages: Sequence[Any], said: str | Sequence[int], **fields: Any) -> GivenAction:
         body = {"model": "policy", "messages": messages, "tools": [SEARCH], **fields}
-        asked = completions.read(json.dumps(body).encode(), {})
+        return self.take(ChatCompletions().read(json.dumps(body).encode(), {}), said)
+
+    def take(self, asked: ChatRequest, said: str | Sequence[int]) -> GivenAction:
         place = self.session.place(asked)
         request, first = self.session.request(place, asked, 0)
         ids = self.chat.encode_action(said) if isinstance(said, str) else list(said)
@@ -195,8 +197,9 @@ def test_what_is_malformed(chat: Chat) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"n": 2}, "n: this agent takes null or 1 alone"),
-        ({"tool_choice": "required"}, "tool_choice"),
+        ({"n": 2}, "n: null or 1 alone is taken here"),
+        ({"tool_choice": "some"}, "tool_choice: takes auto"),
+        ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "no tool 'x' is offered"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
         ({"messages": [WHO, {"role": "assistant", "content": "x"}]}, "the last one is the assistant's"),
         ({"messages": [WHO, {"role": "tool", "content": "x", "tool_call_id": "y"}]}, "nobody made"),
