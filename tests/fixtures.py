@@ -1,7 +1,5 @@
 """What several rooms' tests share: a small tokenizer, small models, a task of one action, vLLM servers."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
@@ -25,6 +23,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, Qwen2Fo
 
 from agent_r1.envs.kinds import attempts_at
 from agent_r1.envs.shared import Shared
+from agent_r1.identity import Identity
 from agent_r1.learn.builtin import new_model, train_tokenizer
 from agent_r1.params import load
 from agent_r1.params.env import EnvParams
@@ -37,10 +36,9 @@ from agent_r1.rollout.engine_wire import EXTENSION
 from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.search.index import Cached, build, open_index
 from agent_r1.tables import write_rows
+from agent_r1.teaching.supervised import Lessons, fit
 from agent_r1.training.folder import RunFolder
-from agent_r1.training.identity import Identity
 from agent_r1.training.loop import Training
-from agent_r1.training.supervised import Lessons, fit
 from tests.trajectories import question_fields
 
 ROOT = Path(__file__).parents[1]
@@ -113,8 +111,7 @@ def chat(tiny_tokenizer: PreTrainedTokenizerFast) -> Chat:
 def _free_port() -> int:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
-        port: int = listening.getsockname()[1]
-        return port
+        return listening.getsockname()[1]
 
 
 @pytest.fixture(scope="session")

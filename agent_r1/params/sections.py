@@ -115,6 +115,8 @@ NEUTRAL: dict[str, Any] = {
     "train.monitor.thresholds.long_step": 0.0,
     "train.monitor.thresholds.surprisal_jump": 0.0,
     "train.reference": "",
+    "train.update.importance_floor": 0.0,
+    "train.update.importance_rule": "cap",
     "train.rollout.demonstrate": 0.0,
     "train.validation.samples": 1,
     "warm_start.checkpoint_every": 0,

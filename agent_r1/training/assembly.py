@@ -13,6 +13,7 @@ from agent_r1.credit import own as own_rewards
 from agent_r1.envs.kinds import attempts_at, openings, require_playable, warn_of_alike
 from agent_r1.envs.shared import Shared
 from agent_r1.files import load_pretrained, model_hash, sha256
+from agent_r1.identity import Identity
 from agent_r1.learn import adapter, checkpoint, memory
 from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import Params
@@ -25,7 +26,6 @@ from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
 from agent_r1.training.fitness import require_fit
 from agent_r1.training.folder import RunFolder
-from agent_r1.training.identity import Identity
 from agent_r1.training.loop import Training
 from agent_r1.training.questions import draw_unseen, require_gold_titles
 

@@ -1,7 +1,5 @@
 """Runs held against the bands of recipes: curves by hand, files that somebody sent, and the command."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +8,9 @@ import pandas as pd
 import pytest
 
 from agent_r1.files import write_text
+from agent_r1.identity import Identity, write_start
 from agent_r1.inspection.recipes import METRICS, check, curve_of, read_curves, write_band
 from agent_r1.learn.checkpoint import Progress, seal
-from agent_r1.training.identity import Identity, write_start
 from flows.commands import look
 
 ITERATIONS = 8

@@ -1,7 +1,5 @@
 """A run with a checkpoint every so many iterations that is killed between two: it costs updates, and no bit."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections import Counter
@@ -23,8 +21,8 @@ from agent_r1.learn.memory import REMEDIES
 from agent_r1.records import Outcome, Trajectory
 from agent_r1.rollout.sampling import EngineError
 from agent_r1.tables import read_rows, write_rows
+from agent_r1.teaching.demonstrator import Demonstrator
 from agent_r1.training import collection, loop
-from agent_r1.training.demonstrator import Demonstrator
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.loop import Training, iterate
 from agent_r1.training.watch import RunDecision, StaleWeightsError, Unrecorded, Verdict

@@ -1,7 +1,5 @@
 """What a conversation looks like, on a terminal and elsewhere, and what untrusted text cannot do to it."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 
@@ -10,11 +8,11 @@ import pytest
 from rich.console import Console
 from safetensors.numpy import save_file
 
-from agent_r1.inspection.conversation import Screen, made_for
-from agent_r1.inspection.wire import Limits
 from agent_r1.params import SHIPPED, Params, load
 from agent_r1.records import Call, CallStatus, Outcome, Passage, Question, Step, StopReason
 from agent_r1.rollout.episode import StepView
+from agent_r1.serving.conversation import Screen, made_for
+from agent_r1.serving.wire import Limits
 from agent_r1.tables import write_rows
 from tests.trajectories import question_fields
 
@@ -177,10 +175,7 @@ def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Params:
 
 def test_a_built_in_model_says_its_size_and_knows_the_words_of_its_data_alone(settings: Params) -> None:
     about, words = made_for(settings, Path(), built_in=True)
-    assert about == [
-        "It has 0.1 million weights, and knows atlas alone. Ask it such as:",
-        "Where was Mara Quill born?",
-    ]
+    assert about == ["It has 0.1 million weights, and knows atlas alone. Ask it such as:", "Where was Mara Quill born?"]
     assert words == {*["who", "directed", "low", "tide", "where", "was", "mara", "quill", "born", "tesk", "city"]}
 
 

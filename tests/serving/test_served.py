@@ -1,7 +1,5 @@
 """An agent behind its endpoint, over real HTTP on loopback: as OpenAI's own client asks it, and as nobody should."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
@@ -21,15 +19,15 @@ from agent_r1.envs.shared import Shared
 from agent_r1.faults import WorldFault
 from agent_r1.http.endpoint import ENDPOINT_KEY
 from agent_r1.http.guard import configured
-from agent_r1.inspection import served as app
-from agent_r1.inspection.served import MAX_BODY_BYTES, Lasting, Service, serve
 from agent_r1.params import SHIPPED, load
 from agent_r1.records import Passage
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.sampling import Action, EngineError, Request
 from agent_r1.search.base import Search
 from agent_r1.seeds import derive
-from agent_r1.training.agent import Agent
+from agent_r1.serving import served as app
+from agent_r1.serving.agent import Agent
+from agent_r1.serving.served import MAX_BODY_BYTES, Lasting, Service, serve
 from tests.fixtures import FreePort
 
 LIMITS = load(SHIPPED).env.model_copy(update={"max_tokens": 400, "max_action_tokens": 100, "max_steps": 3})
@@ -186,7 +184,6 @@ def test_an_answer_as_openais_client_reads_it(url: str) -> None:
     assert str(choice.message.content).isdigit()
     thought = choice.message.model_extra["reasoning_content"]  # type: ignore[index]
     assert thought == f"{CALL}\nLow Tide: by Mara Quill\n\n"
-    assert found.usage
     assert found.usage.prompt_tokens + found.usage.completion_tokens == found.usage.total_tokens
     steps = found.model_extra["agent_r1"]["steps"]  # type: ignore[index]
     assert (len(steps), steps[0]["action"]) == (2, CALL)
@@ -288,7 +285,6 @@ def test_steps_come_as_they_are_taken(url: str, policy: Policy) -> None:
     last, used = stream
     assert str(last.choices[0].delta.content).isdigit()
     assert last.choices[0].finish_reason == "stop"
-    assert used.usage
     assert used.usage.total_tokens == last.model_extra["agent_r1"]["tokens"]  # type: ignore[index]
 
 

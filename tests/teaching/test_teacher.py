@@ -1,7 +1,5 @@
 """A teacher at a real server of vLLM, and at servers that answer with something else."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +17,7 @@ from agent_r1.learn.scoring import Compute
 from agent_r1.params.stages import ServerParams
 from agent_r1.records import Credit, Source, Trajectory
 from agent_r1.tables import read_rows
-from agent_r1.training.teacher import ServedTeacher
+from agent_r1.teaching.teacher import ServedTeacher
 from tests.answering import Heard, Said, answering
 from tests.fixtures import Task, vllm_server
 from tests.trajectories import from_parts
