@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import socket
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -25,8 +25,7 @@ from starlette.routing import Route
 from agent_r1.agents.programs import Stated
 from agent_r1.agents.session import Session, offered
 from agent_r1.faults import ContextFull
-from agent_r1.http.completions import answered, received, refused
-from agent_r1.http.dialects import DIALECTS
+from agent_r1.http.completions import ModelServer, answered, received, refused
 from agent_r1.http.dialects.conversation import ChatRequest, Dialect, Refused, Reply, read
 from agent_r1.http.guard import Bounded, Unsignalled, configured, key_of
 from agent_r1.rollout.episodes import Act
@@ -123,36 +122,24 @@ class Access(Protocol):
         ...
 
 
-class Completions(ABC):
-    """The routes by which agents ask one policy, in any dialect and by any name."""
-
-    def __init__(self) -> None:
-        self._unapplied = set[str]()  # fields that were said to change nothing
-
-    @property
-    def routes(self) -> list[Route]:
-        """GET /v1/models, GET /v1/models/NAME and a POST for each dialect."""
-        return [
-            Route("/v1/models", self._models, methods=["GET"]),
-            Route("/v1/models/{name:path}", self._models, methods=["GET"]),
-            *(Route(dialect.path, partial(self._complete, dialect), methods=["POST"]) for dialect in DIALECTS),
-        ]
+class Completions(ModelServer):
+    """The routes by which agents ask one policy, by any name."""
 
     @abstractmethod
     def _access(self, request: Request) -> Access:
         """What the key of a request opens. Raises Refused for one that opens nothing."""
 
-    async def _models(self, request: Request) -> Response:
+    async def models(self, request: Request) -> Response:
         self._access(request)
         name = request.path_params.get("name")
         card = {"id": name or MODEL, "object": "model", "created": 0, "owned_by": "agent_r1"}
         return JSONResponse(card if name else {"object": "list", "data": [card]})
 
-    async def _complete(self, dialect: Dialect, request: Request) -> Response:
+    async def complete(self, dialect: Dialect, request: Request) -> Response:
         access = self._access(request)
         body = await received(request, MAX_BODY_BYTES, "send a shorter history")
         chat_request = dialect.read(body, access.stored)
-        self._tell(chat_request)
+        self.tell(chat_request)
         again = request.headers.get(_RETRIED, "0") != "0"
         asking = access.of(chat_request).ask(chat_request, body, again=again)
 
@@ -163,19 +150,9 @@ class Completions(ABC):
         leave = partial(setattr, asking, "gone", True)
         return await answered(request, asking.drawing, write, dialect.failure, leave, stream=chat_request.stream)
 
-    def _tell(self, chat_request: ChatRequest) -> None:
-        """Says once of each field that it changes nothing."""
-        fields = {name: value for name, value in chat_request.unapplied.items() if name not in self._unapplied}
-        if fields:
-            self._unapplied |= fields.keys()
-            spelled = ", ".join(f"{name} {str(value)[:80]}" for name, value in fields.items())
-            logger.warning(
-                "an agent asks for %s, which changes nothing: the policy is sampled as it is set up", spelled
-            )
-
 
 def application(routes: Sequence[Route]) -> Starlette:
-    """The server of some routes, which refuses in OpenAI's form."""
+    """The server of some routes, which refuses in the dialect of each."""
     return Starlette(routes=routes, exception_handlers={HTTPException: _refused, Refused: _refused})
 
 

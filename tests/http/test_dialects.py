@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from random import Random
 from typing import Any, Protocol
 
 import pytest
 
 from agent_r1.http.dialects.chat import ChatCompletions
-from agent_r1.http.dialects.conversation import Dialect
+from agent_r1.http.dialects.conversation import Dialect, Refused
 from agent_r1.http.dialects.messages import Messages
 from agent_r1.http.dialects.responses import Responses
 from agent_r1.rollout.chat import Chat
 from tests.agents.test_session import CALL, SEARCH, Episode
+from tests.cases import cases
 
 TWO = '<tool_call>{"name": "search", "arguments": {"query": "a"}}</tool_call>\n' * 2
 SAYINGS = (
@@ -154,3 +156,58 @@ def test_a_history_gives_the_same_tokens_in_every_dialect(chat: Chat, seed: int)
     assert read == of_responses == of_messages
     _, (kept, shown, unknown) = read
     assert (kept, unknown) == (shown, 0)
+
+
+WHO = [{"role": "user", "content": "Who?"}]
+BODIES: dict[str, tuple[Dialect, dict[str, Any]]] = {
+    "chat": (ChatCompletions(), {"model": "m", "messages": WHO}),
+    "responses": (Responses(), {"model": "m", "input": "Who?"}),
+    "messages": (Messages(), {"model": "m", "max_tokens": 9, "messages": WHO}),
+}
+
+
+@cases("name, fields, param, message")
+def test_bad_input_is_refused_by_its_field(name: str, fields: Any, param: str, message: str) -> None:
+    dialect, body = BODIES[name]
+    with pytest.raises(Refused, match=re.escape(message)) as fault:
+        dialect.read(json.dumps(body | fields).encode(), {})
+    assert fault.value.param == param
+
+
+def test_a_refusal_has_the_form_of_its_dialect() -> None:
+    fault = Refused("messages: the last one is the assistant's", "messages")
+    openai = {"type": "invalid_request_error", "param": "messages", "code": "invalid_value"}
+    assert ChatCompletions().error(fault)["error"] == openai | {"message": str(fault)}
+    named = openai | {"param": "input", "message": "input: the last one is the assistant's"}
+    assert Responses().error(fault)["error"] == named
+    anthropic = {"type": "error", "error": {"type": "invalid_request_error", "message": str(fault)}, "request_id": None}
+    assert Messages().error(fault) == anthropic
+    assert Messages().error(Refused("x", None, 429))["error"]["type"] == "rate_limit_error"
+
+
+def test_fields_that_change_no_token_are_taken_and_named() -> None:
+    fields = {"temperature": 0.1, "top_k": 5, "min_p": 0.1, "verbosity": "low", "metadata": {"a": "b"}, "user": None}
+    for dialect, body in BODIES.values():
+        request = dialect.read(json.dumps(body | fields).encode(), {})
+        assert set(request.unapplied) == {*fields} - {"user"}
+
+
+def test_history_of_another_model_is_read() -> None:
+    """Thoughts, a refusal, a function call of the old form, and an object for arguments."""
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    history = [
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm."}], "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "1"},
+        {"role": "assistant", "content": None, "refusal": "No."},
+        {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+        {"role": "function", "name": "f", "content": "2"},
+    ]
+    read = ChatCompletions().read(json.dumps({"model": "m", "messages": history}).encode(), {}).messages
+    assert [(message.role, message.text, message.thought) for message in read] == [
+        ("assistant", "", "Hm."),
+        ("tool", "1", ""),
+        ("assistant", "No.", ""),
+        ("assistant", "", ""),
+        ("tool", "2", ""),
+    ]
+    assert [call.spelled for message in read for call in message.calls] == ['{"a": 1}', "{}"]

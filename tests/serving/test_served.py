@@ -33,6 +33,7 @@ from tests.fixtures import FreePort
 LIMITS = load(SHIPPED).env.model_copy(update={"max_tokens": 400, "max_action_tokens": 100, "max_steps": 3})
 CALL = '<think>First.</think><tool_call>{"name": "search", "arguments": {"query": "it"}}</tool_call>'
 PATIENCE_S = 60.0
+TOOL = {"type": "function", "function": {"name": "look"}}
 
 
 def asked(content: Any) -> dict[str, Any]:
@@ -106,7 +107,7 @@ class Policy:
 @contextmanager
 def serving(agent: Agent, port: int) -> Iterator[str]:
     """The address of an agent's server in a thread of this process."""
-    server = Server(configured(Service(agent, "ppo", 0.0).app(), "127.0.0.1", port, Lasting))
+    server = Server(configured(Service(agent, "ppo").app(), "127.0.0.1", port, Lasting))
     agent.shared.tools(0)
     thread = threading.Thread(target=agent.shared.run, args=(server.serve(),))
     thread.start()
@@ -301,10 +302,10 @@ def test_who_leaves_ends_the_episode(url: str, policy: Policy, stream: bool) -> 
     [
         ({"model": "ppp"}, 404, "there is no model 'ppp' here, only 'ppo'"),
         ({"max_tokens": 0}, 400, "max_tokens: Input should be greater than or equal to 1"),
-        ({"tools": [CALL]}, 400, "tools: this agent takes null or [] alone; leave it out"),
-        ({"temperature": 0.7}, 400, "this agent is served at temperature 0, and asked for 0.7; leave it out"),
-        ({"top_p": True}, 400, "top_p: this agent takes null or 1 alone"),
-        ({"reasoning_effort": "low"}, 400, "reasoning_effort: this agent takes null alone; leave it out"),
+        ({"tools": [TOOL]}, 400, "tools: this agent has its own tools"),
+        ({"response_format": {"type": "json_object"}}, 400, "response_format: this agent has its own tools, and answ"),
+        ({"n": True}, 400, "n: null or 1 alone is taken here"),
+        ({"grammar": "x"}, 400, "grammar: null alone is taken here; leave it out"),
         ({"stop": [*"abcde"]}, 400, "List should have at most 4 items"),
         ({"messages": [*ASKED["messages"]] * 2}, 400, "user and assistant in turn, the user last, and was sent 2 mess"),
         ({"messages": [SYSTEM]}, 400, "the user last, and was sent 1 messages ()"),
@@ -392,7 +393,7 @@ def test_an_engine_that_fails_for_good_ends_the_server(agent: Agent, policy: Pol
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(ask_until_it_is_up)
         with pytest.raises(EngineError, match="secret words"):
-            serve(agent, "ppo", host="127.0.0.1", port=port, temperature=0.0)
+            serve(agent, "ppo", host="127.0.0.1", port=port)
         assert answer.result() == 503
 
 

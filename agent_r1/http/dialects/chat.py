@@ -104,24 +104,24 @@ class ChatCompletions(Dialect):
         )
 
     def write(self, _: ChatRequest, reply: Reply) -> dict[str, Any]:
-        choice = {"index": 0, "message": _message(reply), "finish_reason": _ending(reply), "logprobs": None}
-        return _head(reply, "chat.completion", [choice]) | {"usage": _usage(reply)}
+        choice = {"index": 0, "message": _message(reply), "finish_reason": ending(reply), "logprobs": None}
+        return head(reply, "chat.completion", [choice]) | {"usage": usage(reply)}
 
     def events(self, request: ChatRequest, reply: Reply) -> str:
         message = _message(reply)
         for at, call in enumerate(message.get("tool_calls", ())):
             call["index"] = at
         deltas = [{"role": message.pop("role"), "content": ""}, message, {}]
-        endings = [None, None, _ending(reply)]
+        endings = [None, None, ending(reply)]
         steps = zip(deltas, endings, strict=True)
         choices = [[{"index": 0, "delta": delta, "finish_reason": end, "logprobs": None}] for delta, end in steps]
-        chunks = [_head(reply, "chat.completion.chunk", choice) for choice in choices]
+        chunks = [head(reply, "chat.completion.chunk", choice) for choice in choices]
         if request.with_usage:
-            chunks.append(_head(reply, "chat.completion.chunk", []) | {"usage": _usage(reply)})
+            chunks.append(head(reply, "chat.completion.chunk", []) | {"usage": usage(reply)})
         return "".join([*map(event, chunks), "data: [DONE]\n\n"])
 
 
-def _head(reply: Reply, kind: str, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def head(reply: Reply, kind: str, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
     name = f"chatcmpl-{reply.name}"
     return {"id": name, "object": kind, "created": int(time.time()), "model": reply.model, "choices": choices}
 
@@ -138,10 +138,10 @@ def _message(reply: Reply) -> dict[str, Any]:
     return message
 
 
-def _ending(reply: Reply) -> str:
+def ending(reply: Reply) -> str:
     return "tool_calls" if reply.calls else "length" if reply.cut else "stop"
 
 
-def _usage(reply: Reply) -> dict[str, int]:
+def usage(reply: Reply) -> dict[str, int]:
     total = reply.read + reply.sampled
     return {"prompt_tokens": reply.read, "completion_tokens": reply.sampled, "total_tokens": total}

@@ -114,13 +114,12 @@ class Reply(NamedTuple):
     sampled: int  # tokens of the action
 
 
-def texts_of(content: Content, where: str) -> tuple[str, str]:
-    """The text and the thought of a message's content. Raises Refused for a part that is neither."""
-    if isinstance(content, str):
-        return content, ""
+def texts_of(content: Any, where: str) -> tuple[str, str]:
+    """The text and the thought of a message's content. Raises Refused for what is neither."""
     texts = list[str]()
     thoughts = list[str]()
-    for at, part in enumerate(content or ()):
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or ()
+    for at, part in enumerate(parts if isinstance(parts, list | tuple) else [parts]):
         match part:
             case {"type": "text" | "input_text" | "output_text", "text": str(text)}:
                 texts.append(text)
@@ -133,9 +132,9 @@ def texts_of(content: Content, where: str) -> tuple[str, str]:
             case {"type": "redacted_thinking"}:
                 pass
             case _:
-                kind = str(part.get("type"))[:80]
+                kind = part.get("type") if isinstance(part, dict) else part
                 field = where.partition(".")[0]
-                raise Refused(f"{where}.{at}: a part of type {kind} is no text, and text alone is read", field)
+                raise Refused(f"{where}.{at}: {str(kind)[:80]!r} is no text, and text alone is read", field)
     return "\n".join(texts), "\n".join(thoughts)
 
 

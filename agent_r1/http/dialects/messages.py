@@ -106,7 +106,7 @@ def _messages(message: _Message, where: str) -> Iterator[ChatMessage]:
             yield _said(message.role, parts, where)
             continue
         for part in parts:
-            text, _ = texts_of(part.get("content"), f"{where}.content")
+            text = texts_of(part.get("content"), f"{where}.content")[0]
             yield ChatMessage("tool", text, call_id=str(part.get("tool_use_id")))
 
 

@@ -29,9 +29,8 @@ Item = Mapping[str, Any]
 
 # Fields of a request that a response repeats, with what stands there if it has none.
 _REPEATED = {
-    "instructions": None, "max_output_tokens": None, "metadata": {}, "parallel_tool_calls": True,
-    "previous_response_id": None, "reasoning": None, "store": True, "temperature": None,
-    "text": {"format": {"type": "text"}}, "tool_choice": "auto", "tools": [], "top_p": None, "truncation": "disabled",
+    "instructions": None, "metadata": {}, "parallel_tool_calls": True, "previous_response_id": None, "tools": [],
+    "tool_choice": "auto",
 }  # fmt: skip
 _PLACES = ("reasoning", "message", "function_call")  # in a message of the assistant
 # By the type of an item: the events of its part and of the part's text, and the field that holds the part.
@@ -107,8 +106,13 @@ class Responses(Dialect):
         steps.append({"type": f"response.{whole['status']}", "response": whole})
         return "".join(event(step | {"sequence_number": number}) for number, step in enumerate(steps))
 
+    def error(self, fault: Refused) -> dict[str, Any]:
+        param = "input" if fault.param == "messages" else fault.param
+        message = str(fault).replace("messages:", "input:", 1)
+        return super().error(Refused(message, param, fault.status, fault.code))
+
     def failure(self, fault: Refused) -> str:
-        return event({"type": "error", "code": fault.code, "message": str(fault), "param": fault.param})
+        return event({**self.error(fault)["error"], "type": "error"})
 
 
 def _items(request: _Body, stored: Items) -> Iterator[dict[str, Any]]:
@@ -163,15 +167,13 @@ def _message(item: Item, where: str) -> ChatMessage:
     match item:
         case {"type": "function_call", "call_id": str(name), "name": str(tool), "arguments": str() | dict() as spelled}:
             return ChatMessage("assistant", calls=(ToolCall(name, tool, spelled),))
-        case {"type": "function_call_output", "call_id": str(name), "output": str() | list() as output}:
+        case {"type": "function_call_output", "call_id": str(name), "output": output}:
             return ChatMessage("tool", texts_of(output, f"{where}.output")[0], call_id=name)
         case {"type": "reasoning"}:
-            parts = [*(item.get("summary") or ()), *(item.get("content") or ())]
-            return ChatMessage("assistant", thought=texts_of(parts, where)[1])
-        case {"role": "system" | "developer" | "user" | "assistant" as role, "content": str() | list() as content} if (
-            item.get("type") in (None, "message")
-        ):
-            text, thought = texts_of(content, f"{where}.content")
+            parts = item.get("summary") or item.get("content")
+            return ChatMessage("assistant", thought=texts_of(parts, f"{where}.summary")[1])
+        case {"role": "system" | "developer" | "user" | "assistant" as role} if item.get("type") in (None, "message"):
+            text, thought = texts_of(item.get("content"), f"{where}.content")
             return ChatMessage("system" if role == "developer" else role, text, thought)
     raise Refused(f"{where}: an item of type {str(item.get('type'))[:80]} in this form is not read here", "input")
 
