@@ -34,6 +34,7 @@ from tests.fixtures import FreePort
 LIMITS = load(SHIPPED).env.model_copy(update={"max_tokens": 400, "max_action_tokens": 100, "max_steps": 3})
 CALL = '<think>First.</think><tool_call>{"name": "search", "arguments": {"query": "it"}}</tool_call>'
 PATIENCE_S = 60.0
+TOOL = {"type": "function", "function": {"name": "look"}}
 
 
 def asked(content: Any) -> dict[str, Any]:
@@ -106,7 +107,7 @@ class Policy:
 
 @contextmanager
 def serving(agent: Agent, port: int) -> Iterator[str]:
-    server = Server(configured(Service(agent, "ppo", 0.0).app(), "127.0.0.1", port, Lasting))
+    server = Server(configured(Service(agent, "ppo").app(), "127.0.0.1", port, Lasting))
     agent.shared.tools(0)
     thread = threading.Thread(target=agent.shared.run, args=(server.serve(),))
     thread.start()
@@ -366,7 +367,7 @@ def test_an_engine_that_fails_for_good_ends_the_server(agent: Agent, policy: Pol
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(ask_until_it_is_up)
         with pytest.raises(EngineError, match="secret words"):
-            serve(agent, "ppo", host="127.0.0.1", port=port, temperature=0.0)
+            serve(agent, "ppo", host="127.0.0.1", port=port)
         assert answer.result() == 503
 
 
