@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,33 +28,14 @@ from flows.commands.execute import index, prepare
 from flows.evaluate import EvaluationRequest, evaluate
 from flows.train import train
 from flows.warm_start import warm_start
+from tests.cases import laid
 from tests.fixtures import PLACES, Inside, WriteParams
 from tests.reading import metrics
 
 TEMPLATES = Path(__file__).parents[1] / "rollout/templates"
-CHANGES: dict[str, Any] = {
-    "warm_start": {"demonstrations": 32, "naive_rag_demonstrations": 8, "batch_size": 8, "steps": 10},
-    "env": {"max_steps": 4, "max_tokens": 1024, "max_action_tokens": 24},
-    "train": {
-        "iterations": 2,
-        "update": {
-            "learning_rate": 1e-2,
-            "critic": {"learning_rate": 1e-3, "warmup": {"iterations": 0, "explained_variance": 0, "limit": 0}},
-        },
-    },
-    "evaluate": {"questions": 6},
-}
+CHANGES = laid("foreign")
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}  # nats by which sampler and learner may differ
-SHAPE: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 32,
-    "max_position_embeddings": 2048,
-    "initializer_range": 0.1,
-}
+SHAPE = laid("foreign_shape")
 
 
 EXAMPLE = [{"role": "user", "content": "Where is Tesk?"}, {"role": "assistant", "content": "<answer>Veld</answer>"}]
