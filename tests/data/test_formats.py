@@ -16,7 +16,7 @@ from agent_r1.data.sources import Row, read
 from agent_r1.params.prepare import FilesParams, PrepareParams, SplitParams
 from agent_r1.records import Passage, Question
 from agent_r1.tables import read_rows
-from tests.cases import cases
+from tests.cases import cases, tables
 
 HOTPOTQA, WIKI, MUSIQUE, GENERIC, FLASHRAG = (
     FORMATS[name] for name in ("hotpotqa", "2wikimultihopqa", "musique", "generic", "flashrag")
@@ -133,13 +133,7 @@ TEXTS = {
     "supporting_facts": json.dumps([["Kiss", 0], ["Mara", 0]]),
     "context": json.dumps([["Kiss", ["A film.", " By Mara."]], ["Mara", ["A director."]]]),
 }
-OBJECTS = {
-    "supporting_facts": [{"title": "Kiss", "sent_id": 0}, {"title": "Mara", "sent_id": 0}],
-    "context": [
-        {"title": "Kiss", "sentences": ["A film.", " By Mara."]},
-        {"title": "Mara", "sentences": ["A director."]},
-    ],
-}
+OBJECTS = tables(Path(__file__).parent)["layout_of_objects"]
 
 
 @pytest.mark.parametrize("layout", [HUB, TEXTS, OBJECTS])
