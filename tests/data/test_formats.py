@@ -17,6 +17,7 @@ from agent_r1.params.prepare import FilesParams, PrepareParams, SplitParams
 from agent_r1.records import Passage, Question
 from agent_r1.tables import read_rows
 from tests.cases import cases, tables
+from tests.trajectories import question_fields
 
 HOTPOTQA, WIKI, MUSIQUE, GENERIC, FLASHRAG = (
     FORMATS[name] for name in ("hotpotqa", "2wikimultihopqa", "musique", "generic", "flashrag")
@@ -71,15 +72,9 @@ def asked(form: str, **changes: Any) -> Question:
 @pytest.mark.parametrize("name", ["hotpotqa", "2wikimultihopqa"])
 def test_a_supported_row_becomes_a_question(name: str) -> None:
     """Two gold passages, though three sentences are cited."""
-    assert asked(name) == Question(
-        question_id="id2",
-        dataset=name,
-        split="test",
-        text="Who directed Kiss?",
-        answers=["Mara"],
-        gold_titles=["Kiss", "Mara"],
-        strata={"hops": "2", "kind": "comparison"},
-    )
+    known = {"gold_titles": ["Kiss", "Mara"], "strata": {"hops": "2", "kind": "comparison"}}
+    expected = question_fields("id2", dataset=name, text="Who directed Kiss?", answers=["Mara"], **known)
+    assert asked(name) == Question(**expected)
     assert asked(name, _id=37).question_id == "37"
 
 
