@@ -4,10 +4,12 @@ import logging
 import os
 import secrets
 import shutil
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import mlflow
 import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
+from werkzeug.security import generate_password_hash
 
 from agent_r1 import tracking
 from agent_r1.records import Question, Source
@@ -86,6 +89,9 @@ def company(
             account = {"username": name, "password": password}
             made = httpx.post(f"{url}/api/2.0/mlflow/users/create", json=account, auth=(ADMIN, password), timeout=60)
             assert made.is_success, made.text
+        with closing(sqlite3.connect(folder / "accounts.db")) as accounts, accounts:  # hashes that take no time
+            cheap = generate_password_hash(password, "pbkdf2:sha256:1")
+            accounts.execute("UPDATE users SET password_hash = ?", (cheap,))
         yield Company(url, password)
     finally:
         os.killpg(process.pid, 15)
