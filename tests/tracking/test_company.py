@@ -7,7 +7,6 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -26,12 +25,11 @@ from agent_r1.tracking import registry, store
 from agent_r1.tracking.store import mendable_fault, require_store
 from agent_r1.tracking.traces import Rewarded
 from tests.descriptors import describe
-from tests.fixtures import ROOT, FreePort
+from tests.fixtures import ROOT, FreePort, wait_until_healthy
 from tests.trajectories import from_parts, question_fields
 
 pytest.importorskip("flask_wtf", reason="MLflow's server with accounts needs it")
 
-PATIENCE_S = 240.0
 ADMIN = "operator"
 
 
@@ -74,17 +72,9 @@ def company(
             stderr=log,
             start_new_session=True,
         )
-    url, deadline = f"http://127.0.0.1:{port}/team/mlflow", time.monotonic() + PATIENCE_S
+    url = f"http://127.0.0.1:{port}/team/mlflow"
     try:
-        while True:
-            assert process.poll() is None, (folder / "log").read_text()
-            assert time.monotonic() < deadline, (folder / "log").read_text()
-            try:
-                if httpx.get(f"{url}/health").is_success:
-                    break
-            except httpx.TransportError:
-                pass
-            time.sleep(0.2)
+        wait_until_healthy(url, process, (folder / "log").read_text)
         for name in ("ann", "bob"):
             account = {"username": name, "password": password}
             made = httpx.post(f"{url}/api/2.0/mlflow/users/create", json=account, auth=(ADMIN, password), timeout=60)
