@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import time
 from bisect import bisect
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -193,6 +194,7 @@ class Session:
         self._asked = Counter[str]()  # contexts
         self._by_call = dict[str, GivenAction]()
         self._by_text = dict[str, list[GivenAction]]()
+        self._step_began_s = time.monotonic()
 
     def place(self, chat_request: Completing) -> Position:
         """Where a request stands. Raises Refused if its tools are none, or the template cannot write it."""
@@ -275,6 +277,7 @@ class Session:
         parsed = parse_action(text, 1 if chat_request.parallel_tool_calls is False else self._limits.parallel_calls)
         reply = _reply(text, parsed, chat_request, action.stop_reason)
         name = f"{request.seed:016x}"
+        now_s = time.monotonic()
         drawn = GivenAction(
             name=name,
             place=place,
@@ -292,8 +295,10 @@ class Session:
                 stop_reason=action.stop_reason,
                 calls=[Call(status=CallStatus.MALFORMED)] if reply.stray else _statuses(parsed.calls, place.offered),
                 rewards={"think": think(parsed)},
+                duration_s=now_s - self._step_began_s,
             ),
         )
+        self._step_began_s = now_s
         self._remember(drawn, text)
         return drawn
 
