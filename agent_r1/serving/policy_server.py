@@ -9,13 +9,15 @@ from collections.abc import Callable
 from functools import partial
 from hashlib import blake2b
 from itertools import takewhile
+from typing import Any, Self
 
 from starlette.requests import Request
 from starlette.types import ASGIApp
 from uvicorn import Server
 
 from agent_r1.agents.gateway import MODEL, Completions, OpenEpisode, Unhurried, application
-from agent_r1.agents.session import Completing, Session
+from agent_r1.agents.session import Session
+from agent_r1.http.dialects.conversation import ChatRequest
 from agent_r1.http.endpoint import ENDPOINT_KEY
 from agent_r1.http.guard import Guard, configured
 from agent_r1.params.env import AgentParams, EnvParams
@@ -26,6 +28,7 @@ from agent_r1.rollout.episodes import Act, at_once
 from agent_r1.rollout.sampling import EngineUnavailable, Sampler
 
 MOST_CONVERSATIONS, MOST_ACTIONS = 256, 128
+_MOST_STORED = 1024  # responses and items
 _UNLIMITED = 1 << 31
 
 logger = logging.getLogger(__name__)
@@ -40,6 +43,8 @@ class Conversations(Completions):
     """
 
     def __init__(self, chat: Chat, limits: EnvParams, agent: AgentParams, act: Act) -> None:
+        super().__init__()
+        self.stored = dict[str, Any]()
         self._chat, self._agent, self._act = chat, agent, act
         self._limits = limits.model_copy(update={"max_steps": _UNLIMITED})
         self._known = dict[str, OpenEpisode]()  # the one that was asked last stands last
@@ -49,12 +54,14 @@ class Conversations(Completions):
     def app(self) -> ASGIApp:
         return Guard(application(self.routes), ENDPOINT_KEY)
 
-    def _asked_by(self, request: Request) -> Callable[[Completing], OpenEpisode]:
-        return self._conversation
+    def _access(self, request: Request) -> Self:
+        return self
 
-    def _conversation(self, asked: Completing) -> OpenEpisode:
+    def of(self, asked: ChatRequest) -> OpenEpisode:
+        for oldest in [*self.stored][:-_MOST_STORED]:
+            del self.stored[oldest]
         opening = takewhile(lambda message: message.role != "assistant", asked.messages)
-        told = json.dumps([asked.tools, *(message.model_dump() for message in opening)])
+        told = json.dumps([asked.tools, *opening])
         name = blake2b(told.encode(), digest_size=16).hexdigest()
         found = self._known.pop(name, None)
         if found is None or len(found.session.drawn) >= MOST_ACTIONS:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
 from starlette.types import ASGIApp
 from uvicorn import Server
 
-from agent_r1.http.completions import GONE, Refused, event, received, refused, require_model, unless_left
+from agent_r1.http.completions import GONE, ModelServer, answered, received, refused, require_model, unless_left
+from agent_r1.http.dialects.chat import ChatCompletions
+from agent_r1.http.dialects.conversation import Dialect, Refused, event
 from agent_r1.http.endpoint import ENDPOINT_KEY
 from agent_r1.http.guard import Bounded, Guard, configured
 from agent_r1.records import Outcome
@@ -38,50 +41,55 @@ class Lasting(Bounded):
     seconds = 600.0
 
 
-class Service:
+class Service(ModelServer):
     """The routes of one agent, whose model name is `name`."""
 
-    def __init__(self, agent: Agent, name: str, temperature: float) -> None:
-        self._agent, self._name, self._temperature, self._running = agent, name, temperature, 0
+    def __init__(self, agent: Agent, name: str) -> None:
+        super().__init__()
+        self._agent, self._name, self._running = agent, name, 0
         self._card = Card(id=name, agent_r1=Limits.of(agent.shared.limits)).model_dump(by_alias=True)
         self.broken: EngineError | None = None  # the fault that ended the engine for good
         self.when_broken: Callable[[], None] = lambda: None
 
     def app(self) -> ASGIApp:
-        """GET /v1/models, GET /v1/models/NAME and POST /v1/chat/completions, behind the Guard."""
-        routes = [
-            Route("/v1/models", self.models, methods=["GET"]),
-            Route("/v1/models/{name:path}", self.model, methods=["GET"]),
-            Route("/v1/chat/completions", self.complete, methods=["POST"]),
-        ]
+        """GET /v1/models, GET /v1/models/NAME and a POST for each dialect, behind the Guard."""
         handlers = {HTTPException: refused, Refused: refused}
-        return Guard(Starlette(routes=routes, exception_handlers=handlers), ENDPOINT_KEY)
+        return Guard(Starlette(routes=self.routes, exception_handlers=handlers), ENDPOINT_KEY)
 
-    async def models(self, _: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._card]})
-
-    async def model(self, request: Request) -> Response:
-        require_model(request.path_params["name"], self._name)
+    async def models(self, request: Request) -> Response:
+        name = request.path_params.get("name")
+        if name is None:
+            return JSONResponse({"object": "list", "data": [self._card]})
+        require_model(name, self._name)
         return JSONResponse(self._card)
 
-    async def complete(self, request: Request) -> Response:
-        asked = await self._read(request)
+    async def complete(self, dialect: Dialect, request: Request) -> Response:
+        asked = await self._read(dialect, request)
         steps = self._episode(asked)
-        views = await unless_left(request, _taken(steps, 1 if asked.stream else math.inf))
-        if not views:
-            return Response(status_code=GONE)
         completion = Completion(asked)
-        if not asked.stream:
-            return JSONResponse(completion.whole(views))
-        with_usage = asked.stream_options is not None and asked.stream_options.include_usage
-        events = _events(completion, views, steps, with_usage=with_usage)
-        return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
+        stream = asked.request.stream
+        if stream and isinstance(dialect, ChatCompletions):
+            views = await unless_left(request, _taken(steps, 1))
+            if not views:
+                return Response(status_code=GONE)
+            events = _events(completion, views, steps, with_usage=asked.request.with_usage)
+            return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
-    async def _read(self, request: Request) -> Questioned:
+        def write(views: list[StepView]) -> str | dict[str, Any]:
+            reply = completion.reply(views)
+            if stream:
+                return dialect.events(asked.request, reply)
+            return dialect.write(asked.request, reply) | completion.extra(views)
+
+        work = asyncio.create_task(_taken(steps, math.inf))
+        return await answered(request, work, write, dialect.failure, work.cancel, stream=stream)
+
+    async def _read(self, dialect: Dialect, request: Request) -> Questioned:
         """Reads a request to this agent, or raises Refused."""
-        asked = Questioned.read(await received(request, MAX_BODY_BYTES, "ask a shorter question"))
-        require_model(asked.model, self._name)
-        asked.require_askable(self._temperature)
+        asked = Questioned(dialect.read(await received(request, MAX_BODY_BYTES, "ask a shorter question"), {}))
+        require_model(asked.request.model, self._name)
+        asked.require_askable()
+        self.tell(asked.request)
         return asked
 
     async def _episode(self, asked: Questioned) -> AsyncGenerator[StepView]:
@@ -89,7 +97,9 @@ class Service:
         if self._running >= MAX_EPISODES:
             raise Refused(f"{MAX_EPISODES} questions are being answered; come again", None, 429, "rate_limit_exceeded")
         earlier = asked.earlier(self._agent.shared.limits.answers)
-        attending = self._agent.attend(asked.question, seed=asked.seed or 0, most=asked.most, earlier=earlier)
+        attending = self._agent.attend(
+            asked.question, seed=asked.request.seed or 0, most=asked.request.most, earlier=earlier
+        )
         self._running += 1
         try:
             async with aclosing(attending) as steps:
@@ -111,10 +121,10 @@ class Service:
             self._running -= 1
 
 
-def serve(agent: Agent, name: str, *, host: str, port: int, temperature: float) -> None:
+def serve(agent: Agent, name: str, *, host: str, port: int) -> None:
     """Answers until the process is told to end. Raises EngineError if the engine fails for good."""
     agent.shared.tools(0)  # a faulty tool is reported before the server starts
-    service = Service(agent, name, temperature)
+    service = Service(agent, name)
     server = Server(configured(service.app(), host, port, Lasting))
     service.when_broken = partial(setattr, server, "should_exit", True)
     logger.info("%s answers at http://%s:%d/v1", name, host, port)
@@ -144,7 +154,7 @@ async def _events(
                 views.append(view)
                 yield event(completion.step(view))
         except Refused as fault:
-            yield f"data: {bytes(refused(None, fault).body).decode()}\n\n"
+            yield ChatCompletions().failure(fault)
             return
     if with_usage:
         yield event(completion.used(views))

@@ -28,11 +28,13 @@ from agent_r1.seeds import derive
 from agent_r1.serving import served as app
 from agent_r1.serving.agent import Agent
 from agent_r1.serving.served import MAX_BODY_BYTES, Lasting, Service, serve
+from tests.cases import cases
 from tests.fixtures import FreePort
 
 LIMITS = load(SHIPPED).env.model_copy(update={"max_tokens": 400, "max_action_tokens": 100, "max_steps": 3})
 CALL = '<think>First.</think><tool_call>{"name": "search", "arguments": {"query": "it"}}</tool_call>'
 PATIENCE_S = 60.0
+TOOL = {"type": "function", "function": {"name": "look"}}
 
 
 def asked(content: Any) -> dict[str, Any]:
@@ -105,8 +107,7 @@ class Policy:
 
 @contextmanager
 def serving(agent: Agent, port: int) -> Iterator[str]:
-    """The address of an agent's server in a thread of this process."""
-    server = Server(configured(Service(agent, "ppo", 0.0).app(), "127.0.0.1", port, Lasting))
+    server = Server(configured(Service(agent, "ppo").app(), "127.0.0.1", port, Lasting))
     agent.shared.tools(0)
     thread = threading.Thread(target=agent.shared.run, args=(server.serve(),))
     thread.start()
@@ -267,12 +268,6 @@ def test_of_a_long_conversation_the_last_exchanges_are_read(url: str, policy: Po
     assert read == sorted(read)
 
 
-def test_a_question_without_an_answer_is_left_out(url: str, policy: Policy, chat: Chat) -> None:
-    messages = [*ASKED["messages"], {"role": "assistant", "content": None}, *asked("And where?")["messages"]]
-    client(url).chat.completions.create(model="ppo", messages=messages)
-    assert not [context for context, _ in policy.sampled if "Who?" in chat.decode(context)]
-
-
 def test_steps_come_as_they_are_taken(url: str, policy: Policy) -> None:
     """The first is here before the second action is sampled, which would wait for ever."""
     policy.go_on.clear()
@@ -296,27 +291,7 @@ def test_who_leaves_ends_the_episode(url: str, policy: Policy, stream: bool) -> 
     assert policy.ended.wait(PATIENCE_S)
 
 
-@pytest.mark.parametrize(
-    ("changes", "status", "message"),
-    [
-        ({"model": "ppp"}, 404, "there is no model 'ppp' here, only 'ppo'"),
-        ({"max_tokens": 0}, 400, "max_tokens: Input should be greater than or equal to 1"),
-        ({"tools": [CALL]}, 400, "tools: this agent takes null or [] alone; leave it out"),
-        ({"temperature": 0.7}, 400, "this agent is served at temperature 0, and asked for 0.7; leave it out"),
-        ({"top_p": True}, 400, "top_p: this agent takes null or 1 alone"),
-        ({"reasoning_effort": "low"}, 400, "reasoning_effort: this agent takes null alone; leave it out"),
-        ({"stop": [*"abcde"]}, 400, "List should have at most 4 items"),
-        ({"messages": [*ASKED["messages"]] * 2}, 400, "user and assistant in turn, the user last, and was sent 2 mess"),
-        ({"messages": [SYSTEM]}, 400, "the user last, and was sent 1 messages ()"),
-        (
-            {"messages": [*ASKED["messages"], {"role": "assistant", "content": "</answer>"}, *ASKED["messages"]]},
-            400,
-            "no answer of this agent's reads '</answer>'; leave tags out of it",
-        ),
-        (asked(" "), 400, "the question is empty"),
-        (asked([{"type": "image_url"}]), 400, "messages.0.content"),
-    ],
-)
+@cases("changes, status, message")
 def test_a_request_that_would_change_the_answer_is_refused_by_its_field(
     url: str, changes: dict[str, Any], status: int, message: str
 ) -> None:
@@ -392,7 +367,7 @@ def test_an_engine_that_fails_for_good_ends_the_server(agent: Agent, policy: Pol
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(ask_until_it_is_up)
         with pytest.raises(EngineError, match="secret words"):
-            serve(agent, "ppo", host="127.0.0.1", port=port, temperature=0.0)
+            serve(agent, "ppo", host="127.0.0.1", port=port)
         assert answer.result() == 503
 
 
