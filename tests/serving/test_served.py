@@ -218,6 +218,22 @@ def test_a_system_message_stands_before_the_question_and_its_answer_says_so(
     assert {each.system_fingerprint for each in (found, *streamed)} == {said}
 
 
+def test_tools_of_a_client_change_nothing_and_it_is_said(url: str) -> None:
+    """Open WebUI offers its own with each question."""
+    tool: Any = {"type": "function", "function": {"name": "get_current_timestamp", "parameters": {"type": "object"}}}
+    found = ask(url, tools=[tool], tool_choice="auto")
+    assert found.system_fingerprint == "tools of the client not called"
+    assert found.choices[0].message.content == ask(url).choices[0].message.content
+
+
+@pytest.mark.parametrize("answer", [[], [{"role": "assistant", "content": None}]])
+def test_a_question_without_an_answer_is_left_out(url: str, policy: Policy, chat: Chat, answer: list[Any]) -> None:
+    """Open WebUI keeps no empty answer."""
+    messages = [*ASKED["messages"], *answer, *asked("And where?")["messages"]]
+    client(url).chat.completions.create(model="ppo", messages=messages)
+    assert not [context for context, _ in policy.sampled if "Who?" in chat.decode(context)]
+
+
 def conversation(url: str, *questions: str, system: bool = False) -> list[str]:
     """The answers of a chat loop, which sends all that was said before with each question."""
     messages, answers = [SYSTEM] * system, list[str]()
