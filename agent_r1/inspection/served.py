@@ -42,7 +42,10 @@ class Service:
     """The routes of one agent, whose model name is `name`."""
 
     def __init__(self, agent: Agent, name: str, temperature: float) -> None:
-        self._agent, self._name, self._temperature, self._running = agent, name, temperature, 0
+        self._agent = agent
+        self._name = name
+        self._temperature = temperature
+        self._running = 0
         self._card = Card(id=name, agent_r1=Limits.of(agent.shared.limits)).model_dump(by_alias=True)
         self.broken: EngineError | None = None  # the fault that ended the engine for good
         self.when_broken: Callable[[], None] = lambda: None
@@ -65,31 +68,33 @@ class Service:
         return JSONResponse(self._card)
 
     async def complete(self, request: Request) -> Response:
-        asked = await self._read(request)
-        steps = self._episode(asked)
-        views = await unless_left(request, _taken(steps, 1 if asked.stream else math.inf))
+        chat_request = await self._read(request)
+        steps = self._episode(chat_request)
+        views = await unless_left(request, _taken(steps, 1 if chat_request.stream else math.inf))
         if not views:
             return Response(status_code=GONE)
-        completion = Completion(asked)
-        if not asked.stream:
+        completion = Completion(chat_request)
+        if not chat_request.stream:
             return JSONResponse(completion.whole(views))
-        with_usage = asked.stream_options is not None and asked.stream_options.include_usage
+        with_usage = chat_request.stream_options is not None and chat_request.stream_options.include_usage
         events = _events(completion, views, steps, with_usage=with_usage)
         return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
     async def _read(self, request: Request) -> Questioned:
         """Reads a request to this agent, or raises Refused."""
-        asked = Questioned.read(await received(request, MAX_BODY_BYTES, "ask a shorter question"))
-        require_model(asked.model, self._name)
-        asked.require_askable(self._temperature)
-        return asked
+        chat_request = Questioned.read(await received(request, MAX_BODY_BYTES, "ask a shorter question"))
+        require_model(chat_request.model, self._name)
+        chat_request.require_askable(self._temperature)
+        return chat_request
 
-    async def _episode(self, asked: Questioned) -> AsyncGenerator[StepView]:
+    async def _episode(self, chat_request: Questioned) -> AsyncGenerator[StepView]:
         """The steps of an episode to its end. Raises Refused if it cannot start or is cut short."""
         if self._running >= MAX_EPISODES:
             raise Refused(f"{MAX_EPISODES} questions are being answered; come again", None, 429, "rate_limit_exceeded")
-        earlier = asked.earlier(self._agent.shared.limits.answers)
-        attending = self._agent.attend(asked.question, seed=asked.seed or 0, most=asked.most, earlier=earlier)
+        earlier = chat_request.exchanges(self._agent.shared.limits.answers)
+        attending = self._agent.attend(
+            chat_request.question, seed=chat_request.seed or 0, most=chat_request.most, earlier=earlier
+        )
         self._running += 1
         try:
             async with aclosing(attending) as steps:
@@ -97,7 +102,7 @@ class Service:
                     if view.outcome is Outcome.ABORTED:
                         logger.error("an episode was cut short: %s", view.fault)
                         raise Refused("a server that the agent's tools ask is down; come again", None, 503, "aborted")
-                    yield replace(view, answer=asked.before_stop(view.answer))
+                    yield replace(view, answer=chat_request.before_stop(view.answer))
         except PromptTooLong as fault:
             message = f"the question has {fault.tokens} tokens with the agent's prompt, and the limit is {fault.most}"
             raise Refused(f"{message}; ask a shorter one", "messages", 400, "context_length_exceeded") from None

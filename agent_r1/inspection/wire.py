@@ -30,14 +30,16 @@ class Questioned(Asked):
     @property
     def system(self) -> str:
         """The text of the client's system messages."""
-        return "\n\n".join(each.text for each in self.messages if each.role in INSTRUCTING and each.text.strip())
+        return "\n\n".join(
+            message.text for message in self.messages if message.role in INSTRUCTING and message.text.strip()
+        )
 
     @property
     def question(self) -> str:
         """The question, below the system message."""
         return "\n\n".join(filter(None, (self.system, self.messages[-1].text)))
 
-    def earlier(self, answers: Answers) -> list[Conversation]:
+    def exchanges(self, answers: Answers) -> list[Conversation]:
         """The earlier questions that were answered, as the policy writes an answer. Raises Refused for any other."""
         turns = [message for message in self.messages if message.role not in INSTRUCTING]
         exchanges = list[Conversation]()
@@ -47,21 +49,21 @@ class Questioned(Asked):
             if text and parse_action(action, answers=answers).answer != text:
                 raise Refused(f"no answer of this agent's reads {text[:80]!r}; leave tags out of it", "messages")
             if text:
-                said = {"where": "", "dataset": "", "replies": "tool", "system": "", "user": question.text}
-                exchanges.append(Conversation(**said, actions=[action], observations=[]))
+                fields = {"where": "", "dataset": "", "replies": "tool", "system": "", "user": question.text}
+                exchanges.append(Conversation(**fields, actions=[action], observations=[]))
         return exchanges
 
     def before_stop(self, answer: str) -> str:
         """An answer up to the first stop sequence."""
-        return min((answer.partition(each)[0] for each in self.stops), key=len, default=answer)
+        return min((answer.partition(stop)[0] for stop in self.stops), key=len, default=answer)
 
     def require_askable(self, temperature: float) -> None:
         """Raises Refused if an agent at this temperature cannot answer."""
         roles = [message.role for message in self.messages if message.role not in INSTRUCTING]
         in_turn = [*islice(cycle(["user", "assistant"]), len(roles))]
         if self.messages[-1].role != "user" or roles != in_turn:
-            sent = f"and was sent {len(self.messages)} messages ({', '.join(roles[:8])[:80]})"
-            raise Refused(f"this agent answers user and assistant in turn, the user last, {sent}", "messages")
+            turns = f"and was sent {len(self.messages)} messages ({', '.join(roles[:8])[:80]})"
+            raise Refused(f"this agent answers user and assistant in turn, the user last, {turns}", "messages")
         if not self.messages[-1].text.strip():
             raise Refused("the question is empty; send one", "messages")
         if self.temperature not in (None, temperature):
@@ -123,15 +125,19 @@ class Event(BaseModel):
 class Completion:
     """The answers to one request, as JSON."""
 
-    def __init__(self, asked: Questioned) -> None:
-        self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": asked.model}
-        if asked.system:
+    def __init__(self, request: Questioned) -> None:
+        self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": request.model}
+        if request.system:
             self._head["system_fingerprint"] = "system message put before the question"
 
     def whole(self, views: Sequence[StepView]) -> dict[str, Any]:
         """A whole episode."""
-        said = {"role": "assistant", "content": views[-1].answer, "reasoning_content": "".join(map(told, views))}
-        choice = {"index": 0, "message": said, "finish_reason": _ending(views[-1]), "logprobs": None}
+        message = {
+            "role": "assistant",
+            "content": views[-1].answer,
+            "reasoning_content": "".join(map(step_text, views)),
+        }
+        choice = {"index": 0, "message": message, "finish_reason": _ending(views[-1]), "logprobs": None}
         steps = [_STEP.dump_python(view, mode="json") for view in views]
         return self._head | {
             "object": "chat.completion",
@@ -142,7 +148,7 @@ class Completion:
 
     def step(self, view: StepView) -> dict[str, Any]:
         """One step of a stream. The last step has the answer."""
-        delta = {"role": "assistant", "reasoning_content": told(view)}
+        delta = {"role": "assistant", "reasoning_content": step_text(view)}
         if view.outcome is not None:
             delta["content"] = view.answer
         choice = {"index": 0, "delta": delta, "finish_reason": _ending(view) if view.outcome else None}
@@ -156,7 +162,7 @@ class Completion:
         return self._head | {"object": "chat.completion.chunk", "choices": choices}
 
 
-def told(view: StepView) -> str:
+def step_text(view: StepView) -> str:
     """The text of a step on the way to the answer: thought, calls and replies."""
     if view.outcome is Outcome.ANSWERED or view.answer:
         return f"{parse_action(view.action).thought}\n"

@@ -112,9 +112,9 @@ def compare(
     anyway: Annotated[bool, Option("--anyway", help="Also if they were not measured alike.")] = False,
 ) -> None:
     """Compares two evaluations."""
-    from agent_r1.inspection.printed import compared, comparison_tables
+    from agent_r1.inspection.printed import compare_labels, comparison_tables
 
-    show(comparison_tables(compared(params.load(), a, b, sweep=sweep or "", anyway=anyway)))
+    show(comparison_tables(compare_labels(params.load(), a, b, sweep=sweep or "", anyway=anyway)))
 
 
 @app.command(cls=OfPolicy, rich_help_panel=PANEL)
@@ -134,7 +134,7 @@ def chat(
     """
     from agent_r1.http.endpoint import Endpoint
     from agent_r1.inspection.conversation import chat as talk
-    from agent_r1.inspection.conversation import elsewhere, here, made_for
+    from agent_r1.inspection.conversation import introduction, local_answerer, remote_answerer
     from flows.operation.answering import agent_of
     from flows.policies import policy_of
 
@@ -148,14 +148,14 @@ def chat(
         raise ValueError("--temperature is said where the agent is served, not to --endpoint")
     if endpoint:
         served = Endpoint(endpoint, timeout_s=PATIENCE_S)
-        talk(elsewhere(served, policy or None), question)
+        talk(remote_answerer(served, policy or None), question)
         return
     settings = params.load()
     acting = policy_of(settings, policy)
     title = acting.title if policy else f"{acting.title}, untrained (`chat RUN` asks a run),"
     built_in = acting.seed is not None and not settings.model.path
-    known = made_for(settings, Path(acting.path), built_in=built_in)
-    talk(here(agent_of(acting, settings, temperature), draws or 0, title, *known), question)
+    known = introduction(settings, Path(acting.path), built_in=built_in)
+    talk(local_answerer(agent_of(acting, settings, temperature), draws or 0, title, *known), question)
 
 
 @app.command("try", rich_help_panel=PANEL)

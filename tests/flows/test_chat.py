@@ -21,7 +21,7 @@ from typer.main import get_command
 
 from agent_r1 import params
 from agent_r1.envs.shared import Shared
-from agent_r1.inspection.conversation import Screen, converse, here
+from agent_r1.inspection.conversation import Screen, converse, local_answerer
 from agent_r1.params import SHIPPED, load
 from agent_r1.params.places import RunId
 from agent_r1.records import Passage, Question
@@ -158,7 +158,7 @@ def test_a_session_by_hand(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     chat = Chat(tiny_tokenizer)
     script = Agent(ScriptedSampler([[CALL, "<answer>Mara Quill</answer>"]], chat), chat, Shared(env, Film()))
     file = io.StringIO()
-    with here(nullcontext(script), 0, "a script", (), ()) as agent:
+    with local_answerer(nullcontext(script), 0, "a script", (), ()) as agent:
         screen = Screen(Console(file=file, highlight=False, width=80), agent.limits)
         converse(agent, screen, ["Who?", "word " * 400, "Who?"], echo=False)
     episode = [
@@ -184,7 +184,7 @@ def test_a_repeated_question_draws_again(tiny_tokenizer: PreTrainedTokenizerFast
 
     for _ in range(2):
         noting = Agent(Noting([["<answer>a</answer>"]], chat), chat, Shared(env, Film()))
-        with here(nullcontext(noting), 3, "a script", (), ()) as agent:
+        with local_answerer(nullcontext(noting), 3, "a script", (), ()) as agent:
             for text in ("Who?", "Who?", "Where?"):
                 list(agent.ask(text))
     assert len(set(seeds[:3])) == 3

@@ -21,7 +21,7 @@ from mlflow import MlflowClient
 from playwright.sync_api import Browser, Error, expect
 
 from agent_r1 import tracking
-from agent_r1.inspection.stored import Shown, When
+from agent_r1.inspection.stored import PageTrajectory, When
 from agent_r1.inspection.viewer import page
 from agent_r1.records import Question, Source
 from agent_r1.tracking import registry
@@ -46,10 +46,10 @@ def project(tmp_path: Path, lay_store: Callable[[Path], None], monkeypatch: pyte
 
 
 @pytest.fixture
-def run_id(project: Path, make_shown: Callable[..., Shown], words: Any) -> str:
+def run_id(project: Path, make_entry: Callable[..., PageTrajectory], words: Any) -> str:
     """A run that has a page of two trajectories."""
     about: dict[str, Any] = {"facts": [], "weights": {}, "notes": []}
-    pair = [make_shown(when=When.BEFORE, answer="Veld"), make_shown(when=When.AFTER)]
+    pair = [make_entry(when=When.BEFORE, answer="Veld"), make_entry(when=When.AFTER)]
     with tracking.start("ppo", {}, {}) as run:
         run.text(page("ppo", about, [pair], words.decode), "viewer.html")
     return str(run.run_id)
@@ -62,7 +62,8 @@ def mlflow_ui(project: Path, run_id: str, free_port: FreePort) -> Iterator[str]:
     command = [sys.executable, "-m", "flows", "serving", "--only-mlflow", "--mlflow-port", str(port)]
     process = subprocess.Popen(command, cwd=project, stderr=subprocess.DEVNULL, text=True)
     try:
-        log, health = project / ".tracking/prefect/mlflow.log", f"http://127.0.0.1:{port}/health"
+        log = project / ".tracking/prefect/mlflow.log"
+        health = f"http://127.0.0.1:{port}/health"
         await_health(process, Supervised(name="mlflow", command=[], environment={}, log=log, health=health))
         yield f"http://127.0.0.1:{port}"
     finally:
@@ -93,7 +94,7 @@ def versions(project: Path, run_id: str) -> Iterator[None]:
     mlflow.set_tracking_uri(None)  # type: ignore[arg-type]
 
 
-def test_a_first_visitor_sees_runs_charts_models_versions_and_traces(
+def test_first_visitor_sees_runs_charts_models_versions_and_traces(
     browser: Browser, versions: None, mlflow_ui: str, project: Path, run_id: str
 ) -> None:
     """One click from the address to the charts, at a laptop's size; a stranger sees nothing."""
@@ -103,7 +104,8 @@ def test_a_first_visitor_sees_runs_charts_models_versions_and_traces(
     stranger.close()
     context = browser.new_context(viewport={"width": 1280, "height": 800}, http_credentials=known(project))
     context.set_default_timeout(PATIENCE_MS)
-    opened, refused = context.new_page(), list[str]()
+    opened = context.new_page()
+    refused = list[str]()
     opened.on("response", lambda answer: refused.append(answer.url) if answer.status == 403 else None)
     opened.goto(mlflow_ui)
     expect(opened.get_by_text("6 matching runs")).to_be_visible(timeout=PATIENCE_MS)
@@ -140,7 +142,7 @@ def test_a_first_visitor_sees_runs_charts_models_versions_and_traces(
     context.close()
 
 
-def test_one_click_from_the_address_leads_to_the_policies_that_were_measured_on_a_data_set(
+def test_one_click_leads_to_policies_measured_on_a_data_set(
     browser: Browser, versions: None, mlflow_ui: str, project: Path
 ) -> None:
     """The run that was not measured is not among them. *Compare* opens on their scores; data and prompt have pages."""

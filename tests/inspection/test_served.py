@@ -37,11 +37,11 @@ CALL = '<think>First.</think><tool_call>{"name": "search", "arguments": {"query"
 PATIENCE_S = 60.0
 
 
-def asked(content: Any) -> dict[str, Any]:
+def body(content: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": content}]}
 
 
-ASKED = {"model": "ppo", **asked("Who?")}
+BODY = {"model": "ppo", **body("Who?")}
 SYSTEM = {"role": "system", "content": "Be brief."}
 NEUTRAL = {
     "top_p": 1.0, "n": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "stop": None, "user": "me",
@@ -135,8 +135,8 @@ def agent(chat: Chat, policy: Policy) -> Iterator[Agent]:
 
 @pytest.fixture
 def url(agent: Agent, free_port: FreePort) -> Iterator[str]:
-    with serving(agent, free_port()) as found:
-        yield found
+    with serving(agent, free_port()) as answer:
+        yield answer
 
 
 @pytest.fixture
@@ -157,15 +157,15 @@ def ask(url: str, content: Any = "Who?", **more: Any) -> Any:
     return client(url).chat.completions.create(model="ppo", messages=[{"role": "user", "content": content}], **more)
 
 
-def test_many_who_ask_at_once_get_what_one_alone_gets_token_for_token(
+def test_concurrent_clients_get_the_tokens_of_a_single_one(
     url: str, chat: Chat, policy: Policy, openai: ModuleType
 ) -> None:
     questions = [f"Who is number {number}?" for number in range(64)]
 
     async def ask_all() -> list[str]:
         async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S) as asking:
-            answering = [asking.chat.completions.create(model="ppo", **asked(text)) for text in questions]
-            return [str(found.choices[0].message.content) for found in await asyncio.gather(*answering)]
+            answering = [asking.chat.completions.create(model="ppo", **body(text)) for text in questions]
+            return [str(answer.choices[0].message.content) for answer in await asyncio.gather(*answering)]
 
     answers = asyncio.run(ask_all())
     alone = Policy(chat)
@@ -177,34 +177,35 @@ def test_many_who_ask_at_once_get_what_one_alone_gets_token_for_token(
     assert len(alone.sampled) == 128
 
 
-def test_an_answer_as_openais_client_reads_it(url: str) -> None:
+def test_openai_client_reads_answer(url: str) -> None:
     [model] = client(url).models.list().data
     assert (model.id, model) == ("ppo", client(url).models.retrieve("ppo"))
-    found = ask(url)
-    [choice] = found.choices
+    answer = ask(url)
+    [choice] = answer.choices
     assert (choice.finish_reason, choice.message.role) == ("stop", "assistant")
     assert str(choice.message.content).isdigit()
     thought = choice.message.model_extra["reasoning_content"]  # type: ignore[index]
     assert thought == f"{CALL}\nLow Tide: by Mara Quill\n\n"
-    assert found.usage
-    assert found.usage.prompt_tokens + found.usage.completion_tokens == found.usage.total_tokens
-    steps = found.model_extra["agent_r1"]["steps"]  # type: ignore[index]
+    assert answer.usage
+    assert answer.usage.prompt_tokens + answer.usage.completion_tokens == answer.usage.total_tokens
+    steps = answer.model_extra["agent_r1"]["steps"]  # type: ignore[index]
     assert (len(steps), steps[0]["action"]) == (2, CALL)
 
 
 @pytest.mark.parametrize("body", FRAMEWORKS.values(), ids=FRAMEWORKS)
-def test_frameworks_are_answered_at_their_defaults(url: str, body: dict[str, Any]) -> None:
-    found = httpx.post(f"{url}/chat/completions", json=ASKED | body, timeout=PATIENCE_S)
-    assert re.search('"finish_reason": ?"stop"', found.text), found.text
+def test_frameworks_get_answers_at_their_defaults(url: str, body: dict[str, Any]) -> None:
+    answer = httpx.post(f"{url}/chat/completions", json=BODY | body, timeout=PATIENCE_S)
+    assert re.search('"finish_reason": ?"stop"', answer.text), answer.text
 
 
-def test_a_limit_of_tokens_cuts_the_answer(url: str, chat: Chat) -> None:
+def test_token_limit_cuts_answer(url: str, chat: Chat) -> None:
     """The first action fits, and three tokens of the second: the tag and two of the answer's letters."""
-    whole, first = ask(url), len(chat.encode_action(CALL))
-    found = ask(url, max_tokens=first + 3)
-    assert (found.choices[0].finish_reason, found.usage.completion_tokens) == ("length", first + 3)
-    assert found.choices[0].message.content == whole.choices[0].message.content[:2]
-    assert found.choices[0].message.reasoning_content == whole.choices[0].message.reasoning_content
+    whole = ask(url)
+    first = len(chat.encode_action(CALL))
+    answer = ask(url, max_tokens=first + 3)
+    assert (answer.choices[0].finish_reason, answer.usage.completion_tokens) == ("length", first + 3)
+    assert answer.choices[0].message.content == whole.choices[0].message.content[:2]
+    assert answer.choices[0].message.reasoning_content == whole.choices[0].message.reasoning_content
     for most in (1, first):
         cut = ask(url, max_tokens=most)
         assert cut.usage.prompt_tokens == whole.agent_r1["steps"][0]["step"]["action_start"]
@@ -216,37 +217,36 @@ def test_a_limit_of_tokens_cuts_the_answer(url: str, chat: Chat) -> None:
     assert ask(url, max_tokens=whole.usage.completion_tokens).choices[0].finish_reason == "stop"
 
 
-def test_a_stop_sequence_cuts_the_answer(url: str) -> None:
+def test_stop_sequence_cuts_answer(url: str) -> None:
     whole = ask(url).choices[0].message.content
     assert ask(url, stop=["never", whole[5:7]]).choices[0].message.content == whole.partition(whole[5:7])[0]
     assert ask(url, stop=whole[3:]).choices[0].message.content == whole.partition(whole[3:])[0]
 
 
-def test_a_system_message_stands_before_the_question_and_its_answer_says_so(
-    url: str, policy: Policy, chat: Chat
-) -> None:
+def test_system_message_stands_before_question_and_answer_says_so(url: str, policy: Policy, chat: Chat) -> None:
     complete = client(url).chat.completions.create
-    found = complete(model="ppo", messages=[SYSTEM, *ASKED["messages"]])
-    streamed = [*complete(model="ppo", messages=[SYSTEM, *ASKED["messages"]], stream=True)]
+    answer = complete(model="ppo", messages=[SYSTEM, *BODY["messages"]])
+    streamed = [*complete(model="ppo", messages=[SYSTEM, *BODY["messages"]], stream=True)]
     assert "system_fingerprint" not in ask(url).model_fields_set
     read = {chat.decode(context).count("Be brief.\n\nWho?") for context, _ in policy.sampled}
     assert read == {0, 1}
     said = "system message put before the question"
-    assert {each.system_fingerprint for each in (found, *streamed)} == {said}
+    assert {chunk.system_fingerprint for chunk in (answer, *streamed)} == {said}
 
 
 def conversation(url: str, *questions: str, system: bool = False) -> list[str]:
     """The answers of a chat loop, which sends all that was said before with each question."""
-    messages, answers = [SYSTEM] * system, list[str]()
+    messages = [SYSTEM] * system
+    answers = list[str]()
     for question in questions:
         messages.append({"role": "user", "content": question})
-        found = client(url).chat.completions.create(model="ppo", messages=messages)
-        answers.append(found.choices[0].message.content)
+        answer = client(url).chat.completions.create(model="ppo", messages=messages)
+        answers.append(answer.choices[0].message.content)
         messages.append({"role": "assistant", "content": answers[-1]})
     return answers
 
 
-def test_a_second_question_stands_behind_the_first_and_its_answer(url: str, policy: Policy, chat: Chat) -> None:
+def test_second_question_stands_behind_first_exchange(url: str, policy: Policy, chat: Chat) -> None:
     """The prompt is what `env.examples` would make of that exchange."""
     first, second = conversation(url, "Who?", "And where?", system=True)
     assert first != second
@@ -259,7 +259,7 @@ def test_a_second_question_stands_behind_the_first_and_its_answer(url: str, poli
     assert places == sorted(places)
 
 
-def test_of_a_long_conversation_the_last_exchanges_are_read(url: str, policy: Policy, chat: Chat) -> None:
+def test_long_conversation_keeps_its_last_exchanges(url: str, policy: Policy, chat: Chat) -> None:
     """A quarter of 400 tokens holds some, and the agent acts in the rest."""
     questions = [f"Who is number {number}?" for number in range(12)]
     answers = conversation(url, *questions)
@@ -270,13 +270,13 @@ def test_of_a_long_conversation_the_last_exchanges_are_read(url: str, policy: Po
     assert read == sorted(read)
 
 
-def test_a_question_without_an_answer_is_left_out(url: str, policy: Policy, chat: Chat) -> None:
-    messages = [*ASKED["messages"], {"role": "assistant", "content": None}, *asked("And where?")["messages"]]
+def test_question_without_answer_is_left_out(url: str, policy: Policy, chat: Chat) -> None:
+    messages = [*BODY["messages"], {"role": "assistant", "content": None}, *body("And where?")["messages"]]
     client(url).chat.completions.create(model="ppo", messages=messages)
     assert not [context for context, _ in policy.sampled if "Who?" in chat.decode(context)]
 
 
-def test_steps_come_as_they_are_taken(url: str, policy: Policy) -> None:
+def test_stream_sends_steps_as_they_are_taken(url: str, policy: Policy) -> None:
     """The first is here before the second action is sampled, which would wait for ever."""
     policy.go_on.clear()
     text = [{"type": "text", "text": "Who?"}]
@@ -293,10 +293,10 @@ def test_steps_come_as_they_are_taken(url: str, policy: Policy) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_who_leaves_ends_the_episode(url: str, policy: Policy, stream: bool) -> None:
+def test_client_that_leaves_ends_episode(url: str, policy: Policy, stream: bool) -> None:
     policy.go_on.clear()
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{url}/chat/completions", json=ASKED | {"stream": stream}, timeout=httpx.Timeout(60, read=1))
+        httpx.post(f"{url}/chat/completions", json=BODY | {"stream": stream}, timeout=httpx.Timeout(60, read=1))
     assert policy.ended.wait(PATIENCE_S)
 
 
@@ -310,36 +310,34 @@ def test_who_leaves_ends_the_episode(url: str, policy: Policy, stream: bool) -> 
         ({"top_p": True}, 400, "top_p: this agent takes null or 1 alone"),
         ({"reasoning_effort": "low"}, 400, "reasoning_effort: this agent takes null alone; leave it out"),
         ({"stop": [*"abcde"]}, 400, "List should have at most 4 items"),
-        ({"messages": [*ASKED["messages"]] * 2}, 400, "user and assistant in turn, the user last, and was sent 2 mess"),
+        ({"messages": [*BODY["messages"]] * 2}, 400, "user and assistant in turn, the user last, and was sent 2 mess"),
         ({"messages": [SYSTEM]}, 400, "the user last, and was sent 1 messages ()"),
         (
-            {"messages": [*ASKED["messages"], {"role": "assistant", "content": "</answer>"}, *ASKED["messages"]]},
+            {"messages": [*BODY["messages"], {"role": "assistant", "content": "</answer>"}, *BODY["messages"]]},
             400,
             "no answer of this agent's reads '</answer>'; leave tags out of it",
         ),
-        (asked(" "), 400, "the question is empty"),
-        (asked([{"type": "image_url"}]), 400, "messages.0.content"),
+        (body(" "), 400, "the question is empty"),
+        (body([{"type": "image_url"}]), 400, "messages.0.content"),
     ],
 )
-def test_a_request_that_would_change_the_answer_is_refused_by_its_field(
-    url: str, changes: dict[str, Any], status: int, message: str
-) -> None:
+def test_unsupported_field_is_refused_by_name(url: str, changes: dict[str, Any], status: int, message: str) -> None:
     for stream in (False, True):
-        found = httpx.post(f"{url}/chat/completions", json=ASKED | changes | {"stream": stream}, timeout=PATIENCE_S)
-        error = found.json()["error"]
-        assert (found.status_code, message in error["message"]) == (status, True), found.text
+        answer = httpx.post(f"{url}/chat/completions", json=BODY | changes | {"stream": stream}, timeout=PATIENCE_S)
+        error = answer.json()["error"]
+        assert (answer.status_code, message in error["message"]) == (status, True), answer.text
         assert error["param"] == next(iter(changes))
 
 
-def test_an_address_that_is_not_there_names_those_that_are(url: str, openai: ModuleType) -> None:
+def test_unknown_address_names_known_ones(url: str, openai: ModuleType) -> None:
     with pytest.raises(openai.NotFoundError, match="there is no model 'org/gpt' here, only 'ppo'"):
         client(url).models.retrieve("org/gpt")
     for path, status in (("completions", 404), ("chat/completions", 405)):
-        found = httpx.get(f"{url}/{path}")
-        assert (found.status_code, "ask GET /v1/models or POST /v1/chat/comp" in found.text) == (status, True)
+        answer = httpx.get(f"{url}/{path}")
+        assert (answer.status_code, "ask GET /v1/models or POST /v1/chat/comp" in answer.text) == (status, True)
 
 
-def test_a_question_longer_than_the_context_has_openais_code(url: str, openai: ModuleType) -> None:
+def test_question_longer_than_context_gets_openai_code(url: str, openai: ModuleType) -> None:
     with pytest.raises(openai.BadRequestError, match=r"has \d+ tokens with .* is 400") as refused:
         ask(url, "word " * 1000)
     assert refused.value.code == "context_length_exceeded"
@@ -348,17 +346,17 @@ def test_a_question_longer_than_the_context_has_openais_code(url: str, openai: M
 @pytest.mark.parametrize(
     ("headers", "body", "status"),
     [
-        ({"origin": "http://evil.example"}, json.dumps(ASKED), 403),
-        ({}, json.dumps(ASKED | asked("w" * MAX_BODY_BYTES)), 413),
+        ({"origin": "http://evil.example"}, json.dumps(BODY), 403),
+        ({}, json.dumps(BODY | body("w" * MAX_BODY_BYTES)), 413),
         ({}, '{"model": "ppo", "messages": [{"role": "user", "content": "\\ud800"}]}', 400),
     ],
 )
-def test_who_is_no_client_is_refused(url: str, headers: dict[str, str], body: str, status: int) -> None:
+def test_foreign_requests_are_refused(url: str, headers: dict[str, str], body: str, status: int) -> None:
     sent = {"content-type": "application/json", **headers}
     assert httpx.post(f"{url}/chat/completions", content=body, headers=sent).status_code == status
 
 
-def test_with_a_key_only_those_who_have_it_are_answered(
+def test_server_with_key_refuses_clients_without_it(
     agent: Agent, free_port: FreePort, monkeypatch: pytest.MonkeyPatch, openai: ModuleType
 ) -> None:
     monkeypatch.setenv(ENDPOINT_KEY, "s3cret")
@@ -368,7 +366,7 @@ def test_with_a_key_only_those_who_have_it_are_answered(
         assert client(url).with_options(api_key="s3cret").models.list().data
 
 
-def test_what_the_world_and_the_engine_do_wrong_is_said(
+def test_fault_of_world_or_engine_is_named(
     chat: Chat, policy: Policy, free_port: FreePort, monkeypatch: pytest.MonkeyPatch, openai: ModuleType
 ) -> None:
     with Shared(LIMITS, Film(0)) as shared, serving(Agent(policy, chat, shared), free_port()) as url:  # type: ignore[arg-type]
@@ -382,14 +380,14 @@ def test_what_the_world_and_the_engine_do_wrong_is_said(
             ask(url)
 
 
-def test_an_engine_that_fails_for_good_ends_the_server(agent: Agent, policy: Policy, free_port: FreePort) -> None:
+def test_engine_that_fails_for_good_ends_server(agent: Agent, policy: Policy, free_port: FreePort) -> None:
     policy._answer = broken  # type: ignore[method-assign]
     url = f"http://127.0.0.1:{(port := free_port())}/v1/chat/completions"
 
     def ask_until_it_is_up() -> int:
         while True:
             try:
-                return httpx.post(url, json=ASKED, timeout=PATIENCE_S).status_code
+                return httpx.post(url, json=BODY, timeout=PATIENCE_S).status_code
             except httpx.ConnectError:
                 time.sleep(0.05)
 
@@ -404,9 +402,7 @@ def broken(_: Request) -> Action:
     raise EngineError("secret words")
 
 
-def test_a_fault_in_the_middle_of_a_stream_is_told(
-    chat: Chat, policy: Policy, free_port: FreePort, openai: ModuleType
-) -> None:
+def test_fault_within_stream_is_sent(chat: Chat, policy: Policy, free_port: FreePort, openai: ModuleType) -> None:
     ids = chat.encode_action(CALL)
     policy._answer = lambda _: Action.of(ids, [-0.5] * len(ids), chat.end_ids)  # type: ignore[method-assign]
     with Shared(LIMITS, Film(1)) as shared, serving(Agent(policy, chat, shared), free_port()) as url:  # type: ignore[arg-type]
