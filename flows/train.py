@@ -85,31 +85,32 @@ def _give_up(run: RunId, folder: Path, refusal: AnotherRunError) -> None:
         shutil.copy(run.lock, folder)
 
 
-def _learn(opened: Training, tracked: tracking.Run, label: str) -> None:
-    with opened as training, counted(label, training.folder.planned, training.folder.finished) as count:
+def _learn(opening: Training, tracked: tracking.Run, label: str) -> None:
+    with opening as training, counted(label, training.folder.planned, training.folder.finished) as count:
 
-        def shown(verb: Verb) -> Verb:
+        def as_task(verb: Verb) -> Verb:
             @wraps(verb)
-            def call(iteration: int, *others: Any) -> Any:
+            def call(iteration: int, *arguments: Any) -> Any:
                 count(f"{verb.__name__} {iteration}", iteration, training.folder.planned)
-                return verb(iteration, *others)
+                return verb(iteration, *arguments)
 
             return task(call)
 
-        iterate(training, tracked, as_task=shown)
+        iterate(training, tracked, as_task=as_task)
 
 
 def start(run: RunId, *, fresh: bool = False) -> None:
     """Runs the stage, by ranks if the learner asks for them, or follows its leader in one of these."""
     settings = params.load().of(run)
     command = ("train", run.word, *["--fresh"] * fresh)
-    held = partial(accelerator, settings.operate.side_by_side, settings.gpus)
-    ranks.start(train, partial(_follow, run), settings.learner, command, held, run=run, fresh=fresh)
+    lock = partial(accelerator, settings.operate.side_by_side, settings.gpus)
+    ranks.start(train, partial(_follow, run), settings.learner, command, lock, run=run, fresh=fresh)
 
 
 def _follow(run: RunId) -> None:
     settings = params.load().of(run)
-    reference, model = teacher_of(settings, run), settings.places.warm_start
+    reference = teacher_of(settings, run)
+    model = settings.places.warm_start
     config = settings.run(run).model_copy(update={"reference": reference})
     with following(settings.learner, partial(_facts, settings, run)) as (group, seed):
         if seed is not None:
@@ -118,20 +119,21 @@ def _follow(run: RunId) -> None:
 
 def _facts(settings: params.Params, run: RunId) -> dict[str, str]:
     """The facts that all ranks must share; the leader has taken up the run's folder before they are compared."""
-    parameters, places = (settings, settings.run(run)), settings.places
+    parameters = (settings, settings.run(run))
+    places = settings.places
     return facts_of("train", parameters, model_hash(str(places.warm_start)), places.training(run) / START)
 
 
 def _tracked(run: RunId, settings: params.Params, folder: RunFolder) -> tracking.Run:
     """The run's record in MLflow, which the id in its folder finds again."""
-    if found := tracking.run_of(folder.path):
-        return found
-    shown = tracking.run_params(run.name, settings, settings.run(run))
+    if earlier := tracking.run_of(folder.path):
+        return earlier
+    parameters = tracking.run_params(run.name, settings, settings.run(run))
     tags = tracking.provenance(settings.prepare.dataset, run.sweep) | {KIND_TAG: "training"}
     if run.variant:
         tags |= {"overrides": settings.places.variant(run).read_text()}
     about = tracking.overrides(settings, run)
-    started = tracking.start(dataclasses.replace(run, seed=folder.config.seed).label, shown, tags, about=about)
-    started.uses(tracking.prepared(settings, folder.identity.inputs), "training")
-    write_text(folder.mlflow_run_id, started.run_id)
-    return started
+    record = tracking.start(dataclasses.replace(run, seed=folder.config.seed).label, parameters, tags, about=about)
+    record.uses(tracking.prepared(settings, folder.identity.inputs), "training")
+    write_text(folder.mlflow_run_id, record.run_id)
+    return record

@@ -7,7 +7,7 @@ be sent to somebody else, and those of several seeds are the CSV of a recipe. S 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -102,18 +102,19 @@ def check(run: pd.DataFrame, band: pd.DataFrame) -> tuple[str, dict[str, NDArray
             raise ValueError(f"not compared: {name} is {others[-1]}, the recipe's {expected}; choose another --recipe")
     length = min(curves["iteration"].nunique() for curves in (run, band))
     panels = {metric: _panel(run, band, metric, length) for metric in METRICS}
-    departures = {metric: _departures(panel) for metric, panel in panels.items()}
-    ends = {metric: sides[length - STREAK] for metric, sides in departures.items() if length - STREAK in sides}
-    events = [
-        f"{metric} left {side} in iteration {start}"
-        for metric, sides in departures.items()
-        for start, side in islice(sides.items(), 1)
-    ]
-    alarms = np.flatnonzero(panels[ALARMS][0])
-    events += [f"first alarm in iteration {place}" for place in alarms[:1]]
+    events = [*_events(panels)]
     if {*run["settings"]} - {*band["settings"]}:
         events.append("its settings are others")
-    return "; ".join([f"{_state(panels[SAMPLED][0], ends, alarms)} after {length} iterations", *events]), panels
+    return "; ".join([f"{_state(panels)} after {length} iterations", *events]), panels
+
+
+def _events(panels: Mapping[str, NDArray[np.float64]]) -> Iterator[str]:
+    """Where each metric left the band first, and the first alarm."""
+    for metric, panel in panels.items():
+        for start, side in islice(_departures(panel).items(), 1):
+            yield f"{metric} left {side} in iteration {start}"
+    for place in np.flatnonzero(panels[ALARMS][0])[:1]:
+        yield f"first alarm in iteration {place}"
 
 
 def _panel(run: pd.DataFrame, band: pd.DataFrame, metric: str, length: int) -> NDArray[np.float64]:
@@ -129,11 +130,16 @@ def _departures(panel: NDArray[np.float64]) -> dict[int, str]:
     return {start: side for start, side in enumerate(sides) if sides[start : start + STREAK] in LEFT}
 
 
-def _state(success: NDArray[np.float64], ends: Mapping[str, str], alarms: NDArray[np.int64]) -> str:
-    """How a run ends, by its success, the sides on which its metrics end, and the places of its alarms."""
+def _state(panels: Mapping[str, NDArray[np.float64]]) -> str:
+    """How a run ends, by its success, the sides on which its metrics end, and its alarms."""
+    success = panels[SAMPLED][0]
+    departures = {metric: _departures(panel) for metric, panel in panels.items()}
+    ends = {
+        metric: sides[len(success) - STREAK] for metric, sides in departures.items() if len(success) - STREAK in sides
+    }
     state = ends.get(SAMPLED, "inside")
     lost = success[-STREAK:].mean() < success[:STREAK].mean()
-    collapsed = lost and (alarms.size or (state == "below" and SIGNS & ends.keys()))
+    collapsed = lost and (panels[ALARMS][0].any() or (state == "below" and SIGNS & ends.keys()))
     return "collapsed" if collapsed else state
 
 

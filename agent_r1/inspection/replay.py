@@ -418,12 +418,19 @@ def policy_gradient(
     if not batches:
         return PolicyGradient(sampled, observed, {}, 0.0)
     step = losses.concatenate(batches)
+    return PolicyGradient(sampled, observed, _step_metrics(step, params, divisor), _observed_loss_share(step, params))
+
+
+def _step_metrics(step: losses.LossTokens, params: UpdateParams, divisor: float) -> losses.Metrics:
+    acting = step.sampled
+    metrics = losses.policy_metrics(step, params, divisor, int(acting.sum()))
+    return metrics | losses.mismatch_metrics(step.logprobs[acting], step.sampler_logprobs[acting])
+
+
+def _observed_loss_share(step: losses.LossTokens, params: UpdateParams) -> float:
     sizes = (losses.token_losses(step, params) * step.weights).abs().double()
     total = sizes.sum().item()
-    share = sizes[~step.sampled].sum().item() / total if total else 0.0
-    metrics = losses.policy_metrics(step, params, divisor, int(step.sampled.sum()))
-    metrics |= losses.mismatch_metrics(step.logprobs[step.sampled], step.sampler_logprobs[step.sampled])
-    return PolicyGradient(sampled, observed, metrics, share)
+    return sizes[~step.sampled].sum().item() / total if total else 0.0
 
 
 def _add_gradient(total: Tensor, loss: Tensor, weights: Sequence[Tensor]) -> None:

@@ -26,7 +26,7 @@ from agent_r1.evaluation.scores import BASE_TOOL_CALL
 from agent_r1.files import sha256, write_text
 from agent_r1.inspection.health import FailureKind, audit
 from agent_r1.inspection.stored import PageTrajectory, Selection, StoredRun, When
-from agent_r1.params import load
+from agent_r1.params import Params, load
 from agent_r1.params.places import RunId
 from agent_r1.params.train import TrainParams
 from agent_r1.records import QA, Decode, Question, StopReason, words_of
@@ -237,18 +237,27 @@ def view(run: RunId, out: Path | None = None, trajectories: int = 200, traces: i
     places = settings.places
     stored = StoredRun(run.run, places.training(run), places.warm_start)
     kinds = audit(stored, config.credit, settings.env.max_tokens)
-    questions = {row.question_id: row for row in read_rows(places.questions, Question)}
-    selection = Selection(stored, questions, config.credit, settings.env.max_tokens, config.seed)
-    version = registry.of_policy(sha256(stored.policy_folder), places.model)
-    after = (latest_folder(version, places) if version else None) or places.evaluation(run.label, run.sweep)
-    examples = {kind.episodes[-1] for kind in kinds[: trajectories // 8]}
-    groups = selection.groups(trajectories, places.evaluation(BASE_TOOL_CALL), after, examples)
+    groups = _groups(settings, run, stored, trajectories, kinds)
     text = page(run.label, _about(stored, config, kinds), groups, stored.decode)
     path = out or places.page(run)
     write_text(path, text)
     logger.info("%s: %.1f MB", path, len(text) / 1e6)
     recent = [entry for entry in chain.from_iterable(groups) if entry.when is not When.BEFORE]
     _track(stored, text, recent[:traces])
+
+
+def _groups(
+    settings: Params, run: RunId, stored: StoredRun, count: int, kinds: Sequence[FailureKind]
+) -> list[list[PageTrajectory]]:
+    """At most `count` trajectories, with the latest of each kind of failure."""
+    config = settings.run(run)
+    places = settings.places
+    questions = {row.question_id: row for row in read_rows(places.questions, Question)}
+    selection = Selection(stored, questions, config.credit, settings.env.max_tokens, config.seed)
+    version = registry.of_policy(sha256(stored.policy_folder), places.model)
+    after = (latest_folder(version, places) if version else None) or places.evaluation(run.label, run.sweep)
+    examples = {kind.episodes[-1] for kind in kinds[: count // 8]}
+    return selection.groups(count, places.evaluation(BASE_TOOL_CALL), after, examples)
 
 
 def _track(stored: StoredRun, text: str, traced: Sequence[PageTrajectory]) -> None:

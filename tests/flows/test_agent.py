@@ -89,7 +89,7 @@ def test_only_a_run_as_it_was_trained_adds_to_its_training(choose: Any) -> None:
     for changed in ({"protocol": "naive_rag"}, {"dataset": "atlas"}, {"as_label": "mine"}):
         subject, folder = choose(policy="ppo", **changed)
         assert (subject.training, subject.name) == (None, folder.name)
-        assert subject.shown(subject.policy.as_trained(load()))["variant"] == subject.name
+        assert subject.parameters(subject.policy.as_trained(load()))["variant"] == subject.name
 
 
 @pytest.mark.parametrize(
