@@ -7,7 +7,8 @@ import logging
 import shutil
 import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from agent_r1.files import model_hash, write_text
 from agent_r1.learn.learner import learner_of
 from agent_r1.params.places import RunId, is_copy
 from agent_r1.tracking.runs import CODE_TAG, KIND_TAG, SETTINGS_TAG
-from agent_r1.training.assembly import Assembly
+from agent_r1.training.assembly import Assembly, Prepared
 from agent_r1.training.folder import AnotherRunError, RunFolder
 from agent_r1.training.identity import START
 from agent_r1.training.loop import Training, Verb, iterate, leaves_work
@@ -38,34 +39,44 @@ def train(run: RunId, fresh: bool = False) -> None:
     `fresh` starts over, and moves the earlier attempt aside. So do DVC and the pipeline where it is another run's.
     """
     settings = params.load().of(run)
-    places = settings.places
-    assembly = Assembly(settings, run, places.warm_start, teacher_of(settings, run))
-    code = code_of("train")
+    assembly = Assembly(settings, run, settings.places.warm_start, teacher_of(settings, run))
     for shortfall in shortfalls(settings):
         logger.warning(shortfall)
-    with ExitStack() as stack:
-        # before the folder is looked at: the process that holds the accelerator may be training this run
-        stack.enter_context(accelerator(settings.operate.side_by_side, settings.gpus))
-        taken_up = partial(assembly.taken_up, places.training(run), places.aside / run.sweep, code=code)
-        try:
-            folder, opening = stack.enter_context(taken_up(fresh=fresh))
-        except AnotherRunError as refusal:
-            if not started_by_another():
-                accept = f"; or accept it as it is: `agent-r1 keep {run.word}`" * ("other code" in refusal.loss)
-                raise ValueError(f"{refusal}{accept}") from None
-            _give_up(run, places.training(run), refusal)
-            folder, opening = stack.enter_context(taken_up(fresh=True))
-        folder.costs.spent["cost/other_core_s"] += time.process_time()  # that it took to get here
-        tracked = stack.enter_context(_tracked(run, settings, folder))
-        if changes := folder.progress.changes:
-            tracked.tag(SETTINGS_TAG, "; ".join(changes))
+    with (
+        # before the folder is opened: the process that holds the accelerator may be training this run
+        accelerator(settings.operate.side_by_side, settings.gpus),
+        assembly.prepared(code_of("train")) as prepared,
+        _open(prepared, run, fresh=fresh) as folder,
+        _tracked(run, settings, folder) as tracked,
+    ):
+        if folder.progress.changes:
+            tracked.tag(SETTINGS_TAG, "; ".join(folder.progress.changes))
         learns = leaves_work(folder)
         seed = reseeded(folder.config.seed, folder.rollbacks) if learns else None
         with leading(settings.learner, partial(_facts, settings, run), seed) as group:
             if learns:
-                _learn(opening(ranks=group), tracked, run.label)
-        assembly.finish(folder)
+                _learn(prepared.training(folder, group), tracked, run.label)
+        prepared.finish(folder)
         tracked.tag(CODE_TAG, folder.progress.code_in_words)
+
+
+@contextmanager
+def _open(prepared: Prepared, run: RunId, *, fresh: bool) -> Iterator[RunFolder]:
+    """The run's folder, open; another run's makes room where DVC or a flow started this process."""
+    places = prepared.settings.places
+    path = places.training(run)
+    opening = partial(prepared.open, path, places.aside / run.sweep)
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(opening(fresh=fresh))
+        except AnotherRunError as refusal:
+            if not started_by_another():
+                accept = f"; or accept it as it is: `agent-r1 keep {run.word}`" * ("other code" in refusal.loss)
+                raise ValueError(f"{refusal}{accept}") from None
+            _give_up(run, path, refusal)
+            folder = stack.enter_context(opening(fresh=True))
+        folder.costs.spent["cost/other_core_s"] += time.process_time()  # that it took to get here
+        yield folder
 
 
 def _give_up(run: RunId, folder: Path, refusal: AnotherRunError) -> None:
