@@ -35,7 +35,7 @@ def write_examples(name: str) -> str:
     path = RAW / name / "examples.jsonl"
     if path.exists():
         raise ValueError(f"{path} exists, and nothing is replaced; move it away")
-    from agent_r1.training.warm_start import demonstrate_examples
+    from agent_r1.teaching.warm_start import demonstrate_examples
 
     rows = read_rows(settings.places.questions, Question)
     questions = [row for row in rows if (row.dataset, row.split) == (name, "train")]

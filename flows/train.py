@@ -15,12 +15,12 @@ from typing import Any
 
 from agent_r1 import params, tracking
 from agent_r1.files import model_hash, write_text
+from agent_r1.identity import START
 from agent_r1.learn.learner import learner_of
 from agent_r1.params.places import RunId, is_copy
 from agent_r1.tracking.runs import CODE_TAG, KIND_TAG, SETTINGS_TAG
 from agent_r1.training.assembly import Assembly, Prepared
 from agent_r1.training.folder import AnotherRunError, RunFolder
-from agent_r1.training.identity import START
 from agent_r1.training.loop import Training, Verb, iterate, leaves_work
 from agent_r1.training.watch import reseeded
 from flows import ranks

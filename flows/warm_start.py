@@ -12,6 +12,7 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerFast
 from agent_r1 import params
 from agent_r1.devices.sharing import Ranks
 from agent_r1.files import load_pretrained, model_hash, remove_folder, replaced_folder, trained_alone
+from agent_r1.identity import Identity
 from agent_r1.learn import memory
 from agent_r1.learn.adapter import save_merged
 from agent_r1.learn.model import load_policy, load_tokenizer
@@ -21,11 +22,10 @@ from agent_r1.pretrained import compute_dtype, default_device
 from agent_r1.records import Passage, Question
 from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
+from agent_r1.teaching.supervised import Unfinished
+from agent_r1.teaching.warm_start import train_on_demonstrations, train_with_leader
 from agent_r1.tools.toolbox import require_own
 from agent_r1.training.fitness import require_fit
-from agent_r1.training.identity import Identity
-from agent_r1.training.supervised import Unfinished
-from agent_r1.training.warm_start import train_on_demonstrations, train_with_leader
 from flows import ranks
 from flows.made_of import code_of, require_unedited
 from flows.ranks import facts_of, following, leading

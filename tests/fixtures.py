@@ -25,6 +25,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, Qwen2Fo
 
 from agent_r1.envs.kinds import attempts_at
 from agent_r1.envs.shared import Shared
+from agent_r1.identity import Identity
 from agent_r1.learn.builtin import new_model, train_tokenizer
 from agent_r1.params import load
 from agent_r1.params.env import EnvParams
@@ -37,10 +38,9 @@ from agent_r1.rollout.engine_wire import EXTENSION
 from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.search.index import Cached, build, open_index
 from agent_r1.tables import write_rows
+from agent_r1.teaching.supervised import Lessons, fit
 from agent_r1.training.folder import RunFolder
-from agent_r1.training.identity import Identity
 from agent_r1.training.loop import Training
-from agent_r1.training.supervised import Lessons, fit
 from tests.trajectories import question_fields
 
 ROOT = Path(__file__).parents[1]

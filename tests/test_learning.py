@@ -18,8 +18,8 @@ from agent_r1.files import sha256
 from agent_r1.params.sections import override
 from agent_r1.records import Trajectory
 from agent_r1.tables import read_rows
+from agent_r1.teaching.demonstrator import Demonstrator
 from agent_r1.training import loop
-from agent_r1.training.demonstrator import Demonstrator
 from agent_r1.training.loop import Training, iterate, leaves_work
 from agent_r1.training.watch import StaleWeightsError, judge
 

@@ -182,11 +182,11 @@ class _Function:
     async def end(self) -> str:
         """Ends it; its last words."""
         self.is_over = True
+        self._control.close()  # no call comes any more
         with suppress(OSError):
             self._stream[1].write_eof()
         finished, _ = await asyncio.wait({self._report}, timeout=6 * GRACE_S)
         self._stream[1].close()
-        self._control.close()
         return parsed(self._report.result(), _Report).words[-_SHOWN:] if finished and self._report.result() else ""
 
 

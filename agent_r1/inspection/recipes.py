@@ -19,9 +19,9 @@ from agent_r1.evaluation.plots import SAMPLED
 from agent_r1.evaluation.statistics import ROUNDING, prediction
 from agent_r1.facts import machine
 from agent_r1.files import model_hash, read_metrics, sha256, write_text
+from agent_r1.identity import read_start
 from agent_r1.inspection.stored import StoredRun
 from agent_r1.params import fingerprint
-from agent_r1.training.identity import read_start
 
 COMPARED = ["model", "data", "prompt"]
 FACTS = ["seed", *COMPARED, "settings", "hardware"]

@@ -35,7 +35,7 @@ from agent_r1.params.sections import changed, override, validated
 from agent_r1.params.train import TrainParams, UpdateParams
 from agent_r1.pretrained import default_device
 from agent_r1.records import Credit, Trajectory
-from agent_r1.training.teacher import ServedTeacher
+from agent_r1.teaching.teacher import ServedTeacher
 from agent_r1.training.watch import accepted_gap
 
 REPLAYED = ("credit", "update")  # sections of `train` that a replay reads

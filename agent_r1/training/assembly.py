@@ -15,6 +15,7 @@ from agent_r1.devices.sharing import ALONE, Ranks
 from agent_r1.envs.kinds import attempts_at, openings, require_playable, warn_of_alike
 from agent_r1.envs.shared import Shared
 from agent_r1.files import load_pretrained, model_hash, sha256
+from agent_r1.identity import Identity
 from agent_r1.learn import adapter, checkpoint, memory
 from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import Params
@@ -28,7 +29,6 @@ from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
 from agent_r1.training.fitness import require_fit
 from agent_r1.training.folder import RunFolder
-from agent_r1.training.identity import Identity
 from agent_r1.training.loop import Training
 from agent_r1.training.questions import draw_unseen, require_gold_titles
 

@@ -133,8 +133,8 @@ def chat(
     must not be those of a training.
     """
     from agent_r1.http.endpoint import Endpoint
-    from agent_r1.inspection.conversation import chat as talk
-    from agent_r1.inspection.conversation import introduction, local_answerer, remote_answerer
+    from agent_r1.serving.conversation import chat as talk
+    from agent_r1.serving.conversation import introduction, local_answerer, remote_answerer
     from flows.operation.answering import agent_of
     from flows.policies import policy_of
 

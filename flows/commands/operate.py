@@ -184,7 +184,7 @@ def serve_agent(
     """
     from agent_r1.http.endpoint import ENDPOINT_KEY
     from agent_r1.http.guard import open_to_all
-    from agent_r1.inspection.served import serve
+    from agent_r1.serving.served import serve
     from flows.operation.answering import agent_of
     from flows.policies import policy_of
 
@@ -217,8 +217,8 @@ def serve_policy(
     """
     from agent_r1.http.endpoint import ENDPOINT_KEY
     from agent_r1.http.guard import open_to_all
-    from agent_r1.inspection.policy_server import declared_as, serve
-    from agent_r1.training.agent import open_policy
+    from agent_r1.serving.agent import open_policy
+    from agent_r1.serving.policy_server import declared_as, serve
     from flows.policies import policy_of
 
     settings = params.load()

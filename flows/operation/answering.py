@@ -11,10 +11,10 @@ from pydantic import TypeAdapter
 from agent_r1 import params
 from agent_r1.params.places import project_root
 from agent_r1.rollout.episode import StepView
+from agent_r1.serving.agent import Agent, open_agent
 from agent_r1.tools.toolbox import require_own
 from agent_r1.tracking.answering import Ask, Episode
 from agent_r1.tracking.registry import Descriptor
-from agent_r1.training.agent import Agent, open_agent
 from flows.policies import Policy, of_descriptor
 from flows.stage import prepare_process
 

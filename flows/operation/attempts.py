@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from agent_r1 import params, tracking
 from agent_r1.files import move_aside, trained_alone
+from agent_r1.identity import Identity, read_start
 from agent_r1.learn import checkpoint
 from agent_r1.params.places import RunId
 from agent_r1.tracking.runs import CODE_TAG
-from agent_r1.training.identity import Identity, read_start
 from flows.dvc_files import entries_of, put_entries, require_dvc
 from flows.graph import out_of_date
 from flows.made_of import code_of

@@ -21,6 +21,7 @@ from agent_r1.evaluation.comparison import decoding, latest_folder, read_scores
 from agent_r1.evaluation.scores import BASELINES, SUCCESS, in_words
 from agent_r1.files import model_hash, replaced_folder
 from agent_r1.harmless import in_markdown
+from agent_r1.identity import read_start
 from agent_r1.learn import checkpoint
 from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import Params
@@ -28,7 +29,6 @@ from agent_r1.records import Question, words_of
 from agent_r1.rollout.chat import Chat
 from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
-from agent_r1.training.identity import read_start
 from flows.policies import Policy
 
 CARD = Template(Path(__file__).with_name("card.md").read_text())

@@ -18,11 +18,11 @@ from pathlib import Path
 
 from agent_r1 import params, tracking
 from agent_r1.files import remove_folder, sha256, write_text
+from agent_r1.identity import read_start
 from agent_r1.learn import checkpoint
 from agent_r1.params.places import PARAMS, RunId, policy_in, registered_policy, registered_training
 from agent_r1.tracking import registry
 from agent_r1.tracking.runs import CODE_TAG, KIND_TAG
-from agent_r1.training.identity import read_start
 from flows.dvc_files import is_linked, link, link_to_cache, recorded_md5, run_dvc
 
 LOADED = Path(__file__).with_name("version")  # by which MLflow loads a version

@@ -16,13 +16,13 @@ from agent_r1.credit.own import Episode, load, sources, state, view
 from agent_r1.credit.rewards import step_rewards
 from agent_r1.envs.shared import Shared
 from agent_r1.faults import TooManyAborted
+from agent_r1.identity import Identity
 from agent_r1.params.credit import CreditParams, RewardWeights
 from agent_r1.params.places import RunId
 from agent_r1.params.sections import override, validated
 from agent_r1.records import Call, CallStatus, Outcome, Passage, Question, Source, StopReason, Trajectory
 from agent_r1.tables import read_rows
 from agent_r1.training.folder import RunFolder
-from agent_r1.training.identity import Identity
 from agent_r1.training.loop import Training, iterate
 from tests.trajectories import from_parts, question_fields
 

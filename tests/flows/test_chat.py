@@ -21,15 +21,15 @@ from typer.main import get_command
 
 from agent_r1 import params
 from agent_r1.envs.shared import Shared
-from agent_r1.inspection.conversation import Screen, converse, local_answerer
 from agent_r1.params import SHIPPED, load
 from agent_r1.params.places import RunId
 from agent_r1.records import Passage, Question
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler
 from agent_r1.search.base import Search
+from agent_r1.serving.agent import Agent
+from agent_r1.serving.conversation import Screen, converse, local_answerer
 from agent_r1.tables import read_rows
-from agent_r1.training.agent import Agent
 from flows.commands import app
 from flows.operation.register import register
 from flows.policies import policy_of, version_of

@@ -23,6 +23,7 @@ from agent_r1.answers import exact_match
 from agent_r1.envs.tool_env import SYSTEM
 from agent_r1.evaluation.protocols import open_exam
 from agent_r1.files import read_metrics, sha256
+from agent_r1.identity import read_start
 from agent_r1.inspection.printed import compare_labels
 from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import Params, load
@@ -33,7 +34,6 @@ from agent_r1.records import GREEDY, CallStatus, Outcome, Prediction, Question, 
 from agent_r1.rollout.chat import Chat
 from agent_r1.tables import read_rows
 from agent_r1.training.assembly import Assembly
-from agent_r1.training.identity import read_start
 from flows.commands.look import chat, profile
 from flows.evaluate import EvaluationRequest, evaluate
 from flows.operation.answering import agent_of
@@ -290,7 +290,7 @@ def test_a_run_with_an_env_of_its_own_is_trained_measured_and_asked_in_it(
         assert max(len(row.steps) for row in rows) == 2
         for word in ("own", version.reference):
             asked = []
-            monkeypatch.setattr("agent_r1.inspection.conversation.chat", lambda *_: None)
+            monkeypatch.setattr("agent_r1.serving.conversation.chat", lambda *_: None)
             opened = "flows.operation.answering.open_agent"
             monkeypatch.setattr(opened, lambda own, *_, asked=asked, **__: asked.append(own.env))
             chat(word)

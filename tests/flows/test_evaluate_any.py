@@ -25,8 +25,8 @@ from agent_r1.params import load
 from agent_r1.params.places import RunId
 from agent_r1.params.stages import PROTOCOLS
 from agent_r1.records import Prediction, Question, Source, Trajectory
+from agent_r1.serving.agent import open_policy
 from agent_r1.tables import read_rows, write_rows
-from agent_r1.training.agent import open_policy
 from agent_r1.training.fitness import require_fit
 from flows.evaluate import EvaluationRequest, evaluate
 from flows.tryout import play

@@ -17,6 +17,7 @@ import pytest
 from typer.main import get_command
 
 from agent_r1.evaluation.plan import SHIPPED, plan
+from agent_r1.identity import read_start, write_start
 from agent_r1.learn import checkpoint
 from agent_r1.params import fingerprint, load
 from agent_r1.params.places import RunId
@@ -26,7 +27,6 @@ from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
 from agent_r1.tracking import registry
 from agent_r1.tracking.runs import run_of
-from agent_r1.training.identity import read_start, write_start
 from flows.commands import app
 from flows.dvc_files import entries_of, require_dvc
 from flows.graph import out_of_date

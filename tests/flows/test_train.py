@@ -19,17 +19,17 @@ from mlflow import MlflowClient
 from transformers import AutoModelForCausalLM
 
 from agent_r1.files import model_hash
+from agent_r1.identity import Identity, read_start
 from agent_r1.learn.learner import frozen
 from agent_r1.learn.scoring import Compute
 from agent_r1.params import load
 from agent_r1.params.places import RunId, policy_in
 from agent_r1.records import CallStatus, Credit, Source
+from agent_r1.serving.trainer import Trainer
 from agent_r1.tables import read_rows
 from agent_r1.training import collection
 from agent_r1.training.folder import AnotherRunError
-from agent_r1.training.identity import Identity, read_start
 from agent_r1.training.loop import Training
-from agent_r1.training.trainer import Trainer
 from flows import made_of
 from flows import train as train_module
 from flows.operation.register import register

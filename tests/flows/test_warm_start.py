@@ -26,7 +26,7 @@ from agent_r1.learn import memory
 from agent_r1.learn.model import load_tokenizer
 from agent_r1.records import Question
 from agent_r1.tables import read_rows, write_rows
-from agent_r1.training.supervised import Unfinished
+from agent_r1.teaching.supervised import Unfinished
 from flows.commands.execute import index, prepare
 from flows.warm_start import warm_start
 from tests.fixtures import PARAMS, PLACES, Inside, WriteParams

@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 
 from agent_r1.files import write_text
+from agent_r1.identity import Identity, write_start
 from agent_r1.inspection.recipes import METRICS, check, curve_of, read_curves, write_band
 from agent_r1.learn.checkpoint import Progress, seal
-from agent_r1.training.identity import Identity, write_start
 from flows.commands import look
 
 ITERATIONS = 8

@@ -27,8 +27,8 @@ from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.rollout.sampling import Action, Engine, Request, Sampler
 from agent_r1.search.base import Search
 from agent_r1.search.index import Cached
+from agent_r1.teaching.warm_start import act_out
 from agent_r1.training.collection import Collector
-from agent_r1.training.warm_start import act_out
 from agent_r1.training.watch import StaleWeightsError
 from tests.rollout.turns import Recording
 

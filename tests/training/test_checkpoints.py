@@ -23,8 +23,8 @@ from agent_r1.learn.memory import REMEDIES
 from agent_r1.records import Outcome, Trajectory
 from agent_r1.rollout.sampling import EngineError
 from agent_r1.tables import read_rows, write_rows
+from agent_r1.teaching.demonstrator import Demonstrator
 from agent_r1.training import collection, loop
-from agent_r1.training.demonstrator import Demonstrator
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.loop import Training, iterate
 from agent_r1.training.watch import RunDecision, StaleWeightsError, Unrecorded, Verdict

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from agent_r1 import files
+from agent_r1.identity import Identity, read_start, write_start
 from agent_r1.learn import checkpoint
 from agent_r1.learn.checkpoint import Progress
 from agent_r1.learn.learner import Learner, Options
@@ -27,7 +28,6 @@ from agent_r1.params.train import KeepParams
 from agent_r1.pretrained import load_model
 from agent_r1.tables import replacing
 from agent_r1.training.folder import AnotherRunError, RunFolder
-from agent_r1.training.identity import Identity, read_start, write_start
 from benchmarks.injected import Killer, moments
 from tests.learn.learning import CPU, contents, same_bits, weights
 

@@ -32,8 +32,8 @@ from agent_r1.rollout.episode import StepView
 from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
+from agent_r1.teaching.supervised import Lessons, fit
 from agent_r1.tracking import registry
-from agent_r1.training.supervised import Lessons, fit
 from flows.operation.answering import agent_of
 from flows.operation.register import LOADED, register
 from flows.policies import policy_of

@@ -170,7 +170,7 @@ def test_a_finished_training_is_taken_over_once_the_edit_of_its_code_is_taken_ba
 def test_a_finished_warm_start_is_gone_on_from_once_the_edit_of_its_code_is_taken_back(
     project: Path, repro: Repro
 ) -> None:
-    code = project / "agent_r1/training/supervised.py"
+    code = project / "agent_r1/teaching/supervised.py"
     before = code.read_text()
     repro("warm_start", "flows.warm_start", (str(code), OPENING, EDITED_OPENING), code=EDITED)
     code.write_text(before)

@@ -15,6 +15,7 @@ from typing import Any, get_args, get_origin
 
 import pytest
 
+from agent_r1.identity import Identity, read_start
 from agent_r1.learn.memory import REMEDIES as REMEDY
 from agent_r1.params import Params, RunId, load
 from agent_r1.params.env import EnvParams
@@ -22,7 +23,6 @@ from agent_r1.params.same_run import KINDS, defines
 from agent_r1.params.sections import NEUTRAL, Section, of_today
 from agent_r1.params.stages import LearnerParams, ModelParams, TransformersParams, VllmParams, WarmStartParams
 from agent_r1.params.train import TrainParams
-from agent_r1.training.identity import Identity, read_start
 
 EARLIER = Path(__file__).with_name("earlier")
 RUN = RunId("ppo")

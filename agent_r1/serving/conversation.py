@@ -22,12 +22,12 @@ from agent_r1.evaluation.transcript import shown_arguments
 from agent_r1.faults import WorldFault
 from agent_r1.harmless import harmless
 from agent_r1.http.endpoint import Endpoint
-from agent_r1.inspection.wire import Cards, Event, Limits
 from agent_r1.params import Params
 from agent_r1.records import CallStatus, Outcome, Passage, Question, StopReason
 from agent_r1.rollout.episode import StepView
+from agent_r1.serving.agent import Agent
+from agent_r1.serving.wire import Cards, Event, Limits
 from agent_r1.tables import read_rows
-from agent_r1.training.agent import Agent
 
 LABEL = 8  # columns
 EXAMPLES = 3  # test questions that a conversation opens with

@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 from safetensors.numpy import save_file
 
-from agent_r1.inspection.conversation import Screen, introduction
-from agent_r1.inspection.wire import Limits
 from agent_r1.params import SHIPPED, Params, load
 from agent_r1.records import Call, CallStatus, Outcome, Passage, Question, Step, StopReason
 from agent_r1.rollout.episode import StepView
+from agent_r1.serving.conversation import Screen, introduction
+from agent_r1.serving.wire import Limits
 from agent_r1.tables import write_rows
 from tests.trajectories import question_fields
 

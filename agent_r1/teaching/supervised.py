@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 
 from agent_r1.devices.sharing import ALONE, Ranks, load_tensors, save_tensors
 from agent_r1.files import move_aside
+from agent_r1.identity import Identity, write_start
 from agent_r1.learn import checkpoint
 from agent_r1.learn.adapter import trained_state
 from agent_r1.learn.checkpoint import LEARNER, Progress
@@ -32,7 +33,6 @@ from agent_r1.learn.scoring import Compute, pad, token_logprobs
 from agent_r1.params.stages import WarmStartParams
 from agent_r1.records import Source, Trajectory
 from agent_r1.seeds import derive
-from agent_r1.training.identity import Identity, write_start
 
 OPTIMIZER = "optimizer"  # the prefix of its states' names
 BATCHES_SORTED_TOGETHER = 16  # batches of like lengths waste little on padding

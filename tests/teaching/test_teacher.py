@@ -19,7 +19,7 @@ from agent_r1.learn.scoring import Compute
 from agent_r1.params.stages import ServerParams
 from agent_r1.records import Credit, Source, Trajectory
 from agent_r1.tables import read_rows
-from agent_r1.training.teacher import ServedTeacher
+from agent_r1.teaching.teacher import ServedTeacher
 from tests.answering import Heard, Said, answering
 from tests.fixtures import Task, vllm_server
 from tests.trajectories import from_parts

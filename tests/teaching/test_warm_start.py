@@ -12,12 +12,12 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from agent_r1.identity import Identity
 from agent_r1.learn.model import load_policy
 from agent_r1.params import load
 from agent_r1.params.stages import WarmStartParams
 from agent_r1.records import Source, Trajectory
-from agent_r1.training.identity import Identity
-from agent_r1.training.supervised import Lessons, Unfinished, fit
+from agent_r1.teaching.supervised import Lessons, Unfinished, fit
 from tests.learn.learning import CPU, make_trajectory, same_bits, weights
 
 P, A, O, T, _ = map(int, Source)  # noqa: E741

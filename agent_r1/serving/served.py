@@ -20,11 +20,11 @@ from uvicorn import Server
 from agent_r1.http.completions import GONE, Refused, event, received, refused, require_model, unless_left
 from agent_r1.http.endpoint import ENDPOINT_KEY
 from agent_r1.http.guard import Bounded, Guard, configured
-from agent_r1.inspection.wire import Card, Completion, Limits, Questioned
 from agent_r1.records import Outcome
 from agent_r1.rollout.episode import PromptTooLong, StepView
 from agent_r1.rollout.sampling import EngineError, EngineUnavailable
-from agent_r1.training.agent import Agent
+from agent_r1.serving.agent import Agent
+from agent_r1.serving.wire import Card, Completion, Limits, Questioned
 
 MAX_BODY_BYTES = 1 << 18  # more than the longest question that leaves room for an answer
 MAX_EPISODES = 256  # at the same time

@@ -12,10 +12,10 @@ from agent_r1.credit.own import Episode
 from agent_r1.files import model_hash
 from agent_r1.records import Question, Trajectory
 from agent_r1.rollout.sampling import Beneath
+from agent_r1.serving import trainer as module
+from agent_r1.serving.trainer import Trainer
 from agent_r1.tables import read_rows
-from agent_r1.training import trainer as module
 from agent_r1.training.questions import draw
-from agent_r1.training.trainer import Trainer
 from tests.trajectories import question_fields
 
 QUESTIONS = [{"question": f"Which number follows {number}?", "answers": [str(number + 1)]} for number in range(4)]

@@ -22,8 +22,8 @@ from agent_r1.params.sections import override, validated
 from agent_r1.rollout.episode import StepView
 from agent_r1.rollout.sampling import Beneath
 from agent_r1.search.index import build
+from agent_r1.serving.agent import Agent, open_agent
 from agent_r1.surroundings import settle
-from agent_r1.training.agent import Agent, open_agent
 from agent_r1.training.assembly import Assembly
 from agent_r1.training.loop import iterate, leaves_work
 

@@ -12,12 +12,12 @@ import pytest
 from agent_r1.agents.gateway import MODEL, Unhurried
 from agent_r1.http.endpoint import ENDPOINT_KEY
 from agent_r1.http.guard import Unsignalled, configured
-from agent_r1.inspection import policy_server
-from agent_r1.inspection.policy_server import Conversations, declared_as
 from agent_r1.params import SHIPPED, load
 from agent_r1.params.env import AgentParams
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.sampling import Action, EngineError, EngineUnavailable, Request
+from agent_r1.serving import policy_server
+from agent_r1.serving.policy_server import Conversations, declared_as
 from tests.agents.test_gateway import Policy
 from tests.agents.test_session import CALL, SEARCH
 from tests.fixtures import FreePort

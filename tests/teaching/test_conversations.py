@@ -25,7 +25,7 @@ from agent_r1.records import CallStatus, Outcome, Passage, Question, Source, Tra
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.search.base import Search
-from agent_r1.training.conversations import retell
+from agent_r1.teaching.conversations import retell
 from tests.outside.worlds import asked
 
 TEMPLATES = Path(__file__).parents[1] / "rollout/templates"

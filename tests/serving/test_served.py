@@ -21,15 +21,15 @@ from agent_r1.envs.shared import Shared
 from agent_r1.faults import WorldFault
 from agent_r1.http.endpoint import ENDPOINT_KEY
 from agent_r1.http.guard import configured
-from agent_r1.inspection import served as app
-from agent_r1.inspection.served import MAX_BODY_BYTES, Lasting, Service, serve
 from agent_r1.params import SHIPPED, load
 from agent_r1.records import Passage
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.sampling import Action, EngineError, Request
 from agent_r1.search.base import Search
 from agent_r1.seeds import derive
-from agent_r1.training.agent import Agent
+from agent_r1.serving import served as app
+from agent_r1.serving.agent import Agent
+from agent_r1.serving.served import MAX_BODY_BYTES, Lasting, Service, serve
 from tests.fixtures import FreePort
 
 LIMITS = load(SHIPPED).env.model_copy(update={"max_tokens": 400, "max_action_tokens": 100, "max_steps": 3})

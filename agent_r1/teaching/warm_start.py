@@ -37,9 +37,9 @@ from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.rollout.prompts import without_room
 from agent_r1.search.index import Cached
 from agent_r1.seeds import derive
-from agent_r1.training.conversations import retell
-from agent_r1.training.demonstrator import NO_HABITS, Demonstrator
-from agent_r1.training.supervised import Lessons, Unfinished, compute_of, fit
+from agent_r1.teaching.conversations import retell
+from agent_r1.teaching.demonstrator import NO_HABITS, Demonstrator
+from agent_r1.teaching.supervised import Lessons, Unfinished, compute_of, fit
 
 logger = logging.getLogger(__name__)
 
