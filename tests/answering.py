@@ -1,7 +1,5 @@
 """A server on loopback whose answers a test decides."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What several rooms' tests share: a small tokenizer, small models, a task of one action, vLLM servers."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
@@ -113,8 +111,7 @@ def chat(tiny_tokenizer: PreTrainedTokenizerFast) -> Chat:
 def _free_port() -> int:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
-        port: int = listening.getsockname()[1]
-        return port
+        return listening.getsockname()[1]
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,5 @@
 """Agreement with a truth that few draws tell, by hand and where the truth is known."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -9,16 +7,6 @@ import pytest
 
 from agent_r1.credit.batch import Floats
 from benchmarks.agreement import Moments, agreements, jackknife, knowledge
-
-
-def test_covariances_by_hand() -> None:
-    # Two questions of two points: (0, 2), (2, 2) and (4, 6), (6, 10). Means 1, 2 and 5, 8; of all 3, 5.
-    moments = Moments.of([np.array([[0.0, 2.0], [2.0, 2.0]]), np.array([[4.0, 6.0], [6.0, 10.0]])])
-    every, between, within = moments.covariances(np.ones(2))
-    # Deviations of the means are 2 and 3. Around them: 1, 1, 1, 1 and 0, 0, 2, 2 with products 0, 0, 2, 2.
-    assert between == pytest.approx(np.array([[4, 6], [6, 9]]))
-    assert within == pytest.approx(np.array([[1, 1], [1, 2]]))
-    assert every == pytest.approx(between + within)
 
 
 def test_a_weight_of_0_leaves_a_question_out_and_of_2_counts_it_twice() -> None:

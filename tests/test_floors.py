@@ -1,7 +1,5 @@
 """What the import contracts of pyproject.toml cannot hold: imports by name, and what an import loads."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import re

@@ -5,8 +5,6 @@ identity that its run `ppo` had. A key of today that is missing there has a line
 has a line in CONSTANTS. Otherwise these tests fail, as an unfinished run would be refused.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,6 +21,7 @@ from agent_r1.params.same_run import KINDS, defines
 from agent_r1.params.sections import NEUTRAL, Section, of_today
 from agent_r1.params.stages import LearnerParams, ModelParams, TransformersParams, VllmParams, WarmStartParams
 from agent_r1.params.train import TrainParams
+from tests.cases import cases
 
 EARLIER = Path(__file__).with_name("earlier")
 RUN = RunId("ppo")
@@ -31,9 +30,7 @@ RUN = RunId("ppo")
 @pytest.fixture
 def stored() -> Identity:
     """The identity as it was written."""
-    found = read_start(EARLIER)
-    assert found
-    return found
+    return read_start(EARLIER)
 
 
 @pytest.fixture
@@ -60,27 +57,7 @@ def test_an_earlier_versions_run_is_the_same_run_today(identity: Identity, store
     assert identity.parameters != stored.parameters
 
 
-@pytest.mark.parametrize(
-    ("then", "today", "difference"),
-    [
-        ({"train__monitor__thoughts_every": 5}, {}, "train.monitor.thoughts_every 5 -> none"),
-        ({"train__gone": 1}, {}, "train.gone 1 -> none"),
-        ({}, {"model__dtype": "bfloat16"}, "model.dtype auto -> bfloat16"),
-        ({"train__iterations": 99}, {}, "train.iterations 99 -> 20"),
-        (
-            {"train__validation__keep_best": True, "train__validation__every": 5},
-            {"train__validation__keep_best": True},
-            "train.validation.every 5 -> 0",
-        ),
-        (
-            {"env__max_tokens": 64, "train__credit__rewards__overlong": 1.0},
-            {"train__credit__rewards__overlong": 1.0},
-            "env.max_tokens 64 -> 512",
-        ),
-        ({}, {"env__gymnasium__lake__success": "truncated"}, "env.gymnasium.lake.success none -> truncated"),
-        ({}, {"train__new": 0}, "train.new none -> 0"),
-    ],
-)
+@cases("then, today, difference")
 def test_any_other_value_is_another_run(
     identity: Identity, stored: Identity, then: dict[str, Any], today: dict[str, Any], difference: str
 ) -> None:

@@ -1,7 +1,5 @@
 """The image and what compose.yaml starts in it are of this project: targets, commands, one password."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

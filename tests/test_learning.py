@@ -3,8 +3,6 @@
 The task has one thing to learn. The warm start says yes and no half of the time each, and only yes is right.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable
@@ -57,6 +55,7 @@ def test_what_is_rewarded_is_done_more_often(task: Any, open_training: Callable[
     shares = [share_of_yes(training, iteration) for iteration in range(ITERATIONS)]
     assert 0.3 < shares[0] < 0.7
     assert np.mean(shares[-4:]) > 0.9, shares
+    assert not any(row["monitor/alarms"] for row in training.folder.history())
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """The lock and the project's metadata agree, and the Makefile works wherever the project is."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re
@@ -20,6 +18,8 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from tests.cases import cases
 
 ROOT = Path(__file__).parents[1]
 LOCKS = ("cpu.txt", "build.txt", "torch.txt")
@@ -87,15 +87,7 @@ def test_make_installs_once_in_a_folder_with_a_space(tmp_path: Path) -> None:
         assert subprocess.run(["make", "serve"], cwd=folder, env=environment, capture_output=True).returncode == ended
 
 
-@pytest.mark.parametrize(
-    ("held", "asked", "told"),
-    [
-        ("", "INSTALL=gpu", "-r requirements/gpu.txt --constraint requirements/cuda.txt || "),
-        ("gpu", "", "ruff check"),
-        ("cpu", "INSTALL=gpu", ".venv holds the packages for cpu; remove it to install those for gpu"),
-        ("", "INSTALL=-e .", "INSTALL is cpu or gpu, not '-e .'"),
-    ],
-)
+@cases("held, asked, told")
 def test_make_installs_for_one_machine_and_nothing_over_another_s_packages(
     held: str, asked: str, told: str, tmp_path: Path
 ) -> None:

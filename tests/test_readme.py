@@ -1,7 +1,5 @@
 """README.md and docs/ tell the truth: their figures are stored, their names exist, their code is valid."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

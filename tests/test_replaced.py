@@ -1,7 +1,5 @@
 """What is replaced inside packages of others is as its replacement was written for, or is named with the remedy."""
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import logging
@@ -39,6 +37,7 @@ def print_hashes() -> None:
     sys.stdout.write(" ".join(hashlib.sha256(source.encode()).hexdigest()[:8] for source in sources))
 
 
+@pytest.mark.slow  # a process that imports all
 def test_replaced_parts_have_the_sources_that_their_replacements_were_written_for() -> None:
     command = [sys.executable, "-c", "from tests.test_replaced import print_hashes; print_hashes()"]
     hashes = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()

@@ -1,7 +1,5 @@
 """Parquet tables: every record comes back as it was, wrong files are refused, a full disk loses nothing."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import random
@@ -227,14 +225,6 @@ def test_a_full_disk_keeps_the_old_file_and_leaves_nothing(tmp_path: Path, monke
     assert [file.name for file in tmp_path.iterdir()] == ["passages.parquet"]
 
 
-def test_rows_written_one_by_one_are_the_same_file(tmp_path: Path) -> None:
-    write_rows(tmp_path / "at_once.parquet", PASSAGES, Passage)
-    with row_writer(tmp_path / "one_by_one.parquet", Passage) as add:
-        for passage in PASSAGES:
-            add(passage)
-    assert (tmp_path / "one_by_one.parquet").read_bytes() == (tmp_path / "at_once.parquet").read_bytes()
-
-
 def test_many_rows_come_in_groups_and_in_their_order(tmp_path: Path) -> None:
     path = tmp_path / "many.parquet"
     with row_writer(path, Passage) as add:
@@ -243,20 +233,6 @@ def test_many_rows_come_in_groups_and_in_their_order(tmp_path: Path) -> None:
     metadata = pq.read_metadata(path)
     assert [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)] == [ROW_GROUP, ROW_GROUP, 1]
     assert [row.passage_id for row in read_rows(path, Passage)] == [str(number) for number in range(2 * ROW_GROUP + 1)]
-
-
-def test_a_writer_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
-    write_rows(tmp_path / "rows.parquet", PASSAGES, Passage)
-
-    def break_off() -> None:
-        with row_writer(tmp_path / "rows.parquet", Passage) as add:
-            add(PASSAGES[0])
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        break_off()
-    assert read_rows(tmp_path / "rows.parquet", Passage) == PASSAGES
-    assert [file.name for file in tmp_path.iterdir()] == ["rows.parquet"]
 
 
 STORED = {  # Arrow type -> the fields that are stored so

@@ -30,7 +30,9 @@ from agent_r1.pretrained import default_device, load_model, require_packable, re
 logger = logging.getLogger(__name__)
 
 PACKED = "agent_r1_packed"  # the name under which transformers knows the attention
-KEEP_TO_CONTEXTS = {"full_attention", "sliding_attention"}  # layers whose attention takes the starts of contexts
+# Kinds of layers that mix tokens by other means than attention, and the module that does.
+MIXERS = {"linear_attention": "linear_attn", "conv": "conv"}
+KEEP_TO_CONTEXTS = {"full_attention", "sliding_attention", *MIXERS}  # layers that take the starts of contexts
 _PROBE = "Ab 7\n\n  cd\t<x>\u00dcn\u00ef 2024's \u4e2d"  # tokenizers differ in what they do to blanks and letters
 HALVED = (torch.bfloat16, torch.float16)  # precisions of the kernel for packed contexts
 
@@ -38,23 +40,59 @@ HALVED = (torch.bfloat16, torch.float16)  # precisions of the kernel for packed 
 def pack(model: PreTrainedModel) -> None:
     """Has a model read packed contexts from now on.
 
-    Two short contexts test that it reads each as it does alone. A ValueError refuses a model that does not: its layers
-    mix tokens by other means than attention, or do not pass on the start of a context.
+    Two short contexts test that it reads each as it does alone, and that nothing of the first reaches the second: where
+    that has no numbers, the second has all of them. Where convolutions and recurrences have no kernel that takes the
+    starts of contexts, they run a context at a time. A ValueError refuses a model that fails the test then too.
     """
     require_packable(model.config)
     kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or [])
     ids = torch.arange(24, device=model.device).reshape(2, 12) % model.config.get_text_config().vocab_size
     mask = torch.arange(12, device=model.device) < torch.tensor([[7], [12]], device=model.device)
     with torch.no_grad():
-        apart = see(model.base_model, ids, mask).last_hidden_state[:, :-1][mask[:, 1:]].float()
+        apart = see(model.base_model, ids, mask).last_hidden_state[:, :-1]
         model.set_attn_implementation(PACKED)
-        together = see(model.base_model, ids, mask).last_hidden_state[:, :-1][mask[:, 1:]].float()
-    tolerance = 1e-3 if model.dtype is torch.float32 else 0.05
-    if kinds - KEEP_TO_CONTEXTS or (together - apart).norm() > tolerance * apart.norm():
+        fit = _keeps_apart(model, ids, mask, apart)
+        if not fit and kinds & {*MIXERS}:
+            for layer in model.base_model.modules():
+                for mixer in {*MIXERS.values()} & layer._modules.keys():
+                    _run_by_context(layer.get_submodule(mixer))
+            fit = _keeps_apart(model, ids, mask, apart)
+    if kinds - KEEP_TO_CONTEXTS or not fit:
         raise ValueError(
             f"{type(model).__name__} does not keep contexts apart that are packed into one row; set model.packing: "
             "false"
         )
+
+
+def _keeps_apart(model: PreTrainedModel, ids: Tensor, mask: Tensor, apart: Tensor) -> bool:
+    """Whether a model reads packed contexts as it does `apart`, and the second knows nothing of the first."""
+    first = mask[:, 1:].sum(1)[0]
+
+    def without_numbers(_: nn.Module, _inputs: Any, embedded: Tensor) -> Tensor:
+        return embedded.index_fill(1, torch.arange(int(first), device=embedded.device), torch.nan)
+
+    together = see(model.base_model, ids, mask).last_hidden_state[:, :-1]
+    with model.get_input_embeddings().register_forward_hook(without_numbers):
+        second = see(model.base_model, ids, mask).last_hidden_state[1, :-1]
+    expected = apart[mask[:, 1:]].float()
+    tolerance = 1e-3 if model.dtype is torch.float32 else 0.05
+    difference = together[mask[:, 1:]].float() - expected
+    return bool(second.isfinite().all() and difference.norm() <= tolerance * expected.norm())
+
+
+def _run_by_context(mixer: nn.Module) -> None:
+    """Has a convolution or recurrence read each packed context from its start."""
+    forward = mixer.forward
+
+    def run(
+        hidden_states: Tensor, *, seq_idx: Tensor | None = None, cu_seq_lens_q: Tensor | None = None, **options: Any
+    ) -> Tensor:
+        if seq_idx is None:
+            return cast(Tensor, forward(hidden_states=hidden_states, **options))
+        lengths = seq_idx[0].unique_consecutive(return_counts=True)[1].tolist()
+        return torch.cat([forward(hidden_states=context, **options) for context in hidden_states.split(lengths, 1)], 1)
+
+    mixer.forward = run
 
 
 def is_packed(config: Any) -> bool:
@@ -75,6 +113,7 @@ def see(backbone: nn.Module, ids: Tensor, mask: Tensor, config: Any = None) -> A
     lengths = needed.sum(1)
     longest = int(lengths.max())
     starts = F.pad(lengths.cumsum(0), (1, 0)).int()
+    contexts = torch.arange(len(ids), device=ids.device, dtype=torch.int32)
     output = backbone(
         input_ids=ids[needed].unsqueeze(0),
         position_ids=(needed.cumsum(1) - 1)[needed].unsqueeze(0),
@@ -83,6 +122,7 @@ def see(backbone: nn.Module, ids: Tensor, mask: Tensor, config: Any = None) -> A
         cu_seq_lens_k=starts,
         max_length_q=longest,
         max_length_k=longest,
+        seq_idx=contexts.repeat_interleave(lengths).unsqueeze(0),
     )
     packed = output.last_hidden_state.squeeze(0)
     hidden = packed.new_zeros(*ids.shape, packed.shape[-1])

@@ -22,8 +22,9 @@ KINDS = {
         train.update.learning_rate train.update.learning_rate_decay train.update.learning_rate_warmup
         train.update.weight_decay train.update.betas train.update.epochs train.update.minibatches train.update.loss
         train.update.ratio train.update.clip_low train.update.clip_high train.update.dual_clip
-        train.update.importance_cap train.update.kl_loss train.update.entropy_bonus train.update.aggregation
-        train.update.constant_length train.update.critic.learning_rate train.update.critic.epochs
+        train.update.importance_cap train.update.importance_rule train.update.importance_floor
+        train.update.kl_loss train.update.entropy_bonus train.update.aggregation train.update.constant_length
+        train.update.critic.learning_rate train.update.critic.epochs
         train.update.critic.minibatches train.update.critic.value_clip train.update.critic.warmup.iterations
         train.update.critic.warmup.explained_variance train.update.critic.warmup.limit train.update.max_grad_norm
         train.monitor.on_collapse train.monitor.max_rollbacks train.monitor.patience

@@ -193,14 +193,20 @@ class FunctionTool(Tool):
     """
 
     def __init__(
-        self, function: Function, *, timeout_s: float | None = None, refusal: type[Exception] = ToolError
+        self,
+        function: Function,
+        *,
+        timeout_s: float | None = None,
+        refusal: type[Exception] = ToolError,
+        waits: bool | None = None,
     ) -> None:
         """A `refusal`, raised by the function, is the agent's fault like any ToolError.
 
+        By default an `async def` waits, as `Tool.waits` says, and a `def` does not.
         Raises ValueError unless the function has a docstring, and annotated parameters that JSON can give.
         """
         self.name = function.__name__
-        self.waits = inspect.iscoroutinefunction(function)
+        self.waits = inspect.iscoroutinefunction(function) if waits is None else waits
         if timeout_s is not None and not self.waits:
             raise ValueError(
                 f"tool {self.name!r}: timeout_s {timeout_s} has no effect on a `def`, which nothing can cancel; make "

@@ -1,7 +1,5 @@
 """The gateway over real HTTP: as OpenAI's own client asks it, and as nobody should."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence

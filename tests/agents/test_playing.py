@@ -1,7 +1,5 @@
 """Episodes of agents outside against the built-in loop's: the same rows from the same draws."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Agents' programs as real processes: honest ones, and ones that would get away from a naive keeper."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -24,6 +22,7 @@ from agent_r1.agents import programs, supervisor
 from agent_r1.agents.programs import Programs
 from agent_r1.agents.task import Ending, Task
 from agent_r1.params.env import AgentParams
+from tests.cases import cases
 
 T = TypeVar("T")
 TASK = Task(
@@ -174,15 +173,7 @@ def test_another_last_line_is_a_fault(home: Path, said: str, fault: str) -> None
     assert ending == Ending(fault=ending.fault)
 
 
-@pytest.mark.parametrize(
-    ("does", "fault"),
-    [
-        ("echo '{}'; echo why >&2; exit 3", "it ended with exit code 3\nwhy"),
-        ("kill -SEGV $$", "it ended with signal 11"),
-        ('echo $OPENAI_API_KEY; printf "\\033[31mred $OPENAI_API_KEY $MY_TOKEN" >&2; exit 1', "�[31mred *** ***"),
-        ("head -c 3000000 /dev/zero | tr '\\0' x", "no outcome: Invalid JSON"),
-    ],
-)
+@cases("does, fault")
 def test_a_fault_has_its_last_words_and_no_key(
     home: Path, monkeypatch: pytest.MonkeyPatch, does: str, fault: str
 ) -> None:
@@ -331,15 +322,7 @@ def test_each_call_of_a_function_that_blocks_has_a_process_of_its_own(
     assert (child.answer or "").split(" ")[0] != pid
 
 
-@pytest.mark.parametrize(
-    ("agent", "fault"),
-    [
-        ({"function": "own_agents:missing"}, "agents.mine.function cannot be used: .*no attribute 'missing'"),
-        ({"function": "own_agent:alone"}, "agents.mine.function cannot be used: .*No module named 'own_agent'"),
-        ({"command": ["own-agent"]}, "agents.mine.command: there is no 'own-agent'; install it, or name its path"),
-        ({"command": ["sh"], "environment": ["MY_UNSET"]}, "agents.mine hands on MY_UNSET, which is not set"),
-    ],
-)
+@cases("agent, fault")
 def test_an_agent_that_is_not_there_is_refused_at_its_first_episode(home: Path, agent: Any, fault: str) -> None:
     with pytest.raises(ValueError, match=f"(?s){fault}"):
         played(AgentParams(timeout_s=1, **agent), TASK)
@@ -445,11 +428,7 @@ OK = b"HTTP/1.1 200 OK\r\n"
     ids=["well", "twice", "twice whole", "large", "with keys", "elsewhere", "no HTTP", "never"],
 )
 def test_a_service_is_asked_once(
-    home: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    free_port: Callable[[], int],
-    answer: bytes,
-    expected: Ending | str,
+    home: Path, monkeypatch: pytest.MonkeyPatch, free_port: Callable[[], int], answer: bytes, expected: Ending | str
 ) -> None:
     monkeypatch.setenv("AGENT_R1_AGENT_KEY_MINE", "sk-service")
     asked: list[bytes] = []

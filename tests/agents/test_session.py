@@ -1,7 +1,5 @@
 """Messages as contexts, by hand: what goes on, what begins anew, and what each token is."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Credit of whole trajectories: every setting of the mask switches, worked by hand."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import math
@@ -14,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_r1.credit.assign import assign, groups_to_refill
-from agent_r1.credit.batch import token_steps
 from agent_r1.credit.estimators import ESTIMATORS
 from agent_r1.params.credit import WITH_CRITIC, RewardWeights
 from agent_r1.records import Call, CallStatus, Outcome, StopReason
@@ -80,13 +77,6 @@ def test_a_reward_lands_on_the_last_action_token_whatever_comes_after(recursion:
     chosen = params("gae", gamma=0.0, recursion=recursion)
     [credit], _ = assign([trajectory("PAAOOT", progress(5))], [np.zeros(6, np.float32)], chosen)
     assert credit.value_targets.tolist() == [0, 0, 5, 0, 0, 0]
-
-
-def test_token_steps_tell_adjacent_steps_apart() -> None:
-    whole = trajectory("PAAOA")
-    first, last = whole.steps
-    steps = [replace(first, action_stop=2), replace(first, action_start=2), last]
-    assert token_steps(replace(whole, steps=steps)).tolist() == [-1, 0, 1, -1, 2]
 
 
 def test_grpo_credits_groups() -> None:
@@ -230,11 +220,6 @@ def test_nothing_is_explained_where_all_returns_are_equal_but_for_rounding() -> 
     assert metrics["value/explained_return"] == 0
 
 
-def test_metrics_of_a_critic_and_a_filter_are_absent_without_them() -> None:
-    _, metrics = assign([trajectory("PA"), trajectory("PA", progress(1))], None, params("grpo"))
-    assert not any(name.startswith(("filter/", "value/")) for name in metrics)
-
-
 @pytest.mark.parametrize("estimator", ["gae", "grpo"])
 def test_what_a_filter_drops_has_no_influence(estimator: str) -> None:
     """The others get what they would get alone: whitening statistics, advantages and targets, bit for bit."""
@@ -313,20 +298,6 @@ def test_an_episode_left_out_is_in_the_statistics_and_in_no_policy_loss(estimato
             assert credit.critic_mask.any() == (estimator == "gae")
             for name in ("advantages", "values", "value_targets", "critic_mask"):
                 assert np.array_equal(getattr(credit, name), getattr(before, name)), name
-
-
-def test_three_wrong_answers_beside_an_outage_have_done_nothing_better() -> None:
-    """Credited as an answer would be, the episode whose search was down gives them .5 each and itself -1.5."""
-    answer, call = {"rewards": {"em": 0.0}}, {"calls": [Call(tool="search", status=CallStatus.FAILED)]}
-    wrong = [trajectory("PA", [answer], outcome=Outcome.ANSWERED) for _ in range(3)]
-    asked = params("grpo", weights={"agent_r1": 1.0})
-    credits_, metrics = assign([*wrong, trajectory("PA", [call], outcome=Outcome.ABORTED)], None, asked)
-    assert [credit.advantages.tolist() for credit in credits_] == [[0.0, 0.0]] * 4
-    assert [credit.kept for credit in credits_] == [True, True, True, False]
-    assert metrics["outcome/aborted"] == 0.25
-    limit = trajectory("PA", [call], outcome=Outcome.TURN_LIMIT)
-    learned = [credit.advantages[1] for credit in assign([*wrong, limit], None, asked)[0]]
-    assert learned == pytest.approx([0.5, 0.5, 0.5, -1.5], abs=1e-5)
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)

@@ -1,7 +1,5 @@
 """The collapse monitor on histories written by hand."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

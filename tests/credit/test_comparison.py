@@ -1,7 +1,5 @@
 """Credits against each other and values against what came, worked out by hand."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent_r1.credit.batch import returns_to_go
 from agent_r1.inspection.replay import advantage_comparison, value_errors
 from agent_r1.params import load
 from agent_r1.params.credit import RewardWeights
@@ -60,11 +57,6 @@ def test_shares() -> None:
     assert math.isnan(dropped["advantage/correlation"])
     assert compared["advantage/nonzero_share"] == pytest.approx(2 / 6)
     assert compared["advantage/kept_share"] == 0.5
-
-
-def test_returns_to_go() -> None:
-    row = trajectory("PAAOTAO", progress(2, 1))
-    assert returns_to_go(row, np.array([2.0, 1.0])).tolist() == [3, 3, 3, 1, 1, 1, 0]
 
 
 def test_value_errors() -> None:

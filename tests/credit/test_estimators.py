@@ -1,7 +1,5 @@
 """What holds for the estimators whatever the batch."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -93,7 +91,6 @@ def test_whitened_advantages_have_mean_0_and_std_1_over_the_action_tokens(
 @given(rows=episodes, groups=drawn_groups)
 def test_rewards_and_values_in_another_unit(name: str, rows: list[Any], groups: list[int]) -> None:
     made = batch(rows, groups=groups[: len(rows)], with_values=True)
-    assert made.values is not None
     chosen = params(name, **DISCOUNTS)
     once = estimated(made, chosen).advantages
     eightfold = estimated(replace(made, rewards=8 * made.rewards, values=8 * made.values), chosen).advantages

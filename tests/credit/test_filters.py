@@ -1,7 +1,5 @@
 """The StarPO-S filter: worked examples, and what holds of every choice."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -81,11 +79,6 @@ def test_after_a_refill_the_share_is_still_of_the_questions_asked_first() -> Non
     assert sorted(set(groups[select(returns, groups, params)[0]])) == [1, 4, 5]
 
 
-def test_no_filter_keeps_groups_without_differences_too() -> None:
-    kept, share, _ = select(np.ones(4), np.array([0, 0, 1, 1]), FilterParams(kind="none", share=1.0, refill=0))
-    assert (kept.all(), share) == (True, 1)
-
-
 def test_equal_returns_added_up_in_another_order_do_not_differ() -> None:
     returns = np.array([0.1 + 0.2 + 0.3, 0.3 + 0.2 + 0.1])
     assert returns[0] != returns[1]
@@ -131,14 +124,6 @@ def test_top_p_covers_its_share_and_with_one_group_less_would_not(drawn: list[li
     assert covered >= share * stds.sum() - 1e-6
     if kept.any():
         assert covered - stds[kept].min() < share * stds.sum()
-
-
-@given(iterations, shares)
-def test_top_fraction_keeps_at_most_its_share(drawn: list[list[int]], share: float) -> None:
-    returns = np.array(drawn, np.float64)
-    kept = selected(returns, "top_fraction", share)[0][::SIZE]
-    varying = int((returns.std(axis=1) > 0).sum())
-    assert kept.sum() == min(max(int(share * len(drawn)), 1), varying)
 
 
 @given(iterations, kinds, shares, st.integers(-5, 5), st.sampled_from([0.5, 2.0, 8.0]), st.randoms())

@@ -1,7 +1,5 @@
 """What the reference adds to the rewards, worked by hand."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ Every test shows the farm, what it earns, and where it ends: a cap, another part
 but the number of steps, which is why such a part must weigh little beside the answer.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

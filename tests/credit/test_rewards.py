@@ -1,7 +1,5 @@
 """Reward parts, each against its definition."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,9 +117,7 @@ def test_same_arguments_of_another_tool_and_unread_arguments_are_no_repeat() -> 
 
 def test_totals_weigh_the_parts() -> None:
     episode = trajectory(
-        "PAOAOA",
-        [call(CallStatus.OK, progress=1.0), call(CallStatus.FAILED), answer(1.0)],
-        outcome=Outcome.ANSWERED,
+        "PAOAOA", [call(CallStatus.OK, progress=1.0), call(CallStatus.FAILED), answer(1.0)], outcome=Outcome.ANSWERED
     )
     totals, parts = step_rewards(
         episode, weights(agent_r1=2.0, valid_call=0.5, failed_call=0.25, progress=0.125, repeat_call=4.0)

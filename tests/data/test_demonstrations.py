@@ -1,7 +1,5 @@
 """The demonstrator: worked examples of each habit, their frequency, how many there are, and what is copied."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
@@ -60,7 +58,6 @@ def queries(actions: list[str]) -> list[str]:
 
 def answer(actions: list[str]) -> str:
     match = re.search(r"<answer> (.*) </answer>$", actions[-1])
-    assert match
     return match[1]
 
 
@@ -215,12 +212,6 @@ def test_a_repeated_question_is_not_a_repeated_demonstration(
     [chosen, *_] = [(question, plan) for question, plan in rows if len(plan.hops) == 3]
     found = searching(atlas, [chosen], warm_start_params.model_copy(update={"demonstrations": 60}))
     assert {len(each.actions) for each in found} == {2, 3, 4}
-
-
-def test_the_seed_decides(atlas: World, rows: Rows, index: Search, warm_start_params: WarmStartParams) -> None:
-    one, again, other = (warm_start_params.model_copy(update={"seed": seed}) for seed in (0, 0, 1))
-    assert searching(atlas, rows, one) == searching(atlas, rows, again) != searching(atlas, rows, other)
-    assert answering(rows, index, one) == answering(rows, index, again) != answering(rows, index, other)
 
 
 def test_without_tools_it_answers_at_once_with_what_is_shown(

@@ -1,7 +1,5 @@
 """The three releases' rows and a user's own: worked examples, awkward ones, refusals, and all the shared rows."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from decimal import Decimal
@@ -111,11 +109,6 @@ def test_sentences_join_as_each_release_cuts_them() -> None:
     assert HOTPOTQA.paragraphs(supported_row())[0] == ("Kiss", "A film. By Mara.")
     cut = supported_row(context=[["Kiss", ["A film.", "By Mara."]]])
     assert WIKI.paragraphs(cut) == [("Kiss", "A film. By Mara.")]
-
-
-@pytest.mark.parametrize("kind", ["bridge_comparison", "compositional", "inference", "comparison"])
-def test_2wiki_has_four_kinds(kind: str) -> None:
-    assert asked("2wikimultihopqa", type=kind).strata["kind"] == kind
 
 
 @pytest.mark.parametrize(
@@ -257,13 +250,6 @@ def test_a_row_of_flashrag_has_its_metadata(metadata: dict[str, Any]) -> None:
     assert (question.question_id, question.answers) == ("dev_7", ["Mara", "M. Quill"])
     assert (question.gold_titles, question.strata) == (["Kiss", "Mara"], {"hops": "2", "kind": "comparison"})
     assert FLASHRAG.paragraphs(row) == [("Kiss", "A film. By Mara."), ("Mara", "A director.")]
-
-
-@pytest.mark.parametrize("metadata", [{}, {"metadata": None}, {"metadata": {"choices": ["a"]}}])
-def test_a_row_of_flashrag_needs_no_metadata(metadata: dict[str, Any]) -> None:
-    row = own_row(golden_answers=["Mara"], **metadata)
-    assert FLASHRAG.question(row, "nq", "test") == GENERIC.question(own_row(answer="Mara"), "nq", "test")
-    assert FLASHRAG.paragraphs(row) == []
 
 
 @pytest.mark.parametrize(

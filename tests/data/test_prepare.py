@@ -1,7 +1,5 @@
 """The prepare stage and the mixture that it writes: sizes, order, ids that mean one thing, passages that stand once."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import json
@@ -27,6 +25,7 @@ from agent_r1.data.quality import complaints
 from agent_r1.params.prepare import AtlasParams, FilesParams, PrepareParams
 from agent_r1.records import Passage, Question
 from agent_r1.tables import read_rows
+from tests.cases import cases
 from tests.trajectories import question_fields
 
 
@@ -113,16 +112,7 @@ def test_every_paragraph_of_a_text_is_a_passage_of_its_files_name(tmp_path: Path
     }
 
 
-@pytest.mark.parametrize(
-    ("row", "field"),
-    [
-        ({"text": "x"}, "title"),
-        ({"title": "A"}, "text"),
-        ({"id": [], "title": "A", "text": "x"}, "id"),
-        ({"contents": ""}, "contents"),
-        ({"contents": "Only a text"}, "contents"),
-    ],
-)
+@cases("row, field")
 def test_a_malformed_row_is_named(tmp_path: Path, row: dict[str, Any], field: str) -> None:
     (tmp_path / "corpus.jsonl").write_text(json.dumps(row))
     with pytest.raises(ValueError, match=rf"corpus\.jsonl, row 1: field '{field}' must be a "):
@@ -269,7 +259,7 @@ def test_ids_count_within_data_set_and_split(params: PrepareParams, tmp_path: Pa
     write(mixed.model_copy(update={"datasets": ["first", "atlas", "second"]}), tmp_path)
     rows = read_rows(tmp_path / "questions.parquet", Question)
     assert [row.question_id for row in rows if row.dataset != "atlas"] == [
-        *("first/train/0", "first/train/1", "own", "first/test/0", "second/test/1", "first/test/atlas-test-00001"),
+        *("first/train/0", "first/train/1", "own", "first/test/0", "second/test/1", "first/test/atlas-test-00001")
     ]
     generated = {row.question_id: row.text for row in rows if row.dataset == "atlas"}
     assert "atlas-test-00001" in generated

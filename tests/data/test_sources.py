@@ -1,7 +1,5 @@
 """Reading files row by row, whatever their form, and saying which file and row is broken."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json
@@ -16,6 +14,7 @@ from hypothesis import strategies as st
 
 from agent_r1.data import sources
 from agent_r1.data.sources import Row, count, data_files, read
+from tests.cases import cases
 
 ROWS = [{"a": 1, "text": "x, [y] {z} \u00e9"}, {"a": 2, "text": ""}, {"a": 3, "text": '"quoted"\\'}]
 LIST, LINES = json.dumps(ROWS), "\n".join(map(json.dumps, ROWS))
@@ -139,15 +138,7 @@ def test_hidden_copies_are_no_data(tmp_path: Path) -> None:
         data_files(folder / "__MACOSX")
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("nowhere.json", r"nowhere.*json does not exist; .*correct prepare\.files in params"),
-        ("nowhere/*.json", r"nowhere.*json does not exist; .*correct prepare\.files in params"),
-        ("", r"holds no \.json, \.jsonl, \.parquet, \.csv, \.tsv file"),
-        ("x.json", r"x\.json holds no rows"),
-    ],
-)
+@cases("name, message")
 @pytest.mark.parametrize("content", ["", "[]"])
 def test_a_file_that_is_missing_or_empty_is_named(tmp_path: Path, name: str, message: str, content: str) -> None:
     if name == "x.json":

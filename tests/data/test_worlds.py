@@ -1,7 +1,5 @@
 """Boards and starts as rows of data: drawn by seeds, told apart by their solutions, in one split each."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections import Counter

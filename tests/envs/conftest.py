@@ -1,7 +1,5 @@
 """A small index that finds passages by title words."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -7,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_r1.envs.base import ParsedCall, parse_action, split_action
+from tests.cases import cases
 
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "Tesk"}}\n</tool_call>'
 
@@ -26,15 +25,7 @@ def test_an_action_is_a_call_or_an_answer(text: str, thought: str, calls: list[o
     assert (parsed.thought, [*parsed.calls], parsed.answer, parsed.problem) == (thought, calls, answer, "")
 
 
-@pytest.mark.parametrize(
-    ("text", "answer", "problem"),
-    [
-        ("<think>Seen.</think> Tesk ", "Tesk", ""),
-        ("<answer>Tesk</answer>", "Tesk", ""),
-        ("<think>Seen.</think>", None, "neither a tool call nor an answer"),
-        ("Tesk</answer>", None, "the tags do not form one tool call or one answer"),
-    ],
-)
+@cases("text, answer, problem")
 def test_a_text_without_a_call_is_an_answer_where_answers_are_plain(
     text: str, answer: str | None, problem: str
 ) -> None:
@@ -97,15 +88,7 @@ def test_malformed(text: str) -> None:
     assert (parsed.calls, parsed.answer) == ((), None)
 
 
-@pytest.mark.parametrize(
-    ("said", "arguments"),
-    [
-        ('{"query": "print(\'<answer>\')"}', {"query": "print('<answer>')"}),
-        ('{"query": "</tool_call><tool_call>"}', {"query": "</tool_call><tool_call>"}),
-        ('{"query": "<think>"}, "id": "call_1"', {"query": "<think>"}),
-        ('"{\\"query\\": \\"a\\"}"', {"query": "a"}),
-    ],
-)
+@cases("said, arguments")
 def test_a_call_is_read_before_the_tags_in_its_texts(said: str, arguments: dict[str, Any]) -> None:
     parsed = parse_action(f'<tool_call>{{"name": "search", "arguments": {said}}}</tool_call>')
     assert (parsed.problem, parsed.calls) == ("", (ParsedCall("search", arguments),))

@@ -1,7 +1,5 @@
 """Contexts that are rewritten, by hand: which answers begin a new one, and what it opens with."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Examples: conversations that open every context of an episode, and what makes one unfit."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Agents without a model: what they say by hand, that they play the best there is, and that they start again."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable, Iterator

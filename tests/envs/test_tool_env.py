@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Sequence
@@ -158,8 +156,7 @@ def test_faults_are_told_and_the_episode_goes_on(env: ToolEnv, action: str, stat
 
 
 @pytest.mark.parametrize(
-    ("last", "outcome"),
-    [(call("search", query="Low Tide"), Outcome.TURN_LIMIT), ("Tesk", Outcome.MALFORMED)],
+    ("last", "outcome"), [(call("search", query="Low Tide"), Outcome.TURN_LIMIT), ("Tesk", Outcome.MALFORMED)]
 )
 def test_out_of_steps(env: ToolEnv, last: str, outcome: Outcome) -> None:
     for _ in range(2):

@@ -1,7 +1,5 @@
 """Two evaluations of four hand-made questions."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

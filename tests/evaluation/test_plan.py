@@ -1,7 +1,5 @@
 """The plan of a sweep, by evaluations written as `evaluate` writes them and by what is shipped."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """The pictures: what is placed where, and that ink ends up on paper."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

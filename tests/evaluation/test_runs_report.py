@@ -1,7 +1,5 @@
 """The page, from four hand-made questions and three agents."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """The bootstrap, by hand and by its properties."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 
@@ -11,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from agent_r1.evaluation import statistics
 from agent_r1.evaluation.statistics import (
     Variances,
     difference_over_seeds,
@@ -71,12 +68,6 @@ def test_equal_values_by_hand() -> None:
     assert (equal.low, equal.high) == pytest.approx((-0.8419, 0.8419), abs=1e-4)
     counts = interval([2.0, 2.0], 100, seed=0, within=None)
     assert (counts.low, counts.high) == (2.0, 2.0)
-
-
-def test_blocks_do_not_change_how_many_samples_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    # 3 rows of 10 draws at a time for 100 samples: the last block holds one row.
-    monkeypatch.setattr(statistics, "BLOCK_DRAWS", 30)
-    assert statistics._resampled_means(np.arange(10.0), 100, seed=0).shape == (100,)
 
 
 THREE_SEEDS = np.array([[1.0, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0]])
@@ -206,17 +197,6 @@ def test_half_widths_come_as_they_were_foretold() -> None:
 def test_too_little_to_vary_is_refused(shapes: list[tuple[int, int]]) -> None:
     with pytest.raises(ValueError, match=r"\(seeds, questions\) by run, and two of each can vary"):
         variances([np.ones(shape) for shape in shapes], samples=1)
-
-
-def test_pairing_removes_what_the_questions_share() -> None:
-    # b is a with one more right answer: the paired difference is small and certain, however much the questions vary.
-    a = [1.0, 0.0] * 50
-    b = [1.0, 0.0] * 49 + [1.0, 1.0]
-    found = paired_difference(b, a, 1000, seed=0)
-    assert found.mean == pytest.approx(0.01)
-    assert found.low == 0.0
-    assert found.high <= 0.04
-    assert not found.excludes_zero
 
 
 def test_a_clear_difference_excludes_zero_in_both_directions() -> None:

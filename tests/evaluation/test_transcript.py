@@ -1,7 +1,5 @@
 """A trajectory as a person reads it, and which ones are shown."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -52,25 +50,6 @@ def test_golden(told: Told) -> None:
 def test_a_thought_whose_tag_the_prompt_wrote(told: Told, decode: Any) -> None:
     for calls in (["ok"], ["failed"]):
         assert told(calls=calls, decode=lambda ids: str(decode(ids)).replace("<think>", "")) == told(calls=calls)
-
-
-def test_a_malformed_call_is_shown_as_it_is(told: Told) -> None:
-    text = told(calls=["malformed"], answer="")
-    assert "call       <tool_call>" in text
-    assert "</tool_call> (malformed)" in text
-    assert "reply      Veld: The capital" in text, "it is no search result"
-    assert "answer     (none) (no exact match)" in text
-    assert "reply      Veld: The capital" in told(tool="read"), "nor is another tool's"
-
-
-def test_an_action_without_call_and_answer_is_a_sentence(told: Told, decode: Any) -> None:
-    def without_tags(ids: Any) -> str:
-        return str(decode(ids)).replace("tool_call>", "call>")
-
-    text = told(calls=["malformed"], answer="", decode=without_tags)
-    assert "sentence   <call>" in text
-    assert "</call> (no call, no answer)" in text
-    assert "(malformed)" not in text
 
 
 def test_a_rewritten_context_is_shown_as_it_is_read(told: Told) -> None:

@@ -3,8 +3,6 @@
 A stage runs in its project's folder. Actions are sampled in the stage's process, except where a test is about vLLM.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

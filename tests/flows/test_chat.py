@@ -1,7 +1,5 @@
 """Conversations with the small project's agents: real processes behind a pipe and at a terminal, and their faults."""
 
-from __future__ import annotations
-
 import io
 import os
 import pty
@@ -33,6 +31,7 @@ from agent_r1.tables import read_rows
 from flows.commands import app
 from flows.operation.register import register
 from flows.policies import policy_of, version_of
+from tests.cases import cases
 from tests.fixtures import ROOT, Inside, WriteParams
 
 FOOTER = re.compile(r"\d steps?, \d calls?, \d+ tokens, \d+\.\d s")
@@ -103,8 +102,6 @@ def test_lines_of_a_pipe_are_answered_plainly_by_the_default_engine(
 ) -> None:
     write_params(project, {})
     process = started(project, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdin
-    assert process.stdout
     process.stdin.write(f"{asked[0]}\n".encode())
     process.stdin.flush()
     who, first = (process.stdout.readline().decode() for _ in range(2))  # at once, though the pipe stays open
@@ -211,28 +208,7 @@ def said(
     return run
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["pppo"],
-            "there is no folder pppo; name one, or a hub id such as owner/name, or a run; did you mean 'ppo'?",
-        ),
-        (
-            ["ablations/grpo-seed7"],
-            "there is no checkpoint at outputs/ablations/train/grpo-seed7/checkpoint; train it first "
-            "(`agent-r1 train ablations/grpo-seed7`)",
-        ),
-        (["--endpoint", "127.0.0.1"], "'127.0.0.1' is no server's address"),
-        ([], "there is no model at outputs/warm_start; make it (`dvc repro warm_start`), or name another model"),
-        (["models:/agent_r1@champion"], "the registry is empty; a training that finishes"),
-        (["--seed", "1"], "--seed and --sweep tell apart runs; name one, such as ppo-seed3 or ablations/ppo-seed3"),
-        (["--temperature", "nan"], "Invalid value for '--temperature'"),
-        (["--draws", "1"], "--draws has no effect at temperature 0; give --temperature"),
-        (["ppo", "."], "unexpected extra argument"),
-        (["--run", "ppo", "--model", "."], "unexpected extra argument"),
-    ],
-)
+@cases("arguments, message")
 def test_faults_of_the_command_line(arguments: list[str], message: str, said: Callable[..., str]) -> None:
     assert message in said(*arguments)
 

@@ -1,7 +1,5 @@
 """A model behind an endpoint among the evaluations, and the small project's agent behind one of its own."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -30,6 +28,7 @@ from flows.commands.operate import serve_agent
 from flows.evaluate import EvaluationRequest, evaluate
 from flows.report import report
 from tests.answering import Heard, Said, answering
+from tests.cases import cases
 from tests.fixtures import PLACES, FreePort, Inside, WriteParams
 
 PATIENCE_S = 300.0
@@ -183,16 +182,7 @@ def test_a_question_without_room_counts_as_no_answer_and_more_of_them_are_refuse
     assert [(row.answer, row.success, row.steps) for row in found if row.question_id == long] == [("", 0.0, 0)] * 3
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"policy": "repro/ppo", "endpoint": "http://h"}, "--endpoint is where a model acts; name it"),
-        ({"policy": "m", "endpoint": "http://h", "protocol": "random"}, "no protocol under which no model does"),
-        ({"policy": "m", "endpoint": "h"}, "a server's address starts with http"),
-        ({"policy": "m", "endpoint": "http://me:secret@h"}, "leave it out, and set .*AGENT_R1_ENDPOINT_KEY"),
-        ({"policy": "m:7b", "endpoint": "http://h"}, "'m:7b' is to be a folder; give --as"),
-    ],
-)
+@cases("arguments, message")
 def test_what_no_endpoint_can_be_asked(project: Path, inside: Inside, arguments: dict[str, str], message: str) -> None:
     with inside(project), pytest.raises(ValueError, match=message):
         execute.evaluate(**arguments)  # type: ignore[arg-type]

@@ -1,7 +1,5 @@
 """The whole graph on the small project, in one process: a trained run, its version, both baselines, and the page."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
@@ -71,8 +69,7 @@ def trajectories(project: Path, name: str) -> list[Trajectory]:
 
 
 def content(project: Path, name: str, file: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((project / PLACES.evaluation(name) / file).read_text())
-    return found
+    return json.loads((project / PLACES.evaluation(name) / file).read_text())
 
 
 def test_a_policy_leaves_the_project_whole_with_a_card(
@@ -82,7 +79,6 @@ def test_a_policy_leaves_the_project_whole_with_a_card(
         settings = load()
         policy = policy_of(settings, RunId("ppo"))
         tracked = tracking.run_of(PLACES.training(RunId("ppo")))
-        assert tracked is not None
         tracked.tag("git_commit", COMMIT)  # the project of the tests is in no repository
         export(settings, policy, tmp_path / "agent", "mit")
         tracked.tag("git_commit", "")
@@ -104,7 +100,6 @@ def test_a_policy_leaves_the_project_whole_with_a_card(
     assert f"- sha256 of the weights' folder: {content(evaluated, 'ppo', 'hashes.json')['policy']}" in card.text
     assert (unscored.data.eval_results, NOT_SCORED in unscored.text) == (None, True)
     started = read_start(ppo)
-    assert started is not None
     assert f"- commit of the code: {COMMIT}\n" in card.text
     assert f"- sha256 of the passages: {started.inputs['passages']}" in card.text
     assert f"- fingerprint of the configuration: {started.fingerprint}" in card.text
@@ -183,14 +178,6 @@ def test_agents_are_asked_the_same_and_differ_in_what_they_should(evaluated: Pat
     assert {name: hashes["ppo"][name] for name in read} == {name: sha256(evaluated / read[name]) for name in read}
     asked = [[row.question_id for row in predictions(evaluated, name)] for name in NAMES]
     assert asked[0] == asked[1] == asked[2]
-
-
-def test_an_episodes_limits_are_written_down(evaluated: Path) -> None:
-    tools = "tools {'search': {}, 'calculator': None, 'read': None, 'python': None, 'functions': {}, 'mcp': {}}"
-    limits = "max_result_characters 4000, top_k 2, max_steps 4, max_tokens 448, max_action_tokens 64"
-    context = "context {'kind': 'append', 'every': 0}, parallel_calls 1, order rounds"
-    found = content(evaluated, "ppo", "hashes.json")["limits"]
-    assert found == f"{tools}, {limits}, {context}, dtype auto, engine transformers"
 
 
 def test_several_samples_are_drawn_scored_and_told_apart_from_greedy_answers(
@@ -325,8 +312,7 @@ def prompt_ids(project: Path, tokenizer: Any, episode: Trajectory) -> list[int]:
     query = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
     search = {"type": "function", "function": {"name": "search", "description": "Finds.", "parameters": query}}
     text = tokenizer.apply_chat_template(messages, tools=[search], tokenize=False, add_generation_prompt=True)
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
-    return ids
+    return tokenizer.encode(text, add_special_tokens=False)
 
 
 def test_mlflow_has_the_final_scores_beside_the_training(evaluated: Path, inside: Inside) -> None:

@@ -1,7 +1,5 @@
 """DVC's experiments and plots as docs/tracking.md has them, and results of any revision as docs/evaluating.md has."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Every stage on a model of `model.path`, as at full scale: adapters and gradient checkpointing."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -148,7 +146,6 @@ def test_a_foreign_model_is_trained_with_adapters(
         policy = policy_in(PLACES.training(RunId("ppo")))
         merged = sha256(policy)
         finished = checkpoint.progress(policy.parent)
-        assert finished
         for name in ("policy/model.safetensors", "SHA256SUMS"):
             (policy.parent / name).unlink()
         checkpoint.seal(policy.parent, finished)

@@ -1,7 +1,5 @@
 """No stage asks anything of another machine: run in a network namespace without a route, where the kernel counts."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

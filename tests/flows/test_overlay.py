@@ -1,7 +1,5 @@
 """Overlays in a real DVC project: composed, refused where something would be lost, and taken off again."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -17,6 +15,7 @@ from agent_r1.params.places import RunId
 from flows.dvc_files import DVC
 from flows.overlay import compose, switch
 from flows.ranks import shortfalls
+from tests.cases import cases
 from tests.fixtures import ROOT
 
 STAGES = """
@@ -169,17 +168,7 @@ def test_the_overlay_for_eight_gpus_samples_on_all_that_learn(project: Path, mon
     assert full.run(RunId("ppo")).update.learning_rate == 1e-6
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("smal", r"there is no overlay 'smal'; did you mean 'small'\?"),
-        ("../params", r"there is no overlay '\.\./params'"),
-        ("wrong", r"overlays/wrong\.yaml: unknown key 'train\.update\.clip_hihg'; did you mean 'clip_high'\?"),
-        ("list", r"overlays/list\.yaml: expected a mapping of what differs, found "),
-        ("mine", r"overlays/mine\.yaml: places: Input should be a valid dictionary .*; got 'mine'"),
-        ("a b", r"overlays/a b\.yaml: places\.scale: String should match pattern .*; got 'a b'"),
-    ],
-)
+@cases("name, message")
 def test_what_is_no_overlay_is_refused_and_nothing_is_written(project: Path, name: str, message: str) -> None:
     for on in ("base", "small"):
         switch(on)

@@ -1,7 +1,5 @@
 """What a policy's adapters run beside, and when its merged weights will do."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A project of one's own: made beside the package, brought up to another package, and what neither does."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -69,18 +67,6 @@ def test_its_graph_has_the_stages_of_the_package_and_their_data(faq: Path) -> No
         assert {*yaml.safe_load((faq / HASHES / f"{name}.yaml").read_text())} == {
             "/".join(Path(file).parent.parts[:2]) for file in code_of(name)
         }
-
-
-def test_the_sweeps_stages_execute_the_code_of_the_graphs(faq: Path) -> None:
-    """So that they may depend on the same hashes."""
-    main = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
-    for name, stage in yaml.safe_load((ROOT / "ablations/graph.yaml").read_text())["stages"].items():
-        same = main[name.removesuffix("_closer")]
-        code = [
-            {dep for dep in each.get("do", each)["deps"] if dep.startswith(("agent_r1/", "flows/"))}
-            for each in (stage, same)
-        ]
-        assert code[0] == code[1], name
 
 
 @pytest.mark.usefixtures("lay_dvc")  # it takes seconds

@@ -3,8 +3,6 @@
 The questions are real ones where there are any, else some made here.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`make relock`: statements that differ, outputs that are equal, and the whole of it in a project of two stages."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Every command that a message names, typed in the state that the message describes."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os
@@ -142,11 +140,6 @@ def other_settings(params: Path) -> None:
     params.write_text(re.sub(r"k1: [\d.]+", "k1: 2.5", params.read_text()))
 
 
-def forgotten(path: Path) -> None:
-    remove(path)
-    remove(Path("dvc.lock"))
-
-
 def begun_anew(training: Path) -> None:
     """As a training of other parameters leaves the folder, ended before its first checkpoint."""
     remove(training)
@@ -159,7 +152,6 @@ STATES: list[tuple[str, Callable[[Path], None], Path, Callable[[], object]]] = [
     ("dvc repro prepare", remove, PLACES.passages, lambda: list(read_batches(PLACES.passages))),
     ("dvc repro index", other_settings, Path("params.yaml"), configured_index),
     ("dvc checkout {}", remove, PLACES.warm_start, lambda: policy_of(load(), "")),
-    ("dvc repro warm_start", forgotten, PLACES.warm_start, lambda: policy_of(load(), "")),
     ("dvc checkout --force {}", begun_anew, PLACES.training(RunId("ppo")), lambda: policy_of(load(), RunId("ppo"))),
 ]
 
@@ -236,7 +228,6 @@ def test_a_training_that_made_room_is_restored_with_its_lock_and_scores(
 
 def test_a_finished_training_is_kept_under_changed_code_and_its_record_has_both_hashes(project: Path) -> None:
     started = read_start(TRAINING)
-    assert started
     write_start(TRAINING, replace(started, code={"agent_r1/learn/losses.py": "0"}))
     require_dvc("commit", "--force", "--quiet")
     with pytest.raises(ValueError, match="trained by other code") as refused:
@@ -248,11 +239,9 @@ def test_a_finished_training_is_kept_under_changed_code_and_its_record_has_both_
     train(RunId("ppo"))
     assert contents(TRAINING) == before
     record = checkpoint.peek(TRAINING / "checkpoint")
-    assert record
     accepted = fingerprint(code_of("train"))
     assert record.code_in_words == f"0-2 {started.code_digest}, accepted {accepted}"
     tracked = run_of(TRAINING)
-    assert tracked
     assert tracked.tags()["code"] == record.code_in_words
 
 

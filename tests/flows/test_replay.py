@@ -1,10 +1,7 @@
 """Replays of real small runs: what stays the same under the same configuration, what changes, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import logging
-import math
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,18 +14,10 @@ import yaml
 
 from agent_r1 import params
 from agent_r1.credit.batch import groups_of
-from agent_r1.inspection.printed import number, replay_tables
-from agent_r1.inspection.replay import (
-    IterationReplay,
-    by_spread,
-    configurations,
-    reads_untrained_values,
-    replay,
-    stored_run,
-)
+from agent_r1.inspection.printed import replay_tables
+from agent_r1.inspection.replay import IterationReplay, by_spread, configurations, replay, stored_run
 from agent_r1.inspection.stored import StoredRun
 from agent_r1.learn import checkpoint
-from agent_r1.params.credit import CreditParams
 from agent_r1.params.places import Places, RunId
 from agent_r1.records import Credit
 from agent_r1.tables import read_rows, write_rows
@@ -37,6 +26,7 @@ from agent_r1.training.watch import Verdict
 from benchmarks.truth import true_advantages
 from flows.commands import look
 from flows.train import train
+from tests.cases import cases
 from tests.credit.letters import progress, trajectory
 from tests.fixtures import ROOT, Inside, WriteParams
 
@@ -172,33 +162,10 @@ def test_values_are_refused_where_there_are_none() -> None:
     assert other.train.rollout == own.train.rollout
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (["credit.lam"], "is no change to make; write credit.lam=1.0"),
-        (["rollout.samples=4"], "has no effect: a replay looks at credit and update"),
-        (["update.learning_rate=1.0"], "has no effect: a replay compares gradients, and takes no step"),
-        (["credit.lamb=1"], "ppo replayed as ppo credit.lamb=1: unknown key 'credit.lamb'; did you mean 'lam'"),
-        (["credit.lam=2"], r"credit.lam: .*less than or equal to 1; got 2"),
-        (["credit.step_lam=0.5"], r"ppo replayed as ppo .*: estimator gae does not read credit.step_lam"),
-    ],
-)
+@cases("changes, message")
 def test_changes_are_checked_like_a_run(changes: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         configurations(params.load(ROOT / "params.yaml"), RunId("ppo"), [], changes)
-
-
-def test_values_that_no_critic_was_trained_for() -> None:
-    settings = params.load(ROOT / "params.yaml")
-
-    def credit(run: str) -> CreditParams:
-        return settings.run(RunId(run)).credit
-
-    assert reads_untrained_values(credit("ppo"), credit("ppo_no_masks"))
-    assert not reads_untrained_values(credit("ppo_no_masks"), credit("ppo"))
-    assert reads_untrained_values(credit("step_gae"), credit("ppo"))
-    assert not reads_untrained_values(credit("step_gae"), credit("step_gae"))
-    assert not reads_untrained_values(credit("ppo"), credit("reinforce_pp"))
 
 
 def test_iterations_that_are_not_there(ppo: Path, tmp_path: Path) -> None:
@@ -330,11 +297,3 @@ def test_true_advantages_by_hand() -> None:
     row = trajectory("PAAOTA", progress(1, 2))
     found = true_advantages(row, np.array([1.0, 2.0]), np.array([5.0, 3.0]))
     assert found.tolist() == [0, -1, -1, 0, 0, -1]
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [(0.0, "0.000"), (-0.00012, "-1.2e-04"), (math.nan, "-"), (-3e-10, "0.000"), (12.3456, "12.346")],
-)
-def test_numbers(value: float | None, shown: str) -> None:
-    assert number(value) == shown

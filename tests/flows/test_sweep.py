@@ -1,7 +1,5 @@
 """The sweep on the small project: one run with two seeds, beside the main graph's run of the same name."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -49,7 +47,6 @@ def test_members_are_flat_runs_tagged_with_their_sweep(swept: Path, inside: Insi
     with inside(swept):
         client = MlflowClient(f"sqlite:///{swept}/.tracking/mlflow.db")
         experiment = client.get_experiment_by_name("agent_r1")
-        assert experiment is not None
         found = client.search_runs([experiment.experiment_id], "tags.sweep = 'ablations'")
         assert {(run.info.run_name, run.data.params["variant"], run.data.params["seed"]) for run in found} == {
             ("ppo-seed0", "ppo", "0"),

@@ -1,7 +1,5 @@
 """The train stage with all its parts: what an iteration leaves behind, and when it starts over or goes on."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys
@@ -46,8 +44,7 @@ ITERATIONS = {"ppo": 3, "grpo": 2}
 
 @pytest.fixture(params=["ppo", "grpo"])
 def run(request: pytest.FixtureRequest) -> Path:
-    folder: Path = request.getfixturevalue(request.param)
-    return folder
+    return request.getfixturevalue(request.param)
 
 
 def credits_(run: Path) -> list[list[Credit]]:
@@ -55,9 +52,7 @@ def credits_(run: Path) -> list[list[Credit]]:
 
 
 def started(run: Path) -> Identity:
-    found = read_start(run)
-    assert found is not None
-    return found
+    return read_start(run)
 
 
 def test_every_iteration_leaves_its_files_and_nothing_else(run: Path) -> None:
@@ -66,14 +61,6 @@ def test_every_iteration_leaves_its_files_and_nothing_else(run: Path) -> None:
         assert sorted(path.name for path in (run / kind).iterdir()) == names
     files = ["checkpoint", "credit", "metrics.jsonl", "mlflow_run_id", "proof", "start.json", "trajectories"]
     assert sorted(path.name for path in run.iterdir()) == files
-
-
-def test_logprobs_are_where_the_policy_sampled_and_nowhere_else(run: Path) -> None:
-    for row in (row for rows in trajectories(run) for row in rows):
-        assert (row.logprobs[row.action_mask] < 0).all()
-        assert (row.logprobs[~row.action_mask] == 0).all()
-        spans = [np.arange(step.action_start, step.action_stop) for step in row.steps]
-        assert np.concatenate(spans).tolist() == np.flatnonzero(row.action_mask).tolist()
 
 
 def test_episodes_search_and_answer(run: Path) -> None:

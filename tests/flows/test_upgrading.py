@@ -1,7 +1,5 @@
 """What docs/installing.md and docs/upgrading.md say of wheels, projects and clones, walked with two versions."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

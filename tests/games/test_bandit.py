@@ -1,7 +1,5 @@
 """The bandit by hand: what its arms pay, and how often."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

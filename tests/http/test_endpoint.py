@@ -1,7 +1,5 @@
 """Endpoints that are down, slow, busy, or answer nonsense, over real HTTP on loopback."""
 
-from __future__ import annotations
-
 import json
 import logging
 import socket
@@ -15,6 +13,7 @@ from pydantic import RootModel
 from agent_r1.faults import ContextFull, WorldFault
 from agent_r1.http.endpoint import ENDPOINT_KEY, Endpoint
 from tests.answering import Heard, Said, answering, noted_waits
+from tests.cases import cases
 
 SAID = {"choices": [{"message": {"content": "<answer>Tesk</answer>"}, "finish_reason": "stop"}]}
 MESSAGES = [("system", "Answer."), ("user", "Who?")]
@@ -174,14 +173,7 @@ def test_an_endpoint_that_is_down_or_silent_is_named() -> None:
         ask(url)
 
 
-@pytest.mark.parametrize(
-    ("url", "message"),
-    [
-        ("localhost:8000", "starts with http"),
-        ("http://me:word@localhost:8000", "password"),
-        ("http://localhost/v1?key=s3cret", r"^http://localhost/v1\?\.\.\. is no address of a server"),
-    ],
-)
+@cases("url, message")
 def test_what_is_no_address_is_refused(url: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ask(url)

@@ -1,7 +1,5 @@
 """Small episodes whose tokens are words, and a real browser that looks at pages of them."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence

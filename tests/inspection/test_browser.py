@@ -1,7 +1,5 @@
 """The page in a real browser: what it shows, what it lets be done, and that text stays text."""
 
-from __future__ import annotations
-
 import base64
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +15,7 @@ from agent_r1.inspection.report_page import report_page
 from agent_r1.inspection.stored import PageTrajectory, When
 from agent_r1.inspection.viewer import page
 from agent_r1.records import CallStatus
+from tests.cases import cases
 
 ABOUT: dict[str, Any] = {"facts": [["run", "ppo"]], "weights": {"em": 1.0}, "notes": ["Chosen by hand."]}
 LAPTOP = {"width": 1440, "height": 900}
@@ -64,8 +63,7 @@ def shown_rows(page: Page) -> list[str]:
 
 
 def colours(page: Page) -> list[str]:
-    found: list[str] = page.locator(".token").evaluate_all("all => all.map(one => one.dataset.is ?? '')")
-    return found
+    return page.locator(".token").evaluate_all("all => all.map(one => one.dataset.is ?? '')")
 
 
 def test_page_shows_markup_in_passage_as_text(opened: Open, make_entry: MakeEntry) -> None:
@@ -97,18 +95,7 @@ def test_step_shows_parts_and_rewards(opened: Open, make_entry: MakeEntry) -> No
     assert str(last.locator(".tokens").text_content()) == "<answer>Tesk</answer> <end>"
 
 
-@pytest.mark.parametrize(
-    ("filter", "value", "rows"),
-    [
-        ("when", "iteration 3", ["iteration 3"]),
-        ("right", "wrong", ["before training", "iteration 0"]),
-        ("outcome", "answered", ["before training", "iteration 0", "iteration 3", "after training"]),
-        ("stratum", "hops 2", ["before training", "after training"]),
-        ("call", "failed", ["iteration 0"]),
-        ("change", "wrong, then right", ["before training", "after training"]),
-        ("change", "asked once", ["iteration 0", "iteration 3"]),
-    ],
-)
+@cases("filter, value, rows")
 def test_filter_selects_rows(opened: Open, four: Any, filter: str, value: str, rows: list[str]) -> None:
     page = opened(four)
     page.select_option(f"#{filter}", value)

@@ -1,7 +1,5 @@
 """What went wrong in a training: counts by hand, the planted hacks of the rewards, and trends."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -227,12 +225,6 @@ def test_reward_that_rises_alone_is_gamed() -> None:
     assert gamed_rewards(lines(RISE, think=RISE, em=RISE), weights) == {}
 
 
-def test_reward_that_rises_alone_from_the_middle_on_is_gamed() -> None:
-    """Success rises over the whole run."""
-    success = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.6, 0.58, 0.56, 0.54, 0.52, 0.5]
-    assert [*gamed_rewards(lines(success, think=RISE), {"think": 1.0})] == ["think"]
-
-
 @pytest.mark.parametrize(
     "reward",
     [
@@ -243,12 +235,6 @@ def test_reward_that_rises_alone_from_the_middle_on_is_gamed() -> None:
 )
 def test_reward_that_hardly_rises_or_falls_is_not_gamed(reward: list[float]) -> None:
     assert gamed_rewards(lines(FLAT, think=reward), {"think": 1.0}) == {}
-
-
-@pytest.mark.parametrize("count", [1, 2, 5])
-def test_few_iterations_show_no_trend(count: int) -> None:
-    assert gamed_rewards(lines(FLAT[:count], think=RISE[:count]), {"think": 1.0}) == {}
-    assert gamed_rewards(lines(FLAT[:6], think=RISE[:6]), {"think": 1.0}) != {}
 
 
 def test_trend_of_success_takes_three_validations() -> None:

@@ -1,7 +1,5 @@
 """What a world's profile says, of episodes made by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Runs held against the bands of recipes: curves by hand, files that somebody sent, and the command."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

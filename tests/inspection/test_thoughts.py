@@ -1,7 +1,5 @@
 """What thoughts say of their inputs."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

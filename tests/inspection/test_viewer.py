@@ -1,7 +1,5 @@
 """The page as a file, and what is packed into it."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json
@@ -19,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from agent_r1.inspection import viewer as page_module
 from agent_r1.inspection.stored import PageTrajectory
-from agent_r1.inspection.viewer import Alphabet, Payload, Pieces, action_parts, packed, page, run_lengths
+from agent_r1.inspection.viewer import Alphabet, Payload, Pieces, action_parts, packed, page
 
 ABOUT: dict[str, Any] = {"facts": [], "weights": {}, "notes": []}
 LOST = "\N{REPLACEMENT CHARACTER}"
@@ -28,9 +26,7 @@ MakeEntry = Callable[..., PageTrajectory]
 
 def unpacked(text: str) -> dict[str, Any]:
     found = re.search(r'<script type="application/gzip" id="data">([A-Za-z0-9+/=]*)</script>', text)
-    assert found
-    content: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(found[1])))
-    return content
+    return json.loads(gzip.decompress(base64.b64decode(found[1])))
 
 
 def spelled(letters: str, table: list[Any]) -> list[Any]:
@@ -69,7 +65,6 @@ def test_payload_by_hand(make_entry: MakeEntry, words: Any) -> None:
 def test_numbers_outside_of_actions_are_packed_for_every_token(make_entry: MakeEntry, words: Any) -> None:
     """As they are where the advantage mask is off."""
     shown = make_entry(passage="Tesk.")
-    assert shown.credit is not None
     advantages = np.arange(19, dtype=np.float32)
     content, episode = packed_alone(replace(shown, credit=replace(shown.credit, advantages=advantages)), words.decode)
     assert spelled(episode["advantages"], content["numbers"]) == list(range(19))
@@ -96,12 +91,6 @@ def test_alphabet_skips_surrogates() -> None:
     assert letters.encode().decode() == letters, "a surrogate is no letter"
     assert json.dumps(letters, ensure_ascii=False) == f'"{letters}"', "nothing is escaped"
     assert table.spell([2, 1]) == letters[2] + letters[1]
-
-
-@given(st.lists(st.integers(0, 3)))
-def test_run_lengths_expand_to_values(values: list[int]) -> None:
-    runs = run_lengths(values)
-    assert [value for value, count in zip(runs[::2], runs[1::2], strict=True) for _ in range(count)] == values
 
 
 def test_page_escapes_title_and_names_no_other_file(make_entry: MakeEntry, words: Any) -> None:

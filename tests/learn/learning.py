@@ -1,7 +1,5 @@
 """Records to learn from, gradients of a loss, and what a folder or a model holds."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path

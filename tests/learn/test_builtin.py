@@ -1,7 +1,5 @@
 """The built-in tokenizer and model: ordinary Hugging Face parts, made by a seed."""
 
-from __future__ import annotations
-
 import unicodedata
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A trajectory of several contexts: each is a sequence of its own for the models, all of them one for the credit."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The memory estimate against counts by hand and real allocations, the measurement, and their refusals."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,9 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from transformers import (
-    LlamaConfig,
-)
+from transformers import LlamaConfig
 
 from agent_r1.learn import checkpoint
 from agent_r1.learn.adapter import attach, count_parameters

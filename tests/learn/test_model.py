@@ -1,7 +1,5 @@
 """Models as they are loaded, refused, recomputed; and the critic beside the policy."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil
@@ -25,12 +23,7 @@ from transformers import (
 )
 
 from agent_r1.files import load_pretrained
-from agent_r1.learn.model import (
-    Critic,
-    load_policy,
-    load_tokenizer,
-    recompute_activations,
-)
+from agent_r1.learn.model import Critic, load_policy, load_tokenizer, recompute_activations
 from agent_r1.learn.scoring import token_logprobs
 from agent_r1.pretrained import end_tokens, load_model, waiting
 from tests.learn.learning import CPU, same_bits, weights

@@ -1,7 +1,5 @@
 """An optimiser whose states are offloaded learns what one on the device does, to the bit where both are a CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Contexts packed into one row: what a model says of them, and its gradients, are those of contexts apart."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +12,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
+    Lfm2Config,
     MambaConfig,
     MistralConfig,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
+    Qwen3_5TextConfig,
     Qwen3Config,
 )
 
@@ -35,6 +35,19 @@ CONFIGS = {
     "normed": Qwen3Config(**SHAPE, **OTHERS, head_dim=16),
     "windows": MistralConfig(**SHAPE, **OTHERS, sliding_window=3),
     "older": GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=2, eos_token_id=1, bos_token_id=1),
+}
+# Layers of other kinds than attention: gated linear attention computes in float32 alone.
+LINEAR = {
+    "recurrences": Qwen3_5TextConfig(
+        **SHAPE | {"num_hidden_layers": 4},
+        **OTHERS,
+        head_dim=16,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+    ),
+    "convolutions": Lfm2Config(**SHAPE, **OTHERS, layer_types=["conv", "full_attention"]),
 }
 IDS = torch.tensor([[30, 31, 32, 33, 34, 35], [40, 41, 42, 43, 0, 0], [50, 51, 0, 0, 0, 0]])
 MASK = torch.tensor(
@@ -97,6 +110,44 @@ def test_packed_logprobs_and_gradients_are_those_of_padded_rows(config: PreTrain
         assert torch.allclose(gradient, apart[name], atol=1e-12 * largest), name
 
 
+@pytest.mark.parametrize("config", LINEAR.values(), ids=LINEAR)
+def test_states_and_gradients_of_linear_layers_are_those_of_contexts_alone(config: PreTrainedConfig) -> None:
+    """Padded to the right without a mask, and packed. The lengths are those that one packed pass computes."""
+    model = model_of(config)
+    lengths = [5, 3, 1]
+
+    def learned(*rows: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        model.zero_grad()
+        states = torch.cat([see(model.base_model, ids, mask).last_hidden_state[mask.roll(-1, 1)] for ids, mask in rows])
+        (states * torch.linspace(-1, 1, states.shape[1])).square().sum().backward()
+        return states.detach(), torch.cat([gradient.flatten() for gradient in gradients(model).values()])
+
+    read = torch.arange(6) <= torch.tensor(lengths)[:, None]
+    read[:, 0] = False
+    alone = learned(*((IDS[at : at + 1, : n + 1], read[at : at + 1, : n + 1]) for at, n in enumerate(lengths)))
+    padded = learned((IDS, read))
+    pack(model)
+    for found in (padded, learned((IDS, read))):
+        for values, expected in zip(found, alone, strict=True):
+            assert (values - expected).norm() <= 1e-5 * expected.norm()
+
+
+@pytest.mark.parametrize("config", LINEAR.values(), ids=LINEAR)
+def test_a_layer_that_drops_a_boundary_is_refused_however_little_it_takes_along(
+    config: PreTrainedConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A millionth of the token before, which no difference of states would show in bfloat16."""
+    monkeypatch.setattr("agent_r1.learn.model._run_by_context", lambda mixer: None)
+    model = model_of(config)
+    for name, weight in model.named_parameters():
+        if "conv.weight" in name or "conv1d.weight" in name:
+            weight.data[:, :, :-1] *= 1e-6
+        if name.endswith("A_log"):
+            weight.data.fill_(3.0)  # the recurrence forgets at once
+    with pytest.raises(ValueError, match="does not keep contexts apart"):
+        pack(model.to(torch.bfloat16))
+
+
 def test_a_model_that_mixes_tokens_otherwise_is_refused() -> None:
     config = MambaConfig(vocab_size=97, hidden_size=32, num_hidden_layers=2, state_size=4)
     model = AutoModelForCausalLM.from_config(config).eval()
@@ -152,7 +203,6 @@ def test_a_learner_learns_packed_what_it_learns_padded(make_learner: Callable[..
     credits_, found = credits, []
     for packing in (False, True):
         learner = make_learner(packing=packing, max_tokens_per_microbatch=24, kl_loss=0.1)
-        assert learner.critic is not None
         nn.init.normal_(learner.critic.head.weight, generator=torch.Generator().manual_seed(0))
         scores = [*learner.values(trajectories), *learner.logprobs(trajectories)]
         rows = join_credit(learner.policy, trajectories, credits_, learner.params, learner.compute)

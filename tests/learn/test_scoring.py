@@ -1,7 +1,5 @@
 """Scores of tokens: micro-batches, chunks and blocks change nothing, whatever a model does to its logits."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

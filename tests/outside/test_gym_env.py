@@ -1,7 +1,5 @@
 """Environments of gymnasium: some of its own, and some that nobody should have written."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from agent_r1.records import CallStatus, Outcome, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.tools.toolbox import own_sources
+from tests.cases import cases
 from tests.outside.worlds import asked, collected, limits, play, shared
 
 ICE = {
@@ -262,14 +261,7 @@ def test_text_is_taken_as_it_is_and_moves_are_counted_from_the_first_of_their_sp
     assert [step.rewards["env"] for step in play(counted, "b", "a")] == [6.0, 5.0]
 
 
-@pytest.mark.parametrize(
-    ("drawn", "shown"),
-    [
-        ("\x1b[43m \x1b[0m: |\x1b[34;1mR\x1b[0m", "[ ]: |(blue R)"),
-        ("\x1b[31mhole\x1b[m \x1b[48mS\x1b[0m \x1b[1mX\x1b[0m", "(red hole) [S] X"),
-        ("\x1b[2J\x1b[31mnever ends", "never ends"),
-    ],
-)
+@cases("drawn, shown")
 def test_colours_become_brackets(drawn: str, shown: str) -> None:
     assert plain(drawn) == shown
 

@@ -1,7 +1,5 @@
 """Servers of the Model Context Protocol, as processes and by HTTP: honest ones, and ones that are not."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

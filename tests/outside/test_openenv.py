@@ -1,7 +1,5 @@
 """Servers that speak OpenEnv's JSON over real sockets: an honest one, and ones that are not."""
 
-from __future__ import annotations
-
 import asyncio
 import http
 import json

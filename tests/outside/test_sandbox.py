@@ -1,7 +1,5 @@
 """The sandbox, with real workers: its output, its names, and attacks on it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """Classes whose methods are tools: one as it would be written for TRL, and ones that nobody should have written."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager

@@ -1,7 +1,5 @@
 """Forms of tool calls, found by templates in the styles of real model families: written, read and refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -63,21 +61,13 @@ TEMPLATES = {
 
 
 def form(style: str) -> CallForm:
-    found = form_of([TEMPLATES[style]])
-    assert found is not None
-    return found
+    return form_of([TEMPLATES[style]])
 
 
 @pytest.mark.parametrize("style", TEMPLATES)
 @pytest.mark.parametrize(
     "calls",
-    [
-        CALLS[:1],
-        CALLS,
-        [BARE],
-        [BARE, *CALLS, BARE],
-        [ParsedCall("a.b-c", {"what": 'say "<answer>" é\n{x}'})],
-    ],
+    [CALLS[:1], CALLS, [BARE], [BARE, *CALLS, BARE], [ParsedCall("a.b-c", {"what": 'say "<answer>" é\n{x}'})]],
     ids=["one", "two", "no arguments", "some without arguments", "text"],
 )
 def test_a_form_writes_as_its_template_and_reads_what_it_writes(style: str, calls: list[ParsedCall]) -> None:
@@ -128,7 +118,6 @@ def test_a_call_that_is_not_well_formed_stays_text(style: str, text: str) -> Non
 def test_hermes_is_known_and_no_form_is_made_up() -> None:
     lines = _objects("", "", '<tool_call>\n{"name": "NAME", "arguments": ARGS}\n</tool_call>')
     found = form_of([lines])
-    assert found
     assert is_hermes(found)
     assert form_of([lambda _: None]) is None
     assert form_of([lambda calls: f"to={calls[0].tool}"]) is None, "a call without its arguments"

@@ -3,8 +3,6 @@
 Appended tokens are the template's rendering, id for id, and no text of the world becomes a mark.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable, Sequence
@@ -267,12 +265,6 @@ def test_examples_are_written_as_the_template_writes_a_dialogue(style: str, toke
     assert opening.ids == chat.encode([Piece(chat.template.render(messages, [SEARCH]), Source.PROMPT)]).ids
     assert {*opening.source} == {Source.PROMPT}
     assert chat.prompt_hash("a", [SEARCH], [shown]) != chat.prompt_hash("a", [SEARCH])
-
-
-def test_an_example_with_another_tool_is_refused(tokenizer_of: TokenizerOf) -> None:
-    call = '<tool_call>{"name": "serach", "arguments": {}}</tool_call>'
-    with pytest.raises(ValueError, match=r"row 1, message 2: .* no tool 'serach'; did you mean 'search'\?"):
-        Dialogue(Chat(tokenizer_of("qwen3")), "Be brief.", "Who?", [SEARCH], [example(call)])
 
 
 def test_a_call_goes_in_the_form_of_the_model_and_out_in_that_of_environments(tokenizer_of: TokenizerOf) -> None:

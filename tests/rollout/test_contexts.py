@@ -1,7 +1,5 @@
 """Episodes that outlast their contexts: bounded, token for token as sampled, and read alike by the learner."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby

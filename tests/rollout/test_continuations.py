@@ -1,7 +1,5 @@
 """Stored steps that go on another way: restored token for token, with all chance behind them drawn anew."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,18 +1,15 @@
 """Texts of a model that somebody serves, as actions in the chat's tokens."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-import pytest
 
 from agent_r1.evaluation.protocols import EndpointSampler
 from agent_r1.http.endpoint import Endpoint, Reply
 from agent_r1.rollout.chat import Chat, Dialogue
 from agent_r1.rollout.codec import SAMPLE_TOOL
 from agent_r1.rollout.sampling import Request
+from tests.cases import cases
 
 
 class Saying(Endpoint):
@@ -26,16 +23,7 @@ class Saying(Endpoint):
         return self._reply
 
 
-@pytest.mark.parametrize(
-    ("text", "cut", "most", "read"),
-    [
-        ("<answer>Tesk</answer>", False, 40, "<answer>Tesk</answer><|im_end|>"),
-        ("<answer>Tesk</ans", True, 40, "<answer>Tesk</ans"),
-        ("", False, 40, "<|im_end|>"),
-        ("", True, 40, "<|im_end|>"),
-        ("<answer>Tesk</answer>", False, 1, "<answer>"),
-    ],
-)
+@cases("text, cut, most, read")
 def test_a_text_becomes_an_action_within_its_limit(chat: Chat, text: str, cut: bool, most: int, read: str) -> None:
     sampler = EndpointSampler(Saying(text, cut=cut), "m", chat, concurrency=2)
     request = Request(episode=0, step=0, context=[5, 6], seed=0, max_tokens=most)

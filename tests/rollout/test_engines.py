@@ -1,7 +1,5 @@
 """Choosing a token, padding and generating, on numbers that can be followed by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -66,11 +64,3 @@ def test_company_and_padding_change_nothing(model: PreTrainedModel) -> None:
         [(alone, alone_logprobs)] = generate(model, [context], [uniform], end_ids=(), temperature=1.0)
         assert alone == ids
         assert logprobs == pytest.approx(alone_logprobs, abs=1e-5)
-
-
-def test_an_action_ends_with_the_end_token(model: PreTrainedModel) -> None:
-    """Whatever comes third without an end token is one: the action has three tokens at most."""
-    uniform = draw_uniforms(0, 6)
-    [(ids, _)] = generate(model, [[1, 2]], [uniform], end_ids=(), temperature=1.0)
-    [(ended, _)] = generate(model, [[1, 2]], [uniform], end_ids=[ids[4], ids[2]], temperature=1.0)
-    assert ended == ids[: ids.index(ids[2]) + 1]

@@ -1,7 +1,5 @@
 """Episodes by hand, by script and by an untrained policy: training gets the sampled tokens, id for id."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Prompts that leave no room for an action: counted and left out, or refused, before a model is loaded."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """The engine on stock servers: faults on the way to one, how requests are shared out, what it may answer."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket
@@ -24,6 +22,7 @@ from agent_r1.rollout.sampling import Actor, Engine, EngineError, EngineRestarte
 from agent_r1.rollout.server_engine import SERVER_KEY, StockServer
 from agent_r1.rollout.vllm_process import engine_options
 from tests.answering import Heard, Said, answering
+from tests.cases import cases
 
 Reply = tuple[int, dict[str, Any]]
 Open = Callable[..., Engine]
@@ -269,14 +268,7 @@ def test_the_sums_of_every_server_with_the_latest_weights_are_asked_for(two: Two
         two.engine.held()
 
 
-@pytest.mark.parametrize(
-    ("shape", "asked", "message"),
-    [
-        ({"hidden_size": 1}, {}, "runs another model than .*: hidden_size 1, not 64; start it with"),
-        ({}, {"end_ids": [100_000]}, "ends an action with token 100000: its vocabulary is larger than the model"),
-        ({}, {"dtype": "bfloat16"}, r"runs float32, and model\.dtype is bfloat16"),
-    ],
-)
+@cases("shape, asked, message")
 def test_a_server_that_does_not_fit_is_refused(
     opened: Open, tiny_model: Path, shape: dict[str, int], asked: dict[str, Any], message: str
 ) -> None:
@@ -295,17 +287,7 @@ def test_a_server_that_is_down_or_says_nothing_is_told(free_port: Callable[[], i
             described(server)
 
 
-@pytest.mark.parametrize(
-    ("status", "message"),
-    [
-        (404, "no such route without VLLM_SERVER_DEV_MODE=1; start it with"),
-        (
-            500,
-            "refused /collective_rpc: .*dead.*; if it lacks the method, start it with .*--worker-extension-cls agent",
-        ),
-        (400, "dead"),
-    ],
-)
+@cases("status, message")
 def test_an_error_is_not_asked_for_twice(status: int, message: str) -> None:
     asked: list[str] = []
 

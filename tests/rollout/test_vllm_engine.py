@@ -1,7 +1,5 @@
 """Every engine keeps the same promises, vLLM in own processes and behind a URL among them; its own come last."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -32,15 +30,7 @@ from agent_r1.params.stages import LoraParams
 from agent_r1.records import CallStatus, Source, StopReason
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import collect, compare
-from agent_r1.rollout.sampling import (
-    Action,
-    Engine,
-    EngineError,
-    EngineRestarted,
-    EngineUnavailable,
-    Flowing,
-    Request,
-)
+from agent_r1.rollout.sampling import Action, Engine, EngineError, EngineRestarted, EngineUnavailable, Flowing, Request
 from agent_r1.rollout.vllm_engine import VllmEngine, claim_scratch, places
 from agent_r1.seeds import derive
 from agent_r1.training.loop import iterate
@@ -93,8 +83,7 @@ def requests(count: int = 24, max_tokens: int = 30) -> list[Request]:
 
 
 def model_at(folder: Path) -> PreTrainedModel:
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return model
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
 @torch.no_grad()
@@ -371,7 +360,6 @@ def test_nothing_is_left_of_an_engine_whose_parent_was_killed(
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert parent.stdout
     orphan = int(parent.stdout.readline())
     in_use, claim = claim_scratch()
     [left] = set(tmp_path.glob("agent_r1_engine_*")) - {in_use}

@@ -1,7 +1,5 @@
 """Episodes whose environments wait, fail to open or answer several calls at once, in rounds and by arrival."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import json
@@ -70,14 +68,6 @@ def test_a_world_that_cannot_be_opened_is_an_aborted_episode(chat: Chat) -> None
     aborted, answered = in_rounds(chat, [shut, fine])
     assert (aborted.outcome, aborted.steps, len(aborted.token_ids)) == (Outcome.ABORTED, [], 0)
     assert (answered.outcome, shut.opened) == (Outcome.ANSWERED, 2)
-
-
-def test_a_fault_that_an_environment_raises_aborts_its_episode(chat: Chat) -> None:
-    async def down() -> None:
-        raise WorldFault("the board is gone")
-
-    [aborted] = in_rounds(chat, [Waiting(down)])
-    assert (aborted.outcome, len(aborted.steps)) == (Outcome.ABORTED, 1)
 
 
 def test_an_episode_has_chances_of_its_own_and_the_same_when_it_is_made_again(chat: Chat) -> None:

@@ -1,7 +1,5 @@
 """Episodes whose environments make them wait, and the parts of them that must not depend on who met whom."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Passages in files, and settings of every kind of search."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

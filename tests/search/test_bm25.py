@@ -1,7 +1,5 @@
 """The BM25 index: ranking by hand, ties, files, another implementation's scores, recall on real questions."""
 
-from __future__ import annotations
-
 import math
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Vectors by hand, FAISS of both kinds against plain cosines, and builds that are killed and go on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Building and opening the configured index, refusals, the memory of searches and fused rankings."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -21,6 +19,7 @@ from agent_r1.search import bm25
 from agent_r1.search.base import Positions, Search
 from agent_r1.search.index import Cached, Hybrid, build, describe, fuse, open_index, open_local
 from agent_r1.tables import write_rows
+from tests.cases import cases
 
 
 @pytest.mark.parametrize("kind", ["bm25", "dense", "hybrid"])
@@ -42,18 +41,7 @@ def test_every_kind_finds_whole_passages_and_has_one_hash(
     assert describe(tmp_path / "index") == describe(tmp_path / "second"), "the same passages give the same hash"
 
 
-@pytest.mark.parametrize(
-    ("kind", "asked", "fits"),
-    [
-        ("bm25", {"bm25.k1": 0.9}, False),
-        ("bm25", {"kind": "hybrid"}, False),
-        ("bm25", {"dense.pooling": "cls", "hybrid.candidates": 7, "cache_entries": 0}, True),
-        ("hybrid", {"hybrid.candidates": 7}, False),
-        ("hybrid", {"remote.timeout_s": 1.0}, True),
-        ("dense", {"dense.query_prefix": ""}, False),
-        ("dense", {"bm25.b": 0.1}, True),
-    ],
-)
+@cases("kind, asked, fits")
 def test_other_settings_of_its_kind_are_refused(
     kind: str, asked: dict[str, object], fits: bool, stored: Path, tmp_path: Path, search_params: SearchParams
 ) -> None:

@@ -1,7 +1,5 @@
 """The search server: its refusals, and a process on loopback, as its users run it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """What a conversation looks like, on a terminal and elsewhere, and what untrusted text cannot do to it."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 
@@ -178,10 +176,7 @@ def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Params:
 
 def test_introduction_of_built_in_model_has_size_and_words_of_its_data(settings: Params) -> None:
     about, words = introduction(settings, Path(), built_in=True)
-    assert about == [
-        "It has 0.1 million weights, and knows atlas alone. Ask it such as:",
-        "Where was Mara Quill born?",
-    ]
+    assert about == ["It has 0.1 million weights, and knows atlas alone. Ask it such as:", "Where was Mara Quill born?"]
     assert words == {*["who", "directed", "low", "tide", "where", "was", "mara", "quill", "born", "tesk", "city"]}
 
 

@@ -1,7 +1,5 @@
 """A policy served without episodes, over real HTTP."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """An agent behind its endpoint, over real HTTP on loopback: as OpenAI's own client asks it, and as nobody should."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
@@ -186,7 +184,6 @@ def test_openai_client_reads_answer(url: str) -> None:
     assert str(choice.message.content).isdigit()
     thought = choice.message.model_extra["reasoning_content"]  # type: ignore[index]
     assert thought == f"{CALL}\nLow Tide: by Mara Quill\n\n"
-    assert answer.usage
     assert answer.usage.prompt_tokens + answer.usage.completion_tokens == answer.usage.total_tokens
     steps = answer.model_extra["agent_r1"]["steps"]  # type: ignore[index]
     assert (len(steps), steps[0]["action"]) == (2, CALL)
@@ -288,7 +285,6 @@ def test_stream_sends_steps_as_they_are_taken(url: str, policy: Policy) -> None:
     last, used = stream
     assert str(last.choices[0].delta.content).isdigit()
     assert last.choices[0].finish_reason == "stop"
-    assert used.usage
     assert used.usage.total_tokens == last.model_extra["agent_r1"]["tokens"]  # type: ignore[index]
 
 

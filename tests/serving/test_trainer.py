@@ -1,7 +1,5 @@
 """A training from Python objects: refused before it begins, and stopped and gone on with."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Conversations as trajectories: the episode loop's tokens, nothing but text from the file, and what is refused."""
 
-from __future__ import annotations
-
 import copy
 import gzip
 import json

@@ -1,7 +1,5 @@
 """A teacher at a real server of vLLM, and at servers that answer with something else."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Supervised learning on demonstrations: what it minimises, what it leaves alone, and that it repeats."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Schemas of strangers and calls of policies: what fits, and what costs no more than it may."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import sys
@@ -21,6 +19,7 @@ from agent_r1.search.base import Search
 from agent_r1.tools.base import ToolResult
 from agent_r1.tools.search import search_tool
 from agent_r1.tools.toolbox import Toolbox, UnderWay, cut, latencies, own_sources, own_tools, use_of_tools
+from tests.cases import cases
 from tests.trajectories import from_parts
 
 SERVERS = str(Path(__file__).parents[1] / "outside/servers.py")
@@ -244,16 +243,7 @@ def test_functions_are_found_by_module_and_name(module: Path, env: Env) -> None:
     assert own_sources(params)["tool double"] == hashlib.sha256(module.read_bytes()).hexdigest()
 
 
-@pytest.mark.parametrize(
-    ("name", "declared", "message"),
-    [
-        ("triple", {"module": "no_tools"}, r"functions\.triple: module 'no_tools' cannot be imported \(ModuleNot"),
-        ("doubel", {"module": "some_tools"}, r"functions\.doubel: some_tools has no 'doubel'; did you mean 'double'"),
-        ("bare", {"module": "some_tools"}, "tool 'bare': parameter 'x' needs a type annotation"),
-        ("double", {"module": "some_tools", "timeout_s": 1}, "timeout_s 1.0 has no effect on a `def`"),
-        ("double", {"module": "some tools"}, r"functions\.double\.module"),
-    ],
-)
+@cases("name, declared, message")
 @pytest.mark.usefixtures("module")
 def test_functions_that_are_refused(env: Env, name: str, declared: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -1,7 +1,5 @@
 """A company's MLflow: MLflow's own server with accounts, behind a path prefix, keeps all that the project logs."""
 
-from __future__ import annotations
-
 import logging
 import os
 import secrets
@@ -41,16 +39,24 @@ class Company:
 
 
 @pytest.fixture(scope="module")
-def company(tmp_path_factory: pytest.TempPathFactory, free_port: FreePort) -> Iterator[Company]:
+def company(
+    tmp_path_factory: pytest.TempPathFactory, free_port: FreePort, lay_store: Callable[[Path], None]
+) -> Iterator[Company]:
     """A server with the accounts `operator`, `ann`, who writes first, and `bob`, who may only read what is ann's."""
     folder, port, password = tmp_path_factory.mktemp("company"), free_port(), secrets.token_urlsafe(18)
+    lay_store(folder)
     (folder / "auth.ini").write_text(
         f"[mlflow]\ndefault_permission = READ\ndatabase_uri = sqlite:///{folder}/accounts.db\n"
         f"admin_username = {ADMIN}\nadmin_password = {password}\n"
         "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
     )
     options = f"--app-name basic-auth --static-prefix /team/mlflow --host 127.0.0.1 --port {port} --workers 1".split()
-    places = ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination", str(folder / "files")]
+    places = [
+        "--backend-store-uri",
+        f"sqlite:///{folder}/.tracking/mlflow.db",
+        "--artifacts-destination",
+        str(folder / "files"),
+    ]
     own = {
         "MLFLOW_AUTH_CONFIG_PATH": str(folder / "auth.ini"),
         "MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.token_urlsafe(18),
@@ -122,7 +128,6 @@ def test_a_companys_server_keeps_runs_traces_data_prompts_and_versions_of_who_ma
     assert tracking.log_traces(run.run_id, [Rewarded("test", question, played)], str) == 1
     assert registry.promote(version, expected=None).is_champion
     found = registry.champion()
-    assert found
     assert (found.number, found.score) == (1, "0.800")
     [data] = client.search_datasets([client.get_run(run.run_id).info.experiment_id])
     assert data.name == "atlas"

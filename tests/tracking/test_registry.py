@@ -1,7 +1,5 @@
 """The registry in a real MLflow store: versions, references, the alias, and two promotions at the same time."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import subprocess
@@ -72,7 +70,6 @@ def test_a_versions_page_shows_run_score_and_interval(client: MlflowClient, desc
     """Whether the policy is evaluated before or after it is registered, and when it is scored again."""
     descriptor = describe(A)
     run = tracking.resume(descriptor.mlflow_run_id)
-    assert run
     run.tag("kind", "training")
     for success in (0.8, 0.892):
         run.final({"success": success, "success/low": 0.863, "success/high": 0.922})
@@ -256,7 +253,6 @@ def test_a_champion_takes_the_place_of_the_one_it_was_compared_with(describe: De
     with pytest.raises(Outpaced, match="take the place of no version, and the champion is version 2 by now; promote"):
         registry.promote(c, expected=None)
     champion = registry.champion()
-    assert champion
     assert champion.number == 2
 
 
@@ -285,7 +281,6 @@ registry.promote(version, expected=champion)
     errors = {number: process.communicate()[1] for number, process in enumerate(processes, start=2)}
     winners = [number for number, said in errors.items() if not said]
     champion = registry.champion()
-    assert champion
     assert winners == [champion.number]
     assert all("Outpaced: " in said for number, said in errors.items() if number not in winners)
 
@@ -300,7 +295,6 @@ def test_a_scale_has_versions_and_a_champion_of_its_own(describe: Describe, clie
     assert registry.champion() is None
     assert registry.find("models:/agent_r1-qwen2.5@champion").number == 2
     run = tracking.resume(second.descriptor.mlflow_run_id)
-    assert run
     run.tag("kind", "training")
     run.final({"success": 0.5, "success/low": 0.4, "success/high": 0.6})
     said = [client.get_model_version(each.model, str(each.number)).description for each in (plain, first, second)]

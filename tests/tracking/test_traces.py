@@ -1,7 +1,5 @@
 """Traces in a real SQLite store: what they tell, whose they are, and that none is there twice."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A run with a checkpoint every so many iterations that is killed between two: it costs updates, and no bit."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Why little or nothing is learned from some episodes: sentences by hand."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

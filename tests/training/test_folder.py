@@ -1,7 +1,5 @@
 """What a run's folder keeps when a run goes on, and what becomes of a folder that is in the way."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -122,7 +120,6 @@ def test_a_finished_run_of_other_code_is_refused_until_that_is_accepted(path: Pa
     assert refusal.value.loss.endswith("masks.py; this gives up 2 finished iterations, 0.00 core-hours")
     assert contents(path) == before
     record = checkpoint.progress(path / "checkpoint")
-    assert record
     checkpoint.amend(path / "checkpoint", dataclasses.replace(record, accepted=OTHER_CODE.code_digest))
     before = contents(path)
     folder = taken_up(path, OTHER_CODE, iterations=2)
@@ -142,17 +139,6 @@ def test_another_run_is_refused_with_the_difference_in_words(path: Path, iterati
     with pytest.raises(ValueError, match=r"train\.credit\.lam 0\.99 -> none, env\.knob_0 none -> 0, .* and 4 more; "):
         taken_up(path, many)
     assert contents(path) == before
-
-
-def test_a_fresh_start_moves_the_old_folder_aside(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    before = contents(path)
-    assert taken_up(path, OTHER_RUN, fresh=True).finished == 0
-    [kept] = moved_aside(path)
-    assert contents(kept) == before
-    assert read_start(path) == OTHER_RUN
-    assert f"{path} is started over; it was moved to {kept}" in caplog.text
-    taken_up(path, fresh=True)
-    assert len(moved_aside(path)) == 2
 
 
 def with_settings(settings: Mapping[str, Any]) -> Identity:
@@ -241,18 +227,6 @@ def test_an_iterations_later_metrics_join_its_line_and_leave_the_others(path: Pa
     assert folder.measured(2) == {"reward/total": 0.2}
 
 
-def test_forgotten_iterations_leave_nothing(path: Path) -> None:
-    folder = taken_up(path)
-    for iteration in range(3):
-        touch_rows(folder, iteration)
-    assert [folder.is_collected(each) for each in range(4)] == [True, True, True, False]
-    folder.forget(1)
-    assert [folder.is_collected(each) for each in range(4)] == [True, False, False, False]
-    assert len(folder.metrics.read_text().splitlines()) == 1
-    touch_rows(folder, 1)  # with rows and no line nothing is known of how they were collected
-    assert not folder.is_collected(1)
-
-
 def test_between_two_checkpoints_the_policy_has_a_folder_of_its_own(tmp_path: Path, learner: Learner) -> None:
     folder = taken_up(tmp_path / "ppo")
     folder.save(learner, finished=0)
@@ -316,17 +290,6 @@ def lay_journals(folder: RunFolder, count: int) -> Callable[[], list[bool]]:
     for journal in journals:
         journal.touch()
     return lambda: [journal.exists() for journal in journals]
-
-
-def test_a_complete_run_keeps_no_journal(path: Path) -> None:
-    """Neither of its last validation, nor of an iteration ahead that never came."""
-    there = lay_journals(run_folder(path), 4)
-    folder = taken_up(path, iterations=2)
-    assert there() == [False, False, True, True], "a validation may be left to do"
-    folder.forget(2)  # as is done before an iteration is collected again
-    assert there() == [False, False, True, True]
-    folder.tidy()
-    assert not folder.journal(0).parent.exists()
 
 
 @pytest.fixture
@@ -408,15 +371,6 @@ def test_going_back_brings_back_the_good_checkpoint(tmp_path: Path, learner: Lea
     again.tidy()
     assert not again.good.exists()
     assert (again.checkpoint / "learner").exists()
-
-
-def test_a_run_that_went_back_to_its_beginning_goes_on(tmp_path: Path, learner: Learner) -> None:
-    folder = taken_up(tmp_path / "ppo")
-    folder.save(learner, finished=0)
-    folder.set_aside()
-    folder.go_back(learner)
-    again = taken_up(tmp_path / "ppo")
-    assert (again.resumed, again.finished, again.rollbacks) == (True, 0, 1)
 
 
 @pytest.mark.parametrize(("every", "kept"), [(1, [0, 1, 2, 3, 4, 5, 6]), (4, [0, 4, 6]), (100, [0, 6])])

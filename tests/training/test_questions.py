@@ -1,7 +1,5 @@
 """The questions of iterations, refills and validations. Whole trainings are in test_learning."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -19,7 +17,6 @@ from agent_r1.training.questions import (
     draw,
     draw_further,
     draw_unseen,
-    is_best,
     is_due,
     is_exhausted,
     require_gold_titles,
@@ -142,12 +139,6 @@ def test_an_episode_whose_prompt_left_no_room_is_no_success() -> None:
         "validation/f1": 0.5,
         "validation/aborted": 0.0,
     }
-
-
-def test_the_best_is_better_than_every_other() -> None:
-    assert is_best(history(None), 0.0)
-    assert is_best(history(0.3, None, 0.4, None), 0.5)
-    assert not is_best(history(0.3, None, 0.5, None), 0.5), "of equals the earlier one"
 
 
 @pytest.mark.parametrize(

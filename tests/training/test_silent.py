@@ -5,8 +5,6 @@ tests/rollout/test_vllm_engine.py, rows with other fields in tests/data/test_for
 tests/training/test_findings.py.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable

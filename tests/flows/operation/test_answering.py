@@ -1,9 +1,6 @@
 """Registered versions as users of MLflow load, ask and serve them: the answers are those of `agent-r1 chat`."""
 
-from __future__ import annotations
-
 import dataclasses
-import json
 import os
 import shutil
 import subprocess
@@ -146,12 +143,6 @@ def test_a_served_champion_answers_as_chat_does(
     finally:
         process.terminate()
         process.wait()
-
-
-def test_mlflows_own_prediction_answers_as_chat_does(project: Path, chatted: tuple[str, list[StepView]]) -> None:
-    question, views = chatted
-    mlflow.models.predict(CHAMPION, request(question), env_manager="local", output_path="predicted.json")
-    require_same(json.loads(Path("predicted.json").read_text()), views)
 
 
 def test_a_versions_artifact_is_small_and_describes_itself(project: Path) -> None:

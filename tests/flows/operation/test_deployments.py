@@ -4,8 +4,6 @@ And the flow of a training with overrides of its own: its scores are shown, and 
 lineage, though no dvc.lock knows of it. A cancel is tested where the flow is served, and with the pipeline.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -43,7 +41,7 @@ from agent_r1.params.places import RunId
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Version
 from flows.operation.deploy import CRASH_DETECTION, deploy
-from flows.operation.deployments import _decide, expired
+from flows.operation.deployments import _decide, expired, training
 from flows.operation.doctor import prefect
 from flows.operation.lineage import trees
 from flows.operation.promote import PROMOTION
@@ -181,6 +179,16 @@ def test_the_page_on_notifications_has_an_automation_made_that_keeps_the_address
     assert re.fullmatch(rf"ppo: Invalid; overrides of ppo http://\S+{run.id}", told.body["text"])
 
 
+def test_training_whose_overrides_change_nothing_is_invalid(
+    prefect_api: str, tmp_path: Path, write_params: WriteParams, inside: Inside
+) -> None:
+    write_params(tmp_path, {})
+    with inside(tmp_path):
+        state = training("ppo", overrides={"iterations": 2}, return_state=True)
+    assert state.name == "Invalid"
+    assert "overrides of ppo: iterations is 2 already" in state.message
+
+
 def test_a_promotion_that_may_ask_is_a_run_of_its_own(
     client: SyncPrefectClient,
     tmp_path: Path,
@@ -227,7 +235,6 @@ def test_of_the_nights_that_waited_for_the_worker_one_runs_and_none_of_a_paused_
 
     client.update_deployment_schedule(nightly.id, nightly.schedules[0].id, active=False)
     state = expired()
-    assert state is not None
     assert (state.name, state.message) == ("Cancelled", "its schedule was paused while it waited")
     monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", str(by_hand.id))
     assert expired() is None

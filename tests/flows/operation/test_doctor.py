@@ -1,7 +1,5 @@
 """The doctor: the table it prints, and its checks on machines, projects and services that lack something."""
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3

@@ -1,7 +1,5 @@
 """The recurring evaluation on the warm-started small model: a real server, a real store, and once a real process."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import shutil
@@ -27,6 +25,7 @@ from flows.operation.deployments import Drifted, evaluation
 from flows.operation.promote import crown
 from flows.operation.register import register
 from flows.pipeline import run_command
+from tests.cases import cases
 from tests.fixtures import ROOT, Inside, WriteParams
 from tests.reading import predictions
 
@@ -177,15 +176,7 @@ def test_a_policy_that_has_gone_fails_the_evaluation(version: Version, in_proces
     assert list(HOME.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("models", "dataset", "message"),
-    [
-        (None, None, "the registry is empty; a training that finishes registers its policy"),
-        (["grpo"], None, "there is no registered model 'grpo'; the registry is empty"),
-        (["models:/agent_r1"], None, "'models:/agent_r1' is no reference to a model of this project"),
-        (None, "musique", "no data set is prepared called 'musique'; valid names: atlas"),
-    ],
-)
+@cases("models, dataset, message")
 def test_what_cannot_be_evaluated_is_refused(models: list[str] | None, dataset: str | None, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         evaluation(models, dataset)

@@ -1,7 +1,5 @@
 """MLflow as `make ui` serves it, asked by another user of the machine and by who knows the password."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A pool as the clone that asks sees it: no worker, errands that end badly, answers that lie. A test is the worker."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """Registered policies on disk: kept by a real DVC, found by name, brought back, and refused where they have gone."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """DVC's remotes, used as docs/registry.md says: a folder, and a bucket of a real S3 server on loopback."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

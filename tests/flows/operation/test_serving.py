@@ -3,8 +3,6 @@
 Then the refusals of servers and ports, with what the user is told to do.
 """
 
-from __future__ import annotations
-
 import base64
 import logging
 import os
@@ -41,6 +39,7 @@ from flows.operation.promote import PROMOTION
 from flows.operation.serving import claim, own_password, require_server
 from flows.processes import api_on
 from tests.answering import answering
+from tests.cases import cases
 from tests.fixtures import ROOT, Inside, WriteParams
 from tests.flows.operation.evaluations import write_evaluation
 from tests.inspection.conftest import CHROMIUM
@@ -308,12 +307,6 @@ def test_run_with_a_variable_of_its_own_is_refused(served: Served, chosen: dict[
         served.trigger(run="ppo", job_variables=chosen)
 
 
-def test_run_with_overrides_that_change_nothing_says_so_and_is_invalid(served: Served) -> None:
-    run = served.trigger(run="ppo", overrides={"iterations": 2})
-    assert "overrides of ppo: iterations is 2 already" in served.ends(run)
-    assert served.state(run) == "Invalid"
-
-
 def test_a_promotion_waits_for_a_yes_and_holds_nothing_and_asks_anew_about_another_champion(
     served: Served, inside: Inside
 ) -> None:
@@ -437,15 +430,7 @@ def test_a_server_that_does_not_answer_is_named() -> None:
             require_server(url.replace("://", "://me:secret@"))
 
 
-@pytest.mark.parametrize(
-    ("environment", "address"),
-    [
-        ({}, "http://127.0.0.1:5001"),
-        ({"MLFLOW_TRACKING_URI": "sqlite:///x.db"}, "http://127.0.0.1:5001"),
-        ({"MLFLOW_TRACKING_URI": "https://me:secret@mlflow.example"}, "https://mlflow.example"),
-        ({"MLFLOW_TRACKING_URI": "http://a", "AGENT_R1_MLFLOW_UI": "http://b"}, "http://b"),
-    ],
-)
+@cases("environment, address")
 def test_where_a_browser_finds_mlflow(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], address: str
 ) -> None:

@@ -1,7 +1,5 @@
 """A sweep over two clones' workers: real servers, workers and DVC, with small scripts as stages."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import threading

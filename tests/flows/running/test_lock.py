@@ -1,7 +1,5 @@
 """Stages that want the accelerator queue up where its places are taken."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import subprocess

@@ -1,7 +1,5 @@
 """A server that names, in a state, a result that would run code: no process of a flow reads it."""
 
-from __future__ import annotations
-
 import base64
 import json
 import pickle

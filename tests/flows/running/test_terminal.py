@@ -1,7 +1,5 @@
 """Live lines of a terminal: counts, and stages beside each other with their common end."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys
