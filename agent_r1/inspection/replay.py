@@ -421,7 +421,7 @@ def policy_gradient(
     return PolicyGradient(sampled, observed, _step_metrics(step, params, divisor), _observed_loss_share(step, params))
 
 
-def _step_metrics(step: losses.LossTokens, params: UpdateParams, divisor: float) -> losses.Metrics:
+def _step_metrics(step: losses.LossTokens, params: UpdateParams, divisor: int) -> losses.Metrics:
     acting = step.sampled
     metrics = losses.policy_metrics(step, params, divisor, int(acting.sum()))
     return metrics | losses.mismatch_metrics(step.logprobs[acting], step.sampler_logprobs[acting])
