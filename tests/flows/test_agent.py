@@ -39,7 +39,7 @@ def choose(tmp_path: Path, write_params: WriteParams, monkeypatch: pytest.Monkey
     def ask(_: Params, subject: Subject, folder: Path, *__: Any, **___: Any) -> None:
         raise Asked(subject, folder)
 
-    monkeypatch.setattr(evaluate_module, "_ask", ask)
+    monkeypatch.setattr(evaluate_module, "_examine", ask)
     monkeypatch.chdir(tmp_path)
 
     def make(**choice: Any) -> Any:
