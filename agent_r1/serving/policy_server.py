@@ -9,13 +9,15 @@ from collections.abc import Callable
 from functools import partial
 from hashlib import blake2b
 from itertools import takewhile
+from typing import Any, Self
 
 from starlette.requests import Request
 from starlette.types import ASGIApp
 from uvicorn import Server
 
 from agent_r1.agents.gateway import MODEL, Completions, OpenEpisode, Unhurried, application
-from agent_r1.agents.session import Completing, Session
+from agent_r1.agents.session import Session
+from agent_r1.http.dialects.conversation import ChatRequest
 from agent_r1.http.endpoint import ENDPOINT_KEY
 from agent_r1.http.guard import Guard, configured
 from agent_r1.params.env import AgentParams, EnvParams
@@ -27,6 +29,7 @@ from agent_r1.rollout.sampling import EngineUnavailable, Sampler
 
 MOST_CONVERSATIONS = 256
 MOST_ACTIONS = 128
+_MOST_STORED = 1024  # responses and items
 _UNLIMITED = 1 << 31
 
 logger = logging.getLogger(__name__)
@@ -41,6 +44,8 @@ class Conversations(Completions):
     """
 
     def __init__(self, chat: Chat, limits: EnvParams, agent: AgentParams, act: Act) -> None:
+        super().__init__()
+        self.stored = dict[str, Any]()
         self._chat = chat
         self._agent = agent
         self._act = act
@@ -52,12 +57,14 @@ class Conversations(Completions):
     def app(self) -> ASGIApp:
         return Guard(application(self.routes), ENDPOINT_KEY)
 
-    def _asked_by(self, request: Request) -> Callable[[Completing], OpenEpisode]:
-        return self._conversation
+    def _access(self, request: Request) -> Self:
+        return self
 
-    def _conversation(self, chat_request: Completing) -> OpenEpisode:
+    def of(self, chat_request: ChatRequest) -> OpenEpisode:
+        for oldest in [*self.stored][:-_MOST_STORED]:
+            del self.stored[oldest]
         opening = takewhile(lambda message: message.role != "assistant", chat_request.messages)
-        opening_text = json.dumps([chat_request.tools, *(message.model_dump() for message in opening)])
+        opening_text = json.dumps([chat_request.tools, *opening])
         name = blake2b(opening_text.encode(), digest_size=16).hexdigest()
         episode = self._episodes.pop(name, None)
         if episode is None or len(episode.session.drawn) >= MOST_ACTIONS:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Annotated, Any
 
@@ -13,7 +13,8 @@ from pydantic import BaseModel, Field, TypeAdapter, field_validator
 
 from agent_r1.envs.base import Conversation, parse_action
 from agent_r1.http.client import Fault
-from agent_r1.http.completions import Asked, Refused
+from agent_r1.http.dialects.chat import ending, head, usage
+from agent_r1.http.dialects.conversation import ChatRequest, Refused, Reply
 from agent_r1.params.env import Answers, EnvParams
 from agent_r1.records import Outcome
 from agent_r1.rollout.episode import StepView
@@ -21,27 +22,26 @@ from agent_r1.rollout.episode import StepView
 _STEP = TypeAdapter(StepView)
 
 
-INSTRUCTING = ("system", "developer")  # roles
-
-
-class Questioned(Asked):
+@dataclass(frozen=True, slots=True)
+class Questioned:
     """A request that ends with a question, behind earlier ones with their answers."""
+
+    request: ChatRequest
 
     @property
     def system(self) -> str:
         """The text of the client's system messages."""
-        return "\n\n".join(
-            message.text for message in self.messages if message.role in INSTRUCTING and message.text.strip()
-        )
+        messages = self.request.messages
+        return "\n\n".join(message.text for message in messages if message.role == "system" and message.text.strip())
 
     @property
     def question(self) -> str:
         """The question, below the system message."""
-        return "\n\n".join(filter(None, (self.system, self.messages[-1].text)))
+        return "\n\n".join(filter(None, (self.system, self.request.messages[-1].text)))
 
     def exchanges(self, answers: Answers) -> list[Conversation]:
         """The earlier questions that were answered, as the policy writes an answer. Raises Refused for any other."""
-        turns = [message for message in self.messages if message.role not in INSTRUCTING]
+        turns = [message for message in self.request.messages if message.role != "system"]
         exchanges = list[Conversation]()
         for question, answer in zip(turns[:-1:2], turns[1::2], strict=True):
             text = answer.text.strip()
@@ -55,20 +55,22 @@ class Questioned(Asked):
 
     def before_stop(self, answer: str) -> str:
         """An answer up to the first stop sequence."""
-        return min((answer.partition(stop)[0] for stop in self.stops), key=len, default=answer)
+        return min((answer.partition(stop)[0] for stop in self.request.stops), key=len, default=answer)
 
-    def require_askable(self, temperature: float) -> None:
-        """Raises Refused if an agent at this temperature cannot answer."""
-        roles = [message.role for message in self.messages if message.role not in INSTRUCTING]
+    def require_askable(self) -> None:
+        """Raises Refused if an agent with tools and words of its own cannot answer."""
+        request = self.request
+        forced = "tool_choice" if request.choice.kind == "required" else request.form and request.form.field
+        field = "tools" if request.tools else forced
+        if field:
+            raise Refused(f"{field}: this agent has its own tools, and answers in its own form; leave it out", field)
+        roles = [message.role for message in request.messages if message.role != "system"]
         in_turn = [*islice(cycle(["user", "assistant"]), len(roles))]
-        if self.messages[-1].role != "user" or roles != in_turn:
-            turns = f"and was sent {len(self.messages)} messages ({', '.join(roles[:8])[:80]})"
+        if request.messages[-1].role != "user" or roles != in_turn:
+            turns = f"and was sent {len(request.messages)} messages ({', '.join(roles[:8])[:80]})"
             raise Refused(f"this agent answers user and assistant in turn, the user last, {turns}", "messages")
-        if not self.messages[-1].text.strip():
+        if not request.messages[-1].text.strip():
             raise Refused("the question is empty; send one", "messages")
-        if self.temperature not in (None, temperature):
-            served = f"this agent is served at temperature {temperature:g}, and asked for {self.temperature:g}"
-            raise Refused(f"{served}; leave it out", "temperature")
 
 
 class Limits(BaseModel):
@@ -123,43 +125,49 @@ class Event(BaseModel):
 
 
 class Completion:
-    """The answers to one request, as JSON."""
+    """The answers to one request."""
 
-    def __init__(self, request: Questioned) -> None:
-        self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": request.model}
-        if request.system:
-            self._head["system_fingerprint"] = "system message put before the question"
+    def __init__(self, dialogue: Questioned) -> None:
+        self._name = uuid.uuid4().hex
+        self._model = dialogue.request.model
+        self._fields = {"system_fingerprint": "system message put before the question"} if dialogue.system else {}
 
-    def whole(self, views: Sequence[StepView]) -> dict[str, Any]:
-        """A whole episode."""
-        message = {
-            "role": "assistant",
-            "content": views[-1].answer,
-            "reasoning_content": "".join(map(step_text, views)),
-        }
-        choice = {"index": 0, "message": message, "finish_reason": _ending(views[-1]), "logprobs": None}
+    def reply(self, views: Sequence[StepView]) -> Reply:
+        """A whole episode. Its tokens were sampled by the policy, or read by it; each counts once."""
+        sampled = sum(view.step.action_stop - view.step.action_start for view in views)
+        return Reply(
+            name=self._name,
+            model=self._model,
+            thought="".join(map(step_text, views)),
+            content=views[-1].answer,
+            calls=(),
+            cut=views[-1].outcome is not Outcome.ANSWERED,
+            stop=None,
+            read=views[-1].tokens - sampled,
+            sampled=sampled,
+        )
+
+    def extra(self, views: Sequence[StepView]) -> dict[str, Any]:
+        """What stands in a whole answer of any dialect beside its own fields."""
         steps = [_STEP.dump_python(view, mode="json") for view in views]
-        return self._head | {
-            "object": "chat.completion",
-            "choices": [choice],
-            "usage": usage(views),
-            "agent_r1": {"outcome": views[-1].outcome, "steps": steps},
-        }
+        return self._fields | {"agent_r1": {"outcome": views[-1].outcome, "steps": steps}}
 
     def step(self, view: StepView) -> dict[str, Any]:
         """One step of a stream. The last step has the answer."""
         delta = {"role": "assistant", "reasoning_content": step_text(view)}
         if view.outcome is not None:
             delta["content"] = view.answer
-        choice = {"index": 0, "delta": delta, "finish_reason": _ending(view) if view.outcome else None}
-        return self._chunk([choice]) | {"agent_r1": _STEP.dump_python(view, mode="json")}
+        reply = self.reply([view])
+        choice = {"index": 0, "delta": delta, "finish_reason": ending(reply) if view.outcome else None}
+        return self._chunk(reply, [choice]) | {"agent_r1": _STEP.dump_python(view, mode="json")}
 
     def used(self, views: Sequence[StepView]) -> dict[str, Any]:
         """The token counts that end a stream if the client asked for them."""
-        return self._chunk([]) | {"usage": usage(views)}
+        reply = self.reply(views)
+        return self._chunk(reply, []) | {"usage": usage(reply)}
 
-    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return self._head | {"object": "chat.completion.chunk", "choices": choices}
+    def _chunk(self, reply: Reply, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return head(reply, "chat.completion.chunk", choices) | self._fields
 
 
 def step_text(view: StepView) -> str:
@@ -167,14 +175,3 @@ def step_text(view: StepView) -> str:
     if view.outcome is Outcome.ANSWERED or view.answer:
         return f"{parse_action(view.action).thought}\n"
     return "\n".join([view.action, *view.observations, ""])
-
-
-def usage(views: Sequence[StepView]) -> dict[str, int]:
-    """Token counts: sampled by the policy, and read by it. Each token counts once."""
-    sampled = sum(view.step.action_stop - view.step.action_start for view in views)
-    total = views[-1].tokens
-    return {"prompt_tokens": total - sampled, "completion_tokens": sampled, "total_tokens": total}
-
-
-def _ending(view: StepView) -> str:
-    return "stop" if view.outcome is Outcome.ANSWERED else "length"

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 from rich.console import Console
 
 from agent_r1.http.client import Answer
+from agent_r1.http.dialects.chat import ChatCompletions
 from agent_r1.http.endpoint import MAX_TEXT, Endpoint
 from agent_r1.records import Call, CallStatus, Step, StopReason
 from agent_r1.rollout.episode import StepView
@@ -91,6 +92,6 @@ class AgentRequests(Kind):
         return as_bytes(as_json(made, rng), rng)
 
     def judge(self, made: bytes) -> None:
-        asked = Questioned.read(made)
-        asked.require_askable(0.0)
+        asked = Questioned(ChatCompletions().read(made, {}))
+        asked.require_askable()
         require(bool(asked.question.encode().strip()), "a question that asks nothing")

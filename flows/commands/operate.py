@@ -197,7 +197,7 @@ def serve_agent(
     if warning := open_to_all(ENDPOINT_KEY, host, "ask it, and have it use its tools as you"):
         logger.warning(warning)
     with agent_of(acting_policy, settings, temperature) as agent:
-        serve(agent, acting_policy.name, host=host, port=port, temperature=temperature)
+        serve(agent, acting_policy.name, host=host, port=port)
 
 
 @app.command("serve-policy", cls=OfPolicy, rich_help_panel=SERVERS)

@@ -30,16 +30,13 @@ from tests.cases import cases
 from tests.credit.letters import progress, trajectory
 from tests.fixtures import ROOT, Inside, WriteParams
 
-ReplayRun = Callable[..., list[IterationReplay]]
 WARM_START = Path("outputs/warm_start")
 
 NO_MASKS = ["credit.loss_mask=false", "credit.advantage_mask={recursion: false, whitening: false, critic: false}"]
 
 
 @pytest.fixture
-def replayed(ppo: Path, small_project: Path, inside: Inside) -> ReplayRun:
-    """Replays the run `ppo` inside its project."""
-
+def replayed(ppo: Path, small_project: Path, inside: Inside) -> Callable[..., list[IterationReplay]]:
     def call(*changes: str, others: Sequence[str] = (), **arguments: Any) -> list[IterationReplay]:
         with inside(small_project):
             settings, run = params.load(), RunId("ppo")
@@ -49,12 +46,10 @@ def replayed(ppo: Path, small_project: Path, inside: Inside) -> ReplayRun:
 
 
 def last(replays: list[IterationReplay]) -> dict[str, float]:
-    """The metrics of the last iteration under the last configuration."""
     return replays[-1].replays[-1].metrics
 
 
 def with_rank(rank: int) -> params.Params:
-    """The parameters of the current folder, with adapters of this rank."""
     settings = params.Params.model_validate(yaml.safe_load(Path("params.yaml").read_text()))
     lora = settings.model.lora.model_copy(update={"rank": rank})
     return settings.model_copy(update={"model": settings.model.model_copy(update={"lora": lora})})
@@ -64,7 +59,7 @@ def contents(folder: Path) -> dict[Path, tuple[int, int]]:
     return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.rglob("*")}
 
 
-def test_the_same_configuration_changes_nothing(replayed: ReplayRun, ppo: Path) -> None:
+def test_the_same_configuration_changes_nothing(replayed: Callable[..., list[IterationReplay]], ppo: Path) -> None:
     """Iteration 1 is the last that the warm start sampled (iteration 0 trains the critic alone), 2 the last of all."""
     before = contents(ppo)
     found = replayed(others=["ppo"])
@@ -80,7 +75,9 @@ def test_the_same_configuration_changes_nothing(replayed: ReplayRun, ppo: Path) 
     assert contents(ppo) == before, "a replay reads"
 
 
-def test_the_run_itself_is_reproduced(replayed: ReplayRun, ppo: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_run_itself_is_reproduced(
+    replayed: Callable[..., list[IterationReplay]], ppo: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING, "flows"):
         found = replayed(others=["ppo"], iterations=["all"], with_gradient=False)
     assert not caplog.records, "the advantages are those that the run stored"
@@ -90,7 +87,7 @@ def test_the_run_itself_is_reproduced(replayed: ReplayRun, ppo: Path, caplog: py
         assert "policy/grad_norm" not in one.replays[0].metrics
 
 
-def test_another_lambda_changes_advantages_and_gradient(replayed: ReplayRun) -> None:
+def test_another_lambda_changes_advantages_and_gradient(replayed: Callable[..., list[IterationReplay]]) -> None:
     found = replayed("credit.lam=0.5")
     assert 0 < last(found)["advantage/correlation"] < 0.999
     assert -1 < last(found)["policy/gradient_cosine"] < 0.9999
@@ -98,7 +95,7 @@ def test_another_lambda_changes_advantages_and_gradient(replayed: ReplayRun) -> 
     assert own["reward/total"] == other["reward/total"]
 
 
-def test_without_masks_observations_have_a_share(replayed: ReplayRun) -> None:
+def test_without_masks_observations_have_a_share(replayed: Callable[..., list[IterationReplay]]) -> None:
     found = replayed(*NO_MASKS)
     masked, unmasked = (each.metrics for each in found[0].replays)
     for share in ("policy/observed_loss_share", "policy/observed_gradient_share"):
@@ -179,7 +176,7 @@ def test_iterations_that_are_not_there(ppo: Path, tmp_path: Path) -> None:
 
 
 def test_a_changed_params_yaml_is_told(
-    replayed: ReplayRun, ppo: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    replayed: Callable[..., list[IterationReplay]], ppo: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = shutil.copytree(ppo, tmp_path / "ppo")
     path = folder / "credit" / "000.parquet"
@@ -191,7 +188,7 @@ def test_a_changed_params_yaml_is_told(
 
 @pytest.mark.parametrize("trained", [True, False])
 def test_adapters_where_the_run_had_none_and_the_other_way_round_are_refused(
-    replayed: ReplayRun,
+    replayed: Callable[..., list[IterationReplay]],
     ppo: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -210,13 +207,17 @@ def test_adapters_where_the_run_had_none_and_the_other_way_round_are_refused(
     replayed(others=["ppo"], iterations=["0"], folder=folder, with_gradient=False)
 
 
-def test_another_warm_start_is_refused(replayed: ReplayRun, ppo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_warm_start_is_refused(
+    replayed: Callable[..., list[IterationReplay]], ppo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Places, "warm_start", ppo / "checkpoint" / "policy")
     with pytest.raises(ValueError, match=r"is not the model that sampled iteration 0 of ppo: .* \(max\)"):
         replayed(others=["ppo"], iterations=["0"])
 
 
-def test_a_filter_leaves_no_values_behind(ppo: Path, tmp_path: Path, replayed: ReplayRun) -> None:
+def test_a_filter_leaves_no_values_behind(
+    ppo: Path, tmp_path: Path, replayed: Callable[..., list[IterationReplay]]
+) -> None:
     folder = shutil.copytree(ppo, tmp_path / "ppo")
     path = folder / "credit" / "000.parquet"
     rows = read_rows(path, Credit)

@@ -28,8 +28,6 @@ Open = Callable[..., Page]
 
 @pytest.fixture
 def opened(open_page: Open, words: Any) -> Open:
-    """Opens the page of some groups of episodes."""
-
     def call(groups: Sequence[Sequence[PageTrajectory]], **options: Any) -> Page:
         options = {"viewport": LAPTOP, **options}
         return open_page(page("ppo", ABOUT, groups, words.decode), **options)
@@ -106,8 +104,7 @@ def test_filter_selects_rows(opened: Open, four: Any, filter: str, value: str, r
 
 
 def test_address_sets_filters(page_of_failures: Page) -> None:
-    page = page_of_failures
-    address = page_of_failures.url
+    page, address = page_of_failures, page_of_failures.url
     for fragment, rows in {
         "kind=turn+limit": ["iteration 3"],
         "kind=turn+limit&right=wrong": [],
@@ -164,20 +161,20 @@ def test_colours_follow_chosen_numbers(opened: Open, make_entry: MakeEntry) -> N
     source = colours(page)
     assert (source[0], source[-1]) == ("source-0", "source-1")
     page.keyboard.press("2")
-    assert [colour == "loss-1" for colour in colours(page)] == [colour == "source-1" for colour in source]
+    assert [each == "loss-1" for each in colours(page)] == [each == "source-1" for each in source]
     page.keyboard.press("3")
-    assert [colour == "plus" for colour in colours(page)] == [colour == "source-1" for colour in source]
+    assert [each == "plus" for each in colours(page)] == [each == "source-1" for each in source]
     assert "+1.5" in str(page.locator("#legend").text_content())
 
 
 def test_token_shows_its_numbers(opened: Open, make_entry: MakeEntry) -> None:
     page = opened([[make_entry()]])
     page.keyboard.press("ArrowRight")
-    text = str(page.locator("#inspector").inner_text()).replace("\n", " ")
-    assert '"<think>Look"' in text
-    assert "gap +0.25" in text  # -0.25 less -0.5
-    assert "advantage +1.5" in text
-    assert "in the loss" in text
+    told = str(page.locator("#inspector").inner_text()).replace("\n", " ")
+    assert '"<think>Look"' in told
+    assert "gap +0.25" in told  # -0.25 less -0.5
+    assert "advantage +1.5" in told
+    assert "in the loss" in told
     page.locator(".observation .token").last.hover()
     assert "template" in page.locator("#inspector").inner_text()
 

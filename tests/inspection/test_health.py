@@ -109,7 +109,6 @@ def paid(**weights: float) -> CreditParams:
 
 
 def numbered(iterations: Sequence[Sequence[Trajectory]]) -> list[list[Trajectory]]:
-    """The episodes with ids of their own."""
     return [
         [replace(row, trajectory_id=f"{i}/q{n}/0", iteration=i, group=n) for n, row in enumerate(rows)]
         for i, rows in enumerate(iterations)

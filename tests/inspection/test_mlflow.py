@@ -35,7 +35,6 @@ MEASURED_ON = "atlas test questions abababab, 9"
 
 @pytest.fixture
 def project(tmp_path: Path, lay_store: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a tracking store of its own."""
     lay_store(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -45,7 +44,6 @@ def project(tmp_path: Path, lay_store: Callable[[Path], None], monkeypatch: pyte
 
 @pytest.fixture
 def run_id(project: Path, make_entry: Callable[..., PageTrajectory], words: Any) -> str:
-    """A run that has a page of two trajectories."""
     about: dict[str, Any] = {"facts": [], "weights": {}, "notes": []}
     pair = [make_entry(when=When.BEFORE, answer="Veld"), make_entry(when=When.AFTER)]
     with tracking.start("ppo", {}, {}) as run:
@@ -60,8 +58,7 @@ def mlflow_ui(project: Path, run_id: str, free_port: FreePort) -> Iterator[str]:
     command = [sys.executable, "-m", "flows", "serving", "--only-mlflow", "--mlflow-port", str(port)]
     process = subprocess.Popen(command, cwd=project, stderr=subprocess.DEVNULL, text=True)
     try:
-        log = project / ".tracking/prefect/mlflow.log"
-        health = f"http://127.0.0.1:{port}/health"
+        log, health = project / ".tracking/prefect/mlflow.log", f"http://127.0.0.1:{port}/health"
         await_health(process, Supervised(name="mlflow", command=[], environment={}, log=log, health=health))
         yield f"http://127.0.0.1:{port}"
     finally:
@@ -102,8 +99,7 @@ def test_first_visitor_sees_runs_charts_models_versions_and_traces(
     stranger.close()
     context = browser.new_context(viewport={"width": 1280, "height": 800}, http_credentials=known(project))
     context.set_default_timeout(PATIENCE_MS)
-    opened = context.new_page()
-    refused = list[str]()
+    opened, refused = context.new_page(), list[str]()
     opened.on("response", lambda answer: refused.append(answer.url) if answer.status == 403 else None)
     opened.goto(mlflow_ui)
     expect(opened.get_by_text("6 matching runs")).to_be_visible(timeout=PATIENCE_MS)

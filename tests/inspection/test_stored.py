@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from agent_r1.inspection.stored import PageTrajectory, When, from_iteration, pairs, quotas, spread
+from tests.cases import cases
 
 
 @pytest.mark.parametrize(
@@ -15,16 +16,7 @@ def test_spread_takes_first_last_and_even_places(count: int, at_most: int, place
     assert spread(count, at_most) == places
 
 
-@pytest.mark.parametrize(
-    ("iterations", "count", "recurring", "shares"),
-    [
-        (4, 10, 0, [3, 3, 2, 2]),
-        (3, 12, 100, [5, 2, 5]),  # a quarter of 12 more for each end, the other 6 shared
-        (3, 12, 1, [5, 3, 4]),
-        (1, 7, 7, [7]),
-        (0, 7, 0, []),
-    ],
-)
+@cases("iterations, count, recurring, shares")
 def test_quotas_by_hand(iterations: int, count: int, recurring: int, shares: list[int]) -> None:
     assert quotas(iterations, count, recurring) == shares
 
@@ -33,7 +25,7 @@ def test_recurring_questions_come_first_in_one_order(make_entry: Callable[..., P
     first = [make_entry(name, iteration=0).trajectory for name in "abcdef"]
     last = [make_entry(name, iteration=9).trajectory for name in "fedxyz"]
     of_first, of_last = (
-        [entry.question_id for entry in from_iteration(rows, 4, recurring=set("def"), proved={"0/a/0"}, seed=1)]
+        [each.question_id for each in from_iteration(rows, 4, recurring=set("def"), proved={"0/a/0"}, seed=1)]
         for rows in (first, last)
     )
     assert set(of_first[:3]) == set("def")
@@ -43,8 +35,8 @@ def test_recurring_questions_come_first_in_one_order(make_entry: Callable[..., P
 
 def test_recurring_question_comes_once_before_any_comes_twice(make_entry: Callable[..., PageTrajectory]) -> None:
     rows = [replace(make_entry(name).trajectory, sample=sample) for name in "ab" for sample in range(3)]
-    rows_taken = from_iteration(rows, 2, recurring={"a", "b"}, proved=(), seed=0)
-    assert {entry.question_id for entry in rows_taken} == {"a", "b"}
+    chosen = from_iteration(rows, 2, recurring={"a", "b"}, proved=(), seed=0)
+    assert {each.question_id for each in chosen} == {"a", "b"}
 
 
 def test_pairs_take_kinds_of_change_in_turns(make_entry: Callable[..., PageTrajectory]) -> None:
@@ -52,8 +44,8 @@ def test_pairs_take_kinds_of_change_in_turns(make_entry: Callable[..., PageTraje
     kinds = {**{f"up{n}": ("no", "Tesk") for n in range(12)}, "down": ("Tesk", "no"), "low": ("no", "no")}
     before = [make_entry(name, When.BEFORE, answer=answers[0]) for name, answers in kinds.items()]
     after = [make_entry(name, When.AFTER, answer=answers[1]) for name, answers in kinds.items()]
-    groups = pairs(before, [*after, make_entry("new", When.AFTER)], 5, seed=0)
-    names = [[entry.question.question_id for entry in pair] for pair in groups]
+    found = pairs(before, [*after, make_entry("new", When.AFTER)], 5, seed=0)
+    names = [[each.question.question_id for each in pair] for pair in found]
     assert all(one == other for one, other in names)
     assert [name for name, _ in names][1:3] == ["down", "low"]
     assert [name[:2] for name, _ in names] == ["up", "do", "lo", "up", "up"]
@@ -70,10 +62,10 @@ def test_pairs_keep_samples_of_a_question_together(make_entry: Callable[..., Pag
         [make_entry(name, when, answer=answer) for name, said in texts.items() for answer in said[start : start + 2]]
         for when, start in ((When.BEFORE, 0), (When.AFTER, 2))
     ]
-    groups = pairs(*shown, 3, seed=0)
-    assert [[entry.question.question_id for entry in group] for group in groups] == [
+    found = pairs(*shown, 3, seed=0)
+    assert [[each.question.question_id for each in group] for group in found] == [
         ["up"] * 4,
         ["down"] * 4,
         ["same"] * 4,
     ]
-    assert [entry.when for entry in groups[0]] == [When.BEFORE] * 2 + [When.AFTER] * 2
+    assert [each.when for each in found[0]] == [When.BEFORE] * 2 + [When.AFTER] * 2

@@ -28,18 +28,20 @@ from agent_r1.seeds import derive
 from agent_r1.serving import served as app
 from agent_r1.serving.agent import Agent
 from agent_r1.serving.served import MAX_BODY_BYTES, Lasting, Service, serve
+from tests.cases import cases
 from tests.fixtures import FreePort
 
 LIMITS = load(SHIPPED).env.model_copy(update={"max_tokens": 400, "max_action_tokens": 100, "max_steps": 3})
 CALL = '<think>First.</think><tool_call>{"name": "search", "arguments": {"query": "it"}}</tool_call>'
 PATIENCE_S = 60.0
+TOOL = {"type": "function", "function": {"name": "look"}}
 
 
-def body(content: Any) -> dict[str, Any]:
+def asked(content: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": content}]}
 
 
-BODY = {"model": "ppo", **body("Who?")}
+ASKED = {"model": "ppo", **asked("Who?")}
 SYSTEM = {"role": "system", "content": "Be brief."}
 NEUTRAL = {
     "top_p": 1.0, "n": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "stop": None, "user": "me",
@@ -105,8 +107,7 @@ class Policy:
 
 @contextmanager
 def serving(agent: Agent, port: int) -> Iterator[str]:
-    """The address of an agent's server in a thread of this process."""
-    server = Server(configured(Service(agent, "ppo", 0.0).app(), "127.0.0.1", port, Lasting))
+    server = Server(configured(Service(agent, "ppo").app(), "127.0.0.1", port, Lasting))
     agent.shared.tools(0)
     thread = threading.Thread(target=agent.shared.run, args=(server.serve(),))
     thread.start()
@@ -133,8 +134,8 @@ def agent(chat: Chat, policy: Policy) -> Iterator[Agent]:
 
 @pytest.fixture
 def url(agent: Agent, free_port: FreePort) -> Iterator[str]:
-    with serving(agent, free_port()) as answer:
-        yield answer
+    with serving(agent, free_port()) as found:
+        yield found
 
 
 @pytest.fixture
@@ -162,8 +163,8 @@ def test_concurrent_clients_get_the_tokens_of_a_single_one(
 
     async def ask_all() -> list[str]:
         async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S) as asking:
-            answering = [asking.chat.completions.create(model="ppo", **body(text)) for text in questions]
-            return [str(answer.choices[0].message.content) for answer in await asyncio.gather(*answering)]
+            answering = [asking.chat.completions.create(model="ppo", **asked(text)) for text in questions]
+            return [str(found.choices[0].message.content) for found in await asyncio.gather(*answering)]
 
     answers = asyncio.run(ask_all())
     alone = Policy(chat)
@@ -178,31 +179,30 @@ def test_concurrent_clients_get_the_tokens_of_a_single_one(
 def test_openai_client_reads_answer(url: str) -> None:
     [model] = client(url).models.list().data
     assert (model.id, model) == ("ppo", client(url).models.retrieve("ppo"))
-    answer = ask(url)
-    [choice] = answer.choices
+    found = ask(url)
+    [choice] = found.choices
     assert (choice.finish_reason, choice.message.role) == ("stop", "assistant")
     assert str(choice.message.content).isdigit()
     thought = choice.message.model_extra["reasoning_content"]  # type: ignore[index]
     assert thought == f"{CALL}\nLow Tide: by Mara Quill\n\n"
-    assert answer.usage.prompt_tokens + answer.usage.completion_tokens == answer.usage.total_tokens
-    steps = answer.model_extra["agent_r1"]["steps"]  # type: ignore[index]
+    assert found.usage.prompt_tokens + found.usage.completion_tokens == found.usage.total_tokens
+    steps = found.model_extra["agent_r1"]["steps"]  # type: ignore[index]
     assert (len(steps), steps[0]["action"]) == (2, CALL)
 
 
 @pytest.mark.parametrize("body", FRAMEWORKS.values(), ids=FRAMEWORKS)
 def test_frameworks_get_answers_at_their_defaults(url: str, body: dict[str, Any]) -> None:
-    answer = httpx.post(f"{url}/chat/completions", json=BODY | body, timeout=PATIENCE_S)
-    assert re.search('"finish_reason": ?"stop"', answer.text), answer.text
+    found = httpx.post(f"{url}/chat/completions", json=ASKED | body, timeout=PATIENCE_S)
+    assert re.search('"finish_reason": ?"stop"', found.text), found.text
 
 
 def test_token_limit_cuts_answer(url: str, chat: Chat) -> None:
     """The first action fits, and three tokens of the second: the tag and two of the answer's letters."""
-    whole = ask(url)
-    first = len(chat.encode_action(CALL))
-    answer = ask(url, max_tokens=first + 3)
-    assert (answer.choices[0].finish_reason, answer.usage.completion_tokens) == ("length", first + 3)
-    assert answer.choices[0].message.content == whole.choices[0].message.content[:2]
-    assert answer.choices[0].message.reasoning_content == whole.choices[0].message.reasoning_content
+    whole, first = ask(url), len(chat.encode_action(CALL))
+    found = ask(url, max_tokens=first + 3)
+    assert (found.choices[0].finish_reason, found.usage.completion_tokens) == ("length", first + 3)
+    assert found.choices[0].message.content == whole.choices[0].message.content[:2]
+    assert found.choices[0].message.reasoning_content == whole.choices[0].message.reasoning_content
     for most in (1, first):
         cut = ask(url, max_tokens=most)
         assert cut.usage.prompt_tokens == whole.agent_r1["steps"][0]["step"]["action_start"]
@@ -222,23 +222,22 @@ def test_stop_sequence_cuts_answer(url: str) -> None:
 
 def test_system_message_stands_before_question_and_answer_says_so(url: str, policy: Policy, chat: Chat) -> None:
     complete = client(url).chat.completions.create
-    answer = complete(model="ppo", messages=[SYSTEM, *BODY["messages"]])
-    streamed = [*complete(model="ppo", messages=[SYSTEM, *BODY["messages"]], stream=True)]
+    found = complete(model="ppo", messages=[SYSTEM, *ASKED["messages"]])
+    streamed = [*complete(model="ppo", messages=[SYSTEM, *ASKED["messages"]], stream=True)]
     assert "system_fingerprint" not in ask(url).model_fields_set
     read = {chat.decode(context).count("Be brief.\n\nWho?") for context, _ in policy.sampled}
     assert read == {0, 1}
     said = "system message put before the question"
-    assert {chunk.system_fingerprint for chunk in (answer, *streamed)} == {said}
+    assert {each.system_fingerprint for each in (found, *streamed)} == {said}
 
 
 def conversation(url: str, *questions: str, system: bool = False) -> list[str]:
     """The answers of a chat loop, which sends all that was said before with each question."""
-    messages = [SYSTEM] * system
-    answers = list[str]()
+    messages, answers = [SYSTEM] * system, list[str]()
     for question in questions:
         messages.append({"role": "user", "content": question})
-        answer = client(url).chat.completions.create(model="ppo", messages=messages)
-        answers.append(answer.choices[0].message.content)
+        found = client(url).chat.completions.create(model="ppo", messages=messages)
+        answers.append(found.choices[0].message.content)
         messages.append({"role": "assistant", "content": answers[-1]})
     return answers
 
@@ -267,12 +266,6 @@ def test_long_conversation_keeps_its_last_exchanges(url: str, policy: Policy, ch
     assert read == sorted(read)
 
 
-def test_question_without_answer_is_left_out(url: str, policy: Policy, chat: Chat) -> None:
-    messages = [*BODY["messages"], {"role": "assistant", "content": None}, *body("And where?")["messages"]]
-    client(url).chat.completions.create(model="ppo", messages=messages)
-    assert not [context for context, _ in policy.sampled if "Who?" in chat.decode(context)]
-
-
 def test_stream_sends_steps_as_they_are_taken(url: str, policy: Policy) -> None:
     """The first is here before the second action is sampled, which would wait for ever."""
     policy.go_on.clear()
@@ -292,36 +285,16 @@ def test_stream_sends_steps_as_they_are_taken(url: str, policy: Policy) -> None:
 def test_client_that_leaves_ends_episode(url: str, policy: Policy, stream: bool) -> None:
     policy.go_on.clear()
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{url}/chat/completions", json=BODY | {"stream": stream}, timeout=httpx.Timeout(60, read=1))
+        httpx.post(f"{url}/chat/completions", json=ASKED | {"stream": stream}, timeout=httpx.Timeout(60, read=1))
     assert policy.ended.wait(PATIENCE_S)
 
 
-@pytest.mark.parametrize(
-    ("changes", "status", "message"),
-    [
-        ({"model": "ppp"}, 404, "there is no model 'ppp' here, only 'ppo'"),
-        ({"max_tokens": 0}, 400, "max_tokens: Input should be greater than or equal to 1"),
-        ({"tools": [CALL]}, 400, "tools: this agent takes null or [] alone; leave it out"),
-        ({"temperature": 0.7}, 400, "this agent is served at temperature 0, and asked for 0.7; leave it out"),
-        ({"top_p": True}, 400, "top_p: this agent takes null or 1 alone"),
-        ({"reasoning_effort": "low"}, 400, "reasoning_effort: this agent takes null alone; leave it out"),
-        ({"stop": [*"abcde"]}, 400, "List should have at most 4 items"),
-        ({"messages": [*BODY["messages"]] * 2}, 400, "user and assistant in turn, the user last, and was sent 2 mess"),
-        ({"messages": [SYSTEM]}, 400, "the user last, and was sent 1 messages ()"),
-        (
-            {"messages": [*BODY["messages"], {"role": "assistant", "content": "</answer>"}, *BODY["messages"]]},
-            400,
-            "no answer of this agent's reads '</answer>'; leave tags out of it",
-        ),
-        (body(" "), 400, "the question is empty"),
-        (body([{"type": "image_url"}]), 400, "messages.0.content"),
-    ],
-)
+@cases("changes, status, message")
 def test_unsupported_field_is_refused_by_name(url: str, changes: dict[str, Any], status: int, message: str) -> None:
     for stream in (False, True):
-        answer = httpx.post(f"{url}/chat/completions", json=BODY | changes | {"stream": stream}, timeout=PATIENCE_S)
-        error = answer.json()["error"]
-        assert (answer.status_code, message in error["message"]) == (status, True), answer.text
+        found = httpx.post(f"{url}/chat/completions", json=ASKED | changes | {"stream": stream}, timeout=PATIENCE_S)
+        error = found.json()["error"]
+        assert (found.status_code, message in error["message"]) == (status, True), found.text
         assert error["param"] == next(iter(changes))
 
 
@@ -329,8 +302,8 @@ def test_unknown_address_names_known_ones(url: str, openai: ModuleType) -> None:
     with pytest.raises(openai.NotFoundError, match="there is no model 'org/gpt' here, only 'ppo'"):
         client(url).models.retrieve("org/gpt")
     for path, status in (("completions", 404), ("chat/completions", 405)):
-        answer = httpx.get(f"{url}/{path}")
-        assert (answer.status_code, "ask GET /v1/models or POST /v1/chat/comp" in answer.text) == (status, True)
+        found = httpx.get(f"{url}/{path}")
+        assert (found.status_code, "ask GET /v1/models or POST /v1/chat/comp" in found.text) == (status, True)
 
 
 def test_question_longer_than_context_gets_openai_code(url: str, openai: ModuleType) -> None:
@@ -342,8 +315,8 @@ def test_question_longer_than_context_gets_openai_code(url: str, openai: ModuleT
 @pytest.mark.parametrize(
     ("headers", "body", "status"),
     [
-        ({"origin": "http://evil.example"}, json.dumps(BODY), 403),
-        ({}, json.dumps(BODY | body("w" * MAX_BODY_BYTES)), 413),
+        ({"origin": "http://evil.example"}, json.dumps(ASKED), 403),
+        ({}, json.dumps(ASKED | asked("w" * MAX_BODY_BYTES)), 413),
         ({}, '{"model": "ppo", "messages": [{"role": "user", "content": "\\ud800"}]}', 400),
     ],
 )
@@ -383,14 +356,14 @@ def test_engine_that_fails_for_good_ends_server(agent: Agent, policy: Policy, fr
     def ask_until_it_is_up() -> int:
         while True:
             try:
-                return httpx.post(url, json=BODY, timeout=PATIENCE_S).status_code
+                return httpx.post(url, json=ASKED, timeout=PATIENCE_S).status_code
             except httpx.ConnectError:
                 time.sleep(0.05)
 
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(ask_until_it_is_up)
         with pytest.raises(EngineError, match="secret words"):
-            serve(agent, "ppo", host="127.0.0.1", port=port, temperature=0.0)
+            serve(agent, "ppo", host="127.0.0.1", port=port)
         assert answer.result() == 503
 
 
