@@ -79,7 +79,7 @@ def code() -> str:
 
 def versions() -> str:
     """Compares the installed packages with what this one asks for and with the tested pins."""
-    installed = {canonicalize_name(package.name): package.version for package in distributions()}
+    installed: dict[str, str] = {canonicalize_name(package.name): package.version for package in distributions()}
     locks = ["gpu.txt"] if "vllm" in installed else ["cpu.txt", "torch.txt"]
     lines = "".join((SHIPPED / "requirements" / lock).read_text() for lock in locks).splitlines()
     pins = [line.removesuffix(" \\") for line in lines if line[:1].isalnum()]
