@@ -104,6 +104,7 @@ NEUTRAL: dict[str, Any] = {
     "env.agent": None,
     "env.agents.*.examples": False,
     "env.answers": "tagged",
+    "env.calls": "strict",
     "env.examples": "",
     "env.too_long_share": 0.0,
     "evaluate.examples": "",

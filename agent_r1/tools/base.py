@@ -24,7 +24,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-MAX_CHARACTERS = 16_384  # of a schema as JSON: the policy reads all of it in every prompt
+MAX_CHARACTERS = 32_768  # of a schema as JSON: the policy reads all of it in every prompt
 MAX_DEPTH = 32  # of values inside of each other
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _NOT_TOOLS = ("reset", "get_reward", "state_key")  # public methods of an episode's object that are not for the policy
