@@ -15,8 +15,6 @@ from agent_r1.http import client
 
 
 class Heard(NamedTuple):
-    """A request."""
-
     path: str
     headers: dict[str, str]
     body: Any  # of JSON; {} where nothing was sent

@@ -1,4 +1,4 @@
-"""Tables of cases that hold texts and numbers alone: they stand in a cases.yaml beside the tests."""
+"""What tests read from files: tables of cases that hold texts and numbers alone, and graphs of DVC's."""
 
 import functools
 from collections.abc import Callable
@@ -9,9 +9,21 @@ import pytest
 import yaml
 
 
+class _Loader(yaml.SafeLoader):
+    """Reads `!text [a, [b, 3], c]` as `abbbc`."""
+
+
+def _text(loader: _Loader, node: yaml.SequenceNode) -> str:
+    parts = loader.construct_sequence(node, deep=True)
+    return "".join(part if isinstance(part, str) else part[0] * part[1] for part in parts)
+
+
+_Loader.add_constructor("!text", _text)
+
+
 @functools.cache
-def tables(folder: Path) -> dict[str, list[Any]]:
-    return yaml.safe_load((folder / "cases.yaml").read_text(encoding="utf-8"))
+def tables(folder: Path) -> dict[str, Any]:
+    return yaml.load((folder / "cases.yaml").read_text(encoding="utf-8"), _Loader)
 
 
 def cases(names: str) -> Callable[[Callable[..., None]], Any]:
@@ -22,3 +34,8 @@ def cases(names: str) -> Callable[[Callable[..., None]], Any]:
         return pytest.mark.parametrize(names, tables(folder)[test.__name__.removeprefix("test_")])(test)
 
     return parametrised
+
+
+def graph(name: str) -> str:
+    """The text of a graph in tests/flows/graphs."""
+    return (Path(__file__).parent / f"flows/graphs/{name}.yaml").read_text()

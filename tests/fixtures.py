@@ -70,8 +70,6 @@ ONE_ACTION = load(PARAMS).env.model_copy(update={"max_steps": 1, "max_tokens": 1
 
 @dataclass(frozen=True)
 class Task:
-    """What a training is given."""
-
     questions: list[Question]
     index: Cached
     model: Path
@@ -116,7 +114,6 @@ def _free_port() -> int:
 
 @pytest.fixture(scope="session")
 def free_port() -> Callable[[], int]:
-    """Gives a port of loopback on which nobody listens."""
     return _free_port
 
 

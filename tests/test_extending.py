@@ -61,7 +61,6 @@ def act(env: Any, action: str) -> Any:
 
 
 def changed(changes: dict[str, Any]) -> Params:
-    """The project's own params.yaml with some lines of the page."""
     shipped = load(ROOT / "params.yaml").model_dump(mode="json", by_alias=True)
     return validated(Params, override(shipped, changes), "the page")
 

@@ -8,15 +8,7 @@ from agent_r1 import facts
 from tests.cases import cases
 
 
-@pytest.mark.parametrize(
-    ("earlier", "later", "words"),
-    [
-        ({"a": 1}, {"a": 1}, []),
-        ({}, {"a": 0}, ["a none -> 0"]),
-        ({"b": 1, "a": "x"}, {"a": "y", "c": [2]}, ["b 1 -> none", "a x -> y", "c none -> [2]"]),
-        ({"a": "f" * 40}, {"a": "0" * 41}, [f"a {'f' * 40} -> 000000000000..."]),
-    ],
-)
+@cases("earlier, later, words")
 def test_differences_in_words(earlier: dict[str, object], later: dict[str, object], words: list[str]) -> None:
     assert facts.differences(earlier, later) == words
 

@@ -31,12 +31,10 @@ PROCESSES = {
 
 @functools.cache
 def nodes(source: str) -> list[ast.AST]:
-    """All nodes of a source, the module first."""
     return list(ast.walk(ast.parse(source)))
 
 
 def read_sources(root: Path, *wings: str) -> dict[str, str]:
-    """Module name -> source."""
     paths = [path for wing in wings for path in sorted((root / wing).rglob("*.py"))]
     names = {path: ".".join(path.relative_to(root).with_suffix("").parts) for path in paths}
     return {name.removesuffix(".__init__"): path.read_text() for path, name in names.items()}
@@ -59,7 +57,6 @@ def named(source: str, modules: Collection[str]) -> set[str]:
 
 
 def within(module: str, packages: Collection[str]) -> bool:
-    """Whether a module is one of these packages, or in one of them."""
     return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 

@@ -29,7 +29,6 @@ RUN = RunId("ppo")
 
 @pytest.fixture
 def stored() -> Identity:
-    """The identity as it was written."""
     return read_start(EARLIER)
 
 
@@ -40,7 +39,6 @@ def settings() -> Params:
 
 @pytest.fixture
 def identity(settings: Params, stored: Identity) -> Identity:
-    """The identity of the same run today."""
     return Identity.of(settings, settings.run(RUN), stored.inputs, {"agent_r1/learn/losses.py": "2"})
 
 

@@ -60,7 +60,6 @@ def test_what_is_rewarded_is_done_more_often(task: Any, open_training: Callable[
 
 @pytest.fixture(scope="module")
 def wrong_task(one_action_task: Callable[..., Any]) -> Any:
-    """Questions that are all to be answered with yes, and a model that says no."""
     answers = {f"Is it true of {name}?": "yes" for name in "ABCDEFGH"}
     return one_action_task(answers, lambda _: "<answer> no </answer>")
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from agent_r1.records import CallStatus, Credit, Outcome, Question, Source, Step, StopReason, Trajectory
+from tests.cases import cases
 
 
 def question(**changes: Any) -> Question:
@@ -98,20 +99,10 @@ def test_the_action_mask_is_where_the_source_says_so() -> None:
     assert trajectory().action_mask.tolist() == [False, True, True, False]
 
 
-@pytest.mark.parametrize(
-    ("outcome", "stop_reason", "truncated"),
-    [
-        (Outcome.ANSWERED, StopReason.END, False),
-        (Outcome.MALFORMED, StopReason.END, False),
-        (Outcome.ABORTED, StopReason.END, False),
-        (Outcome.TOKEN_LIMIT, StopReason.END, True),
-        (Outcome.TURN_LIMIT, StopReason.END, True),
-        (Outcome.ANSWERED, StopReason.LENGTH, True),
-    ],
-)
-def test_truncated_is_what_a_limit_cut(outcome: Outcome, stop_reason: StopReason, truncated: bool) -> None:
-    steps = [dataclasses.replace(step(), stop_reason=stop_reason)]
-    assert trajectory(outcome=outcome, steps=steps).truncated == truncated
+@cases("outcome, stop_reason, truncated")
+def test_truncated_is_what_a_limit_cut(outcome: str, stop_reason: str, truncated: bool) -> None:
+    steps = [dataclasses.replace(step(), stop_reason=StopReason(stop_reason))]
+    assert trajectory(outcome=Outcome(outcome), steps=steps).truncated == truncated
 
 
 def test_stored_numbers_and_names_do_not_move() -> None:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -235,30 +236,7 @@ def test_many_rows_come_in_groups_and_in_their_order(tmp_path: Path) -> None:
     assert [row.passage_id for row in read_rows(path, Passage)] == [str(number) for number in range(2 * ROW_GROUP + 1)]
 
 
-STORED = {  # Arrow type -> the fields that are stored so
-    "string": "Question.question_id Question.dataset Question.split Question.text Question.env Question.setup "
-    "Passage.passage_id Passage.title Passage.text Proof.trajectory_id Credit.trajectory_id Prediction.run "
-    "Prediction.question_id Prediction.answer Trajectory.trajectory_id Trajectory.question_id "
-    "Trajectory.outcome Trajectory.answer",
-    "list<item: string>": "Question.answers Question.gold_titles",
-    "int64": "Prediction.seed Prediction.policy_version Prediction.sample Prediction.steps Prediction.tool_calls "
-    "Prediction.tokens_read Prediction.tokens_sampled Trajectory.group "
-    "Trajectory.sample Trajectory.seed Trajectory.policy_version Trajectory.iteration",
-    "list<item: float>": "Proof.learner_logprobs Credit.advantages Credit.values Credit.value_targets "
-    "Credit.reference_logprobs Trajectory.logprobs",
-    "double": "Credit.return_ Prediction.success",
-    "map<string, string>": "Question.strata",
-    "map<string, double>": "Prediction.facts",
-    "list<item: bool>": "Credit.loss_mask Credit.critic_mask",
-    "bool": "Credit.kept",
-    "list<item: int32>": "Trajectory.token_ids Trajectory.context_starts",
-    "list<item: uint8>": "Trajectory.source",
-    "list<item: struct<action_start: int32 not null, action_stop: int32 not null, stop_reason: string not null, "
-    "calls: list<item: struct<tool: string not null, arguments: string not null, status: string not null, "
-    "latency_s: double not null>> not null, rewards: map<string, double> not null, state: string not null>>": (
-        "Trajectory.steps"
-    ),
-}
+STORED = yaml.safe_load(Path(__file__).with_name("stored_types.yaml").read_text())
 
 
 def test_files_are_stored_as_they_always_were() -> None:

@@ -243,8 +243,6 @@ def test_errors_are_the_official_clients_own(play: Callable[..., Any]) -> None:
 
 
 def test_a_request_that_is_sent_again_counts_once(play: Callable[..., Any]) -> None:
-    """A client that gives up while the policy samples, and one that says that it tries again."""
-
     async def solve(task: Task) -> Ending:
         body = {"model": task.model, "messages": [{"role": "user", "content": "Who?"}]}
         headers = {"authorization": f"Bearer {task.key}"}

@@ -139,8 +139,6 @@ def test_a_question_may_name_the_agent_that_plays_it_and_has_no_answer_then(
 
 
 def test_a_person_asks_an_agent_outside(chat: Chat, outside: Callable[..., Any]) -> None:
-    """A chat shows what the policy said and read, and the answer that the agent made of it."""
-
     async def solve(task: Task) -> Ending:
         messages = [{"role": "user", "content": task.text}]
         async with httpx.AsyncClient(headers={"authorization": f"Bearer {task.key}"}) as client:

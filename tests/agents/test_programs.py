@@ -102,7 +102,6 @@ def processes_of(root: Path, command: str = "") -> list[psutil.Process]:
 
 
 def script(text: str, **further: Any) -> AgentParams:
-    """A command that runs a program of Python's."""
     return AgentParams(command=[sys.executable, "-I", "-S", "-c", text], **{"timeout_s": 60.0, **further})
 
 
@@ -121,7 +120,6 @@ def during(agent: AgentParams, act: Callable[[Programs], Awaitable[T]], concurre
 
 
 def played(agent: AgentParams, *tasks: Task, concurrency: int = 64) -> list[Ending]:
-    """What comes of tasks that are played at the same time."""
     return during(agent, lambda opened: asyncio.gather(*(opened.play("mine", task) for task in tasks)), concurrency)
 
 
@@ -156,19 +154,7 @@ def test_the_last_line_is_what_came_of_it(home: Path) -> None:
     assert played(shell("cat >/dev/null"), TASK) == [Ending()]
 
 
-@pytest.mark.parametrize(
-    ("said", "fault"),
-    [
-        ("so long", "what it stated is no outcome: Invalid JSON"),
-        ('{"parts": {"speed": NaN}}', "no outcome: parts.speed: Input should be a finite number"),
-        ('{"parts": {"speed": "1"}}', "parts.speed: Input should be a valid number"),
-        ('{"parts": {"luck": 1}}', "'luck' is no part in env.agents.mine.rewards; name it there"),
-        ('{"success": 1}', "success: Input should be a valid boolean"),
-        ('{"reward": 1}', "reward: Extra inputs are not permitted"),
-        ("[1]", "no outcome: Input should be an object"),
-        ("[" * 100_000, "Invalid JSON"),
-    ],
-)
+@cases("said, fault")
 def test_another_last_line_is_a_fault(home: Path, said: str, fault: str) -> None:
     Path("said").write_text(said)
     [ending] = played(AgentParams(command=["cat", "said"], timeout_s=60, rewards=["speed"]), TASK)
@@ -202,7 +188,6 @@ def test_a_process_that_never_ends_is_ended_with_all_that_it_started(home: Path,
 
 
 def test_what_a_process_leaves_behind_ends_before_its_episode_is_over(home: Path) -> None:
-    """Before the episode is over, and not only with the stage."""
     leaves = f"cd {home}; setsid sh -c '(setsid sleep 86399 &)'; sleep 86399 & setsid sleep 86399 & echo '{{}}'"
 
     async def play(opened: Programs) -> tuple[Ending, list[psutil.Process]]:
@@ -380,7 +365,6 @@ def runs(process: psutil.Process) -> bool:
 
 
 def left_of(begun: Sequence[psutil.Process], root: Path) -> list[psutil.Process]:
-    """The processes that run still, some time after."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         left = [each for each in begun if runs(each)]

@@ -54,7 +54,6 @@ class Episode:
 
 
 def shown(drawn: GivenAction) -> dict[str, Any]:
-    """The answer as a client gets it, without its thought."""
     calls = [
         {"id": name, "type": "function", "function": {"name": call.tool, "arguments": json.dumps(call.arguments)}}
         for name, call in drawn.calls
@@ -67,7 +66,6 @@ def result(drawn: GivenAction, text: str = "Quill.") -> dict[str, Any]:
 
 
 def runs(chat: Chat, read: Any) -> list[tuple[str, str]]:
-    """Consecutive tokens of one source, as text."""
     found: list[tuple[str, list[int]]] = []
     for index, source in zip(read.ids, read.source, strict=True):
         if not found or found[-1][0] != Source(source).name:

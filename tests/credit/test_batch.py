@@ -4,10 +4,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.credit.batch import after_prompt, generalized_advantages, whiten
+from agent_r1.credit.batch import after_prompt, whiten
 from agent_r1.credit.estimators import estimate
 from agent_r1.params.credit import WITH_CRITIC, WITH_WHITENING
 from tests.credit.letters import batch, params
@@ -33,21 +32,6 @@ def test_after_prompt_starts_at_the_first_sampled_token(source: Any, after: list
 
 sequences = st.lists(st.lists(st.tuples(st.floats(-4, 4), st.floats(-4, 4)), max_size=9), min_size=1, max_size=6)
 share = st.floats(0, 1)
-
-
-@given(sequences, share, share)
-def test_generalized_advantages_are_discounted_sums_of_deltas(
-    drawn: list[list[tuple[float, float]]], gamma: float, lam: float
-) -> None:
-    expected = []
-    for sequence in drawn:
-        values = [value for _, value in sequence] + [0]
-        deltas = [reward + gamma * values[n + 1] - values[n] for n, (reward, _) in enumerate(sequence)]
-        expected += [sum((gamma * lam) ** j * d for j, d in enumerate(deltas[n:])) for n in range(len(deltas))]
-    flat = np.array([entry for sequence in drawn for entry in sequence]).reshape(-1, 2)
-    lengths = np.array([len(sequence) for sequence in drawn])
-    advantages = generalized_advantages(flat[:, 0], flat[:, 1], lengths, gamma=gamma, lam=lam)
-    np.testing.assert_allclose(advantages, expected, atol=1e-12)
 
 
 @pytest.mark.parametrize(("floor", "divisor"), [(0.0, 2.0), (1.5, 2.0), (4.0, 4.0)])

@@ -11,6 +11,7 @@ from agent_r1.inspection.replay import advantage_comparison, value_errors
 from agent_r1.params import load
 from agent_r1.params.credit import RewardWeights
 from agent_r1.records import Credit
+from tests.cases import cases
 from tests.credit.letters import progress, trajectory
 
 WEIGHTS = RewardWeights.model_validate({**dict.fromkeys(RewardWeights.model_fields, 0.0), "progress": 1.0})
@@ -33,16 +34,7 @@ def credit(advantages: Sequence[float], values: Sequence[float] | None = None, *
     )
 
 
-@pytest.mark.parametrize(
-    ("other", "correlation"),
-    [
-        ([0, 1, 2, 9, 3], 1.0),  # the 9 is at an observation
-        ([0, 10, 20, 0, 30], 1.0),
-        ([0, -1, -2, 0, -3], -1.0),
-        ([0, 1, 3, 0, 2], 0.5),  # deviations (-1, 0, 1) and (-1, 1, 0): 1 / 2
-        ([0, 4, 4, 0, 4], math.nan),
-    ],
-)
+@cases("other, correlation")
 def test_correlation_at_action_tokens(other: list[float], correlation: float) -> None:
     compared = advantage_comparison([trajectory("PAAOA")], [credit([0, 1, 2, 0, 3])], [credit(other)])
     assert compared["advantage/correlation"] == pytest.approx(correlation, nan_ok=True)

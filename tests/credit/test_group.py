@@ -52,7 +52,6 @@ def test_grpo_divides_by_the_std_plus_1e_6() -> None:
 
 
 def test_maxrl_takes_no_return_below_0() -> None:
-    """A group that earned nothing learns nothing."""
     assert not advantages(maxrl, batch([("PA", [0]), ("PA", [0])]), params("maxrl")).any()
     with pytest.raises(ValueError, match="maxrl takes returns of 0 and above, and one is -1; weigh no part below 0"):
         maxrl(batch([("PA", [2]), ("PA", [-1])]), params("maxrl"))

@@ -33,8 +33,6 @@ Play = Callable[..., Trajectory]
 
 @pytest.fixture
 def play(chat: Chat) -> Play:
-    """The trajectory of a script, one text per action."""
-
     def _play(*script: str) -> Trajectory:
         env = ToolEnv(QUESTION, [search_tool(TitleSearch(), top_k=2)], max_steps=MAX_STEPS)
         attempt = Attempt(question_id="q", group=0, sample=0, env=lambda _: env)

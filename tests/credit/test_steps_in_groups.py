@@ -3,16 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_r1.credit.assign import assign
 from agent_r1.credit.batch import Batch, step_states
-from agent_r1.credit.estimators import dr_grpo, gigpo, grpo, step_return
+from agent_r1.credit.estimators import gigpo, step_return
 from tests.credit.letters import batch, params, trajectory
 
 
@@ -89,19 +87,6 @@ several = st.lists(
     min_size=2,
     max_size=9,
 )
-
-
-@pytest.mark.usefixtures("quiet")
-@given(rows=single, groups=st.lists(st.integers(0, 2), min_size=9, max_size=9))
-def test_with_one_step_per_episode_a_step_is_its_episode(rows: list[Any], groups: list[int]) -> None:
-    """Step return is Dr. GRPO then, and GiGPO twice that, or twice GRPO."""
-    made = batch([(letters, [reward]) for letters, reward in rows], groups=groups[: len(rows)])
-    made = replace(made, states=np.zeros(len(rows), np.int64))
-    episodes = dr_grpo(made, params("dr_grpo")).advantages
-    np.testing.assert_allclose(step_return(made, params("step_return")).advantages, episodes, atol=1e-12)
-    np.testing.assert_allclose(gigpo(made, params("gigpo")).advantages, 2 * episodes, atol=1e-12)
-    by_std = gigpo(made, params("gigpo", gigpo={"std": True})).advantages
-    np.testing.assert_allclose(by_std, 2 * grpo(made, params("grpo")).advantages, atol=1e-12)
 
 
 def test_states_are_the_contexts_that_were_read() -> None:

@@ -189,7 +189,6 @@ def hotpotqa_row(number: int, **changes: Any) -> dict[str, Any]:
 
 
 def with_files(params: PrepareParams, **files: dict[str, Any]) -> PrepareParams:
-    """The parameters for exactly these data sets."""
     checked = {name: FilesParams.model_validate(content) for name, content in files.items()}
     return params.model_copy(update={"datasets": list(files), "files": checked})
 

@@ -39,8 +39,6 @@ def index(bm25_index: Callable[[Sequence[Passage]], Search]) -> Search:
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """The settings of environments with a file of these examples."""
-
     def settings(*examples: Any, **limits: Any) -> EnvParams:
         path = tmp_path / "examples.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in examples))

@@ -33,7 +33,6 @@ def opened(setup: str = LAKE, name: str = "frozen_lake", max_steps: int = 5, **g
 
 
 def does(env: GameEnv, *answers: str) -> Transition:
-    """What the last of the answers leads to, each after a thought."""
     transitions = [asyncio.run(env.step(f"<think>so</think><answer>{answer}</answer>")) for answer in answers]
     return transitions[-1]
 
@@ -132,7 +131,6 @@ def test_an_action_of_unknown_moves_alone_changes_nothing() -> None:
 
 
 def test_the_chance_is_the_episodes_own() -> None:
-    """Of the same board, by the seed of the episode."""
     slippery = lake.Board(rows=("FFFFF", "FFSFF", "FFFFG"), intended=1 / 3).write()
 
     def ends(seed: int) -> str:

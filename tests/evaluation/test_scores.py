@@ -2,14 +2,11 @@
 
 import dataclasses
 import logging
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agent_r1.evaluation.scores import (
     asked_questions,
@@ -20,7 +17,6 @@ from agent_r1.evaluation.scores import (
     in_words,
     measures,
     outcomes,
-    passes,
     predict,
     score,
 )
@@ -102,17 +98,6 @@ def test_a_question_that_lost_a_sample_counts_up_to_those_that_it_has(make_quest
     first, second = by_question(predictions)
     assert [name for name in first.values if name.startswith("pass")] == ["pass_at_2", "pass_hat_2"]
     assert [name for name in second.values if name.startswith("pass_at")] == ["pass_at_2", "pass_at_4"]
-
-
-@given(n=st.integers(1, 12), data=st.data())
-def test_passes_are_the_shares_of_all_draws_of_k(n: int, data: st.DataObject) -> None:
-    right = data.draw(st.integers(0, n))
-    found = passes(n, right, n)
-    for k in {int(name.rpartition("_")[2]) for name in found}:
-        draws = list(combinations([True] * right + [False] * (n - right), k))
-        assert found[f"pass_at_{k}"] == pytest.approx(sum(map(any, draws)) / len(draws))
-        assert found[f"pass_hat_{k}"] == pytest.approx(sum(map(all, draws)) / len(draws))
-    assert (n == 1) == (not found)
 
 
 @pytest.mark.parametrize(
@@ -241,16 +226,6 @@ def test_means_by_hand(scores: dict[str, float]) -> None:
     assert (scores["em/kind_bridge"], scores["em/kind_comparison"]) == (1.0, 0.0)
     assert scores["tool_calls/hops_2"] == 1.0
     assert [scores[f"questions{stratum}"] for stratum in ("", "/hops_1", "/hops_2")] == [3, 1, 2]
-
-
-def test_several_data_sets_are_scored_apart(make_question: Any, make_trajectory: Any) -> None:
-    questions = [make_question("a"), dataclasses.replace(make_question("b"), dataset="musique"), make_question("c")]
-    trajectories = [make_trajectory("a"), make_trajectory("b", answer="Tesk town"), make_trajectory("c", answer="x")]
-    found = score(predict(trajectories, questions, run="ppo", seed=0), questions, DRAWS)
-    assert (found["em/dataset_atlas"], found["em/dataset_musique"]) == (0.5, 0.0)
-    assert (found["questions/dataset_atlas"], found["questions/dataset_musique"]) == (2, 1)
-    shown = headline(found)
-    assert (shown["em/dataset_atlas"], shown["f1/dataset_musique"]) == (0.5, 0.6667)
 
 
 def test_what_a_world_calls_success_is_scored_by_the_strata_that_it_names(make_trajectory: Any) -> None:

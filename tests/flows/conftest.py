@@ -208,7 +208,6 @@ def small_project(
 
 @pytest.fixture(scope="session")
 def ppo(small_project: Path) -> Path:
-    """The folder of the small project's run."""
     return small_project / PLACES.training(RunId("ppo"))
 
 

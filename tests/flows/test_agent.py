@@ -52,28 +52,7 @@ def choose(tmp_path: Path, write_params: WriteParams, monkeypatch: pytest.Monkey
     return make
 
 
-@pytest.mark.parametrize(
-    ("choice", "label", "policy", "protocol"),
-    [
-        ({"policy": "ppo"}, "ppo", POLICIES[1], "tool_call"),
-        ({"policy": "ppo-seed3"}, "ppo-seed3", POLICIES[2], "tool_call"),
-        ({"policy": "ppo-seed3", "protocol": "naive_rag"}, "ppo-seed3-naive_rag", POLICIES[2], "naive_rag"),
-        ({"policy": "ppo", "dataset": "atlas"}, "ppo-atlas", POLICIES[1], "tool_call"),
-        ({"policy": "ppo", "dataset": "atlas", "as_label": "mine"}, "mine", POLICIES[1], "tool_call"),
-        ({"policy": "base_tool_call"}, "base_tool_call", POLICIES[0], "tool_call"),
-        ({"policy": "gold_passages"}, "gold_passages", POLICIES[0], "gold_passages"),
-        ({"policy": "closed_book", "dataset": "atlas"}, "closed_book-atlas", POLICIES[0], "closed_book"),
-        ({"policy": "ppo-lab/tiny"}, "ppo-lab--tiny", "ppo-lab/tiny", "tool_call"),
-        ({"policy": "Qwen/Qwen2.5-3B-Instruct"}, "Qwen--Qwen2.5-3B-Instruct", "Qwen/Qwen2.5-3B-Instruct", "tool_call"),
-        (
-            {"policy": "others/mine/", "protocol": "closed_book"},
-            "others--mine-closed_book",
-            "others/mine",
-            "closed_book",
-        ),
-        ({"policy": "./others/mine", "as_label": "v2.1"}, "v2.1", "others/mine", "tool_call"),
-    ],
-)
+@cases("choice, label, policy, protocol")
 def test_a_label_says_what_is_evaluated(
     choose: Any, choice: dict[str, Any], label: str, policy: str, protocol: str
 ) -> None:

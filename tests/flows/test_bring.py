@@ -8,23 +8,10 @@ import pytest
 
 from flows.dvc_files import ask_dvc, require_dvc
 from flows.graph import bring, described, out_of_date
+from tests.cases import graph
 from tests.fixtures import WriteParams
 
-GRAPH = """
-stages:
-  prepare:
-    cmd: cp source.txt prepared.txt
-    params: [evaluate.questions]
-    deps: [source.txt]
-    outs: [prepared.txt]
-  train:
-    foreach: [a, b]
-    do:
-      cmd: mkdir -p trained/${item} && cp prepared.txt trained/${item}/policy
-      params: [evaluate]
-      deps: [prepared.txt]
-      outs: [{"trained/${item}": {persist: true}}]
-"""
+GRAPH = graph("brought")
 STAGES = ("prepare", "train@a")
 Hashes = dict[str, str]
 
@@ -56,7 +43,6 @@ def pushed(
 
 @pytest.fixture
 def hashes(pushed: tuple[Path, Hashes, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hashes:
-    """Of the outputs of both stages; this process is in a copy of `here`."""
     for name in ("here", "storage"):
         shutil.copytree(pushed[0] / name, tmp_path / name)
     monkeypatch.chdir(tmp_path / "here")

@@ -76,7 +76,6 @@ class Terminal:
         os.write(self._master, text.encode())
 
     def until(self, text: str) -> str:
-        """What comes up to a text."""
         found = ""
         while text not in found:
             found += os.read(self._master, 65536).decode(errors="replace")
@@ -140,8 +139,6 @@ def test_a_conversation_at_a_terminal(project: Path, asked: list[str]) -> None:
 
 
 class Film(Search):
-    """Finds the same for everything."""
-
     def search(self, queries: list[str], k: int) -> list[list[Passage]]:
         return [[Passage(passage_id="0", title="Low Tide", text="by \x1b[31m[red]Mara Quill")]] * len(queries)
 
@@ -196,7 +193,6 @@ def said(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Callable[..., str]:
-    """The words with which the command ends in a project that has nothing but its parameters."""
     monkeypatch.setattr("flows.commands.options.prepare_process", lambda: None)  # this process is the tests'
     write_params(tmp_path, {})
 

@@ -21,7 +21,6 @@ from tests.fixtures import ROOT, Inside, WriteParams
 
 
 def typed(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """What `agent-r1` does in a terminal of 80 columns."""
     return subprocess.run(
         [sys.executable, "-m", "flows", *arguments],
         cwd=ROOT,
@@ -33,7 +32,6 @@ def typed(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
 
 
 def completed(line: str) -> list[str]:
-    """What Bash offers after a line; its last word is what was begun."""
     asked = {"_AGENT_R1_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
     return typed(**asked).stdout.split()
 

@@ -257,7 +257,6 @@ def test_a_served_policy_answers_an_agent_that_has_a_loop_of_its_own(
 
 
 def await_model(server: subprocess.Popen[str], url: str, key: str = "none") -> dict[str, Any]:
-    """The model of a server that was started, as soon as it answers."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         assert server.poll() is None, server.communicate()[1]
@@ -272,7 +271,6 @@ def await_model(server: subprocess.Popen[str], url: str, key: str = "none") -> d
 
 
 def terminated(server: subprocess.Popen[str]) -> str:
-    """What a server logged until it ended as it should."""
     server.terminate()
     output, errors = server.communicate(timeout=PATIENCE_S)
     assert (server.returncode, output) == (143, ""), errors
@@ -280,7 +278,6 @@ def terminated(server: subprocess.Popen[str]) -> str:
 
 
 def ended(capsys: pytest.CaptureFixture[str], **asked: str) -> str:
-    """What a chat says at its end, in whatever way it ends."""
     try:
         chat(**asked)
     except ValueError as fault:

@@ -51,7 +51,6 @@ pytestmark = pytest.mark.walk
 
 @pytest.fixture(scope="module")
 def evaluated(small_project: Path, ppo: Path, inside: Inside) -> Path:
-    """The project with everything done that `dvc repro` does."""
     with inside(small_project):
         evaluate(EvaluationRequest(RunId("ppo")))
         for baseline in NAMES[1:]:

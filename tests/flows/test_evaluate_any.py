@@ -63,7 +63,6 @@ def project(
 
 @pytest.fixture(scope="module")
 def evaluated(project: Path, inside: Inside) -> dict[str, list[Trajectory]]:
-    """The episodes of the warm start under each protocol."""
     with inside(project):
         for protocol in ASKING:
             evaluate(EvaluationRequest(str(PLACES.warm_start), protocol=protocol, as_label=f"of_{protocol}"))

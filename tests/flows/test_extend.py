@@ -39,7 +39,6 @@ SMALL = {
 
 @pytest.fixture
 def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copied clone, in which this process is."""
     shipped = params.load(ROOT / "params.yaml").model_dump(mode="json", by_alias=True)
     settings = validated(Params, override(shipped, SMALL), "small")
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(settings.model_dump(mode="json", by_alias=True)))
@@ -56,7 +55,6 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def begun(clone: Path) -> Path:
-    """A project with one of each kind."""
     for kind, name in KINDS.items():
         begin(kind, name)
     return clone

@@ -28,7 +28,6 @@ RUNTIME = {
 
 @functools.cache
 def definitions() -> dict[str, dict[str, Any]]:
-    """The stages of both dvc.yaml by name; a foreach stage once, with its `do`."""
     contents = {file: yaml.safe_load((ROOT / file).read_text()) for file in ("dvc.yaml", "ablations/graph.yaml")}
     return {
         str(Path(file).with_name(name)): stage.get("do", stage)

@@ -15,45 +15,15 @@ from agent_r1.params.places import RunId
 from flows.dvc_files import DVC
 from flows.overlay import compose, switch
 from flows.ranks import shortfalls
-from tests.cases import cases
+from tests.cases import cases, graph
 from tests.fixtures import ROOT
 
-STAGES = """
-stages:
-  prepare:
-    cmd: mkdir -p ${places.data} && touch ${places.data}/rows
-    params: [prepare]
-    outs: ["${places.data}/rows"]
-  train:
-    foreach: ${repro_runs}
-    do:
-      cmd: mkdir -p ${places.outputs} && touch ${places.outputs}/${item}
-      params: [train, "runs.${item}"]
-      deps: ["${places.data}/rows"]
-      outs: ["${places.outputs}/${item}"]
-  evaluate:
-    foreach: ${repro_baselines}
-    do:
-      cmd: echo ${item} > ${item}
-      params: [evaluate]
-      outs: ["${item}"]
-"""
-SWEEP = """
-vars: [../params.yaml]
-stages:
-  train:
-    foreach: [starpo, grpo]
-    do:
-      wdir: ..
-      cmd: mkdir -p ${places.outputs} && touch ${places.outputs}/${item}
-      deps: [agent_r1, "${places.data}/rows"]
-      outs: ["${places.outputs}/${item}"]
-"""
+STAGES = graph("overlaid")
+SWEEP = graph("overlaid_sweep")
 
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The project's own parameters and overlays, in the current folder."""
     shutil.copy(ROOT / "params.yaml", tmp_path)
     shutil.copytree(ROOT / "overlays", tmp_path / "overlays", ignore=shutil.ignore_patterns("base.yaml"))
     overlays = {
@@ -140,19 +110,6 @@ def test_the_overlay_at_full_scale_holds_the_published_settings(project: Path) -
     assert [full.run(RunId(name)).update.kl_loss for name in ("ppo", "dapo", "gspo", "cispo")] == [0.001, 0, 0, 0]
     assert full.run(RunId("dapo")).credit.overlong_buffer == full.env.max_tokens // 5
     assert set(full.runs) == {*own.runs, "ppo_lam_95"}
-
-
-def test_at_full_scale_lambda_is_1_but_where_the_advantage_mask_is_compared(project: Path) -> None:
-    """Those runs stand beside one that differs from each of them in its masks alone."""
-    switch("qwen2.5-3b")
-    full = load()
-    first, *unmasked, ppo = (full.run(RunId(name)) for name in full.ablations.runs[:4])
-    assert ppo == full.train
-    assert (ppo.credit.lam, first.credit.lam) == (1.0, 0.95)
-    for run in unmasked:
-        masks = {"loss_mask": run.credit.loss_mask, "advantage_mask": run.credit.advantage_mask}
-        assert run.credit == first.credit.model_copy(update=masks) != first.credit
-        assert run.model_copy(update={"credit": first.credit}) == first
 
 
 def test_the_overlay_for_eight_gpus_samples_on_all_that_learn(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

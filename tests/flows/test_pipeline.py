@@ -27,6 +27,7 @@ from flows.graph import StageFailed, StageUnavailable, stages
 from flows.operation.serving import require_server
 from flows.pipeline import ablations, pipeline, run_command, run_pipeline
 from flows.processes import Supervised, api_on, await_health, running
+from tests.cases import graph
 from tests.fixtures import WriteParams
 
 NEWER = "3.9.1"  # of Prefect, whose fastapi vLLM 0.32 refuses
@@ -101,26 +102,8 @@ def test_a_stage_that_takes_too_long_is_ended_once(prefect_api: str, stand_in: P
     assert attempts(stand_in) == 1
 
 
-TWO_STAGES = """
-stages:
-  index:
-    cmd: cp prepared.txt index.txt && echo index >> ../order.txt
-    deps: [prepared.txt]
-    outs: [index.txt]
-  prepare:
-    cmd: cp source.txt prepared.txt && echo prepare >> ../order.txt
-    deps: [source.txt]
-    outs: [prepared.txt]
-"""
-SWEEP = """
-stages:
-  train:
-    matrix: {run: [a, b]}
-    wdir: ..
-    cmd: cp index.txt ${item.run}.txt && echo ${item.run} >> ../order.txt
-    deps: [index.txt]
-    outs: ["${item.run}.txt"]
-"""
+TWO_STAGES = graph("two_stages")
+SWEEP = graph("two_runs")
 
 
 @pytest.fixture(scope="module")

@@ -59,14 +59,12 @@ def learner(settings: Settings) -> Learner:
 
 @pytest.fixture
 def policy(learner: Learner) -> Policy:
-    """The policy of a finished training: merged weights beside its adapters."""
     learner.save_policy(FOLDER)
     adapter.merge(FOLDER, START, torch.bfloat16)
     return Policy(name="ppo", title="ppo", path=str(FOLDER))
 
 
 def first(settings: Params, policy: Policy, beneath: Beneath | None) -> list[Action]:
-    """Greedy actions of one token."""
     actor = Actor(model=policy.path, end_ids=[0], max_tokens=64, temperature=0.0, dtype=settings.model.dtype)
     with open_engine(settings.engine, actor.beside(beneath)) as engine:
         return engine.sample([replace(request, max_tokens=1) for request in ASKED])

@@ -51,7 +51,6 @@ def fresh(tmp_path: Path, small_project: Path, write_params: WriteParams) -> Pat
 
 
 def rank_of(training: subprocess.Popen[str], number: int, reached: Path) -> psutil.Process:
-    """A rank of a training that has come as far as a file."""
     deadline = time.monotonic() + TIMEOUT_S
     while not reached.exists():
         assert training.poll() is None, training.communicate()[1]

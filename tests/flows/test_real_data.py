@@ -34,7 +34,6 @@ CHANGES: dict[str, Any] = {
 
 
 def musique_row(i: int) -> dict[str, Any]:
-    """A question over two paragraphs, with a third that has nothing to do with them."""
     paragraphs = {
         f"Film {i}": f"Film {i} is a film. It was directed by Person {i}.",
         f"Person {i}": f"Person {i} is a director. They were born in Town {i}.",
@@ -55,7 +54,6 @@ def musique_row(i: int) -> dict[str, Any]:
 
 
 def release(folder: Path) -> dict[str, Any]:
-    """The parameters of a data set with 24 questions for training and for testing."""
     paths = [REAL / file for file in FILES]
     if not REAL.is_dir():
         paths = [folder / file.removesuffix(".gz") for file in FILES]

@@ -9,71 +9,7 @@ import pandas as pd
 import pytest
 
 from benchmarks.relock import MADE_BY, RECORD, data_of, maker, outputs, relock
-from benchmarks.statements import changed
 from flows.dvc_files import ask_dvc
-
-BEFORE = '''
-"""A module."""
-import os
-
-LIMIT = 3
-
-class Scale:
-    """A scale."""
-    factor: int = 2
-
-    def apply(self, value):
-        if value > LIMIT:
-            raise ValueError(value)
-        return value * self.factor
-
-    def close(self):
-        os.sync()
-
-def unused():
-    return 1
-'''
-
-
-def difference(before: dict[str, str], after: dict[str, str]) -> tuple[list[str], list[str]]:
-    """The last line of every statement that is gone, and of every one that came."""
-    gone, came = changed(before, after)
-    return [each.text.splitlines()[-1] for each in gone], [each.text.splitlines()[-1] for each in came]
-
-
-@pytest.mark.parametrize(
-    ("was", "becomes"),
-    [
-        ('"""A scale."""', '"""Scales."""  # a comment'),
-        ("import os\n", "import sys\nimport os\n"),
-        ("return value * self.factor", "return (\n            value * self.factor\n        )"),
-        ("def unused():\n    return 1\n", ""),  # who called it would have changed
-    ],
-)
-def test_what_does_nothing_is_no_difference(was: str, becomes: str) -> None:
-    assert was in BEFORE
-    gone, came = difference({"a.py": BEFORE}, {"a.py": BEFORE.replace(was, becomes)})
-    assert (gone, came) == (["def unused():"] if not becomes else [], [])  # a header is run by the import
-
-
-@pytest.mark.parametrize(
-    ("was", "becomes", "gone", "came"),
-    [
-        ("LIMIT = 3", "LIMIT = 4", ["LIMIT = 3"], ["LIMIT = 4"]),
-        # What stands below another condition is another statement.
-        (
-            "value > LIMIT",
-            "value >= LIMIT",
-            ["if value > LIMIT:", "body raise ValueError(value)"],
-            ["if value >= LIMIT:", "body raise ValueError(value)"],
-        ),
-        # A method that is gone may have stood before another of its name.
-        ("    def close(self):\n        os.sync()\n", "", ["def close(self):", "os.sync()"], []),
-    ],
-)
-def test_what_does_something_is_a_difference(was: str, becomes: str, gone: list[str], came: list[str]) -> None:
-    assert was in BEFORE
-    assert difference({"a.py": BEFORE}, {"a.py": BEFORE.replace(was, becomes)}) == (gone, came)
 
 
 def test_outputs_are_equal_but_for_seconds(tmp_path: Path) -> None:

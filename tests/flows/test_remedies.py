@@ -32,6 +32,7 @@ from flows.operation.attempts import restore
 from flows.policies import policy_of, version_of
 from flows.ranks import code_of
 from flows.train import train
+from tests.cases import graph
 from tests.fixtures import PLACES, Inside
 from tests.flows.conftest import ROOT, LayDvc, ServeIndex, WriteParams
 from tests.reading import contents
@@ -39,35 +40,7 @@ from tests.reading import contents
 TRAINING, SCORES = PLACES.training(RunId("ppo")), Path("outputs/ppo.jsonl")
 
 # The stages of the graph without their code, so that a copy of the small project is up to date.
-GRAPH = """
-stages:
-  prepare:
-    cmd: python -m flows prepare
-    params: [prepare]
-    outs: [data/prepared/passages.parquet, data/prepared/questions.parquet]
-  index:
-    cmd: python -m flows index
-    params: [search.kind, search.bm25, search.remote.url]
-    deps: [data/prepared/passages.parquet]
-    outs: [data/index]
-  warm_start:
-    cmd: python -m flows warm_start
-    deps: [data/index]
-    outs: [outputs/warm_start]
-  train:
-    foreach: [ppo]
-    do:
-      cmd: python -m flows train --run ${item}
-      params: [model, learner, engine, env, train]
-      deps: [outputs/warm_start]
-      outs: [{"outputs/train/${item}": {persist: true}}]
-  evaluate:
-    foreach: [ppo]
-    do:
-      cmd: cp outputs/train/${item}/metrics.jsonl outputs/${item}.jsonl
-      deps: ["outputs/train/${item}"]
-      outs: ["outputs/${item}.jsonl"]
-"""
+GRAPH = graph("remedied")
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +64,6 @@ def made(
 
 @pytest.fixture
 def project(made: Path, tmp_path: Path, inside: Inside) -> Path:
-    """A copy of `made`, in which this process is."""
     folder = tmp_path / "project"
     shutil.copytree(made, folder, symlinks=True)
     with inside(folder):
@@ -99,14 +71,12 @@ def project(made: Path, tmp_path: Path, inside: Inside) -> Path:
 
 
 def typed(command: str) -> None:
-    """Runs a command to its end. DVC asks nobody."""
     process = begun(command)
     said = process.communicate()[0]
     assert process.returncode == 0, said
 
 
 def begun(command: str) -> subprocess.Popen[str]:
-    """Starts a command as a shell does in which the project is installed."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return subprocess.Popen(
         command,

@@ -37,8 +37,6 @@ NO_MASKS = ["credit.loss_mask=false", "credit.advantage_mask={recursion: false, 
 
 @pytest.fixture
 def replayed(ppo: Path, small_project: Path, inside: Inside) -> Callable[..., list[Replayed]]:
-    """Replays the run `ppo` inside its project."""
-
     def call(*changes: str, others: Sequence[str] = (), **arguments: Any) -> list[Replayed]:
         with inside(small_project):
             settings, run = params.load(), RunId("ppo")
@@ -48,12 +46,10 @@ def replayed(ppo: Path, small_project: Path, inside: Inside) -> Callable[..., li
 
 
 def last(replays: list[Replayed]) -> dict[str, float]:
-    """The metrics of the last iteration under the last configuration."""
     return replays[-1].replays[-1].metrics
 
 
 def with_rank(rank: int) -> params.Params:
-    """The parameters of the current folder, with adapters of this rank."""
     settings = params.Params.model_validate(yaml.safe_load(Path("params.yaml").read_text()))
     lora = settings.model.lora.model_copy(update={"rank": rank})
     return settings.model_copy(update={"model": settings.model.model_copy(update={"lora": lora})})

@@ -19,7 +19,6 @@ SEEDS = (0, 1)
 
 @pytest.fixture(scope="module")
 def swept(small_project: Path, ppo: Path, inside: Inside) -> Path:
-    """The project with everything done that `make ablations` does."""
     with inside(small_project):
         for baseline in ("base_tool_call", "naive_rag"):
             evaluate(EvaluationRequest(RunId(baseline, sweep="ablations")))

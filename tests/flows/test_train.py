@@ -64,7 +64,6 @@ def test_every_iteration_leaves_its_files_and_nothing_else(run: Path) -> None:
 
 
 def test_episodes_search_and_answer(run: Path) -> None:
-    """Otherwise the other tests would hold of nothing."""
     rows = [row for rows in trajectories(run) for row in rows]
     assert {step.call_status for row in rows for step in row.steps} >= {CallStatus.OK, CallStatus.NONE}
     assert {int(source) for row in rows for source in row.source} == set(map(int, Source)) - {Source.DEMONSTRATION}
@@ -116,17 +115,6 @@ def test_weights_change_after_the_critics_warm_up(ppo: Path, grpo: Path) -> None
     for run, version in ((ppo, 2), (grpo, 2)):
         assert progress(run)["policy_version"] == version
         assert progress(run)["iterations"] == ITERATIONS[run.name]
-
-
-def test_credit_rows_belong_to_the_trajectories(run: Path) -> None:
-    for rows, credit_rows in zip(trajectories(run), credits_(run), strict=True):
-        for row, credit in zip(rows, credit_rows, strict=True):
-            assert credit.trajectory_id == row.trajectory_id
-            assert credit.loss_mask.tolist() == row.action_mask.tolist()
-            assert (credit.advantages[~row.action_mask] == 0).all()
-            assert (credit.critic_mask & ~row.action_mask).sum() == 0
-            assert credit.critic_mask.any() == (run.name == "ppo")
-            assert -1 <= credit.return_ <= 1
 
 
 def test_metrics_have_one_row_per_iteration_in_which_sampler_and_learner_agree(run: Path) -> None:
@@ -186,7 +174,6 @@ def finished(
 
 
 def moved_aside(project: Path) -> list[dict[str, bytes]]:
-    """The contents of every folder that made room."""
     return [contents(folder) for folder in sorted((project / PLACES.aside).glob("*"))]
 
 

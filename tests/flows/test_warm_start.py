@@ -34,7 +34,6 @@ TIMEOUT_S = 300.0
 
 @pytest.fixture
 def stored(tmp_path: Path, tiny_model: Path) -> Path:
-    """A folder of a model in bfloat16."""
     folder = tmp_path / "stored"
     AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16).save_pretrained(folder)
     load_tokenizer(tiny_model).save_pretrained(folder)

@@ -28,8 +28,6 @@ Open = Callable[..., Page]
 
 @pytest.fixture
 def opened(open_page: Open, words: Any) -> Open:
-    """Opens the page of some groups of episodes."""
-
     def call(groups: Sequence[Sequence[Shown]], **options: Any) -> Page:
         options = {"viewport": LAPTOP, **options}
         return open_page(page("ppo", ABOUT, groups, words.decode), **options)

@@ -103,7 +103,6 @@ def paid(**weights: float) -> CreditParams:
 
 
 def numbered(iterations: Sequence[Sequence[Trajectory]]) -> list[list[Trajectory]]:
-    """The episodes with ids of their own."""
     return [
         [replace(each, trajectory_id=f"{i}/q{n}/0", iteration=i, group=n) for n, each in enumerate(rows)]
         for i, rows in enumerate(iterations)

@@ -35,7 +35,6 @@ MEASURED_ON = "atlas test questions abababab, 9"
 
 @pytest.fixture
 def project(tmp_path: Path, lay_store: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a tracking store of its own."""
     lay_store(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -45,7 +44,6 @@ def project(tmp_path: Path, lay_store: Callable[[Path], None], monkeypatch: pyte
 
 @pytest.fixture
 def run_id(project: Path, make_shown: Callable[..., Shown], words: Any) -> str:
-    """A run that has a page of two trajectories."""
     about: dict[str, Any] = {"facts": [], "weights": {}, "notes": []}
     pair = [make_shown(when=When.BEFORE, answer="Veld"), make_shown(when=When.AFTER)]
     with tracking.start("ppo", {}, {}) as run:

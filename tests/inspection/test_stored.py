@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from agent_r1.inspection.stored import Shown, When, from_iteration, pairs, quotas, spread
+from tests.cases import cases
 
 
 @pytest.mark.parametrize(
@@ -15,16 +16,7 @@ def test_iterations_are_spread(count: int, at_most: int, places: list[int]) -> N
     assert spread(count, at_most) == places
 
 
-@pytest.mark.parametrize(
-    ("iterations", "count", "recurring", "shares"),
-    [
-        (4, 10, 0, [3, 3, 2, 2]),
-        (3, 12, 100, [5, 2, 5]),  # a quarter of 12 more for each end, the other 6 shared
-        (3, 12, 1, [5, 3, 4]),
-        (1, 7, 7, [7]),
-        (0, 7, 0, []),
-    ],
-)
+@cases("iterations, count, recurring, shares")
 def test_shares_of_the_iterations(iterations: int, count: int, recurring: int, shares: list[int]) -> None:
     assert quotas(iterations, count, recurring) == shares
 

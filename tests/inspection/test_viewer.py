@@ -11,13 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerFast
 
 from agent_r1.inspection import viewer as page_module
 from agent_r1.inspection.stored import Shown
 from agent_r1.inspection.viewer import Alphabet, Payload, Pieces, action_parts, packed, page
+from tests.cases import cases
 
 ABOUT: dict[str, Any] = {"facts": [], "weights": {}, "notes": []}
 LOST = "\N{REPLACEMENT CHARACTER}"
@@ -135,33 +133,6 @@ def test_what_never_becomes_a_character_is_shown_all_the_same() -> None:
     assert "".join(Pieces(utf8).of(b"\xff" * 20)) == LOST * 20
 
 
-@given(st.text(max_size=20))
-def test_the_pieces_are_the_text(tiny_tokenizer: PreTrainedTokenizerFast, text: str) -> None:
-    def decode(token_ids: Sequence[int]) -> str:
-        return str(tiny_tokenizer.decode(list(token_ids), clean_up_tokenization_spaces=False))
-
-    ids = tiny_tokenizer(text, add_special_tokens=False)["input_ids"]
-    pieces = Pieces(decode).of(ids)
-    assert len(pieces) == len(ids)
-    assert "".join(pieces) == decode(ids)
-
-
-@pytest.mark.parametrize(
-    ("pieces", "ended", "parts"),
-    [
-        (
-            ["<think>", "a", "</think>", "\n", "<answer>", "b", "</answer>", "<end>"],
-            True,
-            [("thought", 4), ("answer", 4)],
-        ),
-        (["<think>a</", "think>\n<", "tool_call>{}</tool_call>"], False, [("thought", 2), ("call", 1)]),
-        (["Who?", "\n", "</think>", "<answer></answer>"], False, [("thought", 3), ("answer", 1)]),  # opened for it
-        (["so: ", "<think>", "a", "</think>"], False, [("text", 1), ("thought", 3)]),
-        (["so: ", "<tool_call>", "{", "}"], False, [("text", 1), ("call", 3)]),
-        (["hm", "<end>"], True, [("text", 2)]),
-        (["", "\n<answer>", "</answer>", "tail"], False, [("answer", 3), ("text", 1)]),
-        ([], False, []),
-    ],
-)
-def test_parts_of_an_action(pieces: list[str], ended: bool, parts: list[tuple[str, int]]) -> None:
-    assert action_parts(pieces, ended=ended) == parts
+@cases("pieces, ended, parts")
+def test_parts_of_an_action(pieces: list[str], ended: bool, parts: list[list[str | int]]) -> None:
+    assert [*map(list, action_parts(pieces, ended=ended))] == parts

@@ -32,7 +32,6 @@ def trained_names(model: nn.Module) -> set[str]:
 
 @pytest.fixture
 def changed_model(tiny_model: Path, tmp_path: Path) -> Path:
-    """The tiny model with other weights."""
     model = load_policy(tiny_model, device=CPU)
     model.get_input_embeddings().weight.data += 0.1
     model.save_pretrained(tmp_path / "changed")

@@ -37,7 +37,6 @@ def learner(make_learner: Make) -> Learner:
 
 @pytest.fixture
 def folder(learner: Learner, tmp_path: Path) -> Path:
-    """Its checkpoint after one iteration."""
     checkpoint.save(tmp_path / "checkpoint", learner, after(1))
     return tmp_path / "checkpoint"
 

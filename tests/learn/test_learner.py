@@ -216,13 +216,6 @@ def test_where_all_are_left_out_the_critic_trains_alone(make_learner: Make, samp
     assert metrics["update/trained_share"] == 1.0, "they have the critic's gradient"
 
 
-def test_a_minibatch_that_is_left_out_is_in_no_mean_of_the_metrics(make_learner: Make, samples: Samples) -> None:
-    learner = make_learner(minibatches=4)
-    metrics = learner.update(samples.trajectories, left_out(samples.credits, slice(1, None)), 0)
-    assert metrics["policy/entropy"] > 1, "of a model that knows nothing yet, and no mean with steps of none"
-    assert learner.policy_version == 1
-
-
 @pytest.mark.parametrize("kept", [4, 2])
 def test_the_number_of_optimiser_steps_is_the_same_whatever_is_kept(
     make_learner: Make, samples: Samples, monkeypatch: pytest.MonkeyPatch, kept: int

@@ -26,6 +26,7 @@ from agent_r1.learn.losses import (
 from agent_r1.learn.scoring import TokenScores
 from agent_r1.params import load
 from agent_r1.params.train import UpdateParams
+from tests.cases import cases
 from tests.learn.learning import UPDATE, with_changes
 
 CLIP = load(Path(__file__).parents[2] / "params.yaml").train.update.model_copy(
@@ -47,20 +48,7 @@ def test_logarithms_of_ratios_end_at_20_nats_and_have_no_gradient_there() -> Non
     assert policy_ratio(torch.tensor([50.0, 10, 3, 1]), torch.zeros(4), [2, 2]).log().tolist() == [20, 20, 2, 2]
 
 
-@pytest.mark.parametrize(
-    ("advantage", "ratio", "loss", "slope"),
-    [
-        (2.0, 1.0, -2.0, -2.0),  # inside the range: -A rho, slope d(-A rho)/d(logprob) = -A rho
-        (2.0, 1.25, -2.5, -2.5),  # above 1 + clip_low but below 1 + clip_high: clip-higher lets it pass
-        (2.0, 1.5, -2.56, 0.0),  # max(-3, -2 * 1.28)
-        (2.0, 0.5, -1.0, -1.0),  # max(-1, -2 * 0.8): the pessimistic bound does not help a lost action
-        (-2.0, 1.0, 2.0, 2.0),
-        (-2.0, 0.5, 1.6, 0.0),  # max(1, 2 * 0.8): already unlikely enough
-        (-2.0, 1.5, 3.0, 3.0),  # max(3, 2 * 1.28)
-        (-2.0, 4.0, 6.0, 0.0),  # max(8, 2.56), capped at 3 * 2
-        (0.0, 1.5, 0.0, 0.0),
-    ],
-)
+@cases("advantage, ratio, loss, slope")
 def test_clipped_policy_loss_by_hand(advantage: float, ratio: float, loss: float, slope: float) -> None:
     logprobs = logs(ratio, requires_grad=True)
     value = clipped_policy_loss(torch.exp(logprobs), torch.tensor([advantage]), CLIP)

@@ -211,10 +211,6 @@ def with_head(critic: Critic) -> Critic:
     return critic
 
 
-def test_a_new_critic_values_everything_at_zero(tiny_model: Path) -> None:
-    assert torch.equal(values(Critic(tiny_model, torch.float32, CPU)), torch.zeros(2, 4))
-
-
 def test_the_backbone_starts_as_the_policys_with_weights_of_its_own(tiny_model: Path) -> None:
     critic, policy = Critic(tiny_model, torch.float32, CPU), load_policy(tiny_model, device=CPU)
     for ours, theirs in zip(critic.backbone.parameters(), policy.base_model.parameters(), strict=True):

@@ -14,6 +14,7 @@ from agent_r1.records import CallStatus, Outcome, Passage, Trajectory
 from agent_r1.tables import read_rows
 from agent_r1.tools.toolbox import own_sources
 from agent_r1.training.loop import Training, iterate
+from tests.cases import cases
 from tests.fixtures import Task
 from tests.outside.worlds import asked, call, limits, play, shared
 
@@ -242,24 +243,7 @@ W = {"name": "w"}
 ROW = W | {"row": {"word": "crane"}}
 
 
-@pytest.mark.parametrize(
-    ("params", "setup", "message"),
-    [
-        (declared("Wordle"), {"name": "v"}, "question 'q1': setup names 'v', which env.toolbox does not define"),
-        (declared("Wordle"), W | {"class": "os:Env"}, "question 'q1': setup: unknown key 'class'"),
-        (declared("Wordle"), W, r"'q1': setup\.row does not fit .*\.w\.reset: missing .* 'word'"),
-        (declared("Wordle"), W | {"row": {"word": "a", "x": 1}}, "unexpected keyword argument 'x'"),
-        (declared("Quiet"), W, "'q1' has no answers, and Quiet has no get_reward and sets no reward"),
-        (declared("Worlde"), W, r"env\.toolbox\.w: some_boxes has no 'Worlde'; did you mean 'Wordle'"),
-        ({"w": {"class": "some_boxes"}}, W, r"toolbox\.w\.class"),
-        (declared("Broken"), W, r"some_boxes:Broken\(\) cannot be made \(OSError: no disk\)"),
-        (declared("Unready"), W, "some_boxes:Unready has no method reset"),
-        (declared("Bare"), W, "some_boxes:Bare has no public method that could be a tool"),
-        (declared("Untyped"), W, "w: tool 'guess': parameter 'word' needs a type annotation"),
-        (declared("Slow"), W, r"env\.toolbox\.w: a method waits, and for ever; set timeout_s"),
-        (declared("Wordle", timeout_s=1), W, r"env\.toolbox\.w: no method waits; leave out timeout_s"),
-    ],
-)
+@cases("params, setup, message")
 def test_what_is_refused_before_a_model_is_loaded(params: dict[str, Any], setup: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         require_toolbox([asked("toolbox", setup)], limits(toolbox=params))

@@ -102,16 +102,7 @@ def test_the_schema_decides_whether_a_value_is_text() -> None:
     ), "as Python writes it"
 
 
-@pytest.mark.parametrize(
-    ("style", "text"),
-    [
-        ("llama", '{"name": "find", "parameters": {"what": "x"}'),
-        ("llama", '{"name": "find", "parameters": ' + '{"a":' * 5000),
-        ("tags", "<tool_call>\n<function=find>\n<parameter=what>\nx\n"),
-        ("list", '[TOOL_CALLS][{"name": "find", "arguments": {"what": "x"}, "id": "1"}'),
-        ("pairs", "<tool_call>" * 2000),
-    ],
-)
+@cases("style, text")
 def test_a_call_that_is_not_well_formed_stays_text(style: str, text: str) -> None:
     assert form(style).read(text, {}) == text
 

@@ -112,23 +112,6 @@ def reply_to(chat: Chat, *observations: str, closed: bool = True, tools: Tools =
     return reply
 
 
-@pytest.mark.parametrize(
-    ("tools", "expected"),
-    [
-        ([SEARCH], "<tool_response>\n[Tesk]\n</tool_response><|im_end|>"),
-        ((), "[Tesk]<|im_end|>"),  # who offers no tools answers as a user does
-        ((), "[Tesk\nVeld]<|im_end|>"),  # and in one message
-    ],
-)
-def test_the_built_in_reply_by_hand(chat: Chat, tools: Tools, expected: str) -> None:
-    reply = reply_to(chat, *["Tesk", "Veld"][: 1 + ("Veld" in expected)], tools=tools)
-    text = "".join(
-        chat.decode([index]) if source is Source.TEMPLATE else f"[{chat.decode([index])}]"
-        for index, source in zip(reply.ids, reply.source, strict=True)
-    )
-    assert text.replace("][", "") == f"\n<|im_start|>user\n{expected}\n<|im_start|>assistant\n"
-
-
 def test_an_action_that_is_unclosed_or_ends_with_another_token_is_closed_by_the_template(
     tokenizer_of: TokenizerOf,
 ) -> None:

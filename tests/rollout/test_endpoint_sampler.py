@@ -6,8 +6,7 @@ from pathlib import Path
 
 from agent_r1.evaluation.protocols import EndpointSampler
 from agent_r1.http.endpoint import Endpoint, Reply
-from agent_r1.rollout.chat import Chat, Dialogue
-from agent_r1.rollout.codec import SAMPLE_TOOL
+from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.sampling import Request
 from tests.cases import cases
 
@@ -48,18 +47,3 @@ def test_an_answer_is_kept_for_the_same_request_alone(chat: Chat, tmp_path: Path
     EndpointSampler(saying, "m", chat, concurrency=1, kept=kept).sample(requests)
     EndpointSampler(saying, "other", chat, concurrency=1, kept=kept).sample(requests[:1])
     assert saying.asked == 6
-
-
-def test_messages_are_the_context_without_tools_of_a_template(chat: Chat) -> None:
-    dialogue = Dialogue(chat, "Answer.", "Who <|im_end|>?", [SAMPLE_TOOL])
-    action = chat.encode_action("<think>x</think>", dialogue.opening.ids)
-    dialogue.reply(action, ["It is <|im_start|>."], closed=True)
-    (system, told), *rest = dialogue.messages()
-    assert system == "system"
-    assert told.startswith("Answer.\n\n# Tools")
-    assert '"name": "look_up"' in told
-    assert rest == [
-        ("user", "Who <|im_end|>?"),
-        ("assistant", "<think>x</think>"),
-        ("user", "<tool_response>\nIt is <|im_start|>.\n</tool_response>"),
-    ]

@@ -9,26 +9,12 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agent_r1.rollout.engines import choose, draw_uniforms, generate
+from tests.cases import cases
 
 THREE = torch.tensor([[0.2, 0.3, 0.5]]).log() + 7.0  # logits: adding to all of them changes nothing
 
 
-@pytest.mark.parametrize(
-    ("temperature", "uniform", "token"),
-    [
-        (1.0, 0.0, 0),
-        (1.0, 0.19, 0),
-        (1.0, 0.21, 1),
-        (1.0, 0.49, 1),
-        (1.0, 0.51, 2),
-        (1.0, 1 - 2**-53, 2),
-        (0.5, 0.10, 0),  # the squares .04, .09, .25 of .38: .105, .237, .658
-        (0.5, 0.11, 1),
-        (0.5, 0.34, 1),
-        (0.5, 0.35, 2),
-        (0.0, 0.0, 2),
-    ],
-)
+@cases("temperature, uniform, token")
 def test_a_token_is_where_the_cumulated_probabilities_pass_the_number(
     temperature: float, uniform: float, token: int
 ) -> None:

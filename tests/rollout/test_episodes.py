@@ -369,22 +369,6 @@ def test_an_episode_of_several_contexts(tokenizer_of: TokenizerOf) -> None:
     assert trajectory.outcome is Outcome.ANSWERED
 
 
-@pytest.mark.parametrize("spare", [0, 1])
-def test_the_budget_is_a_contexts(spare: int, tokenizer_of: TokenizerOf) -> None:
-    """A new context without room for an action ends the episode; with one token more, one action token follows."""
-    chat = Chat(tokenizer_of("qwen3"))
-    long_thought = f"<think>{'x' * 300}</think>b"
-    renewed = Dialogue(chat, "Be brief.", "Who?").reply(chat.encode_action(long_thought), ["y" * 300], closed=True)
-    script, limit = ScriptedSampler([[long_thought, "cd"]], chat), len(renewed.ids) + spare
-    [trajectory] = run(script, chat, [Echo("y" * 300, 1)], max_tokens=limit, max_action_tokens=400)
-    if spare:
-        assert trajectory.steps[1].stop_reason is StopReason.LENGTH
-        assert [span.stop - span.start for span in trajectory.contexts][1] == len(renewed.ids) + 1
-    else:
-        assert trajectory.outcome is Outcome.TOKEN_LIMIT
-        assert trajectory.context_starts == [0]
-
-
 def test_a_thought_that_the_prompt_opens_is_read_with_its_tag(
     hostile_question: Question, hostile_index: Search, tokenizer_of: TokenizerOf
 ) -> None:

@@ -307,23 +307,11 @@ def of(ids: Any = (5, 9), logprobs: Any = (-1.0, -0.5), **changes: Any) -> dict[
     return answer
 
 
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        (of(ids=[512, 9]), "token 512, of a vocabulary of 512"),
-        (of(ids=[9, 9]), "tokens after 9, which ends an action"),
-        (of(ids=[], logprobs=[]), "0 tokens and 0 logprobs, of 1 to 2 of each"),
-        (of(token_ids=[5, 6, 7]), "logprobs of other tokens than it sampled"),
-        (of(ids=[5, 6, 7], logprobs=[-1.0] * 3), "3 tokens and 3 logprobs"),
-        (of(logprobs=[-9999.0, -1.0]), "logprobs that are not all finite"),
-        (of(logprobs=[float("nan")] * 2), "logprobs that are not all finite"),
-        (of(logprobs=[3, -1]), "a logprob of 3"),
-    ],
-)
+@cases("changes, message")
 def test_an_answer_that_vllm_does_not_give_is_named(
-    monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any], message: str
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], message: str
 ) -> None:
-    bodies = [{"results": [DESCRIPTION]}, answer]
+    bodies = [{"results": [DESCRIPTION]}, of(**changes)]
 
     async def say(*_: object) -> Answer:
         return Answer(200, json.dumps(bodies.pop(0)).encode())

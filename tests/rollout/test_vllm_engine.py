@@ -36,6 +36,7 @@ from agent_r1.seeds import derive
 from agent_r1.training.loop import iterate
 from agent_r1.weight_sums import differing, sums_of
 from tests.answering import Heard, Said, answering
+from tests.cases import cases
 from tests.fixtures import Task
 from tests.learn.learning import move
 from tests.rollout.turns import CONTEXTS, LIMITS, InTurn, run, without_latency
@@ -73,7 +74,6 @@ def alone(opener: Callable[..., Open], tiny_model: Path) -> Iterator[VllmEngine]
 
 
 def requests(count: int = 24, max_tokens: int = 30) -> list[Request]:
-    """Contexts of 20 to 40 arbitrary tokens."""
     rng = np.random.default_rng(0)
     contexts = [rng.integers(0, 256, 20 + index % 21).tolist() for index in range(count)]
     return [
@@ -247,22 +247,7 @@ def test_nothing_is_left_of_an_engine_of_which_one_process_was_killed(engine: En
 GPUS, CORES = "CUDA_VISIBLE_DEVICES", "VLLM_CPU_OMP_THREADS_BIND"
 
 
-@pytest.mark.parametrize(
-    ("replicas", "parts", "threads", "gpus", "found"),
-    [
-        (1, 1, 9, [], [{}]),
-        (0, 1, 2, [], [{}] * 2),
-        (0, 1, 9, [], [{}]),
-        (0, 2, 1, [], [{CORES: "0|1"}, {CORES: "2|3"}]),
-        (1, 2, 2, [], [{CORES: "0,1|2,3"}]),
-        (2, 1, 3, [], "takes more than the 4 cores; lower one of them"),
-        (1, 1, 9, ["0", "1"], [{}]),
-        (2, 1, 9, ["5", "6", "7"], [{GPUS: "5"}, {GPUS: "6"}]),
-        (0, 2, 1, ["4", "5", "6", "7"], [{GPUS: "4,5"}, {GPUS: "6,7"}]),
-        (3, 1, 1, ["0", "1"], "takes 3 GPUs, and there are 2; lower one of them"),
-        (0, 4, 1, ["0", "1"], "takes 4 GPUs, and there are 2"),
-    ],
-)
+@cases("replicas, parts, threads, gpus, found")
 def test_where_processes_run(
     monkeypatch: pytest.MonkeyPatch, replicas: int, parts: int, threads: int, gpus: list[str], found: Any
 ) -> None:

@@ -18,7 +18,7 @@ from agent_r1.params.env import Order
 from agent_r1.records import Outcome, Source, Trajectory
 from agent_r1.rollout.chat import Chat, Dialogue
 from agent_r1.rollout.codec import SAMPLE_TOOL
-from agent_r1.rollout.episodes import ScriptedSampler, apart, collect, compare, follow, prove_order
+from agent_r1.rollout.episodes import ScriptedSampler, collect, compare, follow, prove_order
 from agent_r1.rollout.sampling import Action, Request
 from tests.rollout.turns import CONTEXTS, LIMITS, Recording, Waiting, at_once, play, run
 
@@ -177,13 +177,6 @@ class Crowded(Alone):
         await asyncio.sleep(0)
         self._asking -= 1
         return drawn(request, shift)
-
-
-def test_how_far_two_actions_are_apart() -> None:
-    one = Action.of([1, 2, 3, 0], [-1.0, -2.0, -3.0, -4.0], end_ids=[0])
-    assert apart(one, one) == (0.0, 0)
-    assert apart(one, Action.of([1, 2, 0], [-1.0, -2.5, -9.0], end_ids=[0])) == (0.5, 2)
-    assert apart(one, Action.of([4, 2, 3, 0], [-9.0] * 4, end_ids=[0])) == (0.0, 4)
 
 
 @pytest.mark.parametrize("order", ["arrival", "exact_arrival"])

@@ -38,7 +38,6 @@ class Recording:
 
     @property
     def batches(self) -> list[list[int]]:
-        """The episodes of each round."""
         return [[request.episode for request, _ in pairs] for pairs in self.rounds]
 
 

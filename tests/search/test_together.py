@@ -1,7 +1,5 @@
 """Queries that are searched together: as one by one in results, order, memory and faults; beside the loop."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Sequence

@@ -32,7 +32,6 @@ def asking(
     act: Callable[[Request], Awaitable[Action]],
     port: int,
 ) -> Conversations:
-    """What a client at the server does."""
     conversations = Conversations(chat, LIMITS, AGENT, act)
 
     async def run() -> None:

@@ -28,6 +28,7 @@ from agent_r1.seeds import derive
 from agent_r1.serving import served as app
 from agent_r1.serving.agent import Agent
 from agent_r1.serving.served import MAX_BODY_BYTES, Lasting, Service, serve
+from tests.cases import cases
 from tests.fixtures import FreePort
 
 LIMITS = load(SHIPPED).env.model_copy(update={"max_tokens": 400, "max_action_tokens": 100, "max_steps": 3})
@@ -106,7 +107,6 @@ class Policy:
 
 @contextmanager
 def serving(agent: Agent, port: int) -> Iterator[str]:
-    """The address of an agent's server in a thread of this process."""
     server = Server(configured(Service(agent, "ppo").app(), "127.0.0.1", port, Lasting))
     agent.shared.tools(0)
     thread = threading.Thread(target=agent.shared.run, args=(server.serve(),))
@@ -268,12 +268,6 @@ def test_of_a_long_conversation_the_last_exchanges_are_read(url: str, policy: Po
     assert read == sorted(read)
 
 
-def test_a_question_without_an_answer_is_left_out(url: str, policy: Policy, chat: Chat) -> None:
-    messages = [*ASKED["messages"], {"role": "assistant", "content": None}, *asked("And where?")["messages"]]
-    client(url).chat.completions.create(model="ppo", messages=messages)
-    assert not [context for context, _ in policy.sampled if "Who?" in chat.decode(context)]
-
-
 def test_steps_come_as_they_are_taken(url: str, policy: Policy) -> None:
     """The first is here before the second action is sampled, which would wait for ever."""
     policy.go_on.clear()
@@ -297,27 +291,7 @@ def test_who_leaves_ends_the_episode(url: str, policy: Policy, stream: bool) -> 
     assert policy.ended.wait(PATIENCE_S)
 
 
-@pytest.mark.parametrize(
-    ("changes", "status", "message"),
-    [
-        ({"model": "ppp"}, 404, "there is no model 'ppp' here, only 'ppo'"),
-        ({"max_tokens": 0}, 400, "max_tokens: Input should be greater than or equal to 1"),
-        ({"tools": [TOOL]}, 400, "tools: this agent has its own tools"),
-        ({"response_format": {"type": "json_object"}}, 400, "response_format: this agent has its own tools, and answ"),
-        ({"n": True}, 400, "n: null or 1 alone is taken here"),
-        ({"grammar": "x"}, 400, "grammar: null alone is taken here; leave it out"),
-        ({"stop": [*"abcde"]}, 400, "List should have at most 4 items"),
-        ({"messages": [*ASKED["messages"]] * 2}, 400, "user and assistant in turn, the user last, and was sent 2 mess"),
-        ({"messages": [SYSTEM]}, 400, "the user last, and was sent 1 messages ()"),
-        (
-            {"messages": [*ASKED["messages"], {"role": "assistant", "content": "</answer>"}, *ASKED["messages"]]},
-            400,
-            "no answer of this agent's reads '</answer>'; leave tags out of it",
-        ),
-        (asked(" "), 400, "the question is empty"),
-        (asked([{"type": "image_url"}]), 400, "messages.0.content"),
-    ],
-)
+@cases("changes, status, message")
 def test_a_request_that_would_change_the_answer_is_refused_by_its_field(
     url: str, changes: dict[str, Any], status: int, message: str
 ) -> None:

@@ -23,7 +23,6 @@ SMALL: dict[str, Any] = {
     "env": {"max_steps": 1, "max_tokens": 256, "max_action_tokens": 4},
     "train": {"iterations": 2, "rollout": {"questions": 2, "samples": 2}},
 }
-REFILLED = {"kind": "top_p", "share": 0.9, "refill": 3}
 ROOMY = {**SMALL, "env": {**SMALL["env"], "max_tokens": 512}}
 HELD = {"train": {"reference": "models:/agent_r1/1", "update": {"kl_loss": 0.1}}}
 
@@ -133,15 +132,6 @@ def test_too_many_questions_without_room_are_refused_before_anything_is_begun(ti
     with pytest.raises(ValueError, match="1 of 4"):
         made(tmp_path / "run", tiny_model, questions=rows).train(fresh=True)
     assert not (tmp_path / "aside").exists()
-
-
-def test_a_refill_asks_no_question_without_room(tiny_model: Path, tmp_path: Path) -> None:
-    """Two of four have none, returns are all equal, and three rounds want another question."""
-    rows = [{"id": f"q{at}", "question": "Who? " * (60 if at % 2 else 1), "answers": ["x"]} for at in range(4)]
-    once = {"iterations": 1, "rollout": {"questions": 1, "samples": 2}, "credit": {"filter": REFILLED}}
-    changes = {**SMALL, "env": {**SMALL["env"], "too_long_share": 0.5}, "train": once}
-    made(tmp_path / "run", tiny_model, questions=rows, changes=changes).train()
-    assert sorted(asked_in(tmp_path / "run", 0)) == ["q0", "q2"]
 
 
 def test_adapters_answer_beside_the_model_that_they_were_trained_on(

@@ -24,6 +24,7 @@ from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.search.base import Search
 from agent_r1.teaching.conversations import retell
+from tests.cases import cases
 from tests.outside.worlds import asked
 
 TEMPLATES = Path(__file__).parents[1] / "rollout/templates"
@@ -84,8 +85,6 @@ ARMS = asked("bandit", bandit.Board.draw_known(0, turned=False).write(), dataset
 
 @pytest.fixture
 def told(write: Write, chat: Chat, index: Search, settings: Params) -> Told:
-    """The trajectories of rows, for questions about films or others, with limits of the environment changed."""
-
     def tell(rows: Sequence[Row], *questions: Question, chat: Chat = chat, **limits: Any) -> list[Trajectory]:
         changed = settings.model_copy(update={"env": settings.env.model_copy(update=limits)})
         return retell(read_conversations(write(rows)), questions or [FILM], chat, index, changed)
@@ -275,23 +274,7 @@ def test_a_row_names_its_data_set_where_prompts_differ(chat: Chat, told: Told, s
     assert told([found], FILM, replace(FILM, dataset="others", question_id="q4"))
 
 
-@pytest.mark.parametrize(
-    ("row", "problem"),
-    [
-        ({}, 'row 1: the data sets films, shop, arms differ in their prompts; .*"dataset": "films"$'),
-        ({"dataset": "shops"}, "row 1: there is no data set 'shops'; did you mean 'shop'"),
-        ({"dataset": 3}, "row 1: field 'dataset' must be a text"),
-        (
-            {"dataset": "shop", "messages": [user(), calling({"name": "prise", "arguments": {}})]},
-            "row 1, message 2: shop has no tool 'prise'; did you mean 'price'",
-        ),
-        ({"dataset": "arms"}, "row 1, message 2: arms has no tool 'search', nor any other; write a move between"),
-        (
-            {"dataset": "shop", "messages": [user(), searching(), user(), saying()]},
-            "row 1: the user replies to the assistant; shop has tools: make that role tool",
-        ),
-    ],
-)
+@cases("row, problem")
 def test_what_no_data_set_could_have_had_is_refused_by_row(
     row: Row, problem: str, told: Told, shop: dict[str, ToolboxParams]
 ) -> None:

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -59,13 +58,6 @@ def fitted(tiny_model: Path) -> Callable[..., Fitted]:
     return learn
 
 
-def test_the_loss_falls(fitted: Callable[..., Fitted], rows: list[Trajectory]) -> None:
-    _, losses = fitted(rows, steps=60, learning_rate=1e-2)
-    assert len(losses) == 60
-    assert losses[0] > 5  # about ln 388 = 5.96, all tokens alike
-    assert np.mean(losses[-3:]) < 2
-
-
 def test_the_first_loss_by_hand(model: PreTrainedModel, rows: list[Trajectory]) -> None:
     """Sum of weight times negative logprob over the sum of the weights: 1 at actions, 0.3 at observations, else 0."""
     weighted, total = 0.0, 0.0
@@ -77,13 +69,6 @@ def test_the_first_loss_by_hand(model: PreTrainedModel, rows: list[Trajectory]) 
             weighted, total = weighted - weight * logprob, total + weight
     losses = fit(model, Lessons.of(rows, [], 0.3), params(steps=1, batch_size=12))
     assert losses == [pytest.approx(weighted / total, abs=1e-5)]
-
-
-def test_the_same_seed_gives_the_same_bits(fitted: Callable[..., Fitted], rows: list[Trajectory]) -> None:
-    (one, losses), (two, same_losses), (other, _) = (fitted(rows, seed=seed) for seed in (7, 7, 8))
-    assert losses == same_losses
-    assert same_bits(one, two)
-    assert not same_bits(one, other)
 
 
 class Killed(BaseException):

@@ -89,8 +89,6 @@ def script(episode: int) -> list[str]:
 
 
 def play(chat: Chat, world: World, path: Path | None, episodes: int = 8) -> list[Any]:
-    """The tokens and calls of some episodes, as training collects them."""
-
     def env(shared: Shared, seed: int) -> ToolEnv:
         return ToolEnv("Who?", [world.tool()], max_steps=4, journal=shared.journal, seed=seed)
 

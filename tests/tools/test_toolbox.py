@@ -40,7 +40,6 @@ class Corpus(Search):
 
 @pytest.fixture
 def env() -> Env:
-    """The section of params.yaml with other tools."""
     shipped = load(Path(__file__).parents[2] / "params.yaml").model_dump(mode="json", by_alias=True)
 
     def changed(max_result_characters: int = 4000, **tools: Any) -> EnvParams:
@@ -52,8 +51,6 @@ def env() -> Env:
 
 
 def called(params: EnvParams, index: Search | None, *calls: tuple[str, dict[str, Any]]) -> list[ToolResult]:
-    """The results of one episode's calls."""
-
     async def play() -> list[ToolResult]:
         async with Toolbox(params, index) as toolbox:
             tools = {tool.name: tool for tool in toolbox.tools(seed=1)}
@@ -138,16 +135,7 @@ def test_long_results_are_cut_in_sight(env: Env) -> None:
     assert short.titles == ("T0",), "what was cut off was not shown"
 
 
-@pytest.mark.parametrize(
-    ("text", "kept"),
-    [
-        ("x" * 10, "x" * 10),
-        ("x" * 11, "x" * 10 + " [... 1 characters left out]"),
-        ("é" * 10_000_000, "é" * 10 + " [... 9,999,990 characters left out]"),
-        ("a\0b", "a\0b"),
-        ("a\ud83db", "a\N{REPLACEMENT CHARACTER}b"),
-    ],
-)
+@cases("text, kept")
 def test_what_is_cut(text: str, kept: str) -> None:
     result = cut(ToolResult(text=text, call_status=CallStatus.FAILED), 10)
     assert result == ToolResult(text=kept, call_status=CallStatus.FAILED)
@@ -255,7 +243,6 @@ def call(tool: str, latency_s: float = 0.0, status: CallStatus = CallStatus.OK) 
 
 
 def episode(*actions: Sequence[Call], outcome: Outcome = Outcome.ANSWERED) -> Trajectory:
-    """One whose actions, of a token each, made the given calls."""
     return from_parts([(Source.ACTION, [0])] * len(actions), [{"calls": calls} for calls in actions], outcome=outcome)
 
 

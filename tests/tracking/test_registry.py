@@ -17,6 +17,7 @@ from agent_r1.params.places import registered_policy
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Descriptor, Outpaced, Version
 from tests import descriptors
+from tests.cases import tables
 
 ROOT = Path(__file__).parents[2]
 A, B, C = (letter * 64 for letter in "abc")
@@ -34,8 +35,6 @@ def client(tmp_path: Path, lay_store: Callable[[Path], None], monkeypatch: pytes
 
 @pytest.fixture
 def describe(client: MlflowClient) -> Describe:
-    """A descriptor of a policy by its hash, from a training of its own."""
-
     def make(policy_hash: str, label: str = "ppo-seed3", **changes: str) -> Descriptor:
         copy = {"dvc_file": registered_policy(label, policy_hash).as_posix(), "dvc_hash": COPY}
         return descriptors.describe(policy_hash, label, **copy | changes)
@@ -79,13 +78,6 @@ def test_a_versions_page_shows_run_score_and_interval(client: MlflowClient, desc
         assert shown.description.startswith(f"Success {success:.3f} [0.86, 0.92] on the test questions.")
 
 
-def test_a_training_that_goes_on_keeps_the_descriptors_of_both_policies(describe: Describe) -> None:
-    first = describe(A)
-    second = dataclasses.replace(describe(B), mlflow_run_id=first.mlflow_run_id)
-    assert [registry.register(each).descriptor for each in (first, second)] == [first, second]
-    assert [version.descriptor for version in registry.versions()] == [first, second]
-
-
 def test_a_version_that_was_stored_before_is_read_promoted_and_learns_where_it_is(
     client: MlflowClient, describe: Describe, register_before: Callable[[Descriptor], None]
 ) -> None:
@@ -117,7 +109,6 @@ def test_a_version_whose_source_is_its_descriptor_goes_on(client: MlflowClient, 
 
 
 def test_the_best_version_is_offered_as_the_first_champion(client: MlflowClient, describe: Describe) -> None:
-    """The latest is not."""
     scored = [(A, "0.250"), (B, "0.892"), (C, "0.100")]
     for number, (policy_hash, score) in enumerate(scored, 1):
         registry.register(describe(policy_hash))
@@ -156,31 +147,7 @@ def test_what_people_add_by_hand_is_left_alone(client: MlflowClient, describe: D
     assert registry.register(describe(B)).number == 3
 
 
-HOSTILE = [
-    ("dvc_file", "GNUmakefile"),
-    ("dvc_file", "../.profile"),
-    ("dvc_file", "/tmp/models/ppo-seed3-bbbbbbbb.dvc"),
-    ("dvc_file", "models/ppo-seed3-aaaaaaaa.dvc"),  # another version's
-    ("dvc_file", ""),
-    ("dvc_hash", f"../{'1' * 29}.dir"),
-    ("dvc_hash", "1" * 31),
-    ("dvc_hash", f"{COPY}\n"),
-    ("dvc_training_hash", "../../../evil.dir"),
-    ("policy", "/outputs/train/ppo/checkpoint/policy"),
-    ("policy", "../other/train/ppo/checkpoint/policy"),
-    ("policy", "policy"),
-    ("policy_hash", "b" * 63 + "/"),
-    ("label", "../../ppo"),
-    ("label", "ppo --help"),
-    ("run", "ppo; id"),
-    ("seed", "three"),
-    ("sweep", "../.."),
-    ("mlflow_run_id", "../models"),
-    ("git_commit", "$(id)"),
-    ("data_hash", "\x1b]52;c;aWQ=\a"),
-    ("questions", "?"),
-    ("config", "../../x"),
-]
+HOSTILE = tables(Path(__file__).parent)["hostile_descriptors"]
 
 
 def test_a_descriptor_that_no_training_writes_is_skipped_and_named_once(

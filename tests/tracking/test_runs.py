@@ -90,13 +90,6 @@ def test_a_run_holds_its_name_params_tags_and_metrics(project: Path) -> None:
     assert [(point.step, point.value) for point in points] == [(0, 0.25), (1, 0.5)]
 
 
-def test_a_run_of_an_experiment_that_is_not_the_projects_is_none_of_its_own(project: Path) -> None:
-    """The artifacts of another experiment may go to any folder."""
-    store = client(project)
-    elsewhere = store.create_experiment("elsewhere", (project / "anywhere").as_uri())
-    assert tracking.resume(store.create_run(elsewhere).info.run_id) is None
-
-
 BOTH = "musique+own test questions abababab, 9"
 EM, VALIDATED = "rollout/em", "validation/success"
 
@@ -307,14 +300,6 @@ def test_dvc_root_and_subfolders_lead_to_the_same_store(
     assert not (tmp_path / ".tracking").exists()
 
 
-def test_the_usual_variable_names_another_store(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copy(project / ".tracking/mlflow.db", tmp_path / "server.db")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/server.db")
-    run = tracking.start("served-seed0", {}, TAGS)
-    rows = sqlite3.connect(tmp_path / "server.db").execute("SELECT run_uuid FROM runs WHERE name = 'served-seed0'")
-    assert rows.fetchall() == [(run.run_id,)]
-
-
 @pytest.mark.parametrize(
     ("agent", "rows_of", "said"),
     [(None, None, None), ("calm", None, None), ("web", None, False), ("calm", "web", False)],
@@ -393,10 +378,3 @@ def test_a_project_of_another_owner_has_no_commit_which_is_said_once_with_gits_r
             os.chown(path, UID, UID)
         assert [tracking.provenance("atlas")["git_commit"] for _ in range(2)] == ["", ""]
         assert caplog.text.count(f"git config --global --add safe.directory {folder}") == 1
-
-
-def test_provenance_without_git_or_dvc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "params.yaml").write_text("{}")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert tracking.provenance("atlas") == {"dataset": "atlas", "git_commit": "", "data_hash": ""}

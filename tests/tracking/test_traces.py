@@ -38,7 +38,6 @@ def episode(trajectory_id: str = "3/q/0", status: CallStatus = CallStatus.OK) ->
 
 @pytest.fixture
 def run(tmp_path: Path, lay_store: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch) -> tracking.Run:
-    """A run in a store of its own."""
     lay_store(tmp_path)
     shutil.copy(ROOT / "params.yaml", tmp_path)
     monkeypatch.chdir(tmp_path)

@@ -170,7 +170,6 @@ def bits(folder: RunFolder, policies: Sequence[str] = ("checkpoint/policy", "bes
 
 
 def aside(folder: RunFolder) -> None:
-    """Makes room for another run."""
     folder.path.rename(folder.path.with_name(f"run {len(list(folder.path.parent.iterdir()))}"))
 
 
@@ -188,7 +187,6 @@ Alone = tuple[dict[str, Any], Process]
 
 @pytest.fixture(scope="module")
 def made() -> dict[str, Alone]:
-    """The runs of `left_alone`, each made once."""
     return {}
 
 
@@ -212,7 +210,6 @@ def alone(left_alone: Callable[[dict[str, Any]], Alone]) -> Alone:
 
 
 def test_the_run_has_what_could_go_wrong(alone: Alone) -> None:
-    """Otherwise the other tests would hold of nothing."""
     history = alone[0]["metrics"]
     assert len({line["outcome/aborted"] for line in history}) > 1
     assert len({line["demonstrations/joined"] for line in history}) > 1
@@ -242,7 +239,6 @@ def test_killed_before_any_of_its_writes_a_run_ends_with_the_same_bits(
 
 
 def collected(folder: RunFolder) -> list[int]:
-    """The iterations whose trajectories are there."""
     return [int(path.stem) for path in sorted((folder.path / "trajectories").iterdir())]
 
 

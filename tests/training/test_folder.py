@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -111,22 +110,6 @@ def test_under_changed_code_an_unfinished_run_goes_on_with_a_warning(
     caplog.clear()
     taken_up(path, OTHER_CODE)  # of what was said once, no word again
     assert "the code has changed" not in caplog.text
-
-
-def test_a_finished_run_of_other_code_is_refused_until_that_is_accepted(path: Path) -> None:
-    before = contents(path)
-    with pytest.raises(AnotherRunError, match=r"by other code: losses\.py, masks\.py; .*--fresh") as refusal:
-        taken_up(path, OTHER_CODE, iterations=2)
-    assert refusal.value.loss.endswith("masks.py; this gives up 2 finished iterations, 0.00 core-hours")
-    assert contents(path) == before
-    record = checkpoint.progress(path / "checkpoint")
-    checkpoint.amend(path / "checkpoint", dataclasses.replace(record, accepted=OTHER_CODE.code_digest))
-    before = contents(path)
-    folder = taken_up(path, OTHER_CODE, iterations=2)
-    assert (folder.finished, contents(path)) == (2, before)
-    assert folder.progress.code_in_words == f"0-1 {IDENTITY.code_digest}, accepted {OTHER_CODE.code_digest}"
-    with pytest.raises(AnotherRunError, match="other code"):
-        taken_up(path, dataclasses.replace(IDENTITY, code={"losses.py": "third"}), iterations=2)
 
 
 @pytest.mark.parametrize("iterations", [2, 3])
@@ -300,13 +283,11 @@ def learner(tiny_model: Path) -> Learner:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[RunFolder]:
-    """A new run's."""
     with run_folder(tmp_path / "ppo", iterations=9).opened(tmp_path / "aside") as folder:
         yield folder
 
 
 def change(learner: Learner) -> None:
-    """Stands for an update: other weights and one version more."""
     learner.policy_version += 1
     with torch.no_grad():
         next(learner.policy.parameters()).add_(1.0)
@@ -371,22 +352,6 @@ def test_going_back_brings_back_the_good_checkpoint(tmp_path: Path, learner: Lea
     again.tidy()
     assert not again.good.exists()
     assert (again.checkpoint / "learner").exists()
-
-
-@pytest.mark.parametrize(("every", "kept"), [(1, [0, 1, 2, 3, 4, 5, 6]), (4, [0, 4, 6]), (100, [0, 6])])
-def test_a_tidy_run_keeps_rows_of_the_first_the_last_and_every_so_many_iterations(
-    tmp_path: Path, learner: Learner, every: int, kept: list[int]
-) -> None:
-    folder = run_folder(tmp_path / "ppo", iterations=7, learner=False, every=every)
-    for iteration in range(7):
-        touch_rows(folder, iteration)
-    folder.save(learner, finished=7)
-    for _ in range(2):  # as a process does that finds the run complete
-        folder.tidy()
-        for kind in ("trajectories", "proof", "credit"):
-            assert sorted(int(path.stem) for path in (folder.path / kind).iterdir()) == kept
-        assert sorted(path.name for path in folder.checkpoint.iterdir()) == ["SHA256SUMS", "policy", "progress.json"]
-        subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=folder.checkpoint, check=True)
 
 
 def test_a_run_is_complete_after_its_last_iteration_or_where_it_was_stopped(tmp_path: Path, learner: Learner) -> None:

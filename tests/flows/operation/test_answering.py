@@ -83,7 +83,6 @@ def teach(settings: Params, policy: Path) -> None:
 
 @pytest.fixture(scope="module")
 def chatted(project: Path) -> tuple[str, list[StepView]]:
-    """A question for which chat searches twice, and its steps there."""
     settings = load()
     question = read_rows(settings.places.questions, Question)[0].text
     with agent_of(policy_of(settings, CHAMPION), settings, 0.0) as agent:
@@ -97,7 +96,6 @@ def request(question: str) -> dict[str, Any]:
 
 
 def require_same(response: dict[str, Any], views: list[StepView]) -> None:
-    """Calls, observations and answer are chat's."""
     items = response["output"]
     calls = [call for view in views for call in view.step.calls]
     told = [text for view in views for text in view.observations]

@@ -80,7 +80,6 @@ REFUSED: dict[str, dict[str, Any]] = {  # the field that the server names -> par
 
 
 def parameters(deployment: dict[str, Any]) -> set[str]:
-    """Those that it sets, and those that its triggers set."""
     triggered = [name for trigger in deployment.get("triggers", []) for name in trigger["parameters"]]
     return {*deployment.get("parameters", {}), *triggered}
 
@@ -103,7 +102,6 @@ def test_a_server_that_answers_is_accepted_and_takes_a_flow(prefect_api: str, mo
 
 @pytest.fixture(scope="module")
 def deployed(prefect_api: str) -> Iterator[None]:
-    """The project's deployments are on the server."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
         patch.setenv("PREFECT_API_URL", prefect_api)
@@ -118,7 +116,6 @@ def client(deployed: None) -> Iterator[SyncPrefectClient]:
 
 
 def on_the_server(client: SyncPrefectClient) -> tuple[set[str], list[str]]:
-    """The names of the deployments, and the ids of the automations that detect crashes."""
     names = {found.name for found in client.read_deployments()}
     return names, [str(found.id) for found in client.read_automations_by_name(CRASH_DETECTION.name)]
 

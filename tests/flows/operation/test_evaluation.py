@@ -25,20 +25,13 @@ from flows.operation.deployments import Drifted, evaluation
 from flows.operation.promote import crown
 from flows.operation.register import register
 from flows.pipeline import run_command
-from tests.cases import cases
+from tests.cases import cases, graph
 from tests.fixtures import ROOT, Inside, WriteParams
 from tests.reading import predictions
 
 HOME = Path("outputs/history/agent_r1-v1")
 POLICY = Path("outputs/train/ppo/checkpoint/policy")
-BASELINE = """
-stages:
-  baseline:
-    foreach: [base_tool_call]
-    do:
-      cmd: python -m flows evaluate --baseline ${item}
-      outs: ["outputs/evaluate/${item}"]
-"""
+BASELINE = graph("baseline")
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +56,6 @@ def project(
 
 @pytest.fixture
 def version(register_descriptor: Callable[..., Version]) -> Version:
-    """A run whose policy is the warm start, registered."""
     shutil.copytree("outputs/warm_start", POLICY)
     return register_descriptor(sha256(POLICY), policy_version=7)
 

@@ -32,7 +32,6 @@ QUESTIONS = Path("data/prepared/questions.parquet")
 
 
 def trained(register: Register, rows: str, weights: str, *, keeps_training: bool = True) -> Version:
-    """Writes data and a training's folder, and registers the policy, as a training does."""
     write_text(PASSAGES, "passages")
     write_text(QUESTIONS, rows)
     write_text(POLICY / "model", weights)
@@ -69,7 +68,6 @@ def project(tmp_path_factory: pytest.TempPathFactory, inside: Inside, register_d
 
 @pytest.fixture
 def versions(project: Path, inside: Inside) -> Iterator[list[Version]]:
-    """The three, from inside the project."""
     with inside(project):
         yield registry.versions()
 
@@ -122,7 +120,6 @@ def test_label_shows_every_model_of_it(versions: list[Version]) -> None:
 
 
 def of_data(subject: str) -> list[int]:
-    """The numbers of the versions that are shown below data."""
     lines = [line for line in printed(subject).splitlines() if "s:/" in line]
     return [int(line.split("models:/agent_r1/")[1].split()[0]) for line in lines]
 

@@ -35,7 +35,6 @@ def project(tmp_path: Path, write_params: WriteParams, inside: Inside) -> Iterat
 
 @pytest.fixture
 def register(register_descriptor: Callable[..., Version]) -> Register:
-    """Registers a run's policy by its hash; its folder has gone."""
     policy = "outputs/gone/checkpoint/policy"
     return lambda letter: register_descriptor(letter * 64, f"run_{letter}", policy=policy)
 

@@ -96,7 +96,6 @@ def bound() -> Iterator[int]:
 
 
 def wait_for(condition: Callable[[], Any]) -> Any:
-    """What the condition gives as soon as that is something."""
     deadline = time.monotonic() + PATIENCE_S
     while not (found := condition()):
         assert time.monotonic() < deadline, "nothing happened"
@@ -106,8 +105,6 @@ def wait_for(condition: Callable[[], Any]) -> Any:
 
 @dataclass
 class Served:
-    """A project that is served."""
-
     folder: Path
     process: subprocess.Popen[str]
     client: SyncPrefectClient
@@ -136,7 +133,6 @@ class Served:
         return str(self.client.read_flow_run(run.id).state_name)
 
     def stage(self, seed: int) -> int:
-        """The process of a training that is under way."""
         pid = self.folder / f"outputs/train/ppo-seed{seed}/pid"
         return int(wait_for(lambda: pid.exists() and pid.read_text()))
 
@@ -146,7 +142,6 @@ class Served:
         return [run for run in runs if run.deployment_id == found.id and run.state_name == "Completed"]
 
     def processes(self) -> dict[int, str]:
-        """Those that work in the project, with their command lines."""
         return working_in(self.folder)
 
 

@@ -118,7 +118,6 @@ def repro(project: Path, tmp_path: Path) -> Repro:
 
 
 def recorded(project: Path, stage: str) -> Any:
-    """The record of a stage in dvc.lock; None if there is none."""
     return (made_of.read_yaml(project / "dvc.lock") or {"stages": {}})["stages"].get(stage)
 
 
@@ -188,7 +187,6 @@ def begin(monkeypatch: pytest.MonkeyPatch, stage: str, *arguments: str) -> tuple
 
 @pytest.fixture
 def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a small stage that this process has begun."""
     stage = {
         "cmd": "python -m flows index --sweep a",
         "params": ["search", {"own.yaml": ["a"]}],

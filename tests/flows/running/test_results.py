@@ -31,8 +31,6 @@ IDS = {name: str(uuid4()) for name in ("flow", "run", "block", "type")}
 
 
 class Touching:
-    """An object that makes a file where it is unpickled."""
-
     def __init__(self, mark: Path) -> None:
         self.mark = mark
 

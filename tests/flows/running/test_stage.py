@@ -26,6 +26,7 @@ from agent_r1.params.places import RunId
 from agent_r1.rollout import vllm_engine
 from flows.evaluate import EvaluationRequest
 from flows.stage import PARENT_TASK_RUN, clean_end, run_stage, shown_name, task
+from tests.cases import cases
 
 SCRIPT = """
 import gc, logging, os, signal, sys
@@ -76,8 +77,6 @@ if __name__ == "__main__":
 
 
 KEPT = f"garbage after {gc.get_threshold()[0]} objects"  # and after many more while it imports
-NO_SERVER = {"PREFECT_API_URL": "http://me:secret@127.0.0.1:9/api"}
-NO_STORE = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
 
 
 def test_a_stage_is_called_by_what_it_does_wherever_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,24 +88,9 @@ def test_a_stage_is_called_by_what_it_does_wherever_it_writes(monkeypatch: pytes
     assert shown_name(evaluate, {**given, "fresh": True}) == "evaluate 0 models:/agent_r1/2 fresh (slow)"
 
 
-@pytest.mark.parametrize(
-    ("stage", "environment", "code", "said"),
-    [
-        ("plain", {}, 0, ("INFO plain ppo: run ppo, prefect imported: False", KEPT)),
-        ("plain", NO_SERVER, 0, ("http://127.0.0.1:9/api does not answer", "prefect imported: False")),
-        ("refused", {}, 1, ("run 'ppo' is not defined in http://host/; add it to params.yaml", "at script.py:8;")),
-        ("refused", {"AGENT_R1_TRACEBACK": "1"}, 1, ("Traceback",)),
-        ("unavailable", {}, 75, ("no answer",)),
-        ("missing", {}, 1, ("not/there",)),
-        ("unfit", {}, 1, ("no model can be loaded",)),
-        ("untracked", NO_STORE, 75, ("MLflow's store http://127.0.0.1:9 cannot be used for now",)),
-        ("broken", {}, 1, ("AssertionError: an invariant of http://ours",)),
-        ("interrupted", {}, 130, ("interrupted",)),
-        ("terminated", {}, 143, ("cleaned up",)),
-    ],
-)
+@cases("stage, environment, code, said")
 def test_an_end_has_a_code_and_says_why(
-    start: Any, tmp_path: Path, stage: str, environment: dict[str, str], code: int, said: tuple[str, ...]
+    start: Any, tmp_path: Path, stage: str, environment: dict[str, str], code: int, said: list[str]
 ) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "params.yaml").touch()

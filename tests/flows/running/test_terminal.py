@@ -46,7 +46,6 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Console:
 
 
 def shown(terminal: Console) -> str:
-    """All that the terminal was given until now."""
     time.sleep(0.3)  # longer than it takes to be drawn again
     assert isinstance(terminal.file, io.StringIO)
     return terminal.file.getvalue()
