@@ -194,8 +194,8 @@ class Session:
         """Where a request stands. Raises Refused if its tools are none, or the template cannot write it."""
         try:
             tools = offered(chat_request.spelled_schemas)
-            tool = chat_request.choice.tool
-            if tool and tool not in tools.arguments:
+            kind, tool = chat_request.choice
+            if kind == "required" and not (tool in tools.arguments if tool else tools.arguments):
                 raise Refused(f"tool_choice: no tool {tool[:80]!r} is offered", "tool_choice")
             messages, answers = self._read(chat_request)
             opening = len(list(takewhile(lambda message: message[0] == "system", messages)))
