@@ -110,6 +110,7 @@ NEUTRAL: dict[str, Any] = {
     "env.gymnasium.*.observation": "",
     "env.gymnasium.*.success": None,
     "model.packing": False,
+    "model.template": {},
     "train.credit.gigpo.history": 0,
     "train.credit.gigpo.state": "context",
     "train.monitor.thresholds.long_step": 0.0,
