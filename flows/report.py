@@ -68,7 +68,7 @@ def report(sweep: str = "", beside: str = "", over: Budget | None = None) -> Non
             run.final(headline(score(evaluation.predictions, questions, settings.evaluate)))
             for path in sorted(into.iterdir()):
                 run.artifact(path, "report")
-    logger.info("the report is %s/report.md; `make ui` shows the runs side by side:", into)
+    logger.info("the report is %s/report.md; `agent-r1 serving --only-mlflow` shows the runs side by side:", into)
     logger.info("%s", comparison())
 
 
