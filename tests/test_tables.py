@@ -25,11 +25,13 @@ from agent_r1.records import (
     Prediction,
     Proof,
     Question,
+    Source,
     Step,
     StopReason,
     Trajectory,
 )
 from agent_r1.tables import ROW_GROUP, SCHEMAS, STEP_TYPE, from_line, read_rows, row_writer, to_line, write_rows
+from tests.trajectories import from_parts
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)  # surrogates are not text
 FILLED = TEXT.filter(str.strip)
@@ -46,30 +48,8 @@ ARRAYS: dict[str, tuple[type[np.generic], st.SearchStrategy[Any]]] = {
     ),
 }
 
-TRAJECTORY = Trajectory(
-    trajectory_id="0/q/0",
-    question_id="q",
-    group=0,
-    sample=0,
-    seed=0,
-    policy_version=0,
-    iteration=0,
-    token_ids=np.arange(3, dtype=np.int32),
-    source=np.array([0, 1, 1], np.uint8),
-    logprobs=np.zeros(3, np.float32),
-    context_starts=[0],
-    steps=[
-        Step(
-            action_start=1,
-            action_stop=3,
-            stop_reason=StopReason.END,
-            calls=[Call(tool="search", status=CallStatus.OK)],
-            rewards={"em": 1.0, "f1": 0.5},
-        )
-    ],
-    outcome=Outcome.ANSWERED,
-    answer="a",
-)
+STEP = {"calls": [Call(tool="search", status=CallStatus.OK)], "rewards": {"em": 1.0, "f1": 0.5}}
+TRAJECTORY = from_parts([(Source.PROMPT, [0]), (Source.ACTION, [1, 2])], [STEP], answer="a")
 PASSAGES = [Passage(passage_id=str(i), title=f"title {i}", text="a <|im_end|> b") for i in range(3)]
 
 

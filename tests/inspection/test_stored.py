@@ -1,19 +1,9 @@
 """Which trajectories a page shows."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
-import pytest
-
-from agent_r1.inspection.stored import Shown, When, from_iteration, pairs, quotas, spread
+from agent_r1.inspection.stored import Shown, When, from_iteration, pairs, quotas
 from tests.cases import cases
-
-
-@pytest.mark.parametrize(
-    ("count", "at_most", "places"), [(3, 5, [0, 1, 2]), (11, 3, [0, 5, 10]), (20, 1, [19]), (0, 4, []), (5, 0, [])]
-)
-def test_iterations_are_spread(count: int, at_most: int, places: list[int]) -> None:
-    assert spread(count, at_most) == places
 
 
 @cases("iterations, count, recurring, shares")
@@ -31,12 +21,6 @@ def test_recurring_questions_come_first_and_in_the_same_order(make_shown: Callab
     assert set(of_first[:3]) == set("def")
     assert of_first[:3] == of_last[:3]
     assert of_first[3] == "a", "the learner was asked about it"
-
-
-def test_a_recurring_question_comes_once_before_any_comes_twice(make_shown: Callable[..., Shown]) -> None:
-    rows = [replace(make_shown(name).trajectory, sample=sample) for name in "ab" for sample in range(3)]
-    chosen = from_iteration(rows, 2, recurring={"a", "b"}, proved=(), seed=0)
-    assert {each.question_id for each in chosen} == {"a", "b"}
 
 
 def test_every_kind_of_change_has_its_turn(make_shown: Callable[..., Shown]) -> None:

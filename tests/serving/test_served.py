@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -28,13 +29,12 @@ from agent_r1.seeds import derive
 from agent_r1.serving import served as app
 from agent_r1.serving.agent import Agent
 from agent_r1.serving.served import MAX_BODY_BYTES, Lasting, Service, serve
-from tests.cases import cases
+from tests.cases import cases, tables
 from tests.fixtures import FreePort
 
 LIMITS = load(SHIPPED).env.model_copy(update={"max_tokens": 400, "max_action_tokens": 100, "max_steps": 3})
 CALL = '<think>First.</think><tool_call>{"name": "search", "arguments": {"query": "it"}}</tool_call>'
 PATIENCE_S = 60.0
-TOOL = {"type": "function", "function": {"name": "look"}}
 
 
 def asked(content: Any) -> dict[str, Any]:
@@ -43,22 +43,7 @@ def asked(content: Any) -> dict[str, Any]:
 
 ASKED = {"model": "ppo", **asked("Who?")}
 SYSTEM = {"role": "system", "content": "Be brief."}
-NEUTRAL = {
-    "top_p": 1.0, "n": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "stop": None, "user": "me",
-    "seed": 3, "metadata": {"a": "b"}, "response_format": {"type": "text"}, "tools": [], "tool_choice": "auto",
-    "parallel_tool_calls": True, "store": False, "logprobs": False, "service_tier": "auto", "max_tokens": None,
-    "reasoning_effort": None, "functions": None,
-}  # fmt: skip
-FRAMEWORKS = {  # beside model and messages, what each sends at its defaults
-    "openai 3.57": {},
-    "openai 3.57, with its defaults spelled out": NEUTRAL,
-    "LiteLLM 1.110": {},
-    "LiteLLM 1.110, a stream": {"stream": True, "stream_options": {"include_usage": True}},
-    "LangChain 1.7, ChatOpenAI": {"stream": False},
-    "LangChain 1.7, ChatOpenAI, a stream": {"stream": True},
-    "LangChain 1.7, ChatOpenAI, max_tokens": {"stream": False, "max_completion_tokens": 300},
-    "lm-eval 0.4.13, local-chat-completions": {"max_tokens": 256, "temperature": 0.0, "stop": ["\n\n"], "seed": 1234},
-}
+FRAMEWORKS = tables(Path(__file__).parent)["frameworks"]
 Bits = tuple[tuple[int, ...], tuple[int, ...]]
 
 
