@@ -15,7 +15,7 @@ from agent_r1.params.places import RunId
 from flows.dvc_files import DVC
 from flows.overlay import compose, switch
 from flows.ranks import shortfalls
-from tests.cases import cases, graph
+from tests.cases import cases, graph, laid
 from tests.fixtures import ROOT
 
 STAGES = graph("overlaid")
@@ -26,14 +26,7 @@ SWEEP = graph("overlaid_sweep")
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copy(ROOT / "params.yaml", tmp_path)
     shutil.copytree(ROOT / "overlays", tmp_path / "overlays", ignore=shutil.ignore_patterns("base.yaml"))
-    overlays = {
-        "small": "places: {data: small/data, outputs: small/out}\ntrain:\n  iterations: 7  # few\n",
-        "own": "places: own\n",
-        "wrong": "train: {update: {clip_hihg: 0.3}}\n",
-        "list": "- train\n",
-        "mine": "places: mine\n",
-        "a b": "places: own\n",
-    }
+    overlays = laid("overlays")
     for name, text in overlays.items():
         (tmp_path / f"overlays/{name}.yaml").write_text(text)
     monkeypatch.chdir(tmp_path)
@@ -146,10 +139,10 @@ def test_an_overlay_has_places_of_its_own_if_it_says_so_and_the_ones_that_it_nam
 
 def test_a_base_of_an_earlier_version_is_taken(project: Path) -> None:
     own = (project / "params.yaml").read_text()
-    earlier = "".join(line for line in own.splitlines(keepends=True) if "checkpoint_every" not in line)
+    earlier = "".join(line for line in own.splitlines(keepends=True) if "quotes" not in line)
     (project / "params.yaml").write_text(earlier)
     switch("own")
-    assert load().warm_start.checkpoint_every == 0
+    assert not load().warm_start.quotes
     switch("base")
     assert (project / "params.yaml").read_text() == earlier
 

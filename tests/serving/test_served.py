@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -28,13 +29,12 @@ from agent_r1.seeds import derive
 from agent_r1.serving import served as app
 from agent_r1.serving.agent import Agent
 from agent_r1.serving.served import MAX_BODY_BYTES, Lasting, Service, serve
-from tests.cases import cases
+from tests.cases import cases, tables
 from tests.fixtures import FreePort
 
 LIMITS = load(SHIPPED).env.model_copy(update={"max_tokens": 400, "max_action_tokens": 100, "max_steps": 3})
 CALL = '<think>First.</think><tool_call>{"name": "search", "arguments": {"query": "it"}}</tool_call>'
 PATIENCE_S = 60.0
-TOOL = {"type": "function", "function": {"name": "look"}}
 
 
 def asked(content: Any) -> dict[str, Any]:
@@ -43,22 +43,7 @@ def asked(content: Any) -> dict[str, Any]:
 
 ASKED = {"model": "ppo", **asked("Who?")}
 SYSTEM = {"role": "system", "content": "Be brief."}
-NEUTRAL = {
-    "top_p": 1.0, "n": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "stop": None, "user": "me",
-    "seed": 3, "metadata": {"a": "b"}, "response_format": {"type": "text"}, "tools": [], "tool_choice": "auto",
-    "parallel_tool_calls": True, "store": False, "logprobs": False, "service_tier": "auto", "max_tokens": None,
-    "reasoning_effort": None, "functions": None,
-}  # fmt: skip
-FRAMEWORKS = {  # beside model and messages, what each sends at its defaults
-    "openai 3.57": {},
-    "openai 3.57, with its defaults spelled out": NEUTRAL,
-    "LiteLLM 1.110": {},
-    "LiteLLM 1.110, a stream": {"stream": True, "stream_options": {"include_usage": True}},
-    "LangChain 1.7, ChatOpenAI": {"stream": False},
-    "LangChain 1.7, ChatOpenAI, a stream": {"stream": True},
-    "LangChain 1.7, ChatOpenAI, max_tokens": {"stream": False, "max_completion_tokens": 300},
-    "lm-eval 0.4.13, local-chat-completions": {"max_tokens": 256, "temperature": 0.0, "stop": ["\n\n"], "seed": 1234},
-}
+FRAMEWORKS = tables(Path(__file__).parent)["frameworks"]
 Bits = tuple[tuple[int, ...], tuple[int, ...]]
 
 
@@ -156,7 +141,7 @@ def ask(url: str, content: Any = "Who?", **more: Any) -> Any:
     return client(url).chat.completions.create(model="ppo", messages=[{"role": "user", "content": content}], **more)
 
 
-def test_many_who_ask_at_once_get_what_one_alone_gets_token_for_token(
+def test_concurrent_clients_get_the_tokens_of_a_single_one(
     url: str, chat: Chat, policy: Policy, openai: ModuleType
 ) -> None:
     questions = [f"Who is number {number}?" for number in range(64)]
@@ -176,7 +161,7 @@ def test_many_who_ask_at_once_get_what_one_alone_gets_token_for_token(
     assert len(alone.sampled) == 128
 
 
-def test_an_answer_as_openais_client_reads_it(url: str) -> None:
+def test_openai_client_reads_answer(url: str) -> None:
     [model] = client(url).models.list().data
     assert (model.id, model) == ("ppo", client(url).models.retrieve("ppo"))
     found = ask(url)
@@ -191,12 +176,12 @@ def test_an_answer_as_openais_client_reads_it(url: str) -> None:
 
 
 @pytest.mark.parametrize("body", FRAMEWORKS.values(), ids=FRAMEWORKS)
-def test_frameworks_are_answered_at_their_defaults(url: str, body: dict[str, Any]) -> None:
+def test_frameworks_get_answers_at_their_defaults(url: str, body: dict[str, Any]) -> None:
     found = httpx.post(f"{url}/chat/completions", json=ASKED | body, timeout=PATIENCE_S)
     assert re.search('"finish_reason": ?"stop"', found.text), found.text
 
 
-def test_a_limit_of_tokens_cuts_the_answer(url: str, chat: Chat) -> None:
+def test_token_limit_cuts_answer(url: str, chat: Chat) -> None:
     """The first action fits, and three tokens of the second: the tag and two of the answer's letters."""
     whole, first = ask(url), len(chat.encode_action(CALL))
     found = ask(url, max_tokens=first + 3)
@@ -214,15 +199,13 @@ def test_a_limit_of_tokens_cuts_the_answer(url: str, chat: Chat) -> None:
     assert ask(url, max_tokens=whole.usage.completion_tokens).choices[0].finish_reason == "stop"
 
 
-def test_a_stop_sequence_cuts_the_answer(url: str) -> None:
+def test_stop_sequence_cuts_answer(url: str) -> None:
     whole = ask(url).choices[0].message.content
     assert ask(url, stop=["never", whole[5:7]]).choices[0].message.content == whole.partition(whole[5:7])[0]
     assert ask(url, stop=whole[3:]).choices[0].message.content == whole.partition(whole[3:])[0]
 
 
-def test_a_system_message_stands_before_the_question_and_its_answer_says_so(
-    url: str, policy: Policy, chat: Chat
-) -> None:
+def test_system_message_stands_before_question_and_answer_says_so(url: str, policy: Policy, chat: Chat) -> None:
     complete = client(url).chat.completions.create
     found = complete(model="ppo", messages=[SYSTEM, *ASKED["messages"]])
     streamed = [*complete(model="ppo", messages=[SYSTEM, *ASKED["messages"]], stream=True)]
@@ -231,6 +214,22 @@ def test_a_system_message_stands_before_the_question_and_its_answer_says_so(
     assert read == {0, 1}
     said = "system message put before the question"
     assert {each.system_fingerprint for each in (found, *streamed)} == {said}
+
+
+def test_tools_of_a_client_change_nothing_and_it_is_said(url: str) -> None:
+    """Open WebUI offers its own with each question."""
+    tool: Any = {"type": "function", "function": {"name": "get_current_timestamp", "parameters": {"type": "object"}}}
+    found = ask(url, tools=[tool], tool_choice="auto")
+    assert found.system_fingerprint == "tools of the client not called"
+    assert found.choices[0].message.content == ask(url).choices[0].message.content
+
+
+@pytest.mark.parametrize("answer", [[], [{"role": "assistant", "content": None}]])
+def test_a_question_without_an_answer_is_left_out(url: str, policy: Policy, chat: Chat, answer: list[Any]) -> None:
+    """Open WebUI keeps no empty answer."""
+    messages = [*ASKED["messages"], *answer, *asked("And where?")["messages"]]
+    client(url).chat.completions.create(model="ppo", messages=messages)
+    assert not [context for context, _ in policy.sampled if "Who?" in chat.decode(context)]
 
 
 def conversation(url: str, *questions: str, system: bool = False) -> list[str]:
@@ -244,7 +243,7 @@ def conversation(url: str, *questions: str, system: bool = False) -> list[str]:
     return answers
 
 
-def test_a_second_question_stands_behind_the_first_and_its_answer(url: str, policy: Policy, chat: Chat) -> None:
+def test_second_question_stands_behind_first_exchange(url: str, policy: Policy, chat: Chat) -> None:
     """The prompt is what `env.examples` would make of that exchange."""
     first, second = conversation(url, "Who?", "And where?", system=True)
     assert first != second
@@ -257,7 +256,7 @@ def test_a_second_question_stands_behind_the_first_and_its_answer(url: str, poli
     assert places == sorted(places)
 
 
-def test_of_a_long_conversation_the_last_exchanges_are_read(url: str, policy: Policy, chat: Chat) -> None:
+def test_long_conversation_keeps_its_last_exchanges(url: str, policy: Policy, chat: Chat) -> None:
     """A quarter of 400 tokens holds some, and the agent acts in the rest."""
     questions = [f"Who is number {number}?" for number in range(12)]
     answers = conversation(url, *questions)
@@ -268,7 +267,7 @@ def test_of_a_long_conversation_the_last_exchanges_are_read(url: str, policy: Po
     assert read == sorted(read)
 
 
-def test_steps_come_as_they_are_taken(url: str, policy: Policy) -> None:
+def test_stream_sends_steps_as_they_are_taken(url: str, policy: Policy) -> None:
     """The first is here before the second action is sampled, which would wait for ever."""
     policy.go_on.clear()
     text = [{"type": "text", "text": "Who?"}]
@@ -284,7 +283,7 @@ def test_steps_come_as_they_are_taken(url: str, policy: Policy) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_who_leaves_ends_the_episode(url: str, policy: Policy, stream: bool) -> None:
+def test_client_that_leaves_ends_episode(url: str, policy: Policy, stream: bool) -> None:
     policy.go_on.clear()
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{url}/chat/completions", json=ASKED | {"stream": stream}, timeout=httpx.Timeout(60, read=1))
@@ -292,9 +291,7 @@ def test_who_leaves_ends_the_episode(url: str, policy: Policy, stream: bool) -> 
 
 
 @cases("changes, status, message")
-def test_a_request_that_would_change_the_answer_is_refused_by_its_field(
-    url: str, changes: dict[str, Any], status: int, message: str
-) -> None:
+def test_unsupported_field_is_refused_by_name(url: str, changes: dict[str, Any], status: int, message: str) -> None:
     for stream in (False, True):
         found = httpx.post(f"{url}/chat/completions", json=ASKED | changes | {"stream": stream}, timeout=PATIENCE_S)
         error = found.json()["error"]
@@ -302,7 +299,7 @@ def test_a_request_that_would_change_the_answer_is_refused_by_its_field(
         assert error["param"] == next(iter(changes))
 
 
-def test_an_address_that_is_not_there_names_those_that_are(url: str, openai: ModuleType) -> None:
+def test_unknown_address_names_known_ones(url: str, openai: ModuleType) -> None:
     with pytest.raises(openai.NotFoundError, match="there is no model 'org/gpt' here, only 'ppo'"):
         client(url).models.retrieve("org/gpt")
     for path, status in (("completions", 404), ("chat/completions", 405)):
@@ -310,7 +307,7 @@ def test_an_address_that_is_not_there_names_those_that_are(url: str, openai: Mod
         assert (found.status_code, "ask GET /v1/models or POST /v1/chat/comp" in found.text) == (status, True)
 
 
-def test_a_question_longer_than_the_context_has_openais_code(url: str, openai: ModuleType) -> None:
+def test_question_longer_than_context_gets_openai_code(url: str, openai: ModuleType) -> None:
     with pytest.raises(openai.BadRequestError, match=r"has \d+ tokens with .* is 400") as refused:
         ask(url, "word " * 1000)
     assert refused.value.code == "context_length_exceeded"
@@ -324,12 +321,12 @@ def test_a_question_longer_than_the_context_has_openais_code(url: str, openai: M
         ({}, '{"model": "ppo", "messages": [{"role": "user", "content": "\\ud800"}]}', 400),
     ],
 )
-def test_who_is_no_client_is_refused(url: str, headers: dict[str, str], body: str, status: int) -> None:
+def test_foreign_requests_are_refused(url: str, headers: dict[str, str], body: str, status: int) -> None:
     sent = {"content-type": "application/json", **headers}
     assert httpx.post(f"{url}/chat/completions", content=body, headers=sent).status_code == status
 
 
-def test_with_a_key_only_those_who_have_it_are_answered(
+def test_server_with_key_refuses_clients_without_it(
     agent: Agent, free_port: FreePort, monkeypatch: pytest.MonkeyPatch, openai: ModuleType
 ) -> None:
     monkeypatch.setenv(ENDPOINT_KEY, "s3cret")
@@ -339,7 +336,7 @@ def test_with_a_key_only_those_who_have_it_are_answered(
         assert client(url).with_options(api_key="s3cret").models.list().data
 
 
-def test_what_the_world_and_the_engine_do_wrong_is_said(
+def test_fault_of_world_or_engine_is_named(
     chat: Chat, policy: Policy, free_port: FreePort, monkeypatch: pytest.MonkeyPatch, openai: ModuleType
 ) -> None:
     with Shared(LIMITS, Film(0)) as shared, serving(Agent(policy, chat, shared), free_port()) as url:  # type: ignore[arg-type]
@@ -353,7 +350,7 @@ def test_what_the_world_and_the_engine_do_wrong_is_said(
             ask(url)
 
 
-def test_an_engine_that_fails_for_good_ends_the_server(agent: Agent, policy: Policy, free_port: FreePort) -> None:
+def test_engine_that_fails_for_good_ends_server(agent: Agent, policy: Policy, free_port: FreePort) -> None:
     policy._answer = broken  # type: ignore[method-assign]
     url = f"http://127.0.0.1:{(port := free_port())}/v1/chat/completions"
 
@@ -375,9 +372,7 @@ def broken(_: Request) -> Action:
     raise EngineError("secret words")
 
 
-def test_a_fault_in_the_middle_of_a_stream_is_told(
-    chat: Chat, policy: Policy, free_port: FreePort, openai: ModuleType
-) -> None:
+def test_fault_within_stream_is_sent(chat: Chat, policy: Policy, free_port: FreePort, openai: ModuleType) -> None:
     ids = chat.encode_action(CALL)
     policy._answer = lambda _: Action.of(ids, [-0.5] * len(ids), chat.end_ids)  # type: ignore[method-assign]
     with Shared(LIMITS, Film(1)) as shared, serving(Agent(policy, chat, shared), free_port()) as url:  # type: ignore[arg-type]
