@@ -27,7 +27,7 @@ from flows.graph import StageFailed, StageUnavailable, stages
 from flows.operation.serving import require_server
 from flows.pipeline import ablations, pipeline, run_command, run_pipeline
 from flows.processes import Supervised, api_on, await_health, running
-from tests.cases import graph
+from tests.cases import cases, graph
 from tests.fixtures import WriteParams
 
 NEWER = "3.9.1"  # of Prefect, whose fastapi vLLM 0.32 refuses
@@ -285,17 +285,7 @@ run_stage(stay)
 """
 
 
-@pytest.mark.parametrize(
-    ("killed", "code", "said"),
-    [
-        ("pipeline", -signal.SIGKILL, ""),
-        (
-            "uvicorn",
-            75,
-            "the Prefect server ended with code -9, see .tracking/prefect/server.log, and with it all that it served",
-        ),
-    ],
-)
+@cases("killed, code, said")
 def test_a_part_of_a_pipeline_that_is_killed_ends_the_others(
     project: Path, start_in: Any, killed: str, code: int, said: str
 ) -> None:
