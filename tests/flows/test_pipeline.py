@@ -252,18 +252,7 @@ def test_a_stage_that_may_work_later_says_so_through_dvc(prefect_api: str, proje
     assert (project.parent / "order.txt").read_text() == "tried\n" * 3  # operate.retries is 2
 
 
-@pytest.mark.parametrize(
-    ("graph", "runs", "said"),
-    [
-        ("stages: {prepare: {command: ls}}", ["ppo"], r"dvc dag failed: .*dvc\.yaml"),
-        (
-            'stages: {train: {foreach: "${repro_runs}", do: {cmd: "echo ${item}"}}}',
-            ["ppo; touch hacked"],
-            "repro_runs names 'ppo; touch hacked', which runs: does not define",
-        ),
-    ],
-    ids=["a file that DVC refuses", "parameters that DVC would put into a command"],
-)
+@cases("graph, runs, said")
 def test_files_that_cannot_be_used_are_a_users_fault(
     project: Path, write_params: WriteParams, graph: str, runs: list[str], said: str
 ) -> None:
