@@ -252,7 +252,7 @@ def _old_home(location: str) -> Path | None:
 
 
 def _named_by(file: Path) -> Path | None:
-    """The folder of `_elsewhere`, before a store is opened; None if the file is no store."""
+    """The folder of `_old_home`, before a store is opened; None if the file is no store."""
     try:
         with closing(sqlite3.connect(file, timeout=BUSY_S)) as store:
             row = store.execute("SELECT artifact_location FROM experiments WHERE name = ?", (EXPERIMENT,)).fetchone()
