@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -300,6 +301,14 @@ def start(
     for first in range(0, len(entries), PARAMS_PER_CALL):
         client.log_batch(created.info.run_id, params=entries[first : first + PARAMS_PER_CALL])
     return Run(client, created.info.run_id)
+
+
+def start_training(params: Params, run: RunId, tags: Mapping[str, str]) -> Run:
+    """A new run for a training, with its parameters, and with further tags."""
+    config = params.run(run)
+    label = replace(run, seed=config.seed).label
+    tags = provenance(params.prepare.dataset, run.sweep) | {KIND_TAG: "training"} | dict(tags)
+    return start(label, run_params(run.name, params, config), tags, about=overrides(params, run))
 
 
 def resume(run_id: str) -> Run | None:
