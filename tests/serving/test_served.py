@@ -34,7 +34,6 @@ from tests.fixtures import FreePort
 LIMITS = load(SHIPPED).env.model_copy(update={"max_tokens": 400, "max_action_tokens": 100, "max_steps": 3})
 CALL = '<think>First.</think><tool_call>{"name": "search", "arguments": {"query": "it"}}</tool_call>'
 PATIENCE_S = 60.0
-TOOL = {"type": "function", "function": {"name": "look"}}
 
 
 def asked(content: Any) -> dict[str, Any]:
