@@ -39,3 +39,8 @@ def cases(names: str) -> Callable[[Callable[..., None]], Any]:
 def graph(name: str) -> str:
     """The text of a graph in tests/flows/graphs."""
     return (Path(__file__).parent / f"flows/graphs/{name}.yaml").read_text()
+
+
+def laid(name: str) -> dict[str, Any]:
+    """Parameters or files that a test lays into a project, of tests/flows/laid.yaml."""
+    return yaml.safe_load((Path(__file__).parent / "flows/laid.yaml").read_text(encoding="utf-8"))[name]

@@ -83,6 +83,7 @@ def test_models_are_loaded_by_one_function() -> None:
     [
         (["agent_r1.params", "agent_r1.records", "agent_r1.credit.assign"], {"torch", "mlflow", "prefect", "scipy"}),
         (["flows.operation.register", "flows.operation.deployments"], {"torch", "scipy", "mlflow"}),
+        (["agent_r1.search.index"], {"faiss", "torch", "fastapi", "numba"}),
     ],
 )
 def test_importing_loads_no_library_that_is_only_waited_for(modules: list[str], libraries: set[str]) -> None:

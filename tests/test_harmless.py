@@ -17,6 +17,7 @@ from agent_r1.inspection.printed import comparison_tables
 from agent_r1.records import Question
 from flows.terminal import HarmlessFormatter
 from tests.cases import cases
+from tests.trajectories import question_fields
 
 EVIL = "\x1b]52;c;ZXZpbA==\x07\x9b2J \u202edesrever\u2066 \x08\r\x85|<img src=x>`code` [a](b)"
 COMMANDS = set("\x1b\x07\x08\r\x85\x9b\u202e\u2066")
@@ -65,15 +66,7 @@ def test_a_log_and_an_excerpt_are_text() -> None:
 
 
 def test_a_comparison_is_text() -> None:
-    asked = Question(
-        question_id="q",
-        dataset="d",
-        split="test",
-        text=EVIL,
-        answers=[EVIL],
-        gold_titles=[],
-        strata={"hops": "1", "kind": "k"},
-    )
+    asked = Question(**question_fields(text=EVIL, answers=[EVIL]))
     right, wrong = (AnsweredQuestion(question_id="q", answers=[EVIL], success=each, values={}) for each in (1.0, 0.0))
     pair = AnswerPair(asked, right, wrong)
     console = Console(force_terminal=True, color_system=None, width=100)

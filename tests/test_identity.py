@@ -62,26 +62,7 @@ def test_any_other_value_is_another_run(
     assert changed(identity, **today).differences_from(changed(stored, **then)) == [difference]
 
 
-# What somebody turns after memory ran out, by the names of parameters.
-REMEDIES: list[dict[str, Any]] = [
-    {"train.update.max_tokens_per_microbatch": 512},
-    {"model.packing": True},
-    {"model.gradient_checkpointing": True},
-    {"engine.gpu_memory_utilization": 0.2},
-    {"engine.max_num_seqs": 8},
-    {"engine.replicas": 3},
-    {"engine.kind": "transformers", "engine.batch_size": 8},
-    {"engine.sleep": True},
-    {"learner.processes": 2},
-    {"learner.optimizer_offload": True},
-    {"env.order": "arrival"},
-    {"train.iterations": 30},
-    {"train.validation.every": 2},
-    {"env.max_tokens": 4096},
-]
-
-
-@pytest.mark.parametrize("remedy", REMEDIES, ids=lambda remedy: next(iter(remedy)))
+@cases("remedy")
 def test_a_remedy_for_memory_leaves_the_run_the_same(identity: Identity, remedy: dict[str, Any]) -> None:
     own = replace(identity, parameters={**identity.parameters, **remedy})
     assert own.differences_from(identity) == []

@@ -1,6 +1,5 @@
 """Records check themselves and refuse by the name of the field."""
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -11,19 +10,11 @@ import pytest
 
 from agent_r1.records import CallStatus, Credit, Outcome, Question, Source, Step, StopReason, Trajectory
 from tests.cases import cases
+from tests.trajectories import from_parts, question_fields
 
 
 def question(**changes: Any) -> Question:
-    fields: dict[str, Any] = {
-        "question_id": "q1",
-        "dataset": "atlas",
-        "split": "train",
-        "text": "Where was Mara Quill born?",
-        "answers": ["Tesk"],
-        "gold_titles": ["Mara Quill"],
-        "strata": {"hops": "1", "kind": "lookup"},
-    }
-    return Question(**{**fields, **changes})
+    return Question(**question_fields("q1", **changes))
 
 
 def step(action_start: int = 1, action_stop: int = 3) -> Step:
@@ -31,23 +22,8 @@ def step(action_start: int = 1, action_stop: int = 3) -> Step:
 
 
 def trajectory(**changes: Any) -> Trajectory:
-    fields: dict[str, Any] = {
-        "trajectory_id": "0/q1/0",
-        "question_id": "q1",
-        "group": 0,
-        "sample": 0,
-        "seed": 0,
-        "policy_version": 0,
-        "iteration": 0,
-        "token_ids": np.array([5, 6, 7, 8], dtype=np.int32),
-        "source": np.array([0, 1, 1, 3], dtype=np.uint8),
-        "logprobs": np.array([0, -1, -2, 0], dtype=np.float32),
-        "context_starts": [0],
-        "steps": [step()],
-        "outcome": Outcome.ANSWERED,
-        "answer": "Tesk",
-    }
-    return Trajectory(**{**fields, **changes})
+    parts = [(Source.PROMPT, [5]), (Source.ACTION, [6, 7]), (Source.TEMPLATE, [8])]
+    return replace(from_parts(parts, trajectory_id="0/q1/0", question_id="q1"), **changes)
 
 
 FLOATS = ("advantages", "values", "value_targets", "reference_logprobs")
@@ -101,7 +77,7 @@ def test_the_action_mask_is_where_the_source_says_so() -> None:
 
 @cases("outcome, stop_reason, truncated")
 def test_truncated_is_what_a_limit_cut(outcome: str, stop_reason: str, truncated: bool) -> None:
-    steps = [dataclasses.replace(step(), stop_reason=StopReason(stop_reason))]
+    steps = [replace(step(), stop_reason=StopReason(stop_reason))]
     assert trajectory(outcome=Outcome(outcome), steps=steps).truncated == truncated
 
 

@@ -23,6 +23,7 @@ SOURCES = {
     replaced.MLFLOW_CHECK: "c7808bd5",
     replaced.MLFLOW_REPOSITORY: "48b0c4c0",
     replaced.MLFLOW_PAGE: "c1c48325",
+    replaced.MLFLOW_RUN: "dd189709",
     **dict(zip(replaced.PREFECT_RESULTS, ("2ba919b2", "0bfbfb9b", "60a72337", "d7b9c445"), strict=True)),
     replaced.PREFECT_LIBRARY: "57c2f279",
     replaced.PREFECT_AUTOMATIONS: "f1183cea",

@@ -16,11 +16,6 @@ def test_a_seed_does_not_depend_on_the_process() -> None:
     assert derive(0, "atlas-12") == int.from_bytes(digest, "big") // 2
 
 
-@given(parts)
-def test_a_seed_fits_a_signed_64_bit_integer(given_parts: list[int | str]) -> None:
-    assert 0 <= derive(*given_parts) < 2**63
-
-
 @given(parts, parts)
 def test_other_parts_give_another_seed(left: list[int | str], right: list[int | str]) -> None:
     assert (derive(*left) == derive(*right)) == (left == right)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,13 @@ from agent_r1.records import (
     Prediction,
     Proof,
     Question,
+    Source,
     Step,
     StopReason,
     Trajectory,
 )
-from agent_r1.tables import ROW_GROUP, SCHEMAS, STEP_TYPE, read_rows, row_writer, write_rows
+from agent_r1.tables import ROW_GROUP, SCHEMAS, STEP_TYPE, from_line, read_rows, row_writer, to_line, write_rows
+from tests.trajectories import from_parts
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)  # surrogates are not text
 FILLED = TEXT.filter(str.strip)
@@ -45,30 +48,8 @@ ARRAYS: dict[str, tuple[type[np.generic], st.SearchStrategy[Any]]] = {
     ),
 }
 
-TRAJECTORY = Trajectory(
-    trajectory_id="0/q/0",
-    question_id="q",
-    group=0,
-    sample=0,
-    seed=0,
-    policy_version=0,
-    iteration=0,
-    token_ids=np.arange(3, dtype=np.int32),
-    source=np.array([0, 1, 1], np.uint8),
-    logprobs=np.zeros(3, np.float32),
-    context_starts=[0],
-    steps=[
-        Step(
-            action_start=1,
-            action_stop=3,
-            stop_reason=StopReason.END,
-            calls=[Call(tool="search", status=CallStatus.OK)],
-            rewards={"em": 1.0, "f1": 0.5},
-        )
-    ],
-    outcome=Outcome.ANSWERED,
-    answer="a",
-)
+STEP = {"calls": [Call(tool="search", status=CallStatus.OK)], "rewards": {"em": 1.0, "f1": 0.5}}
+TRAJECTORY = from_parts([(Source.PROMPT, [0]), (Source.ACTION, [1, 2])], [STEP], answer="a")
 PASSAGES = [Passage(passage_id=str(i), title=f"title {i}", text="a <|im_end|> b") for i in range(3)]
 
 
@@ -129,6 +110,8 @@ def assert_same(found: Any, expected: Any) -> None:
             np.testing.assert_array_equal(one, other)
         else:
             assert repr(one) == repr(other), field.name
+            if field.name == "steps" and isinstance(other, list):
+                assert [step.duration_s for step in one] == [step.duration_s for step in other]
 
 
 @pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
@@ -166,20 +149,28 @@ def test_another_schema_is_refused_by_the_field(tmp_path: Path, change: Any, mes
         read_rows(path, Passage)
 
 
-def test_steps_of_before_there_were_states_state_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lacking", [{"duration_s"}, {"duration_s", "state"}])
+def test_steps_of_an_earlier_version_have_defaults(tmp_path: Path, lacking: set[str]) -> None:
     path = tmp_path / "trajectories.parquet"
     rows = [TRAJECTORY, dataclasses.replace(TRAJECTORY, trajectory_id="empty", steps=[])]
     write_rows(path, rows, Trajectory)
 
-    def without_states(table: pa.Table) -> pa.Table:
+    def as_earlier(table: pa.Table) -> pa.Table:
         rows, at = table.column("steps").to_pylist(), table.schema.get_field_index("steps")
-        kind = pa.list_(pa.struct([field for field in STEP_TYPE if field.name != "state"]))
+        kind = pa.list_(pa.struct([field for field in STEP_TYPE if field.name not in lacking]))
         return table.set_column(at, pa.field("steps", kind, nullable=False), pa.array(rows, kind))
 
-    rewrite(path, without_states)
-    assert "state" not in str(pq.read_schema(path))
+    rewrite(path, as_earlier)
+    assert not any(name in str(pq.read_schema(path)) for name in lacking)
     for one, other in zip(read_rows(path, Trajectory), rows, strict=True):
         assert_same(one, other)
+
+
+def test_a_line_of_an_earlier_version_has_defaults() -> None:
+    fields = json.loads(to_line(TRAJECTORY, Trajectory))
+    for step in fields["steps"]:
+        del step["duration_s"]
+    assert_same(from_line(json.dumps(fields), Trajectory), TRAJECTORY)
 
 
 @pytest.mark.parametrize("where", [None, pc.field("title").isin(["title 2", "title 0"])])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import time
 from bisect import bisect
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -182,6 +183,7 @@ class Session:
         self._asked = Counter[str]()  # contexts
         self._by_call = dict[str, GivenAction]()
         self._by_text = dict[str, list[GivenAction]]()
+        self._step_began_s = time.monotonic()
 
     def place(self, chat_request: ChatRequest) -> Position:
         """Where a request stands. Raises Refused if its tools are none, or the template cannot write it."""
@@ -272,6 +274,7 @@ class Session:
         self.counts.unmet_form += not meets
         well_formed = meets and not reply.stray
         calls = _statuses(parsed.calls, place.offered) if well_formed else [Call(status=CallStatus.MALFORMED)]
+        now_s = time.monotonic()
         drawn = GivenAction(
             name=name,
             place=place,
@@ -289,9 +292,11 @@ class Session:
                 stop_reason=action.stop_reason,
                 calls=calls,
                 rewards={"think": think(parsed)},
+                duration_s=now_s - self._step_began_s,
             ),
             stop=stop,
         )
+        self._step_began_s = now_s
         self._remember(drawn, text)
         return drawn
 

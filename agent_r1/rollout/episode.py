@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
@@ -206,6 +207,7 @@ class Episode:
 
     async def open(self) -> None:
         """Opens the environment and begins the first context; raises PromptTooLong if an action has no room there."""
+        self._step_began_s = time.monotonic()
         try:
             await self._env.open()
         except WorldFault as fault:
@@ -284,6 +286,7 @@ class Episode:
             transition = Transition(outcome=Outcome.ABORTED, fault=fault.words)
         self._observe(transition, action.token_ids, closed)
         read = self.outcome is None
+        now_s = time.monotonic()
         step = Step(
             action_start=start,
             action_stop=start + len(action.token_ids),
@@ -291,7 +294,9 @@ class Episode:
             calls=list(transition.calls),
             rewards=transition.rewards | (transition.rewards_when_read if read else {}),
             state=state,
+            duration_s=now_s - self._step_began_s,
         )
+        self._step_began_s = now_s
         self._steps.append(step)
         return StepView(
             step=step,

@@ -6,7 +6,7 @@ import json
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import pairwise
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, TypeAdapter, field_validator
@@ -20,6 +20,7 @@ from agent_r1.records import Outcome
 from agent_r1.rollout.episode import StepView
 
 _STEP = TypeAdapter(StepView)
+IN_TURN = {("user", "assistant"), ("assistant", "user"), ("user", "user")}  # a question may have got no answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +44,15 @@ class Questioned:
         """The earlier questions that were answered, as the policy writes an answer. Raises Refused for any other."""
         turns = [message for message in self.request.messages if message.role != "system"]
         exchanges = list[Conversation]()
-        for question, answer in zip(turns[:-1:2], turns[1::2], strict=True):
+        for question, answer in pairwise(turns):
             text = answer.text.strip()
+            if answer.role == "user" or not text:
+                continue
             action = text if answers == "plain" else f"<answer>{text}</answer>"
-            if text and parse_action(action, answers=answers).answer != text:
+            if parse_action(action, answers=answers).answer != text:
                 raise Refused(f"no answer of this agent's reads {text[:80]!r}; leave tags out of it", "messages")
-            if text:
-                fields = {"where": "", "dataset": "", "replies": "tool", "system": "", "user": question.text}
-                exchanges.append(Conversation(**fields, actions=[action], observations=[]))
+            fields = {"where": "", "dataset": "", "replies": "tool", "system": "", "user": question.text}
+            exchanges.append(Conversation(**fields, actions=[action], observations=[]))
         return exchanges
 
     def before_stop(self, answer: str) -> str:
@@ -60,13 +62,11 @@ class Questioned:
     def require_askable(self) -> None:
         """Raises Refused if an agent with tools and words of its own cannot answer."""
         request = self.request
-        forced = "tool_choice" if request.choice.kind == "required" else request.form and request.form.field
-        field = "tools" if request.tools else forced
+        field = "tool_choice" if request.choice.kind == "required" else request.form and request.form.field
         if field:
             raise Refused(f"{field}: this agent has its own tools, and answers in its own form; leave it out", field)
         roles = [message.role for message in request.messages if message.role != "system"]
-        in_turn = [*islice(cycle(["user", "assistant"]), len(roles))]
-        if request.messages[-1].role != "user" or roles != in_turn:
+        if request.messages[-1].role != "user" or not {*pairwise(["assistant", *roles])} <= IN_TURN:
             turns = f"and was sent {len(request.messages)} messages ({', '.join(roles[:8])[:80]})"
             raise Refused(f"this agent answers user and assistant in turn, the user last, {turns}", "messages")
         if not request.messages[-1].text.strip():
@@ -130,7 +130,12 @@ class Completion:
     def __init__(self, dialogue: Questioned) -> None:
         self._name = uuid.uuid4().hex
         self._model = dialogue.request.model
-        self._fields = {"system_fingerprint": "system message put before the question"} if dialogue.system else {}
+        remarks = {
+            "system message put before the question": dialogue.system,
+            "tools of the client not called": dialogue.request.tools,
+        }
+        words = ", ".join(remark for remark, applies in remarks.items() if applies)
+        self._fields = {"system_fingerprint": words} if words else {}
 
     def reply(self, views: Sequence[StepView]) -> Reply:
         """A whole episode. Its tokens were sampled by the policy, or read by it; each counts once."""

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,16 +17,10 @@ from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episode import PLAY
 from agent_r1.rollout.sampling import Action, Request
 from agent_r1.seeds import derive
+from tests.cases import tables
 
 LIMITS = load(SHIPPED).env.model_copy(update={"max_tokens": 400, "max_action_tokens": 80, "max_steps": 8})
-SEARCH = {
-    "type": "function",
-    "function": {
-        "name": "search",
-        "description": "Searches.",
-        "parameters": {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
-    },
-}
+SEARCH = tables(Path(__file__).parent)["search_schema"]
 PARTS = (7, 0, "q", 0)
 CALL = '<think>So.</think><tool_call>{"name": "search", "arguments": {"query": "it"}}</tool_call>'
 SYSTEM, WHO = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"}

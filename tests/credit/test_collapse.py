@@ -12,35 +12,14 @@ from hypothesis import strategies as st
 from agent_r1.credit.collapse import SIGNS, Alarm, Iteration, alarms, is_clean
 from agent_r1.params import load
 from agent_r1.params.train import MonitorParams
-from tests.cases import cases
+from tests.cases import cases, tables
 
 MONITOR = load(Path(__file__).parents[2] / "params.yaml").train.monitor
 
 # An iteration in which nothing is wrong. Returns are 0 or 1.
-CALM = {
-    "reward/total": 0.5,
-    "reward/max": 1.0,
-    "reward/std": 0.5,
-    "reward/std_in_groups": 0.4,
-    "rollout/surprisal": 0.3,
-    "policy/grad_norm": 0.2,
-    "policy/kl_step": 0.01,
-    "rollout/valid_call_share": 0.9,
-    "rollout/answer_repetition": 0.1,
-    "rollout/thought_repetition": 0.4,
-}
+CALM = tables(Path(__file__).parent)["calm"]
 # One sign each: threshold, where it begins by hand, a value that shows it and one that just does not.
-WORKED: dict[str, tuple[str, float, float, float, float]] = {
-    "reward_std_fall": ("reward/std_in_groups", 0.5, 0.2, 0.19, 0.2),  # 0.5 x 0.4
-    "entropy_fall": ("rollout/surprisal", 0.1, 0.03, 0.02, 0.03),  # 0.1 x 0.3
-    "entropy_rise": ("rollout/surprisal", 4.0, 1.2, 1.3, 1.2),  # 4 x 0.3
-    "surprisal_jump": ("rollout/surprisal", 2.0, 0.6, 0.61, 0.6),  # 2 x 0.3
-    "long_step": ("policy/kl_step", 0.1, 0.1, 0.11, 0.1),  # whatever it was before
-    "grad_norm_spike": ("policy/grad_norm", 5.0, 1.0, 1.1, 1.0),  # 5 x 0.2
-    "valid_call_fall": ("rollout/valid_call_share", 0.5, 0.45, 0.44, 0.45),  # 0.5 x 0.9
-    "answer_repetition": ("rollout/answer_repetition", 0.5, 0.55, 0.56, 0.55),  # 0.1 + 0.5 x (1 - 0.1)
-    "thought_repetition": ("rollout/thought_repetition", 0.5, 0.7, 0.71, 0.7),  # 0.4 + 0.5 x (1 - 0.4)
-}
+WORKED = tables(Path(__file__).parent)["worked_signs"]
 
 
 def monitor(patience: int = 1, first_iterations: int = 3, **thresholds: float) -> MonitorParams:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from agent_r1.credit.estimators import ESTIMATORS, bi_level_gae, step_gae
 from agent_r1.params.credit import CreditParams
+from tests.cases import cases
 from tests.credit.letters import ROW, batch, params
 
 VALUES = np.array([[9.0, 0.5, 1.0, 2.0, -1.0, 0.5]])  # the prompt's 9 must not matter
@@ -49,14 +50,7 @@ def test_bi_level_gae() -> None:
     assert np.array_equal(estimate.critic_mask, made.time_steps)
 
 
-@pytest.mark.parametrize(
-    ("estimator", "letters", "targets"),
-    [
-        ("gae", "PAAOOA", [0, 1, 2, 0, 0, 2]),  # 2; 1 + 1/2 * 2; 1/2 * 2
-        ("step_gae", "PAAOOA", [0, 2, 0, 0, 0, 2]),  # 2; 1 + 1/2 * 2
-        ("bi_level_gae", "PAAOAA", [0, 1, 2, 0, 1, 2]),  # returns 2 and 1 + 1/2 * 2; half of each a token earlier
-    ],
-)
+@cases("estimator, letters, targets")
 def test_value_targets_have_a_lambda_of_their_own(estimator: str, letters: str, targets: list[float]) -> None:
     """With lambda 1 they are the discounted rewards to come, whatever the values; the advantages keep theirs."""
     halves = dict.fromkeys(("gamma", "lam", "step_gamma", "step_lam"), 0.5)

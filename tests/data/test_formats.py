@@ -16,7 +16,8 @@ from agent_r1.data.sources import Row, read
 from agent_r1.params.prepare import FilesParams, PrepareParams, SplitParams
 from agent_r1.records import Passage, Question
 from agent_r1.tables import read_rows
-from tests.cases import cases
+from tests.cases import cases, tables
+from tests.trajectories import question_fields
 
 HOTPOTQA, WIKI, MUSIQUE, GENERIC, FLASHRAG = (
     FORMATS[name] for name in ("hotpotqa", "2wikimultihopqa", "musique", "generic", "flashrag")
@@ -71,15 +72,9 @@ def asked(form: str, **changes: Any) -> Question:
 @pytest.mark.parametrize("name", ["hotpotqa", "2wikimultihopqa"])
 def test_a_supported_row_becomes_a_question(name: str) -> None:
     """Two gold passages, though three sentences are cited."""
-    assert asked(name) == Question(
-        question_id="id2",
-        dataset=name,
-        split="test",
-        text="Who directed Kiss?",
-        answers=["Mara"],
-        gold_titles=["Kiss", "Mara"],
-        strata={"hops": "2", "kind": "comparison"},
-    )
+    known = {"gold_titles": ["Kiss", "Mara"], "strata": {"hops": "2", "kind": "comparison"}}
+    expected = question_fields("id2", dataset=name, text="Who directed Kiss?", answers=["Mara"], **known)
+    assert asked(name) == Question(**expected)
     assert asked(name, _id=37).question_id == "37"
 
 
@@ -111,13 +106,7 @@ def test_sentences_join_as_each_release_cuts_them() -> None:
     assert WIKI.paragraphs(cut) == [("Kiss", "A film. By Mara.")]
 
 
-@pytest.mark.parametrize(
-    ("facts", "titles"),
-    [
-        ([["A", 0], ["B", 1], ["A", 2], ["C", 0], ["D", 0]], ["A", "B", "C", "D"]),
-        ([["Kiss", 9], ["Mara", -1]], ["Kiss", "Mara"]),  # sentence numbers beyond their paragraphs
-    ],
-)
+@cases("facts, titles")
 def test_every_gold_passage_is_a_hop(facts: list[Any], titles: list[str]) -> None:
     question = asked("2wikimultihopqa", supporting_facts=facts)
     assert (question.gold_titles, question.strata["hops"]) == (titles, str(len(titles)))
@@ -139,13 +128,7 @@ TEXTS = {
     "supporting_facts": json.dumps([["Kiss", 0], ["Mara", 0]]),
     "context": json.dumps([["Kiss", ["A film.", " By Mara."]], ["Mara", ["A director."]]]),
 }
-OBJECTS = {
-    "supporting_facts": [{"title": "Kiss", "sent_id": 0}, {"title": "Mara", "sent_id": 0}],
-    "context": [
-        {"title": "Kiss", "sentences": ["A film.", " By Mara."]},
-        {"title": "Mara", "sentences": ["A director."]},
-    ],
-}
+OBJECTS = tables(Path(__file__).parent)["layout_of_objects"]
 
 
 @pytest.mark.parametrize("layout", [HUB, TEXTS, OBJECTS])

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from agent_r1.data import prepare as prepare_module
 from agent_r1.data import sources
-from agent_r1.data.formats import FORMATS
 from agent_r1.data.from_titles import make_plans
 from agent_r1.data.prepare import Distinct, content_id, from_files, interleave, prepare, read_passages, write
 from agent_r1.data.quality import complaints
@@ -65,11 +64,6 @@ def test_every_data_set_keeps_its_share_and_order(sizes: list[int]) -> None:
         assert [mixed[at][1] for at in places] == list(range(size))
         for taken, at in enumerate(places):  # never ahead or behind by more than one of each other
             assert abs(taken - at * size / len(mixed)) <= len(sizes)
-
-
-def test_every_format_that_params_allow_can_be_read() -> None:
-    allowed = FilesParams.model_fields["format"].annotation
-    assert set(FORMATS) == set(allowed.__args__)  # type: ignore[union-attr]
 
 
 def test_rows_keep_their_ids_or_are_named_by_their_content(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from agent_r1.evaluation.scores import (
 from agent_r1.params.stages import EvaluateParams
 from agent_r1.records import GREEDY, Outcome, Passage, Question, words_of
 from agent_r1.tables import write_rows
+from tests.cases import cases
 
 
 def test_what_the_world_cut_short_is_in_neither_numerator_nor_denominator(
@@ -100,18 +101,12 @@ def test_a_question_that_lost_a_sample_counts_up_to_those_that_it_has(make_quest
     assert [name for name in second.values if name.startswith("pass_at")] == ["pass_at_2", "pass_at_4"]
 
 
-@pytest.mark.parametrize(
-    ("calls", "counted"),
-    [
-        (["ok", "malformed", "ok"], (4, 3, 2)),  # progress at the two good ones
-        ([], (1, 0, 0)),
-    ],
-)
+@cases("calls, counted")
 def test_attempted_calls_count_and_progress_adds_up(
-    make_question: Any, make_trajectory: Any, calls: list[str], counted: tuple[int, int, float]
+    make_question: Any, make_trajectory: Any, calls: list[str], counted: list[float]
 ) -> None:
     (found,) = predict([make_trajectory("a", calls=calls)], [make_question("a")], run="ppo", seed=0)
-    assert (found.steps, found.tool_calls, found.facts["gold_recall"]) == counted
+    assert (found.steps, found.tool_calls, found.facts["gold_recall"]) == tuple(counted)
 
 
 def test_every_token_is_read_or_sampled(make_question: Any, make_trajectory: Any) -> None:

@@ -28,16 +28,11 @@ from agent_r1.tables import read_rows, write_rows
 from agent_r1.training.fitness import require_fit
 from flows.evaluate import EvaluationRequest, evaluate
 from flows.tryout import play
+from tests.cases import laid
 from tests.fixtures import PLACES, Inside, WriteParams
 
 ASKING = [each for each in PROTOCOLS if each not in SCRIPTED]  # questions that are answered
-CHANGES: dict[str, Any] = {
-    "prepare": {
-        "datasets": ["atlas", "other"],
-        "files": {"other": {"format": "musique", "test": {"file": "x", "questions": 0}}},
-    },
-    "evaluate": {"questions": 6},
-}
+CHANGES = laid("evaluated_any")
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from agent_r1.params.places import RunId
 from flows.dvc_files import DVC
 from flows.overlay import compose, switch
 from flows.ranks import shortfalls
-from tests.cases import cases, graph
+from tests.cases import cases, graph, laid
 from tests.fixtures import ROOT
 
 STAGES = graph("overlaid")
@@ -26,14 +26,7 @@ SWEEP = graph("overlaid_sweep")
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copy(ROOT / "params.yaml", tmp_path)
     shutil.copytree(ROOT / "overlays", tmp_path / "overlays", ignore=shutil.ignore_patterns("base.yaml"))
-    overlays = {
-        "small": "places: {data: small/data, outputs: small/out}\ntrain:\n  iterations: 7  # few\n",
-        "own": "places: own\n",
-        "wrong": "train: {update: {clip_hihg: 0.3}}\n",
-        "list": "- train\n",
-        "mine": "places: mine\n",
-        "a b": "places: own\n",
-    }
+    overlays = laid("overlays")
     for name, text in overlays.items():
         (tmp_path / f"overlays/{name}.yaml").write_text(text)
     monkeypatch.chdir(tmp_path)

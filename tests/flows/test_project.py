@@ -158,29 +158,18 @@ def test_an_update_merges_the_packages_changes_with_ones_own(faq: Path, upgrade:
     parameters.write_text(parameters.read_text().replace("top_k: 2 ", "top_k: 4 ") + "# of mine\n")
     (faq / "dvc.yaml").write_text((faq / "dvc.yaml").read_text().replace("cmd: python -m flows index", "cmd: mine"))
     (faq / "pytest.ini").unlink()
-    (faq / "dvc.lock").write_text(
-        yaml.safe_dump(
-            {
-                "stages": {
-                    "train@ppo": {
-                        "deps": [{"path": f"{HASHES}/train.yaml"}],
-                        "params": {"params.yaml": {"train": load().train.model_dump(mode="json"), "env": {"top_k": 4}}},
-                    }
-                }
-            }
-        )
-    )
+    values = {"params.yaml": {"train": load().train.model_dump(mode="json"), "env": {"top_k": 4}}}
+    recorded = {"deps": [{"path": f"{HASHES}/train.yaml"}], "params": values}
+    (faq / "dvc.lock").write_text(yaml.safe_dump({"stages": {"train@ppo": recorded}}))
     (faq / HASHES / "train.yaml").write_text("agent_r1/learn: other\n")
     commit()
-    upgrade(
-        "0.2.0",
-        {
-            "params.yaml": ("  iterations: 16\n", "  iterations: 18\n"),
-            "pipeline.yaml": ("cmd: python -m flows index", "cmd: python -m flows index --all"),
-            "prefect.toml": ("= 30", "= 45"),
-        },
-        "| `env.top_k` | counts passages, and no titles: halve it |\n| `env.order: none` | no |\n| `model.gone` | no |",
-    )
+    edits = {
+        "params.yaml": ("  iterations: 16\n", "  iterations: 18\n"),
+        "pipeline.yaml": ("cmd: python -m flows index", "cmd: python -m flows index --all"),
+        "prefect.toml": ("= 30", "= 45"),
+    }
+    rows = ["`env.top_k` | counts passages, and no titles: halve it", "`env.order: none` | no", "`model.gone` | no"]
+    upgrade("0.2.0", edits, "\n".join(f"| {row} |" for row in rows))
     before = files(faq)
     planned = plan()
     assert files(faq) == before

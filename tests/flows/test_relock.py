@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.relock import MADE_BY, RECORD, data_of, maker, outputs, relock
 from flows.dvc_files import ask_dvc
+from tests.cases import laid
 
 
 def test_outputs_are_equal_but_for_seconds(tmp_path: Path) -> None:
@@ -34,46 +35,7 @@ def test_outputs_are_equal_but_for_seconds(tmp_path: Path) -> None:
     }
 
 
-PROJECT = {
-    "dvc.yaml": """
-stages:
-  double:
-    cmd: python -m flows double
-    params: [factor]
-    deps: [agent_r1/numbers.py]
-    outs: [data/made.txt]
-  report:
-    cmd: python -m flows report
-    deps: [agent_r1/numbers.py, data/made.txt]
-    outs: [outputs/report.txt]
-""",
-    "params.yaml": "factor: 2\nplaces: {data: data, outputs: outputs}\n",
-    ".gitignore": "/.dvc/cache\n/.dvc/tmp\n/data\n/outputs\n/dvc.lock\n__pycache__\n",
-    "overlays/none.yaml": "",
-    "agent_r1/numbers.py": """
-def scaled(value, factor):
-    if value < 0:
-        raise ValueError(value)
-    return value * factor
-
-
-def told(text):
-    return text + "."
-""",
-    "flows/__main__.py": """
-import sys
-from pathlib import Path
-
-from agent_r1 import numbers
-
-if sys.argv[1] == "double":
-    Path("data").mkdir(exist_ok=True)
-    Path("data/made.txt").write_text(str(numbers.scaled(3, 2)))
-elif sys.argv[1] == "report":
-    Path("outputs").mkdir(exist_ok=True)
-    Path("outputs/report.txt").write_text(numbers.told(Path("data/made.txt").read_text()))
-""",
-}
+PROJECT = laid("relocked")
 
 
 def run(*command: str) -> str:

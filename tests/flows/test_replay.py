@@ -26,7 +26,7 @@ from agent_r1.training.watch import Verdict
 from benchmarks.truth import true_advantages
 from flows.commands import look
 from flows.train import train
-from tests.cases import cases
+from tests.cases import cases, laid
 from tests.credit.letters import progress, trajectory
 from tests.fixtures import ROOT, Inside, WriteParams
 
@@ -226,17 +226,7 @@ def test_a_filter_leaves_no_values_behind(
         replayed(others=["ppo"], iterations=["0"], folder=folder, with_gradient=False)
 
 
-ONE_STEP: dict[str, Any] = {
-    "iterations": 2,
-    "update": {
-        "minibatches": 1,
-        "epochs": 1,
-        "learning_rate": 1e-2,
-        "kl_loss": 0.05,
-        "max_tokens_per_microbatch": 900,
-        "critic": {"warmup": {"iterations": 0, "explained_variance": 0, "limit": 0}},
-    },
-}
+ONE_STEP = laid("one_step")
 
 
 @pytest.mark.parametrize("model", [{}, {"lora": {"rank": 4}, "gradient_checkpointing": True}], ids=str)

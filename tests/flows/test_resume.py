@@ -50,10 +50,12 @@ def read_again(errors: str) -> list[int]:
 
 
 def plain(row: Trajectory | Credit) -> dict[str, Any]:
-    """All that must be equal: arrays as bytes, no latencies."""
+    """All that must be equal: arrays as bytes, no seconds."""
     fields = dataclasses.asdict(row)
-    for call in (call for step in fields.get("steps", []) for call in step["calls"]):
-        del call["latency_s"]
+    for step in fields.get("steps", []):
+        del step["duration_s"]
+        for call in step["calls"]:
+            del call["latency_s"]
     return {name: value.tobytes() if hasattr(value, "tobytes") else value for name, value in fields.items()}
 
 

@@ -1,19 +1,9 @@
 """Which trajectories a page shows."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
-import pytest
-
-from agent_r1.inspection.stored import PageTrajectory, When, from_iteration, pairs, quotas, spread
+from agent_r1.inspection.stored import PageTrajectory, When, from_iteration, pairs, quotas
 from tests.cases import cases
-
-
-@pytest.mark.parametrize(
-    ("count", "at_most", "places"), [(3, 5, [0, 1, 2]), (11, 3, [0, 5, 10]), (20, 1, [19]), (0, 4, []), (5, 0, [])]
-)
-def test_spread_takes_first_last_and_even_places(count: int, at_most: int, places: list[int]) -> None:
-    assert spread(count, at_most) == places
 
 
 @cases("iterations, count, recurring, shares")
@@ -31,12 +21,6 @@ def test_recurring_questions_come_first_in_one_order(make_entry: Callable[..., P
     assert set(of_first[:3]) == set("def")
     assert of_first[:3] == of_last[:3]
     assert of_first[3] == "a", "the learner was asked about it"
-
-
-def test_recurring_question_comes_once_before_any_comes_twice(make_entry: Callable[..., PageTrajectory]) -> None:
-    rows = [replace(make_entry(name).trajectory, sample=sample) for name in "ab" for sample in range(3)]
-    chosen = from_iteration(rows, 2, recurring={"a", "b"}, proved=(), seed=0)
-    assert {each.question_id for each in chosen} == {"a", "b"}
 
 
 def test_pairs_take_kinds_of_change_in_turns(make_entry: Callable[..., PageTrajectory]) -> None:

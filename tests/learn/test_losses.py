@@ -26,7 +26,7 @@ from agent_r1.learn.losses import (
 from agent_r1.learn.scoring import TokenScores
 from agent_r1.params import load
 from agent_r1.params.train import UpdateParams
-from tests.cases import cases
+from tests.cases import cases, tables
 from tests.learn.learning import UPDATE, with_changes
 
 CLIP = load(Path(__file__).parents[2] / "params.yaml").train.update.model_copy(
@@ -104,14 +104,7 @@ def test_metrics_of_a_mask_are_its_share_and_the_worth_of_the_rest() -> None:
     assert "policy/importance_masked" not in policy_metrics(made, UPDATE, 4, 4)
 
 
-@pytest.mark.parametrize(
-    ("value", "old_value", "target", "loss"),
-    [
-        (1.2, 1.0, 2.0, 0.32),  # within the clip: 0.8^2 / 2
-        (2.0, 1.0, 2.0, 0.125),  # clipped to 1.5: max(0, 0.5^2) / 2
-        (0.0, 1.0, 2.0, 2.0),  # clipped to 0.5: max(2^2, 1.5^2) / 2
-    ],
-)
+@cases("value, old_value, target, loss")
 def test_clipped_value_loss_by_hand(value: float, old_value: float, target: float, loss: float) -> None:
     tensors = [torch.tensor([number]) for number in (value, old_value, target)]
     assert clipped_value_loss(*tensors, value_clip=0.5).item() == pytest.approx(loss)
@@ -243,14 +236,7 @@ def test_the_mismatch_by_hand() -> None:
 # A small case in float64: 6 tokens of 2 trajectories and 3 steps, a vocabulary of 5.
 CHOSEN, SEQUENCES = [0, 3, 1, 4, 2, 0], [3, 3]
 SPANS: dict[str, list[int] | None] = {"token": None, "step": [2, 1, 3], "sequence": SEQUENCES}
-TERMS: dict[str, dict[str, Any]] = {
-    "clipped": {},
-    "kl": {"kl_loss": 0.3},
-    "entropy": {"entropy_bonus": 0.2},
-    "cap": {"importance_cap": 1.5},
-    "mask": {"importance_cap": 1.5, "importance_rule": "mask_token", "importance_floor": 0.5},
-    "all": {"kl_loss": 0.3, "entropy_bonus": 0.2, "importance_cap": 1.5},
-}
+TERMS = tables(Path(__file__).parent)["terms"]
 AGGREGATIONS = {"token_mean": 0, "sequence_mean": 0, "constant_length": 7}
 
 

@@ -18,7 +18,7 @@ from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.faults import ContextFull, TooManyAborted, WorldFault
 from agent_r1.params import SHIPPED, load
 from agent_r1.records import CallStatus, Outcome, Question, Source, StopReason, Trajectory
-from agent_r1.rollout import episodes
+from agent_r1.rollout import episode, episodes
 from agent_r1.rollout.chat import Chat, Dialogue
 from agent_r1.rollout.episode import Play, PromptTooLong, StepView
 from agent_r1.rollout.episodes import ScriptedSampler, collect, follow
@@ -119,6 +119,13 @@ def test_one_episode_by_hand(chat: Chat) -> None:
         (starts[0], starts[0] + len(first)),
         (starts[1], starts[1] + len(second)),
     ]
+
+
+def test_durations_of_steps_add_up_to_the_episodes(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opened at second 2; its actions are answered at 3 and 7."""
+    monkeypatch.setattr(episode, "time", SimpleNamespace(monotonic=iter([2.0, 3.0, 7.0]).__next__))
+    [trajectory] = run(ScriptedSampler([["go", "stop"]], chat), chat, [Echo("seen", steps=1)])
+    assert [step.duration_s for step in trajectory.steps] == [1.0, 4.0]
 
 
 def watch(sampler: Sampler, chat: Chat, env: Any, **limits: int) -> list[StepView]:

@@ -22,21 +22,14 @@ from agent_r1.rollout.sampling import Actor, Engine, EngineError, EngineRestarte
 from agent_r1.rollout.server_engine import SERVER_KEY, StockServer
 from agent_r1.rollout.vllm_process import engine_options
 from tests.answering import Heard, Said, answering
-from tests.cases import cases
+from tests.cases import cases, tables
 
 Reply = tuple[int, dict[str, Any]]
 Open = Callable[..., Engine]
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
 
-DESCRIPTION = {
-    "model_type": "qwen2",
-    "vocab_size": 512,
-    "hidden_size": 1,
-    "num_hidden_layers": 1,
-    "max_tokens": 512,
-    "dtype": "float32",
-}
+DESCRIPTION = tables(Path(__file__).parent)["description"]
 ACTOR = Actor(model="", end_ids=[9], max_tokens=512, temperature=1.0, dtype="auto")
 REQUESTS = [Request(episode=i, step=0, context=[100 + i, 7], seed=i, max_tokens=2) for i in range(20)]
 

@@ -244,9 +244,6 @@ def test_nothing_is_left_of_an_engine_of_which_one_process_was_killed(engine: En
     assert not any(folder.exists() for folder in folders)
 
 
-GPUS, CORES = "CUDA_VISIBLE_DEVICES", "VLLM_CPU_OMP_THREADS_BIND"
-
-
 @cases("replicas, parts, threads, gpus, found")
 def test_where_processes_run(
     monkeypatch: pytest.MonkeyPatch, replicas: int, parts: int, threads: int, gpus: list[str], found: Any

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -144,13 +142,6 @@ def test_a_failed_build_keeps_the_old_index(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["index", "passages.parquet"]
 
 
-def test_bm25_needs_neither_faiss_nor_torch() -> None:
-    code = "import sys, agent_r1.search.index; print(*sys.modules)"
-    root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
-    assert not set(done.stdout.split()) & {"faiss", "torch", "transformers", "fastapi", "numba"}
-
-
 class Recorded(Search):
     """Finds the query itself, k times, and keeps its queries."""
 
@@ -208,15 +199,7 @@ class Fixed:
         return self._positions[:k]
 
 
-@pytest.mark.parametrize(
-    ("rankings", "constant", "fused"),
-    [
-        ([[7, 5, 9], [5, 2, 7]], 1, [5, 7, 2, 9]),  # 1/2 + 1/4 = .75 for 7, 1/3 + 1/2 = .83 for 5, 1/4 for 9, 1/3 for 2
-        ([[4, 1], [1, 4]], 60, [1, 4]),  # equal sums rank by position
-        ([[8], [3]], 60, [3, 8]),
-        ([[], []], 60, []),
-    ],
-)
+@cases("rankings, constant, fused")
 def test_ranks_are_fused_by_hand(rankings: list[list[int]], constant: int, fused: list[int]) -> None:
     assert fuse([np.array(ranking, np.int64) for ranking in rankings], constant).tolist() == fused
 

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from agent_r1.search.index import build, describe, open_index, open_local
 from agent_r1.search.remote import NO_ROUTE, Health
 from agent_r1.search.server import create_app
 from tests.cases import cases
+from tests.fixtures import wait_until_healthy
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "flows", "serve_search"]
@@ -42,15 +42,7 @@ def served(stored: Path, tmp_path: Path, search_params: SearchParams, free_port:
     port = free_port()
     process = start("--index", str(tmp_path / "index"), "--port", str(port))
     url = f"http://127.0.0.1:{port}"
-    deadline = time.monotonic() + 300
-    while True:
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline
-        try:
-            httpx.get(f"{url}/health", timeout=5)
-            break
-        except httpx.TransportError:
-            time.sleep(0.1)
+    wait_until_healthy(url, process, process.communicate)
     yield url
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=120)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -28,7 +29,7 @@ from agent_r1.seeds import derive
 from agent_r1.serving import served as app
 from agent_r1.serving.agent import Agent
 from agent_r1.serving.served import MAX_BODY_BYTES, Lasting, Service, serve
-from tests.cases import cases
+from tests.cases import cases, tables
 from tests.fixtures import FreePort
 
 LIMITS = load(SHIPPED).env.model_copy(update={"max_tokens": 400, "max_action_tokens": 100, "max_steps": 3})
@@ -42,22 +43,7 @@ def asked(content: Any) -> dict[str, Any]:
 
 ASKED = {"model": "ppo", **asked("Who?")}
 SYSTEM = {"role": "system", "content": "Be brief."}
-NEUTRAL = {
-    "top_p": 1.0, "n": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "stop": None, "user": "me",
-    "seed": 3, "metadata": {"a": "b"}, "response_format": {"type": "text"}, "tools": [], "tool_choice": "auto",
-    "parallel_tool_calls": True, "store": False, "logprobs": False, "service_tier": "auto", "max_tokens": None,
-    "reasoning_effort": None, "functions": None,
-}  # fmt: skip
-FRAMEWORKS = {  # beside model and messages, what each sends at its defaults
-    "openai 3.57": {},
-    "openai 3.57, with its defaults spelled out": NEUTRAL,
-    "LiteLLM 1.110": {},
-    "LiteLLM 1.110, a stream": {"stream": True, "stream_options": {"include_usage": True}},
-    "LangChain 1.7, ChatOpenAI": {"stream": False},
-    "LangChain 1.7, ChatOpenAI, a stream": {"stream": True},
-    "LangChain 1.7, ChatOpenAI, max_tokens": {"stream": False, "max_completion_tokens": 300},
-    "lm-eval 0.4.13, local-chat-completions": {"max_tokens": 256, "temperature": 0.0, "stop": ["\n\n"], "seed": 1234},
-}
+FRAMEWORKS = tables(Path(__file__).parent)["frameworks"]
 Bits = tuple[tuple[int, ...], tuple[int, ...]]
 
 
@@ -228,6 +214,22 @@ def test_system_message_stands_before_question_and_answer_says_so(url: str, poli
     assert read == {0, 1}
     said = "system message put before the question"
     assert {each.system_fingerprint for each in (found, *streamed)} == {said}
+
+
+def test_tools_of_a_client_change_nothing_and_it_is_said(url: str) -> None:
+    """Open WebUI offers its own with each question."""
+    tool: Any = {"type": "function", "function": {"name": "get_current_timestamp", "parameters": {"type": "object"}}}
+    found = ask(url, tools=[tool], tool_choice="auto")
+    assert found.system_fingerprint == "tools of the client not called"
+    assert found.choices[0].message.content == ask(url).choices[0].message.content
+
+
+@pytest.mark.parametrize("answer", [[], [{"role": "assistant", "content": None}]])
+def test_question_without_answer_is_left_out(url: str, policy: Policy, chat: Chat, answer: list[Any]) -> None:
+    """Open WebUI keeps no empty answer."""
+    messages = [*ASKED["messages"], *answer, *asked("And where?")["messages"]]
+    client(url).chat.completions.create(model="ppo", messages=messages)
+    assert not [context for context, _ in policy.sampled if "Who?" in chat.decode(context)]
 
 
 def conversation(url: str, *questions: str, system: bool = False) -> list[str]:

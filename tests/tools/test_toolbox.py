@@ -141,24 +141,7 @@ def test_what_is_cut(text: str, kept: str) -> None:
     assert result == ToolResult(text=kept, call_status=CallStatus.FAILED)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"search": None}, r"env: tools: a question cannot be answered without any tool; offer one"),
-        ({"calculater": {}}, r"unknown key 'env\.tools\.calculater'; did you mean 'calculator'"),
-        ({"python": {"timeout_s": 1.0}}, r"key 'env\.tools\.python\.memory_mib' is missing"),
-        ({"python": {**PYTHON, "workers": 0}}, r"env\.tools\.python\.workers"),
-        ({"read": {"part_characters": 4000}}, r"part_characters 4000 would be cut at max_result_characters 4000"),
-        ({"mcp": {"a": {"timeout_s": 1}}}, r"mcp\.a: a server is a command that is started or the url of one"),
-        ({"mcp": {"a": {**HONEST, "url": "http://a"}}}, "give one of the two"),
-        ({"mcp": {"a": {"url": "ftp://a", "timeout_s": 1}}}, "address starts with http"),
-        ({"mcp": {"a": {"url": "http://me:k@a", "timeout_s": 1}}}, "AGENT_R1_MCP_KEY_<NAME>, .*; got 'http://a'"),
-        ({"mcp": {"a": {"command": [], "timeout_s": 1}}}, r"env\.tools\.mcp\.a\.command"),
-        ({"mcp": {"a": {"url": "http://a", "timeout_s": 1, "environment": ["A"]}}}, "environment: .* has no effect"),
-        ({"mcp": {"a b": HONEST}}, r"env\.tools\.mcp\.a b"),
-        ({"mcp": {"a": {**HONEST, "tools": []}}}, r"env\.tools\.mcp\.a\.tools"),
-    ],
-)
+@cases("changes, message")
 def test_tools_that_are_refused(env: Env, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message) as refusal:
         env(**changes)

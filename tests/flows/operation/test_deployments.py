@@ -48,6 +48,7 @@ from flows.operation.promote import PROMOTION
 from flows.operation.serving import POOL, require_server
 from flows.pipeline import IterationsDone
 from tests.answering import Heard, answering
+from tests.cases import tables
 from tests.fixtures import ROOT, Inside, WriteParams
 from tests.flows.conftest import PATIENCE_S
 
@@ -68,15 +69,7 @@ FURTHER = {"credit": {"lam": 0.5}}
 LABEL = RunId("ppo", 7, variant=variant_of(FURTHER)).label  # ppo-0a1b2c3d-seed7
 ITERATIONS = 2  # one of the critic alone
 SCRIPTS, SECRET = Path(sys.executable).parent, "s3cret"
-REFUSED: dict[str, dict[str, Any]] = {  # the field that the server names -> parameters of a training
-    "run": {"run": "pppo"},
-    "seed": {"seed": -1},
-    "overrides": {"overrides": "iterations"},
-    "overrides.credit": {"overrides": {"credit": {"lamm": 0.5}}},
-    "overrides.credit.lam": {"overrides": {"credit": {"lam": 2}}},
-    "overrides.credit.rewards.own": {"overrides": {"credit": {"rewards": {"own": {"function": "os:system"}}}}},
-    "overrides.update.loss": {"overrides": {"update": {"loss": "ppo"}}},
-}
+REFUSED = tables(Path(__file__).parent)["refused_trainings"]
 
 
 def parameters(deployment: dict[str, Any]) -> set[str]:

@@ -309,8 +309,6 @@ def test_a_promotion_waits_for_a_yes_and_holds_nothing_and_asks_anew_about_anoth
     wait_for(lambda: served.state(run) == "Suspended")
     wait_for(lambda: not any("prefect.engine" in line for line in served.processes().values()))
     assert served.client.read_global_concurrency_limit_by_name(PROMOTION).active_slots == 0
-    equal = served.trigger("promote", challenger="models:/agent_r1/2")  # in the one place of the pool
-    assert "refused" in served.ends(equal)
     with inside(served.folder):
         registry.promote(registry.find("models:/agent_r1/2"), expected=registry.champion())
     served.client.resume_flow_run(run.id, run_input={"promote": True})
@@ -361,7 +359,7 @@ def test_a_cron_schedule_fires(served: Served) -> None:
     path = served.folder / "prefect.yaml"
     nightly = path.read_text()
     assert '"0 3 * * *"' in nightly
-    path.write_text(nightly.replace("0 3 * * *", "* * * * * */10"))
+    path.write_text(nightly.replace("0 3 * * *", "* * * * * */20"))
     told = {"PREFECT_API_URL": PREFECT_API_URL.value(), "PREFECT_API_AUTH_STRING": served.password}
     environment = {**os.environ, **told, "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-m", "flows", "deploy"], check=True, cwd=served.folder, env=environment)
