@@ -275,29 +275,34 @@ def start(
     from mlflow.entities import Param
 
     lay_view(client, experiment)
-    if of_dvc := os.environ.get(NAMED_BY_DVC):
-        name = f"{name} ({of_dvc})"
-        tags = {**tags, EXPERIMENT_TAG: of_dvc}
+    if dvc_experiment := os.environ.get(NAMED_BY_DVC):
+        name = f"{name} ({dvc_experiment})"
+        tags = {**tags, EXPERIMENT_TAG: dvc_experiment}
     if not recurring:
         identity = fingerprint(name, {key: str(value) for key, value in params.items()}, dict(tags))
-        for earlier in client.search_runs([experiment], f"tags.{IDENTITY_TAG} = '{identity}'"):
-            for model in _models_of(client.get_run(earlier.info.run_id)):
-                client.delete_logged_model(model)
-            client.delete_run(earlier.info.run_id)
+        _remove(client, experiment, identity)
         tags = {**tags, IDENTITY_TAG: identity}
-    since = _now_ms() if began_s is None else round(began_s * 1000)
-    shown = {  # in columns of MLflow's own: the description, the command and the commit
+    columns = {  # of MLflow's own: the description, the command and the commit
         NOTE: about,
         "mlflow.source.name": without_password(" ".join(sys.argv))[:SOURCE_CHARACTERS],
         "mlflow.source.git.commit": tags.get("git_commit", "").partition("+")[0],
         "mlflow.source.type": "LOCAL",
     }
-    known = {name: value for name, value in shown.items() if value}
-    created = client.create_run(experiment, since, {**tags, **known}, run_name=name)
+    tags = {**tags, **{name: value for name, value in columns.items() if value}}
+    since_ms = _now_ms() if began_s is None else round(began_s * 1000)
+    run_id = client.create_run(experiment, since_ms, tags, run_name=name).info.run_id
     entries = [Param(key, str(value)) for key, value in params.items()]
     for first in range(0, len(entries), PARAMS_PER_CALL):
-        client.log_batch(created.info.run_id, params=entries[first : first + PARAMS_PER_CALL])
-    return Run(client, created.info.run_id)
+        client.log_batch(run_id, params=entries[first : first + PARAMS_PER_CALL])
+    return Run(client, run_id)
+
+
+def _remove(client: MlflowClient, experiment: str, identity: str) -> None:
+    """Puts runs of an identity, with their models, into MLflow's trash."""
+    for run in client.search_runs([experiment], f"tags.{IDENTITY_TAG} = '{identity}'"):
+        for model in _models_of(client.get_run(run.info.run_id)):
+            client.delete_logged_model(model)
+        client.delete_run(run.info.run_id)
 
 
 def start_training(params: Params, run: RunId, tags: Mapping[str, str]) -> Run:
