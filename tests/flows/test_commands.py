@@ -131,7 +131,9 @@ def test_the_results_lead_to_the_best_run(
     assert capsys.readouterr().out.splitlines()[-1].strip(" •") == line
 
 
-@pytest.mark.parametrize(("sweep", "command"), [(None, "make repro"), ("ablations", "make ablations")])
+@pytest.mark.parametrize(
+    ("sweep", "command"), [(None, "agent-r1 pipeline"), ("ablations", "agent-r1 pipeline --sweep ablations")]
+)
 def test_results_that_are_not_there_yet_name_the_command_that_makes_them(
     sweep: Any, command: str, tmp_path: Path, write_params: WriteParams, inside: Any
 ) -> None:

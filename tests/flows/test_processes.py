@@ -233,7 +233,7 @@ def test_commands_find_the_server_that_serves_their_clone_and_no_other(
     with known("http://127.0.0.1:4200/api"):
         PASSWORD.write_text("secret\n")
         PASSWORD.chmod(0o600)
-        with pytest.raises(ValueError, match=r"serves this clone already, at .*:4200/api; end that"):
+        with pytest.raises(ValueError, match=r"serves this project already, at .*:4200/api; end that"):
             known("http://127.0.0.1:4201/api").__enter__()
         report_to_own_server()
         assert (os.environ.pop("PREFECT_API_URL"), os.environ.pop(OF_CLIENTS)) == (SERVED.read_text(), "secret")

@@ -162,31 +162,38 @@ def at_a_browser(look: Callable[[Page], str]) -> str:
         return thread.submit(started).result()
 
 
+TOAST = "[data-sonner-toast]"
+
+
 def enter(page: Page, password: str) -> None:
     """Types the password, before which the page shows nothing of what it was refused."""
-    page.locator("[class*=toast]").first.wait_for(state="attached")
-    assert not page.locator("[class*=toast]:visible").all_inner_texts()
-    page.locator("input[type=password]").fill(password)
+    field = page.locator("input[type=password]")
+    field.wait_for()
+    page.wait_for_load_state("networkidle")
+    assert not page.locator(TOAST).all_inner_texts()
+    field.fill(password)
     page.keyboard.press("Enter")
-    page.locator("input[type=password]").wait_for(state="hidden")
+    field.wait_for(state="hidden")
 
 
 def answered(page: Page, address: str, password: str, run: FlowRun) -> str:
     """Says yes on the page of a promotion that waits; gives the question."""
     page.goto(address)
     enter(page, password)
-    page.goto(f"{address}/runs/flow-run/{run.id}")
-    page.get_by_role("button", name="Resume").first.click()
-    asked = page.get_by_text("to take the place of").inner_text()
-    page.locator(".p-modal [role=switch]").first.click(force=True)
+    page.goto(f"{page.url.partition('/dashboard')[0]}/runs/flow-run/{run.id}")
+    page.locator("main button[aria-haspopup=menu]").first.click()
+    page.get_by_role("menuitem", name="Resume").click()
+    dialog = page.get_by_role("dialog")
+    asked = dialog.get_by_text("to take the place of").inner_text()
+    dialog.locator("[role=switch], [role=checkbox]").first.click()
 
     def taken() -> bool:
         """A busy server may refuse the first try, and a person presses again."""
-        page.get_by_role("button", name="Submit").click()
+        dialog.get_by_role("button", name="Resume").click()
         try:
-            page.locator(".p-modal").wait_for(state="hidden", timeout=20_000)
+            dialog.wait_for(state="hidden", timeout=20_000)
         except PlaywrightTimeout:
-            logging.warning("the page says %s", page.locator("[class*=toast]").all_inner_texts())
+            logging.warning("the page says %s", page.locator(TOAST).all_inner_texts())
             return False
         return True
 
@@ -387,10 +394,12 @@ def a_version(body: str) -> Iterator[str]:
 
 def test_a_port_in_use_is_named_with_the_remedy() -> None:
     with bound() as port:
-        message = rf"port {port} of 127\.0\.0\.1 .*in use.*; end the program .* make serve MLFLOW_PORT={port + 1}"
+        message = (
+            rf"port {port} of 127\.0\.0\.1 .*in use.*; end the program .* `agent-r1 serving --mlflow-port {port + 1}`"
+        )
         with pytest.raises(ValueError, match=message):
-            claim(port, "MLFLOW_PORT")
-    claim(port, "MLFLOW_PORT").close()
+            claim(port, "mlflow")
+    claim(port, "mlflow").close()
 
 
 @pytest.mark.parametrize(
