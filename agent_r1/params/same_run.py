@@ -34,7 +34,7 @@ KINDS = {
         train.monitor.thresholds.grad_norm_spike train.monitor.thresholds.valid_call_fall
         train.monitor.thresholds.answer_repetition train.monitor.thresholds.thought_repetition
         train.validation.keep_best train.validation.patience
-        env.agent env.instructions env.examples env.answers env.agents.*.examples
+        env.agent env.instructions env.examples env.answers env.calls env.agents.*.examples
         env.max_result_characters env.top_k env.max_steps env.context.kind
         env.context.every env.parallel_calls env.games.protocol env.games.moves_per_step env.games.moves
         env.tools.search env.tools.calculator env.tools.read.part_characters env.tools.functions.*.module

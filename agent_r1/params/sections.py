@@ -99,6 +99,7 @@ CONSTANTS: dict[str, Any] = {
 NEUTRAL: dict[str, Any] = {
     "env.agents.*.examples": False,
     "env.answers": "tagged",
+    "env.calls": "strict",
     "env.examples": "",
     "env.too_long_share": 0.0,
     "evaluate.examples": "",

@@ -179,7 +179,7 @@ def serve_agent(
 ) -> None:
     """Serves an agent with its tools, for OpenAI's clients.
 
-    They find chat completions at http://HOST:PORT/v1. Without POLICY the warm start answers.
+    They find chat completions, Responses and messages at http://HOST:PORT/v1. Without POLICY the warm start answers.
     AGENT_R1_ENDPOINT_KEY holds the key that clients send.
     """
     from agent_r1.http.endpoint import ENDPOINT_KEY
