@@ -55,7 +55,7 @@ def content() -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in files}
 
 
-def test_what_another_clone_made_is_up_to_date_here_once_it_is_committed(
+def test_outputs_of_another_clone_are_up_to_date_once_committed(
     hashes: Hashes, pushed: tuple[Path, Hashes, str]
 ) -> None:
     shutil.rmtree(".dvc/cache")
@@ -75,7 +75,7 @@ def test_what_another_clone_made_is_up_to_date_here_once_it_is_committed(
 
 
 @pytest.mark.parametrize("md5", [None, 5, "../../../../etc/passwd", f"{'0' * 32}.dir\n", "\x1b[2J" * 2**20])
-def test_what_is_no_hash_is_refused(hashes: Hashes, md5: object) -> None:
+def test_malformed_hash_is_refused(hashes: Hashes, md5: object) -> None:
     before = content()
     with pytest.raises(ValueError, match=r"trained/a comes with no hash of DVC's but .*delete its flow run") as refused:
         bring(described("train@a"), {**hashes, "trained/a": md5, "../a": "0" * 32})
@@ -90,7 +90,7 @@ def stored(md5: str) -> Path:
 
 
 @pytest.mark.parametrize("fault", ["lost", "changed", "in the way"])
-def test_what_cannot_be_brought_is_said_and_dvc_lock_stays(hashes: Hashes, fault: str) -> None:
+def test_output_that_cannot_be_brought_is_named_and_dvc_lock_stays(hashes: Hashes, fault: str) -> None:
     """The remote has no such output, or has other bytes under its hash, or somebody made it here."""
     shutil.rmtree(".dvc/cache")
     if fault == "lost":

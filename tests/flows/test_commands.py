@@ -62,7 +62,7 @@ def test_help_has_a_line_for_every_command_in_the_order_of_the_story() -> None:
     assert all(does[0].isupper() and does.strip().endswith(".") for _, does in listed), "each takes one line"
 
 
-def test_the_shell_completes_commands_options_runs_and_overlays() -> None:
+def test_shell_completes_commands_options_runs_and_overlays() -> None:
     assert completed("agent-r1 re") == ["register", "report", "results", "recipe", "replay", "restore"]
     assert completed("agent-r1 train --fr") == ["--fresh"]
     assert completed("agent-r1 train ppo_no_") == [
@@ -73,7 +73,7 @@ def test_the_shell_completes_commands_options_runs_and_overlays() -> None:
 
 
 @cases("line, message")
-def test_what_is_no_command_is_refused_before_anything_is_loaded(line: list[str], message: str) -> None:
+def test_unknown_command_is_refused_before_any_import(line: list[str], message: str) -> None:
     ended = typed(*line)
     assert (ended.returncode, message in ended.stderr) == (2, True)
 
@@ -85,7 +85,7 @@ def test_what_is_no_command_is_refused_before_anything_is_loaded(line: list[str]
         (["overlay", "moon"], 1, "there is no overlay 'moon'"),
     ],
 )
-def test_a_fault_is_one_line(line: list[str], code: int, message: str) -> None:
+def test_fault_is_one_line(line: list[str], code: int, message: str) -> None:
     ended = typed(*line)
     assert (ended.returncode, ended.stdout, len(ended.stderr.splitlines())) == (code, "", 1), ended.stderr
     assert message in ended.stderr
@@ -103,14 +103,14 @@ def test_earlier_options_are_one_word_which_is_said_once(
     assert caplog.messages == [], "the commands of dvc.yaml stay as they are"
 
 
-def test_an_underscore_is_read_as_a_hyphen() -> None:
+def test_underscore_is_read_as_a_hyphen() -> None:
     ended = typed("serve_agent", "pppo")
     assert (ended.returncode, len(ended.stderr.splitlines())) == (1, 2)
     assert "serve_agent is spelled serve-agent now" in ended.stderr
 
 
 @cases("sweep, successes, line")
-def test_the_results_lead_to_the_best_run(
+def test_results_lead_to_the_best_run(
     sweep: str,
     successes: dict[str, float],
     line: str,
@@ -150,7 +150,7 @@ def shown_in_the_docs() -> list[str]:
 
 
 @pytest.mark.parametrize("line", shown_in_the_docs())
-def test_what_the_docs_show_can_be_typed(line: str) -> None:
+def test_commands_of_docs_can_be_typed(line: str) -> None:
     group = get_command(commands.app)
     with group.make_context("agent-r1", ["train", "ppo"]) as context:
         name, *arguments = line.split()

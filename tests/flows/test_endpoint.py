@@ -49,7 +49,7 @@ def said(text: str) -> Said:
     return 200, json.dumps({"choices": [{"message": {"content": text}, "finish_reason": "stop"}]}).encode()
 
 
-def test_a_model_that_somebody_serves_stands_beside_a_baseline(project: Path, inside: Inside) -> None:
+def test_model_that_somebody_serves_stands_beside_a_baseline(project: Path, inside: Inside) -> None:
     """It searches for the question, and answers with the last word that it read."""
     heard: list[list[dict[str, str]]] = []
 
@@ -99,7 +99,7 @@ def test_a_model_that_somebody_serves_stands_beside_a_baseline(project: Path, in
     assert re.fullmatch(r"<tool_response>\n.*\n</tool_response>", second[3]["content"], re.DOTALL)
 
 
-def test_an_outage_is_the_worlds_fault_and_too_many_end_the_stage(project: Path, inside: Inside) -> None:
+def test_outage_is_the_worlds_fault_and_too_many_end_the_stage(project: Path, inside: Inside) -> None:
     """One question of twelve is never answered; then none is."""
     with inside(project):
         asked = asked_questions(read_rows(PLACES.questions, Question), 12, seed=0)
@@ -118,7 +118,7 @@ def test_an_outage_is_the_worlds_fault_and_too_many_end_the_stage(project: Path,
     assert not (project / PLACES.evaluation("down")).exists()
 
 
-def test_an_evaluation_that_is_cut_short_asks_for_the_rest_alone(project: Path, inside: Inside) -> None:
+def test_evaluation_that_is_cut_short_asks_for_the_rest_alone(project: Path, inside: Inside) -> None:
     """The endpoint refuses after 9 answers, and is asked again; one conversation is too long for its model."""
     heard: list[str] = []
 
@@ -148,7 +148,7 @@ def test_an_evaluation_that_is_cut_short_asks_for_the_rest_alone(project: Path, 
     assert (scores["questions"], scores["outcome/token_limit"]) == (12, round(1 / 12, 4))
 
 
-def test_a_question_without_room_counts_as_no_answer_and_more_of_them_are_refused(
+def test_question_without_room_counts_as_no_answer_and_more_of_them_are_refused(
     project: Path, inside: Inside, write_params: WriteParams, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One of twelve, of which two samples and a greedy answer are asked for; the score keeps its twelve questions."""
@@ -183,12 +183,14 @@ def test_a_question_without_room_counts_as_no_answer_and_more_of_them_are_refuse
 
 
 @cases("arguments, message")
-def test_what_no_endpoint_can_be_asked(project: Path, inside: Inside, arguments: dict[str, str], message: str) -> None:
+def test_options_that_no_endpoint_takes_are_refused(
+    project: Path, inside: Inside, arguments: dict[str, str], message: str
+) -> None:
     with inside(project), pytest.raises(ValueError, match=message):
         execute.evaluate(**arguments)  # type: ignore[arg-type]
 
 
-def test_a_served_agent_answers_as_chat_does(
+def test_served_agent_answers_as_chat_does(
     project: Path,
     inside: Inside,
     start: Callable[..., subprocess.Popen[str]],
@@ -229,7 +231,7 @@ def test_a_served_agent_answers_as_chat_does(
     assert "s3cret" not in errors
 
 
-def test_a_served_policy_answers_an_agent_that_has_a_loop_of_its_own(
+def test_served_policy_answers_an_agent_that_has_a_loop_of_its_own(
     project: Path,
     write_params: WriteParams,
     inside: Inside,

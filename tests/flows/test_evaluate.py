@@ -71,7 +71,7 @@ def content(project: Path, name: str, file: str) -> dict[str, Any]:
     return json.loads((project / PLACES.evaluation(name) / file).read_text())
 
 
-def test_a_policy_leaves_the_project_whole_with_a_card(
+def test_policy_leaves_the_project_whole_with_a_card(
     evaluated: Path, ppo: Path, inside: Inside, tmp_path: Path
 ) -> None:
     with inside(evaluated):
@@ -107,7 +107,7 @@ def test_a_policy_leaves_the_project_whole_with_a_card(
 QUESTION = "Where was the director of the film born?"  # of the card's snippet
 
 
-def test_a_card_says_how_to_ask_the_policy_without_the_project(evaluated: Path, inside: Inside, tmp_path: Path) -> None:
+def test_card_says_how_to_ask_the_policy_without_the_project(evaluated: Path, inside: Inside, tmp_path: Path) -> None:
     """Its snippet runs where the project cannot be imported, and acts as the project's own agent does."""
     with inside(evaluated):
         settings = load()
@@ -165,7 +165,7 @@ def test_every_test_question_is_answered_and_graded(evaluated: Path, name: str) 
     assert scores.get("tool/search/calls") == of_search
 
 
-def test_agents_are_asked_the_same_and_differ_in_what_they_should(evaluated: Path) -> None:
+def test_agents_get_the_same_questions_and_differ_in_prompt_and_policy(evaluated: Path) -> None:
     hashes = {name: content(evaluated, name, "hashes.json") for name in NAMES}
     settings = {"questions", "passages", "index", "protocol", "prompt", "limits", "policy", *SAMPLING}
     assert [set(each) for each in hashes.values()] == [settings] * 3
@@ -211,9 +211,7 @@ def test_several_samples_are_drawn_scored_and_told_apart_from_greedy_answers(
         assert compare_labels(load(), "base_tool_call", "ppo").differing == []
 
 
-def test_a_world_is_profiled_before_training(
-    evaluated: Path, inside: Inside, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_world_is_profiled_before_training(evaluated: Path, inside: Inside, capsys: pytest.CaptureFixture[str]) -> None:
     with inside(evaluated):
         profile("ppo", questions=6, samples=2)
     first, *_, groups, smaller, iteration, tool = capsys.readouterr().out.splitlines()
@@ -224,7 +222,7 @@ def test_a_world_is_profiled_before_training(
     assert tool.startswith("search: ")
 
 
-def test_an_edited_tool_of_ones_own_is_another_run_and_is_not_measured_alike(
+def test_edited_tool_of_ones_own_is_another_run_and_is_not_measured_alike(
     evaluated: Path, tmp_path: Path, inside: Inside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where tools are called: from passages in the prompt an agent is measured as before."""
@@ -250,7 +248,7 @@ def test_an_edited_tool_of_ones_own_is_another_run_and_is_not_measured_alike(
         assert told("naive_rag")[0] == rag[0]
 
 
-def test_a_run_with_an_env_of_its_own_is_trained_measured_and_asked_in_it(
+def test_run_with_an_env_of_its_own_is_trained_measured_and_asked_in_it(
     evaluated: Path, tmp_path: Path, inside: Inside, write_params: WriteParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two steps and a calculator; its registered version too. The warm start has what params.yaml says."""
@@ -330,7 +328,7 @@ def test_mlflow_has_the_final_scores_beside_the_training(evaluated: Path, inside
         assert (evaluated / PLACES.evaluation("ppo") / "mlflow_run_id").read_text() == trained
 
 
-def test_the_report_names_everyone(evaluated: Path) -> None:
+def test_report_names_every_agent(evaluated: Path) -> None:
     page = (evaluated / PLACES.report() / "report.md").read_text()
     for name in NAMES:
         assert page.count(f"| `{name}` |") >= 4  # exact match by hops and by kind, F1, tool calls

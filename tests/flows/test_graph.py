@@ -103,7 +103,7 @@ def files_of(dependency: str) -> set[Path]:
     return {each.relative_to(ROOT) for each in files if "__pycache__" not in each.parts and each.stat().st_size}
 
 
-def test_the_pipeline_runs_every_stage_after_those_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pipeline_runs_every_stage_after_those_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     needs = stages("dvc.yaml")
     settings = yaml.safe_load(Path("params.yaml").read_text())
@@ -121,7 +121,7 @@ def test_the_pipeline_runs_every_stage_after_those_that_it_needs(monkeypatch: py
 
 
 @pytest.mark.parametrize("stage", [name for name in definitions() if name.startswith("ablations/")])
-def test_the_sweeps_stages_depend_on_what_the_main_graphs_do(stage: str) -> None:
+def test_sweeps_stages_depend_on_what_the_main_graphs_do(stage: str) -> None:
     ours = definitions()[Path(stage).name.removesuffix("_closer")]
     theirs = definitions()[stage]
     code = [
@@ -133,7 +133,7 @@ def test_the_sweeps_stages_depend_on_what_the_main_graphs_do(stage: str) -> None
     assert {*ours.get("params", [])} - own <= {*theirs.get("params", [])}
 
 
-def test_the_sweep_has_a_stage_per_run_and_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_has_a_stage_per_run_and_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And DVC knows of none before the sweep is asked for."""
     for name in ("params.yaml", "dvc.yaml", "ablations/graph.yaml", ".dvc/config"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -163,7 +163,7 @@ def test_the_sweep_has_a_stage_per_run_and_seed(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("stage", definitions())
-def test_a_stage_depends_on_exactly_the_code_that_it_can_execute(stage: str) -> None:
+def test_stage_depends_on_exactly_the_code_that_it_can_execute(stage: str) -> None:
     listed = [path for path in definitions()[stage]["deps"] if path.startswith(("agent_r1", "flows"))]
     assert len({*listed}) == len(listed)
     depended = {file for path in listed for file in files_of(path)}
@@ -171,12 +171,12 @@ def test_a_stage_depends_on_exactly_the_code_that_it_can_execute(stage: str) -> 
     assert (needed - depended, depended - needed) == (set(), set())
 
 
-def test_what_no_stage_depends_on_stands_in_the_graphs_header() -> None:
+def test_code_of_no_stage_is_listed_in_graphs_header() -> None:
     header = (ROOT / "dvc.yaml").read_text().partition("stages:")[0]
     assert all(path in header for path in RUNTIME)
 
 
-def test_the_store_that_knows_an_evaluation_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_that_knows_an_evaluation_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a report that was pulled is up to date; a training needs its run to go on."""
     monkeypatch.chdir(ROOT)
     folders = ("outputs/evaluate/ppo", "outputs/ablations/evaluate/ppo-seed1", "outputs/train/ppo")
@@ -184,7 +184,7 @@ def test_the_store_that_knows_an_evaluation_is_no_part_of_it(monkeypatch: pytest
     assert listed == [f"{folder}/mlflow_run_id" for folder in folders[:2]]
 
 
-def test_a_training_starts_from_all_that_its_stage_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_starts_from_all_that_its_stage_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every output that `train` reads is made by one of them, and they come in the order of the graph."""
     made = {
         out: stage
@@ -214,7 +214,7 @@ def write_without_code(folder: Path) -> None:
         (folder / "data/raw" / file).write_text(f"{file}\n")
 
 
-def test_a_stage_is_out_of_date_by_what_it_reads_and_ended_leaves_what_it_was_to_replace(
+def test_stage_is_out_of_date_by_what_it_reads_and_ended_leaves_what_it_was_to_replace(
     tmp_path: Path, write_params: WriteParams, lay_dvc: LayDvc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_without_code(tmp_path)

@@ -80,7 +80,7 @@ def logprobs(folder: Path, trajectory: Trajectory) -> np.ndarray:
     return found
 
 
-def test_a_foreign_model_is_trained_with_adapters(
+def test_foreign_model_is_trained_with_adapters(
     tmp_path: Path,
     tiny_tokenizer: PreTrainedTokenizerFast,
     inside: Inside,

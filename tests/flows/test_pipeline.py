@@ -77,7 +77,7 @@ def attempts(stand_in: Path) -> int:
         ("75", 3, StageUnavailable, "exit code 75"),
     ],
 )
-def test_what_may_work_later_is_tried_again_and_a_bad_computation_is_not(
+def test_unavailable_stage_is_retried_and_failed_one_is_not(
     prefect_api: str,
     stand_in: Path,
     caplog: pytest.LogCaptureFixture,
@@ -93,7 +93,7 @@ def test_what_may_work_later_is_tried_again_and_a_bad_computation_is_not(
     assert f"attempt {count}" in caplog.messages  # its lines are logged as they come
 
 
-def test_a_stage_that_takes_too_long_is_ended_once(prefect_api: str, stand_in: Path, write_params: WriteParams) -> None:
+def test_stage_that_takes_too_long_is_ended_once(prefect_api: str, stand_in: Path, write_params: WriteParams) -> None:
     write_params(stand_in, {"operate": {"timeouts_s": {"train": 1.5}}})
     with pytest.raises(
         StageFailed, match=r"train took longer than 1\.5 s .* raise operate\.timeouts_s\.train in params"
@@ -172,7 +172,7 @@ def newer_prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-def test_a_server_of_another_minor_version_runs_a_pipeline_and_is_warned_of(
+def test_server_of_another_minor_version_runs_a_pipeline_and_is_warned_of(
     newer_prefect: str, project: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     require_server(newer_prefect)
@@ -186,7 +186,7 @@ def test_a_server_of_another_minor_version_runs_a_pipeline_and_is_warned_of(
     assert sorted(tasks) == [(name, state) for name in ("index", "prepare") for state in ("Cached", "Completed")]
 
 
-def test_the_sweep_brings_what_it_is_made_of_up_to_date_first(prefect_api: str, project: Path) -> None:
+def test_sweep_brings_its_inputs_up_to_date_first(prefect_api: str, project: Path) -> None:
     (project / "ablations").mkdir()
     (project / "ablations" / "graph.yaml").write_text(SWEEP)
     found = states(ablations)
@@ -217,7 +217,7 @@ def test_stages_that_are_ready_run_side_by_side(prefect_api: str, project: Path)
     assert states(pipeline) == {"prepare": "Cached", "index": "Completed", "report": "Completed"}  # DVC skips it
 
 
-def test_what_runs_beside_a_stage_that_fails_ends_and_nothing_is_begun(
+def test_stages_beside_a_failed_one_end_and_none_is_started(
     prefect_api: str, project: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     definitions: dict[str, dict[str, Any]] = {
@@ -244,7 +244,7 @@ def test_without_a_server_nothing_is_started_where_everything_is_up_to_date(
     assert caplog.messages == ["everything is up to date"]
 
 
-def test_a_stage_that_may_work_later_says_so_through_dvc(prefect_api: str, project: Path) -> None:
+def test_stage_that_may_work_later_says_so_through_dvc(prefect_api: str, project: Path) -> None:
     command = 'echo tried >> ../order.txt; printf 75 > "$AGENT_R1_EXIT_CODE_FILE"; exit 75'
     (project / "dvc.yaml").write_text(yaml.safe_dump({"stages": {"prepare": {"cmd": command}}}))
     with pytest.raises(StageUnavailable, match="stage prepare failed with exit code 75"):
@@ -296,7 +296,7 @@ run_stage(stay)
         ),
     ],
 )
-def test_a_part_of_a_pipeline_that_is_killed_ends_the_others(
+def test_part_of_a_pipeline_that_is_killed_ends_the_others(
     project: Path, start_in: Any, killed: str, code: int, said: str
 ) -> None:
     fifo, stage = project.parent / "began", project.parent / "stay.py"
@@ -315,7 +315,7 @@ def test_a_part_of_a_pipeline_that_is_killed_ends_the_others(
     assert not [*project.parent.glob("tmp*"), *project.parent.glob("*exit_code*")]
 
 
-def test_a_cancel_leaves_no_process(prefect_api: str, project: Path, start_in: Any) -> None:
+def test_cancel_leaves_no_process(prefect_api: str, project: Path, start_in: Any) -> None:
     fifo = project.parent / "started"
     subprocess.run(["mkfifo", str(fifo)], check=True)
     (project / "dvc.yaml").write_text(f"stages: {{train: {{cmd: 'echo $$ > {fifo}; sleep 600; true'}}}}")

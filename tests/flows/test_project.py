@@ -45,7 +45,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in inside}
 
 
-def test_a_project_has_git_and_dvc_and_whole_parameters(faq: Path) -> None:
+def test_project_has_git_and_dvc_and_whole_parameters(faq: Path) -> None:
     settings = load()
     assert (settings.train.iterations, settings.prepare.datasets, settings.places.scale) == (2, ["sokoban"], "sokoban")
     assert (settings.places.data, settings.places.outputs) == ("data", "outputs")
@@ -78,7 +78,7 @@ def test_dvc_reads_both_graphs(faq: Path) -> None:
     assert ".agent_r1" not in listed.stdout
 
 
-def test_a_graph_keeps_its_comments_and_loses_its_code() -> None:
+def test_graph_keeps_its_comments_and_loses_its_code() -> None:
     shipped = (
         "# Of\n#\n# code.\nstages:\n  a: &a\n    cmd: b  # c\n    deps: [\n      agent_r1/x.py, flows/y,\n      d]\n"
     )
@@ -88,7 +88,7 @@ def test_a_graph_keeps_its_comments_and_loses_its_code() -> None:
     )
 
 
-def test_a_folder_that_is_not_empty_or_is_a_repositorys_is_refused(faq: Path) -> None:
+def test_folder_that_is_not_empty_or_is_a_repositorys_is_refused(faq: Path) -> None:
     before = files(faq)
     with pytest.raises(ValueError, match=r"^tests is there, and nothing is replaced; name another folder"):
         begin_project(Path("tests"))
@@ -123,7 +123,7 @@ def test_another_package_is_refused_before_a_stage_runs(faq: Path, monkeypatch: 
     assert calls == ["ran"]
 
 
-def test_an_older_package_is_refused(faq: Path) -> None:
+def test_older_package_is_refused(faq: Path) -> None:
     VERSION.write_text("99.0\n")
     for ask in (require_current, plan):
         with pytest.raises(ValueError, match=r"0\.1\.0 is installed, and this project is one of 99\.0: install 99\.0"):
@@ -152,7 +152,7 @@ def upgrade(faq: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return become
 
 
-def test_an_update_merges_the_packages_changes_with_ones_own(faq: Path, upgrade: Callable[..., None]) -> None:
+def test_update_merges_the_packages_changes_with_ones_own(faq: Path, upgrade: Callable[..., None]) -> None:
     """Of lines that both changed the project's stay, and a file that was removed stays away."""
     parameters = faq / "params.yaml"
     parameters.write_text(parameters.read_text().replace("top_k: 2 ", "top_k: 4 ") + "# of mine\n")
@@ -197,7 +197,7 @@ def test_an_update_merges_the_packages_changes_with_ones_own(faq: Path, upgrade:
     assert plan().files == {}
 
 
-def test_a_key_that_came_is_taken_beside_an_edit_and_one_that_went_is_refused_with_the_remedy(
+def test_key_that_came_is_taken_beside_an_edit_and_one_that_went_is_refused_with_the_remedy(
     faq: Path, upgrade: Callable[..., None]
 ) -> None:
     parameters = faq / "params.yaml"
@@ -235,7 +235,7 @@ def test_edits_that_git_does_not_keep_are_not_merged(faq: Path, upgrade: Callabl
     assert files(faq) == before
 
 
-def test_an_update_is_refused_where_there_is_nothing_to_update(faq: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_update_is_refused_where_there_is_nothing_to_update(faq: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (faq / "params.yaml").write_text("<<<<<<< HEAD\n")
     with pytest.raises(ValueError, match=r"params\.yaml cannot be read as YAML"):
         plan()
@@ -248,7 +248,7 @@ def test_an_update_is_refused_where_there_is_nothing_to_update(faq: Path, monkey
         plan()
 
 
-def test_an_update_that_is_killed_is_as_it_was_or_as_it_is_to_be(
+def test_update_that_is_killed_is_as_it_was_or_as_it_is_to_be(
     faq: Path, upgrade: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed before each of its writes in turn; the next command finds one or the other."""

@@ -85,7 +85,7 @@ def test_code_that_changes_no_bit_is_taken_over(made: str, tmp_path: Path) -> No
     assert maker("another", before.replace("data/made.txt", "data/others.txt")) == "another"
 
 
-def test_what_differs_or_was_not_run_is_named_and_nothing_is_taken_over(made: str, tmp_path: Path) -> None:
+def test_differing_or_unrun_code_is_named_and_nothing_is_taken_over(made: str, tmp_path: Path) -> None:
     before, numbers = RECORD.read_text(), Path("agent_r1/numbers.py")
     edited = numbers.read_text().replace("ValueError(value)", "ValueError(-value)").replace('"."', '"!"')
     numbers.write_text(edited)

@@ -129,7 +129,7 @@ STATES: list[tuple[str, Callable[[Path], None], Path, Callable[[], object]]] = [
 @pytest.mark.parametrize(
     ("command", "change", "path", "asks"), STATES, ids=[f"{row[0]} {row[2].name}" for row in STATES]
 )
-def test_a_named_command_mends_what_was_refused(
+def test_named_command_mends_what_was_refused(
     command: str, change: Callable[[Path], None], path: Path, asks: Callable[[], object], project: Path
 ) -> None:
     asks()
@@ -142,7 +142,7 @@ def test_a_named_command_mends_what_was_refused(
     asks()
 
 
-def test_a_server_of_another_index(
+def test_command_mends_server_of_another_index(
     project: Path, tmp_path: Path, serve_index: ServeIndex, write_params: WriteParams
 ) -> None:
     shutil.copytree(PLACES.index, tmp_path / "served")
@@ -162,7 +162,7 @@ def test_a_server_of_another_index(
     assert configured_index().index_hash == opened.index_hash
 
 
-def test_what_is_not_trained_registered_or_promoted_yet(project: Path) -> None:
+def test_missing_training_version_or_champion_names_its_command(project: Path) -> None:
     settings = load()
     for asks in (
         lambda: policy_of(settings, RunId("refilled")),  # agent-r1 train
@@ -175,9 +175,7 @@ def test_what_is_not_trained_registered_or_promoted_yet(project: Path) -> None:
         asks()
 
 
-def test_a_training_that_made_room_is_restored_with_its_lock_and_scores(
-    project: Path, write_params: WriteParams
-) -> None:
+def test_training_that_made_room_is_restored_with_its_lock_and_scores(project: Path, write_params: WriteParams) -> None:
     before, scores, lock = contents(TRAINING), SCORES.read_bytes(), entries_of(Path("dvc.lock"), TRAINING)
     write_params(project, {"train": {"iterations": 1, "update": {"learning_rate": 1e-4}}})
     typed("dvc repro evaluate@ppo")
@@ -196,7 +194,7 @@ def test_a_training_that_made_room_is_restored_with_its_lock_and_scores(
         restore("grpo")
 
 
-def test_a_finished_training_is_kept_under_changed_code_and_its_record_has_both_hashes(project: Path) -> None:
+def test_finished_training_is_kept_under_changed_code_and_its_record_has_both_hashes(project: Path) -> None:
     started = read_start(TRAINING)
     write_start(TRAINING, replace(started, code={"agent_r1/learn/losses.py": "0"}))
     require_dvc("commit", "--force", "--quiet")
@@ -215,7 +213,7 @@ def test_a_finished_training_is_kept_under_changed_code_and_its_record_has_both_
     assert tracked.tags()["code"] == record.code_in_words
 
 
-def test_a_plan_of_too_little(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_with_too_few_questions_names_remedy(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent_r1.evaluation.plan.SHIPPED", SHIPPED._replace(samples=1, questions=0))
     for too_little in ({"questions": 1, "samples": 0}, {"questions": 0, "samples": 8}):
         with pytest.raises(ValueError, match="agent-r1 plan") as refused:

@@ -59,7 +59,7 @@ def contents(folder: Path) -> dict[Path, tuple[int, int]]:
     return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.rglob("*")}
 
 
-def test_the_same_configuration_changes_nothing(replayed: Callable[..., list[IterationReplay]], ppo: Path) -> None:
+def test_same_configuration_changes_nothing(replayed: Callable[..., list[IterationReplay]], ppo: Path) -> None:
     """Iteration 1 is the last that the warm start sampled (iteration 0 trains the critic alone), 2 the last of all."""
     before = contents(ppo)
     found = replayed(others=["ppo"])
@@ -75,7 +75,7 @@ def test_the_same_configuration_changes_nothing(replayed: Callable[..., list[Ite
     assert contents(ppo) == before, "a replay reads"
 
 
-def test_the_run_itself_is_reproduced(
+def test_run_itself_is_reproduced(
     replayed: Callable[..., list[IterationReplay]], ppo: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "flows"):
@@ -125,7 +125,7 @@ def test_groups_are_parted_by_how_much_their_returns_differ() -> None:
 
 
 @pytest.mark.usefixtures("grpo")
-def test_the_gradients_of_groups_make_up_the_whole_one(small_project: Path, inside: Inside) -> None:
+def test_gradients_of_groups_make_up_the_whole_one(small_project: Path, inside: Inside) -> None:
     """By their shares of the tokens: those of groups whose returns are equal, and of thirds of the others."""
     with inside(small_project):
         settings, run = params.load(), RunId("grpo")
@@ -165,7 +165,7 @@ def test_changes_are_checked_like_a_run(changes: list[str], message: str) -> Non
         configurations(params.load(ROOT / "params.yaml"), RunId("ppo"), [], changes)
 
 
-def test_iterations_that_are_not_there(ppo: Path, tmp_path: Path) -> None:
+def test_choose_refuses_missing_iterations(ppo: Path, tmp_path: Path) -> None:
     stored = StoredRun("ppo", ppo, WARM_START)
     assert stored.choose(["2", "0", "2"]) == [0, 2]
     assert stored.choose(["all"]) == [0, 1, 2]
@@ -175,7 +175,7 @@ def test_iterations_that_are_not_there(ppo: Path, tmp_path: Path) -> None:
         StoredRun("ppo", tmp_path, WARM_START)
 
 
-def test_a_changed_params_yaml_is_told(
+def test_changed_params_yaml_is_logged(
     replayed: Callable[..., list[IterationReplay]], ppo: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = shutil.copytree(ppo, tmp_path / "ppo")
@@ -215,7 +215,7 @@ def test_another_warm_start_is_refused(
         replayed(others=["ppo"], iterations=["0"])
 
 
-def test_a_filter_leaves_no_values_behind(
+def test_filter_leaves_no_values_behind(
     ppo: Path, tmp_path: Path, replayed: Callable[..., list[IterationReplay]]
 ) -> None:
     folder = shutil.copytree(ppo, tmp_path / "ppo")
@@ -230,7 +230,7 @@ ONE_STEP = laid("one_step")
 
 
 @pytest.mark.parametrize("model", [{}, {"lora": {"rank": 4}, "gradient_checkpointing": True}], ids=str)
-def test_the_gradient_is_that_of_the_training(
+def test_gradient_is_that_of_the_training(
     model: dict[str, Any],
     small_project: Path,
     tmp_path: Path,
@@ -273,7 +273,7 @@ def test_the_gradient_is_that_of_the_training(
 
 
 @pytest.mark.usefixtures("ppo")
-def test_the_command_prints_tables(small_project: Path, inside: Inside, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_tables(small_project: Path, inside: Inside, capsys: pytest.CaptureFixture[str]) -> None:
     changes = [*NO_MASKS, "credit.rewards.progress=0.5"]
     with inside(small_project):
         look.replay("ppo", changes=changes, iterations=["all"])

@@ -69,7 +69,7 @@ def test_episodes_search_and_answer(run: Path) -> None:
     assert {int(source) for row in rows for source in row.source} == set(map(int, Source)) - {Source.DEMONSTRATION}
 
 
-def test_groups_and_seeds(ppo: Path, grpo: Path) -> None:
+def test_groups_and_seeds_of_trajectories(ppo: Path, grpo: Path) -> None:
     for run, groups, samples in ((ppo, 8, 1), (grpo, 4, 4)):
         for iteration, rows in enumerate(trajectories(run)):
             expected = [(group, sample) for group in range(groups) for sample in range(samples)]
@@ -80,7 +80,7 @@ def test_groups_and_seeds(ppo: Path, grpo: Path) -> None:
 
 
 @torch.no_grad()
-def test_the_first_iterations_logprobs_are_those_of_the_warm_start(run: Path, small_project: Path) -> None:
+def test_first_iterations_logprobs_are_those_of_the_warm_start(run: Path, small_project: Path) -> None:
     """As plain transformers computes them over the whole trajectory at once."""
     model = AutoModelForCausalLM.from_pretrained(small_project / "outputs/warm_start", dtype=torch.float32)
     for row in trajectories(run)[0]:
@@ -177,7 +177,7 @@ def moved_aside(project: Path) -> list[dict[str, bytes]]:
     return [contents(folder) for folder in sorted((project / PLACES.aside).glob("*"))]
 
 
-def test_a_finished_run_trains_nothing(finished: Path, write_params: WriteParams) -> None:
+def test_finished_run_trains_nothing(finished: Path, write_params: WriteParams) -> None:
     """Nor under parameters of other stages, nor under those that round or give room."""
     before = contents(finished / PPO)
     for _ in range(2):
@@ -191,7 +191,7 @@ def test_a_finished_run_trains_nothing(finished: Path, write_params: WriteParams
     assert contents(finished / PPO) == before
 
 
-def test_a_finished_run_keeps_what_is_asked_for_and_stays_finished(finished: Path, write_params: WriteParams) -> None:
+def test_finished_run_keeps_what_is_asked_for_and_stays_finished(finished: Path, write_params: WriteParams) -> None:
     folder = finished / PPO
     before = contents(folder)
     state = "checkpoint/learner/shard-00001-model-00001-of-00001.safetensors"
@@ -204,7 +204,7 @@ def test_a_finished_run_keeps_what_is_asked_for_and_stays_finished(finished: Pat
         assert contents(folder) == {name: content for name, content in before.items() if name not in dropped}
 
 
-def test_a_registered_version_teaches(
+def test_registered_version_teaches(
     small_project: Path, ppo: Path, tmp_path: Path, inside: Inside, write_params: WriteParams
 ) -> None:
     """The run's parameter is the name of the version, and its input the weights, wherever they lie."""
@@ -255,7 +255,7 @@ def test_changed_parameters_make_another_run(
     assert moved_aside(finished) == [before]
 
 
-def test_where_nobody_can_be_asked_another_run_moves_the_old_one_aside(
+def test_stage_without_terminal_moves_other_run_aside(
     finished: Path, write_params: WriteParams, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = contents(finished / PPO)
@@ -278,7 +278,7 @@ def test_other_weights_to_start_from_make_another_run(finished: Path) -> None:
 
 
 @pytest.mark.parametrize(("answer", "hours", "anew"), [("y\n", 2.0, True), ("\n", 2.0, False), ("\n", 0.5, True)])
-def test_at_a_terminal_it_is_asked_before_more_than_a_core_hour_makes_room(
+def test_terminal_asks_before_a_core_hour_makes_room(
     finished: Path,
     monkeypatch: pytest.MonkeyPatch,
     write_params: WriteParams,
@@ -303,7 +303,7 @@ def test_at_a_terminal_it_is_asked_before_more_than_a_core_hour_makes_room(
     ("edited", "counts"),
     [("flows/train.py", True), ("agent_r1/learn/losses.py", True), ("agent_r1/inspection/viewer.py", False)],
 )
-def test_a_finished_run_is_refused_after_an_edit_of_the_stages_code_and_no_other(
+def test_finished_run_is_refused_after_an_edit_of_the_stages_code_and_no_other(
     finished: Path, monkeypatch: pytest.MonkeyPatch, edited: str, counts: bool
 ) -> None:
     """What DVC runs the stage again for, which moves it aside."""
@@ -324,9 +324,7 @@ def test_a_finished_run_is_refused_after_an_edit_of_the_stages_code_and_no_other
     assert (edited in started(finished / PPO).code) is counts
 
 
-def test_what_another_process_finished_meanwhile_is_not_trained_again(
-    finished: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_iterations_of_another_process_are_not_trained_again(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """This process waits for the accelerator while another one, of the same run, trains to the end."""
     folder = finished / PPO
     folder.rename(finished / "elsewhere")
@@ -342,7 +340,7 @@ def test_what_another_process_finished_meanwhile_is_not_trained_again(
     assert contents(folder) == before
 
 
-def test_a_notebook_trains_the_same_digits(grpo: Path, small_project: Path, tmp_path: Path) -> None:
+def test_notebook_trains_the_same_digits(grpo: Path, small_project: Path, tmp_path: Path) -> None:
     """With the run's parameters on the same rows."""
     questions = pd.read_parquet(small_project / PLACES.questions).query("split == 'train'")
     passages = pd.read_parquet(small_project / PLACES.passages).rename(columns={"passage_id": "id"})

@@ -55,7 +55,7 @@ def wheels(tmp_path: Path) -> list[Path]:
     return built
 
 
-def test_a_project_from_a_wheel_is_upgraded_as_the_page_says(wheels: list[Path], tmp_path: Path) -> None:
+def test_project_from_a_wheel_is_upgraded_as_the_page_says(wheels: list[Path], tmp_path: Path) -> None:
     """In an environment that has the wheel, and the packages that it needs from this one."""
     environment = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
@@ -110,7 +110,7 @@ def origin(tmp_path: Path) -> Path:
     return tmp_path / "origin"
 
 
-def test_a_clone_that_made_everything_is_as_git_had_it_and_takes_further_commits(origin: Path) -> None:
+def test_clone_that_made_everything_is_as_git_had_it_and_takes_further_commits(origin: Path) -> None:
     """Every output of the graph is there, in place of `make repro`; a training is not finished."""
     clone = origin.with_name("clone")
     run(origin.parent, f"git clone -q {origin} {clone}")

@@ -107,7 +107,7 @@ def log_in(
     mlflow.set_tracking_uri(None)  # type: ignore[arg-type]
 
 
-def test_a_companys_server_keeps_runs_traces_data_prompts_and_versions_of_who_may_write(
+def test_company_server_keeps_runs_traces_data_prompts_and_versions_of_writers(
     log_in: Callable[..., MlflowClient], caplog: pytest.LogCaptureFixture
 ) -> None:
     client = log_in("ann")
@@ -144,7 +144,7 @@ def test_a_companys_server_keeps_runs_traces_data_prompts_and_versions_of_who_ma
 
 
 @pytest.mark.parametrize("account", [("ann", "zebra"), ("nobody", "zebra"), ("", "")])
-def test_a_password_that_does_not_fit_is_named_with_the_remedy(
+def test_password_that_does_not_fit_is_named_with_the_remedy(
     log_in: Callable[..., MlflowClient], account: tuple[str, str]
 ) -> None:
     log_in(*account)

@@ -74,7 +74,7 @@ def test_parallel_creation_makes_one_experiment_and_every_run(project: Path) -> 
     assert sorted(run.info.run_name or "" for run in runs) == ["race-seed0", "race-seed1"]
 
 
-def test_a_run_holds_its_name_params_tags_and_metrics(project: Path) -> None:
+def test_run_holds_its_name_params_tags_and_metrics(project: Path) -> None:
     params = {"variant": "ppo", "seed": 0, **{f"many.p{i}": i for i in range(150)}}  # more than one call takes
     with tracking.start("ppo-seed0", params, TAGS) as run:
         assert client(project).get_run(run.run_id).info.status == "RUNNING"
@@ -105,7 +105,7 @@ EM, VALIDATED = "rollout/em", "validation/success"
     ],
     ids=["once", "later"],
 )
-def test_a_resumed_run_logs_nothing_twice(project: Path, killed: list[Any], again: list[Any]) -> None:
+def test_resumed_run_logs_nothing_twice(project: Path, killed: list[Any], again: list[Any]) -> None:
     first = tracking.start(f"resumed-{len(killed)}", {"variant": "resumed"}, TAGS)
     for name, step in killed:
         first.log({name: 0.5}, step)
@@ -115,7 +115,7 @@ def test_a_resumed_run_logs_nothing_twice(project: Path, killed: list[Any], agai
     assert all(steps(project, first, name) == [0, 1, 2] for name, _ in again)
 
 
-def test_a_run_that_went_back_logs_its_iterations_again(project: Path) -> None:
+def test_run_that_went_back_logs_its_iterations_again(project: Path) -> None:
     """Steps 0, 1, 2; back to 1; 1 again, killed, and 1 and 2 again: the store has the second 1 and lacks the second 2.
 
     A kill right after going back, with nothing logged again, makes no difference.
@@ -135,7 +135,7 @@ def test_a_run_that_went_back_logs_its_iterations_again(project: Path) -> None:
     assert steps(project, first) == [0, 1, 2, 1, 2]
 
 
-def test_a_repeated_run_takes_the_earlier_ones_place(project: Path) -> None:
+def test_repeated_run_takes_the_earlier_ones_place(project: Path) -> None:
     earlier = tracking.start("twice-seed0", {"variant": "twice"}, TAGS)
     later = tracking.start("twice-seed0", {"variant": "twice"}, TAGS)
     other = tracking.start("twice-seed0", {"variant": "twice"}, {**TAGS, "data_hash": "changed"})
@@ -164,7 +164,7 @@ def test_final_scores_have_no_step_and_artifacts_are_files_of_the_project(projec
     assert "rollout/em" in client(project).get_run(run.run_id).data.metrics, "final scores hide no iteration"
 
 
-def test_a_row_of_the_first_table_says_what_the_run_is(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_of_first_table_describes_run(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["agent-r1 train", "--run", "ppo_no_masks"])
     run = tracking.start("row-seed0", {}, {**TAGS, "kind": "training"}, about="credit.loss_mask False")
     run.uses({"atlas questions": (Path("data/prepared/questions.parquet"), "ab" * 32)}, "training")
@@ -186,7 +186,7 @@ def test_a_row_of_the_first_table_says_what_the_run_is(project: Path, monkeypatc
     assert (data.dataset.name, data.dataset.digest, data.tags[0].value) == ("atlas questions", "abababab", "training")
 
 
-def test_a_policy_is_a_model_with_its_scores_by_data_set(project: Path) -> None:
+def test_policy_is_a_model_with_its_scores_by_data_set(project: Path) -> None:
     scores = {"success": 0.5, "success/low": 0.4, "success/high": 0.6, "tool_calls": 2.0, "em/dataset_musique": 0.25}
     for _ in range(2):  # the second takes the place of the first
         run = tracking.start("ranked-seed0", {"variant": "ranked", "seed": 0}, {**TAGS, "kind": "training"})
@@ -206,7 +206,7 @@ def test_a_policy_is_a_model_with_its_scores_by_data_set(project: Path) -> None:
     assert not store.get_run(other.run_id).outputs.model_outputs, "the policy of a version is ranked once"
 
 
-def test_the_description_leads_to_the_policies_that_were_measured_on_a_data_set(project: Path) -> None:
+def test_description_leads_to_the_policies_that_were_measured_on_a_data_set(project: Path) -> None:
     """Until somebody writes another; a run that read the questions to train on them was not measured on them."""
     trained, measured = tracking.start("trained-on-own", {}, TAGS), tracking.start("measured-on-own", {}, TAGS)
     trained.uses({"own questions": (Path("questions.parquet"), "cd" * 32)}, "training")
@@ -229,7 +229,7 @@ def test_the_description_leads_to_the_policies_that_were_measured_on_a_data_set(
     store.set_experiment_tag(experiment.experiment_id, "mlflow.note.content", ABOUT)
 
 
-def test_a_run_of_an_experiment_of_dvcs_carries_its_name(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_of_an_experiment_of_dvcs_carries_its_name(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = tracking.start("named-seed0", {}, TAGS)
     monkeypatch.setenv("DVC_EXP_NAME", "slow")
     found = client(project).get_run(tracking.start("named-seed0", {}, TAGS).run_id)
@@ -237,7 +237,7 @@ def test_a_run_of_an_experiment_of_dvcs_carries_its_name(project: Path, monkeypa
     assert tracking.resume(plain.run_id) is not None, "it takes no place but that of the same experiment"
 
 
-def test_the_experiment_opens_on_the_comparison(project: Path) -> None:
+def test_experiment_opens_on_the_comparison(project: Path) -> None:
     link = comparison(5001)
     experiment = client(project).get_experiment_by_name("agent_r1")
     assert link == f"http://127.0.0.1:5001/#/experiments/{experiment.experiment_id}/runs?viewStateShareKey=comparison"
@@ -258,14 +258,14 @@ def test_the_experiment_opens_on_the_comparison(project: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "status"), [(KeyboardInterrupt, "KILLED"), (SystemExit, "KILLED"), (RuntimeError, "FAILED")]
 )
-def test_a_fault_ends_the_run_as_such(project: Path, fault: type[BaseException], status: str) -> None:
+def test_fault_ends_the_run_as_such(project: Path, fault: type[BaseException], status: str) -> None:
     run = tracking.start(f"fault-{status}", {}, TAGS)
     with pytest.raises(fault), run:
         raise fault
     assert client(project).get_run(run.run_id).info.status == status
 
 
-def test_a_server_that_does_not_answer_is_a_fault_that_passes(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_that_does_not_answer_is_a_fault_that_passes(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with pytest.raises(MlflowException) as refusal:
@@ -276,7 +276,7 @@ def test_a_server_that_does_not_answer_is_a_fault_that_passes(project: Path, mon
     assert "secret" not in str(passing)
 
 
-def test_a_locked_database_is_a_fault_that_passes(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locked_database_is_a_fault_that_passes(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Locked by another process for longer than MLflow waits, which is shortened here."""
     run = tracking.start("locked-seed0", {}, TAGS)
     monkeypatch.setattr("sqlalchemy.sql.text", lambda text: TextClause(text.replace("20000", "10")))
@@ -307,7 +307,7 @@ def test_dvc_root_and_subfolders_lead_to_the_same_store(
     ("agent", "rows_of", "said"),
     [(None, None, None), ("calm", None, None), ("web", None, False), ("calm", "web", False)],
 )
-def test_a_run_says_that_an_agent_does_not_repeat_itself(
+def test_run_says_that_an_agent_does_not_repeat_itself(
     agent: str | None, rows_of: str | None, said: bool | None
 ) -> None:
     params = load(ROOT / "params.yaml")
@@ -366,7 +366,7 @@ def test_provenance_names_commit_and_data(tmp_path: Path, monkeypatch: pytest.Mo
     assert tracking.provenance("atlas")["git_commit"] == f"{commit}+changes"
 
 
-def test_a_project_of_another_owner_has_no_commit_which_is_said_once_with_gits_remedy(
+def test_project_of_another_owner_has_no_commit_which_is_said_once_with_gits_remedy(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     needs_root()

@@ -24,7 +24,7 @@ from agent_r1.tracking.store import mendable_fault, open_store, require_store
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_copied_project_writes_at_home_and_leaves_the_original_as_it_was(
+def test_copied_project_writes_at_home_and_leaves_the_original_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original, copied = tmp_path / "the original_%", tmp_path / "copy"
@@ -94,7 +94,7 @@ print(client.create_run(experiment).info.experiment_id)
 
 
 @pytest.mark.slow  # MLflow makes a store three times
-def test_a_kill_while_the_store_is_made_leaves_none(tmp_path: Path) -> None:
+def test_kill_while_the_store_is_made_leaves_none(tmp_path: Path) -> None:
     """In a migration that copies a table, and when all of them are through."""
     shutil.copy(ROOT / "params.yaml", tmp_path)
     (tmp_path / ".tracking").mkdir()
@@ -124,7 +124,7 @@ def typed(message: object, *expected: str) -> str:
     return str(command)
 
 
-def test_a_store_that_a_kill_left_half_made_is_moved_away_by_the_command_that_the_message_names(
+def test_store_that_a_kill_left_half_made_is_moved_away_by_the_command_that_the_message_names(
     project: Path, lay_store: Callable[[Path], None]
 ) -> None:
     """As MLflow itself leaves it: a table of a migration that did not end is in the way of the next."""
@@ -143,7 +143,7 @@ def test_a_store_that_a_kill_left_half_made_is_moved_away_by_the_command_that_th
     assert (project / ".tracking/damaged/mlflow.db").exists()
 
 
-def test_a_renamed_experiment_goes_on_and_a_deleted_one_names_its_way_back(
+def test_renamed_experiment_goes_on_and_a_deleted_one_names_its_way_back(
     project: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tracking.start("ppo-seed0", {"variant": "ppo"}, {})
@@ -178,11 +178,11 @@ def test_a_renamed_experiment_goes_on_and_a_deleted_one_names_its_way_back(
 
 
 @pytest.mark.parametrize("fault", [AssertionError(), sqlite3.IntegrityError("UNIQUE constraint failed")])
-def test_a_fault_of_the_project_keeps_its_traceback(fault: Exception) -> None:
+def test_fault_of_the_project_keeps_its_traceback(fault: Exception) -> None:
     assert mendable_fault(fault) is None
 
 
-def test_a_store_that_was_removed_while_it_was_in_use_is_named(project: Path) -> None:
+def test_store_that_was_removed_while_it_was_in_use_is_named(project: Path) -> None:
     run = tracking.start("ppo-seed0", {"variant": "ppo"}, {})
     shutil.rmtree(project / ".tracking")
     with pytest.raises(MlflowException) as refusal:

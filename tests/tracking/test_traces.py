@@ -50,7 +50,7 @@ def traces(run: tracking.Run) -> list[Trace]:
     return list(client.search_traces(locations=[experiment], run_id=run.run_id))
 
 
-def test_a_trace_tells_what_the_agent_did(run: tracking.Run) -> None:
+def test_trace_has_steps_calls_and_rewards(run: tracking.Run) -> None:
     assert tracking.log_traces(run.run_id, [episode()], decode) == 1
     [trace] = traces(run)
     tags = {"trajectory_id": "3/q/0", "question_id": "q", "iteration": "3", "when": "training", "outcome": "answered"}
@@ -90,7 +90,7 @@ def test_samples_of_a_question_are_a_session_whose_states_say_right_or_wrong(run
     assert {info.trace_metadata["mlflow.trace.session"] for info in shown.values()} == {"q"}
 
 
-def test_a_step_that_an_earlier_version_stored_lasts_as_long_as_its_tool(run: tracking.Run) -> None:
+def test_step_that_an_earlier_version_stored_lasts_as_long_as_its_tool(run: tracking.Run) -> None:
     played = episode()
     steps = [dataclasses.replace(step, duration_s=0.0) for step in played.trajectory.steps]
     played = dataclasses.replace(played, trajectory=dataclasses.replace(played.trajectory, steps=steps))
@@ -98,7 +98,7 @@ def test_a_step_that_an_earlier_version_stored_lasts_as_long_as_its_tool(run: tr
     assert traces(run)[0].info.execution_duration == 250
 
 
-def test_an_episode_that_was_not_trained_on_has_no_rewards(run: tracking.Run) -> None:
+def test_episode_that_was_not_trained_on_has_no_rewards(run: tracking.Run) -> None:
     played = episode()
     assert tracking.log_traces(run.run_id, [Rewarded("test", played.question, played.trajectory)], decode) == 1
     [trace] = traces(run)
@@ -106,7 +106,7 @@ def test_an_episode_that_was_not_trained_on_has_no_rewards(run: tracking.Run) ->
     assert not any("reward" in span.attributes for span in trace.data.spans)
 
 
-def test_a_call_that_failed_is_an_error(run: tracking.Run) -> None:
+def test_call_that_failed_is_an_error(run: tracking.Run) -> None:
     tracking.log_traces(run.run_id, [episode(status=CallStatus.TIMEOUT)], decode)
     [trace] = traces(run)
     status = {span.name: span.status.status_code for span in trace.data.spans}

@@ -106,7 +106,7 @@ def require_same(response: dict[str, Any], views: list[StepView]) -> None:
     assert items[-1]["content"][0]["text"] == views[-1].answer
 
 
-def test_a_loaded_champion_answers_with_two_searches_as_chat_does(
+def test_loaded_champion_answers_with_two_searches_as_chat_does(
     project: Path, chatted: tuple[str, list[StepView]]
 ) -> None:
     question, views = chatted
@@ -117,7 +117,7 @@ def test_a_loaded_champion_answers_with_two_searches_as_chat_does(
             model.predict({"input": messages})
 
 
-def test_a_served_champion_answers_as_chat_does(
+def test_served_champion_answers_as_chat_does(
     project: Path, chatted: tuple[str, list[StepView]], free_port: FreePort
 ) -> None:
     question, views = chatted
@@ -143,7 +143,7 @@ def test_a_served_champion_answers_as_chat_does(
         process.wait()
 
 
-def test_a_versions_artifact_is_small_and_describes_itself(project: Path) -> None:
+def test_versions_artifact_is_small_and_describes_itself(project: Path) -> None:
     model = Model.load(CHAMPION)
     assert model.mlflow_version == mlflow.__version__
     assert model.signature == ModelSignature(RESPONSES_AGENT_INPUT_SCHEMA, RESPONSES_AGENT_OUTPUT_SCHEMA)
@@ -154,7 +154,7 @@ def test_a_versions_artifact_is_small_and_describes_itself(project: Path) -> Non
     assert f"mlflow=={mlflow.__version__}" in (folder / "requirements.txt").read_text()
 
 
-def test_a_champion_whose_folder_is_missing_names_it_and_the_remedy(project: Path) -> None:
+def test_champion_whose_folder_is_missing_names_it_and_the_remedy(project: Path) -> None:
     policy = Path(registry.find(CHAMPION).descriptor.policy)
     policy.rename(policy.with_name("elsewhere"))
     try:
@@ -164,7 +164,7 @@ def test_a_champion_whose_folder_is_missing_names_it_and_the_remedy(project: Pat
         policy.with_name("elsewhere").rename(policy)
 
 
-def test_a_version_of_the_registry_loads_in_no_other_folder(
+def test_version_of_the_registry_loads_in_no_other_folder(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -78,7 +78,7 @@ def parameters(deployment: dict[str, Any]) -> set[str]:
 
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)
-def test_a_deployment_is_a_flow_with_its_parameters(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_deployment_is_a_flow_with_its_parameters(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(ROOT)
     loaded = load_flow_from_entrypoint(DEPLOYMENTS[name]["entrypoint"], use_placeholder_flow=False)
     taken = loaded.parameters.properties
@@ -87,7 +87,7 @@ def test_a_deployment_is_a_flow_with_its_parameters(monkeypatch: pytest.MonkeyPa
         assert set(loaded.parameters.required) <= parameters(DEPLOYMENTS[name])
 
 
-def test_a_server_that_answers_is_accepted_and_takes_a_flow(prefect_api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_that_answers_is_accepted_and_takes_a_flow(prefect_api: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_URL", prefect_api)
     require_server(prefect_api)
     assert prefect() == f"a flow went through {prefect_api}"
@@ -113,7 +113,7 @@ def on_the_server(client: SyncPrefectClient) -> tuple[set[str], list[str]]:
     return names, [str(found.id) for found in client.read_automations_by_name(CRASH_DETECTION.name)]
 
 
-def test_deploying_again_after_a_restart_closes_what_was_left_and_changes_nothing_else(
+def test_deploying_after_restart_closes_unfinished_runs_alone(
     client: SyncPrefectClient,
 ) -> None:
     names, detectors = on_the_server(client)
@@ -140,7 +140,7 @@ def test_deploying_again_after_a_restart_closes_what_was_left_and_changes_nothin
     assert client.read_flow_run(run.id).state_name == "Crashed"
 
 
-def test_the_page_on_notifications_has_an_automation_made_that_keeps_the_address_secret(
+def test_page_on_notifications_has_an_automation_made_that_keeps_the_address_secret(
     client: SyncPrefectClient, prefect_api: str, tmp_path: Path
 ) -> None:
     """With a webhook of one's own in place of Slack's."""
@@ -179,7 +179,7 @@ def test_training_whose_overrides_change_nothing_is_invalid(
     assert "overrides of ppo: iterations is 2 already" in state.message
 
 
-def test_a_promotion_that_may_ask_is_a_run_of_its_own(
+def test_promotion_that_may_ask_is_a_run_of_its_own(
     client: SyncPrefectClient,
     tmp_path: Path,
     write_params: WriteParams,
@@ -241,7 +241,7 @@ def project(tmp_path: Path, small_project: Path, write_params: WriteParams, lay_
     return folder
 
 
-def test_the_iterations_of_a_training_are_shown_now_and_then_and_no_dead_server_is_waited_for(
+def test_iterations_of_a_training_are_shown_now_and_then_and_no_dead_server_is_waited_for(
     prefect_api: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flows.pipeline.NEWS_S", 0.5)
@@ -270,7 +270,7 @@ def artifacts(prefix: str) -> dict[str, str]:
     return {str(artifact.key): str(artifact.data) for artifact in found}
 
 
-def test_a_training_shows_its_scores_and_its_model_leads_to_its_trajectories(
+def test_training_shows_its_scores_and_its_model_leads_to_its_trajectories(
     prefect_api: str, project: Path, start: Any, inside: Inside
 ) -> None:
     folder = project / load(project / "params.yaml").places.training(RunId.parse(LABEL))

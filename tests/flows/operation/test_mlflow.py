@@ -138,7 +138,7 @@ def test_no_file_is_read_or_written_outside_of_the_artifacts(
     assert (keys / "key").read_text() == "secret"
 
 
-def test_only_who_sends_the_password_gets_an_answer(mlflow_server: tuple[str, str], project: Path) -> None:
+def test_request_without_password_is_refused(mlflow_server: tuple[str, str], project: Path) -> None:
     url, password = mlflow_server
     page, own = f"{url}/{AJAX}/server-info", knowing(password)[-1]
     for headers in (
@@ -173,7 +173,7 @@ print("traces", len(client.search_traces(locations=[run.info.experiment_id])))
 """
 
 
-def test_a_client_with_the_password_reads_and_writes(mlflow_server: tuple[str, str], project: Path) -> None:
+def test_client_with_the_password_reads_and_writes(mlflow_server: tuple[str, str], project: Path) -> None:
     url, password = mlflow_server
     run_id = (project / "run_id").read_text()
     told = {"MLFLOW_TRACKING_URI": url, "MLFLOW_TRACKING_USERNAME": "me", "MLFLOW_TRACKING_PASSWORD": password}

@@ -68,7 +68,7 @@ def current() -> int:
     return found.number
 
 
-def test_the_better_one_takes_the_place_and_its_run_says_why(
+def test_better_challenger_becomes_champion_and_its_run_says_why(
     champion: Version, challenger: Version, project: Path
 ) -> None:
     decision = gate(challenger.reference, Evaluations({1: EQUAL, 2: BETTER}))
@@ -83,7 +83,7 @@ def test_the_better_one_takes_the_place_and_its_run_says_why(
     assert "| right in agent_r1-v2 alone | 15 |" in mlflow.artifacts.load_text(f"{folder}/decision.md")
 
 
-def test_a_scale_decides_about_its_own_and_about_what_was_registered_before_it_had_a_name(
+def test_gate_takes_versions_of_its_scale_and_of_before_scales(
     challenger: Version, project: Path, write_params: WriteParams
 ) -> None:
     write_params(project, {"places": {"scale": "lake"}})
@@ -102,7 +102,7 @@ def test_a_scale_decides_about_its_own_and_about_what_was_registered_before_it_h
             asks(own[1].reference, load())
 
 
-def test_an_equal_one_is_refused_with_the_numbers_and_that_is_no_error(
+def test_equal_challenger_is_refused_with_numbers_and_without_error(
     champion: Version,
     challenger: Version,
     project: Path,
@@ -128,7 +128,7 @@ def test_an_equal_one_is_refused_with_the_numbers_and_that_is_no_error(
     ],
     ids=["of the version", "under an older configuration", "of the run, where it is of this policy"],
 )
-def test_a_stored_evaluation_serves_if_it_was_measured_alike(
+def test_stored_evaluation_serves_if_it_was_measured_alike(
     champion: Version, challenger: Version, stored: dict[str, tuple[int, int, Any]], right: int, asked: list[int]
 ) -> None:
     for folder, (number, found, hashes) in stored.items():
@@ -141,7 +141,7 @@ def test_a_stored_evaluation_serves_if_it_was_measured_alike(
     assert evaluations.asked == [[f"models:/agent_r1/{number}"] for number in asked]
 
 
-def test_a_champion_that_was_replaced_meanwhile_is_not_replaced_by_what_it_was_not_compared_with(
+def test_new_champion_is_not_replaced_by_challenger_of_the_old_one(
     champion: Version, challenger: Version, project: Path, register: Register
 ) -> None:
     other = register("c")
@@ -180,7 +180,7 @@ def test_one_process_at_a_time_of_a_prefect_server_moves_the_champion(
     assert (taken, current()) == ([1], 2)
 
 
-def test_the_first_champion_is_named_by_an_explicit_command_alone(
+def test_first_champion_is_named_by_an_explicit_command_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], register: Register
 ) -> None:
     version = register("a")
@@ -196,7 +196,7 @@ def test_the_first_champion_is_named_by_an_explicit_command_alone(
     assert current() == 1
 
 
-def test_a_failed_evaluation_leaves_nothing_and_older_ones_are_removed(
+def test_failed_evaluation_leaves_nothing_and_older_ones_are_removed(
     champion: Version, project: Path, write_params: WriteParams
 ) -> None:
     write_params(project, {"evaluate": {"history_kept": 3}})
@@ -216,7 +216,7 @@ def test_a_failed_evaluation_leaves_nothing_and_older_ones_are_removed(
     assert latest_folder(champion, load().places) is None  # of all data sets there is none
 
 
-def test_what_a_killed_evaluation_left_is_removed_and_not_taken_over(champion: Version) -> None:
+def test_rest_of_killed_evaluation_is_removed(champion: Version) -> None:
     left: list[Path] = []
 
     def killed(arguments: Sequence[str]) -> None:

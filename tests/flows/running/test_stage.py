@@ -79,7 +79,7 @@ if __name__ == "__main__":
 KEPT = f"garbage after {gc.get_threshold()[0]} objects"  # and after many more while it imports
 
 
-def test_a_stage_is_called_by_what_it_does_wherever_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_of_stage_leaves_out_where_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     def evaluate() -> None: ...
 
     given = {"run": None, "seed": 0, "sweep": "", "model": "models:/agent_r1/2", "fresh": False, "into": "outputs/x"}
@@ -89,7 +89,7 @@ def test_a_stage_is_called_by_what_it_does_wherever_it_writes(monkeypatch: pytes
 
 
 @cases("stage, environment, code, said")
-def test_an_end_has_a_code_and_says_why(
+def test_end_has_a_code_and_a_reason(
     start: Any, tmp_path: Path, stage: str, environment: dict[str, str], code: int, said: list[str]
 ) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
@@ -128,7 +128,7 @@ def test_torch_faiss_and_numpy_follow_the_knob_whatever_the_environment_says(sta
     assert json.loads(said) == [[], 1, 1, 1], "nothing is imported before it is set, and all follow it"
 
 
-def test_the_engines_process_has_a_number_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_engines_process_has_a_number_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert vllm_engine.engine_environment(1, tmp_path, {})["OMP_NUM_THREADS"] == "1"
 
@@ -153,7 +153,7 @@ print(_accelerator_getAllocatorSettings(), own.get("PYTORCH_ALLOC_CONF"), own.ge
         ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, "max_split_size_mb:64 None max_split_size_mb:64"),
     ],
 )
-def test_the_learners_memory_grows_in_segments_where_the_user_asks_for_nothing_else(
+def test_learners_memory_grows_in_segments_where_the_user_asks_for_nothing_else(
     start: Any, given: dict[str, str], said: str
 ) -> None:
     """The older of the variable's two names comes first in torch. vLLM gets the user's own alone."""
@@ -222,7 +222,7 @@ def test_with_a_server_the_stage_is_a_flow_and_its_parts_are_tasks(monkeypatch: 
 
 
 @pytest.mark.usefixtures("tracked")
-def test_a_failed_stage_is_a_failed_flow_and_exit_code_1() -> None:
+def test_failed_stage_is_a_failed_flow_and_exit_code_1() -> None:
     def refusing_stage() -> None:
         raise ValueError("no such run")
 
@@ -248,7 +248,7 @@ def parent_flow() -> tuple[str, UUID]:
 @pytest.mark.parametrize(
     ("whole", "part"), [(Cancelling(), "Cancelled"), (Cancelled(), "Cancelled"), (Failed(), "Crashed")]
 )
-def test_a_stage_that_is_ended_with_a_cancelled_run_is_cancelled(
+def test_stage_that_is_ended_with_a_cancelled_run_is_cancelled(
     monkeypatch: pytest.MonkeyPatch, whole: State, part: str
 ) -> None:
     name = f"ended_stage_{part}_{whole.type.value}"
