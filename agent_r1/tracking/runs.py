@@ -349,7 +349,8 @@ def _new_model(client: MlflowClient, run: MlflowRun) -> str:
     info = run.info
     name = re.sub("""[/:.%"']""", "-", info.run_name)  # MLflow refuses these in a model's name
     tags = {"mlflow.model.isExternal": "true"}
-    params = {name: run.data.params[name] for name in ("algorithm", "seed", "variant") if name in run.data.params}
+    names = sorted({"variant", "algorithm", "seed"} & run.data.params.keys())
+    params = {name: run.data.params[name] for name in names}
     model = client.create_logged_model(info.experiment_id, name, info.run_id, tags, params, "agent").model_id
     client.finalize_logged_model(model, "READY")
     client.log_outputs(info.run_id, [LoggedModelOutput(model, 0)])

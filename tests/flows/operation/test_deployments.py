@@ -50,7 +50,6 @@ from flows.pipeline import IterationsDone
 from tests.answering import Heard, answering
 from tests.cases import tables
 from tests.fixtures import ROOT, Inside, WriteParams
-from tests.flows.conftest import PATIENCE_S
 
 CONTENT = yaml.safe_load((ROOT / "prefect.yaml").read_text())
 DEPLOYMENTS: dict[str, dict[str, Any]] = {each["name"]: each for each in CONTENT["deployments"]}
@@ -162,7 +161,7 @@ def test_page_on_notifications_has_an_automation_made_that_keeps_the_address_sec
         training = client.read_deployment_by_name("training/training")
         run = client.create_flow_run_from_deployment(training.id, parameters={"run": "ppo"}, name="ppo")
         client.set_flow_run_state(run.id, Failed(name="Invalid", message="overrides of ppo"), force=True)
-        told = heard.get(timeout=PATIENCE_S)
+        told = heard.get(timeout=300)
     assert "Created automation 'tell the team'" in shown
     assert SECRET not in shown + (tmp_path / "notify.yaml").read_text()
     assert told.path == f"/{SECRET}"
