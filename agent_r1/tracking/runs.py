@@ -288,9 +288,9 @@ def start(
         "mlflow.source.git.commit": tags.get("git_commit", "").partition("+")[0],
         "mlflow.source.type": "LOCAL",
     }
-    tags = {**tags, **{name: value for name, value in columns.items() if value}}
+    filled = {name: value for name, value in columns.items() if value}
     since_ms = _now_ms() if began_s is None else round(began_s * 1000)
-    run_id = client.create_run(experiment, since_ms, tags, run_name=name).info.run_id
+    run_id = client.create_run(experiment, since_ms, {**tags, **filled}, run_name=name).info.run_id
     entries = [Param(key, str(value)) for key, value in params.items()]
     for first in range(0, len(entries), PARAMS_PER_CALL):
         client.log_batch(run_id, params=entries[first : first + PARAMS_PER_CALL])
