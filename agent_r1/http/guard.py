@@ -48,9 +48,9 @@ class Guard:
 
 
 def key_of(headers: Headers) -> str:
-    """The key of a request, which Anthropic's clients send in a header of their own; "" for none."""
-    scheme, _, bearer = headers.get("authorization", "").partition(" ")
-    return headers.get("x-api-key") or (bearer if scheme == "Bearer" else "")
+    """The key of a request, which Anthropic's clients send in a header of their own."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return headers.get("x-api-key") or (token if scheme == "Bearer" else "")
 
 
 def by_name(app: ASGIApp, names: Sequence[str]) -> ASGIApp:
