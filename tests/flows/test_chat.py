@@ -76,10 +76,10 @@ class Terminal:
         os.write(self._master, text.encode())
 
     def until(self, text: str) -> str:
-        found = ""
-        while text not in found:
-            found += os.read(self._master, 65536).decode(errors="replace")
-        return found
+        output = ""
+        while text not in output:
+            output += os.read(self._master, 65536).decode(errors="replace")
+        return output
 
     def close(self) -> None:
         self.process.kill()
@@ -89,11 +89,11 @@ class Terminal:
 
 @contextmanager
 def terminal(folder: Path, *arguments: str) -> Iterator[Terminal]:
-    opened = Terminal(folder, *arguments)
+    session = Terminal(folder, *arguments)
     try:
-        yield opened
+        yield session
     finally:
-        opened.close()
+        session.close()
 
 
 def test_lines_of_a_pipe_are_answered_plainly_by_the_default_engine(

@@ -32,8 +32,8 @@ def typed(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
 
 
 def completed(line: str) -> list[str]:
-    asked = {"_AGENT_R1_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
-    return typed(**asked).stdout.split()
+    variables = {"_AGENT_R1_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    return typed(**variables).stdout.split()
 
 
 def test_results_are_written_as_one_page(tmp_path: Path, write_params: WriteParams, inside: Inside) -> None:
@@ -48,16 +48,16 @@ def test_results_are_written_as_one_page(tmp_path: Path, write_params: WritePara
 
 
 def test_help_has_a_line_for_every_command_in_the_order_of_the_story() -> None:
-    shown = typed("--help").stdout
-    assert re.findall(r"─ ([A-Z][\w ]+) ─", shown) == [
+    text = typed("--help").stdout
+    assert re.findall(r"─ ([A-Z][\w ]+) ─", text) == [
         "Options",
-        *(each.PANEL for each in (commands.execute, commands.look, commands.operate)),
+        *(entry.PANEL for entry in (commands.execute, commands.look, commands.operate)),
         commands.operate.SERVERS,
     ]
-    lines = shown[shown.index(commands.execute.PANEL) :].splitlines()
+    lines = text[text.index(commands.execute.PANEL) :].splitlines()
     listed = [line[1:-1].split(maxsplit=1) for line in lines if line.startswith("│")]
     assert [name for name, _ in listed] == [
-        each.name or each.callback.__name__ for each in commands.app.registered_commands if each.callback
+        entry.name or entry.callback.__name__ for entry in commands.app.registered_commands if entry.callback
     ]
     assert all(does[0].isupper() and does.strip().endswith(".") for _, does in listed), "each takes one line"
 
@@ -145,8 +145,8 @@ def test_results_that_are_not_there_yet_name_the_command_that_makes_them(
 def shown_in_the_docs() -> list[str]:
     """Every command with options that a page shows, whole or within a sentence."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    found = {line for page in pages for line in re.findall(r"agent-r1 ([a-z-]+ [^`#|\n]+)", page.read_text())}
-    return sorted(line.strip() for line in found if "..." not in line)
+    commands_found = {line for page in pages for line in re.findall(r"agent-r1 ([a-z-]+ [^`#|\n]+)", page.read_text())}
+    return sorted(line.strip() for line in commands_found if "..." not in line)
 
 
 @pytest.mark.parametrize("line", shown_in_the_docs())

@@ -39,8 +39,8 @@ def files(project: Path) -> dict[str, bytes]:
 
 def dvc(*arguments: str) -> str:
     """DVC's answer. The packages of the project's folder are stand-ins, and none of DVC's process."""
-    own = {**os.environ, "PYTHONSAFEPATH": "1"}
-    return subprocess.run([*DVC, *arguments], env=own, check=True, capture_output=True, text=True).stdout
+    variables = {**os.environ, "PYTHONSAFEPATH": "1"}
+    return subprocess.run([*DVC, *arguments], env=variables, check=True, capture_output=True, text=True).stdout
 
 
 def test_dvc_lists_every_stage_that_an_overlay_changes_and_none_after_it(
@@ -57,7 +57,7 @@ def test_dvc_lists_every_stage_that_an_overlay_changes_and_none_after_it(
 
 
 def test_overlay_is_laid_over_the_base_and_taken_off_byte_for_byte(project: Path) -> None:
-    before = files(project)
+    files_before = files(project)
     base = load()
     switch("small")
     text = (project / "params.yaml").read_text()
@@ -66,8 +66,8 @@ def test_overlay_is_laid_over_the_base_and_taken_off_byte_for_byte(project: Path
     assert "`agent-r1 overlay base` goes back" in first
     assert load().places.data == "small/data"
     assert load().train == base.train.model_copy(update={"iterations": 7})
-    assert files(project)["overlays/base.yaml"] == before["params.yaml"]
-    original = before["params.yaml"].decode().splitlines()
+    assert files(project)["overlays/base.yaml"] == files_before["params.yaml"]
+    original = files_before["params.yaml"].decode().splitlines()
     assert [line for line in original if "#" in line and line not in lines] == original[-4:-2]  # of places: realigned
     switch("small")
     assert (project / "params.yaml").read_text() == text
@@ -76,7 +76,7 @@ def test_overlay_is_laid_over_the_base_and_taken_off_byte_for_byte(project: Path
     assert load().places.outputs == "scales/qwen2.5-3b/outputs"
     for _ in range(2):
         switch("base")
-        assert files(project) == before
+        assert files(project) == files_before
 
 
 def test_overlay_has_dvc_watch_the_files_that_it_names(project: Path) -> None:
@@ -122,10 +122,10 @@ def test_overlay_for_eight_gpus_samples_on_all_that_learn(project: Path, monkeyp
 def test_bad_overlay_is_refused_and_nothing_is_written(project: Path, name: str, message: str) -> None:
     for on in ("base", "small"):
         switch(on)
-        before = files(project)
+        files_before = files(project)
         with pytest.raises(ValueError, match=message):
             switch(name)
-        assert files(project) == before
+        assert files(project) == files_before
 
 
 def test_overlay_has_places_of_its_own_if_it_says_so_and_the_ones_that_it_names(project: Path) -> None:

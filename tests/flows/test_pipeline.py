@@ -131,11 +131,11 @@ def states(run_flow: Flow[..., None]) -> dict[str, str]:
     with get_client(sync_client=True) as client:
         flow_run = FlowRunFilter(id=FlowRunFilterId(any_=[state.state_details.flow_run_id]))
         for _ in range(100):  # events bring a task's states to the server, which takes a moment
-            found = {task.name: str(task.state_name) for task in client.read_task_runs(flow_run_filter=flow_run)}
-            if {*found.values()} <= {"Completed", "Cached"}:
-                return found
+            names = {task.name: str(task.state_name) for task in client.read_task_runs(flow_run_filter=flow_run)}
+            if {*names.values()} <= {"Completed", "Cached"}:
+                return names
             time.sleep(0.1)
-    raise AssertionError(found)
+    raise AssertionError(names)
 
 
 def test_stages_run_in_dvcs_order_and_are_cached_afterwards(
@@ -143,8 +143,8 @@ def test_stages_run_in_dvcs_order_and_are_cached_afterwards(
 ) -> None:
     with caplog.at_level(logging.INFO, logger="flows.pipeline"):
         assert states(pipeline) == {"prepare": "Completed", "index": "Completed"}
-    done = [each.partition(", ")[0] for each in caplog.messages if " is done: " in each]
-    assert done == ["stage prepare is done: 1 of 2", "stage index is done: 2 of 2"]
+    stages_done = [message.partition(", ")[0] for message in caplog.messages if " is done: " in message]
+    assert stages_done == ["stage prepare is done: 1 of 2", "stage index is done: 2 of 2"]
     assert "Updating lock file" not in caplog.text
     assert (project.parent / "order.txt").read_text() == "prepare\nindex\n"
     assert states(pipeline) == {"prepare": "Cached", "index": "Cached"}
@@ -189,13 +189,13 @@ def test_server_of_another_minor_version_runs_a_pipeline_and_is_warned_of(
 def test_sweep_brings_its_inputs_up_to_date_first(prefect_api: str, project: Path) -> None:
     (project / "ablations").mkdir()
     (project / "ablations" / "graph.yaml").write_text(SWEEP)
-    found = states(ablations)
-    assert found == dict.fromkeys(
+    states_found = states(ablations)
+    assert states_found == dict.fromkeys(
         ("prepare", "index", "ablations/dvc.yaml:train@a", "ablations/dvc.yaml:train@b"), "Completed"
     )
-    done = (project.parent / "order.txt").read_text().split()
-    assert done[:2] == ["prepare", "index"]
-    assert set(done[2:]) == {"a", "b"}
+    order = (project.parent / "order.txt").read_text().split()
+    assert order[:2] == ["prepare", "index"]
+    assert set(order[2:]) == {"a", "b"}
 
 
 def test_stages_that_are_ready_run_side_by_side(prefect_api: str, project: Path) -> None:
@@ -305,13 +305,13 @@ def test_part_of_a_pipeline_that_is_killed_ends_the_others(
     (project / "dvc.yaml").write_text(f"stages: {{train: {{cmd: '{sys.executable} {stage} {fifo}; true'}}}}")
     pipeline = start_in(project, "pipeline")
     assert fifo.read_text() == "began"
-    left = psutil.Process(pipeline.pid).children(recursive=True)  # its server, DVC, a shell and the stage
-    [victim] = [each for each in (psutil.Process(pipeline.pid), *left) if killed in each.cmdline()]
+    children = psutil.Process(pipeline.pid).children(recursive=True)  # its server, DVC, a shell and the stage
+    [victim] = [process for process in (psutil.Process(pipeline.pid), *children) if killed in process.cmdline()]
     victim.kill()
     assert said in pipeline.communicate(timeout=60)[1]
     assert pipeline.returncode == code
-    assert psutil.wait_procs(left, timeout=60)[1] == []
-    assert {each.name for each in project.parent.iterdir()} & {"began", "stay.py", "project"}
+    assert psutil.wait_procs(children, timeout=60)[1] == []
+    assert {process.name for process in project.parent.iterdir()} & {"began", "stay.py", "project"}
     assert not [*project.parent.glob("tmp*"), *project.parent.glob("*exit_code*")]
 
 

@@ -271,19 +271,21 @@ def test_another_user_with_old_locks_gets_no_password_and_holds_nothing_up() -> 
         def run_command() -> str:
             environment = {**os.environ, "PYTHONPATH": str(ROOT)}
             command = [sys.executable, "-c", COMMAND]
-            done = subprocess.run(command, cwd=project, env=environment, text=True, stdout=-1, stderr=-1, timeout=60)
-            assert done.stdout == "None None\nwent on\n", done.stderr
-            return done.stderr
+            process = subprocess.run(command, cwd=project, env=environment, text=True, stdout=-1, stderr=-1, timeout=60)
+            assert process.stdout == "None None\nwent on\n", process.stderr
+            return process.stderr
 
         with holding(locks) if locks else nullcontext(0) as held:
             assert held == len(locks)
-            said = run_command()
-        assert [f"closed {project / each} to other users" in said for each in (".tracking", ".dvc/tmp")] == [True] * 2
+            output = run_command()
+        assert [f"closed {project / place} to other users" in output for place in (".tracking", ".dvc/tmp")] == [
+            True
+        ] * 2
         assert run_command() == "", "once is enough"
-        kept = [*(project / ".tracking").rglob("*"), *(project / ".dvc/tmp").rglob("*")]
-        assert [path for path in kept if path.stat().st_mode & 0o077] == []
+        files = [*(project / ".tracking").rglob("*"), *(project / ".dvc/tmp").rglob("*")]
+        assert [path for path in files if path.stat().st_mode & 0o077] == []
         needs_root()
-        with holding(path for path in kept if path.is_file()) as held:
+        with holding(path for path in files if path.is_file()) as held:
             assert held == 0
 
 

@@ -56,7 +56,9 @@ def rank_of(training: subprocess.Popen[str], number: int, reached: Path) -> psut
         assert training.poll() is None, training.communicate()[1]
         assert time.monotonic() < deadline, f"{reached} does not appear"
         time.sleep(0.002)
-    [rank] = [each for each in psutil.Process(training.pid).children() if each.environ().get("RANK") == str(number)]
+    [rank] = [
+        process for process in psutil.Process(training.pid).children() if process.environ().get("RANK") == str(number)
+    ]
     return rank
 
 
@@ -91,8 +93,8 @@ def test_two_ranks_train_as_one_does_though_one_is_killed(fresh: Path, ppo: Path
 def assert_as_one(run: Path, alone: Path, warm_start: Path) -> None:
     """Ranks sampled the tokens of one that trained alone, and have its weights but for rounding."""
     assert sampled(run) == sampled(alone)
-    untrained, ours, theirs = (load_file(path) for path in (warm_start, run / WEIGHTS, alone / WEIGHTS))
-    assert distance(ours, theirs) < 0.01 * distance(untrained, theirs)
+    untrained, shared, single = (load_file(path) for path in (warm_start, run / WEIGHTS, alone / WEIGHTS))
+    assert distance(shared, single) < 0.01 * distance(untrained, single)
 
 
 @pytest.fixture

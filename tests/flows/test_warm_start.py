@@ -46,10 +46,12 @@ def test_model_is_passed_through_as_it_is_stored(
     write_params(tmp_path, {"model": {"path": str(stored)}})
     with inside(tmp_path):
         warm_start()
-    before, after = (load_file(folder / "model.safetensors") for folder in (stored, tmp_path / PLACES.warm_start))
-    assert before.keys() == after.keys()
-    assert all(torch.equal(weight, after[name]) for name, weight in before.items())
-    assert {weight.dtype for weight in after.values()} == {torch.bfloat16}
+    weights_before, weights_after = (
+        load_file(folder / "model.safetensors") for folder in (stored, tmp_path / PLACES.warm_start)
+    )
+    assert weights_before.keys() == weights_after.keys()
+    assert all(torch.equal(weight, weights_after[name]) for name, weight in weights_before.items())
+    assert {weight.dtype for weight in weights_after.values()} == {torch.bfloat16}
     assert load_tokenizer(tmp_path / PLACES.warm_start).get_vocab() == load_tokenizer(stored).get_vocab()
 
 
@@ -64,12 +66,16 @@ def test_fine_tuning_trains_the_weights_that_training_does(
         prepare()
         index()
         warm_start()
-    before, after = (load_file(folder / "model.safetensors") for folder in (stored, tmp_path / PLACES.warm_start))
-    assert before.keys() == after.keys()
-    changed = {name for name, weight in before.items() if not torch.equal(weight.float(), after[name].float())}
-    linear = {name for name in before if name.endswith("_proj.weight")}
-    assert changed == (linear if rank else set(before))
-    assert {weight.dtype for weight in after.values()} == {torch.bfloat16 if rank else torch.float32}
+    weights_before, weights_after = (
+        load_file(folder / "model.safetensors") for folder in (stored, tmp_path / PLACES.warm_start)
+    )
+    assert weights_before.keys() == weights_after.keys()
+    changed = {
+        name for name, weight in weights_before.items() if not torch.equal(weight.float(), weights_after[name].float())
+    }
+    linear = {name for name in weights_before if name.endswith("_proj.weight")}
+    assert changed == (linear if rank else set(weights_before))
+    assert {weight.dtype for weight in weights_after.values()} == {torch.bfloat16 if rank else torch.float32}
 
 
 @contextmanager

@@ -73,9 +73,9 @@ def test_versions_page_shows_run_score_and_interval(client: MlflowClient, descri
     for success in (0.8, 0.892):
         run.final({"success": success, "success/low": 0.863, "success/high": 0.922})
         registry.register(descriptor)
-        shown = client.get_model_version("agent_r1", "1")
-        assert shown.tags == {"run": "ppo-seed3", "score": f"{success:.3f}", "interval": "[0.86, 0.92]"}
-        assert shown.description.startswith(f"Success {success:.3f} [0.86, 0.92] on the test questions.")
+        entry = client.get_model_version("agent_r1", "1")
+        assert entry.tags == {"run": "ppo-seed3", "score": f"{success:.3f}", "interval": "[0.86, 0.92]"}
+        assert entry.description.startswith(f"Success {success:.3f} [0.86, 0.92] on the test questions.")
 
 
 def test_version_that_was_stored_before_is_read_promoted_and_learns_where_it_is(
@@ -124,10 +124,10 @@ def test_same_policy_is_registered_once_and_learns_where_it_is(client: MlflowCli
     moved = registry.register(again)
     assert (moved.number, moved.is_champion, len(registry.versions())) == (1, True, 2)
     assert moved == registry.find("models:/agent_r1@champion")
-    found = moved.descriptor
-    assert (found.label, found.policy) == ("ppo-seed3", "outputs/train/ppo/checkpoint/policy")
-    assert found.mlflow_run_id == again.mlflow_run_id != first.descriptor.mlflow_run_id
-    assert (found.dvc_file, found.dvc_hash) == ("models/ppo-seed3-aaaaaaaa.dvc", COPY)  # no newer copy
+    descriptor = moved.descriptor
+    assert (descriptor.label, descriptor.policy) == ("ppo-seed3", "outputs/train/ppo/checkpoint/policy")
+    assert descriptor.mlflow_run_id == again.mlflow_run_id != first.descriptor.mlflow_run_id
+    assert (descriptor.dvc_file, descriptor.dvc_hash) == ("models/ppo-seed3-aaaaaaaa.dvc", COPY)  # no newer copy
     assert client.get_run(again.mlflow_run_id).data.tags["model_version"] == "1"
 
 
@@ -178,13 +178,13 @@ def test_source_that_is_no_artifact_of_the_projects_runs_is_not_read(
 ) -> None:
     """Neither a folder of somebody else's, nor one that an experiment of theirs names."""
     honest = registry.register(describe(A)).descriptor
-    kept = next(tmp_path.glob("**/descriptor.json"))
-    theirs = client.create_run(client.create_experiment("theirs", (tmp_path / "foreign").as_uri())).info
-    client.log_text(theirs.run_id, kept.read_text(), f"policies/{A[:8]}/descriptor.json")
+    file = next(tmp_path.glob("**/descriptor.json"))
+    foreign = client.create_run(client.create_experiment("theirs", (tmp_path / "foreign").as_uri())).info
+    client.log_text(foreign.run_id, file.read_text(), f"policies/{A[:8]}/descriptor.json")
     inside = client.get_run(honest.mlflow_run_id).info.artifact_uri
     for source in (
-        f"{theirs.artifact_uri}/policies/{A[:8]}/descriptor.json",
-        f"{theirs.artifact_uri}/policies/{A[:8]}",
+        f"{foreign.artifact_uri}/policies/{A[:8]}/descriptor.json",
+        f"{foreign.artifact_uri}/policies/{A[:8]}",
         f"http://127.0.0.1:9/{honest.mlflow_run_id}/artifacts/policies/{A[:8]}/descriptor.json",
         f"{inside}/../artifacts/policies/{A[:8]}/descriptor.json".replace("/artifacts/../", "/../"),
         f"{inside}/policies/{'0' * 8}/descriptor.json",
@@ -192,7 +192,7 @@ def test_source_that_is_no_artifact_of_the_projects_runs_is_not_read(
     ):
         caplog.clear()
         number = client.create_model_version("agent_r1", source, honest.mlflow_run_id).version
-        assert [each.descriptor for each in registry.versions()] == [honest], source
+        assert [version.descriptor for version in registry.versions()] == [honest], source
         assert (
             f"models:/agent_r1/{number} is skipped: source: no run of this project has" in caplog.text or ".." in source
         )
@@ -246,10 +246,10 @@ registry.promote(version, expected=champion)
         process.stdin.write("go\n")
         process.stdin.flush()
     errors = {number: process.communicate()[1] for number, process in enumerate(processes, start=2)}
-    winners = [number for number, said in errors.items() if not said]
+    winners = [number for number, error in errors.items() if not error]
     champion = registry.champion()
     assert winners == [champion.number]
-    assert all("Outpaced: " in said for number, said in errors.items() if number not in winners)
+    assert all("Outpaced: " in error for number, error in errors.items() if number not in winners)
 
 
 def test_scale_has_versions_and_a_champion_of_its_own(describe: Describe, client: MlflowClient) -> None:
@@ -264,8 +264,10 @@ def test_scale_has_versions_and_a_champion_of_its_own(describe: Describe, client
     run = tracking.resume(second.descriptor.mlflow_run_id)
     run.tag("kind", "training")
     run.final({"success": 0.5, "success/low": 0.4, "success/high": 0.6})
-    said = [client.get_model_version(each.model, str(each.number)).description for each in (plain, first, second)]
-    assert [text or "" for text in said] == ["", "", "Success 0.500 [0.40, 0.60] on the test questions. "]
+    descriptions = [
+        client.get_model_version(version.model, str(version.number)).description for version in (plain, first, second)
+    ]
+    assert [text or "" for text in descriptions] == ["", "", "Success 0.500 [0.40, 0.60] on the test questions. "]
 
 
 def refused(reference: str, message: str) -> None:

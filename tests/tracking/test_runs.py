@@ -40,8 +40,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project whose store two processes created at the same time, one run in each."""
     project = tmp_path_factory.mktemp("project")
     shutil.copy(ROOT / "params.yaml", project)
-    elsewhere = {"DVC_ROOT", "MLFLOW_TRACKING_URI"}
-    environment = {name: value for name, value in os.environ.items() if name not in elsewhere}
+    variables = {"DVC_ROOT", "MLFLOW_TRACKING_URI"}
+    environment = {name: value for name, value in os.environ.items() if name not in variables}
     racers = [
         subprocess.Popen([sys.executable, "-c", RACE, str(number)], cwd=project, env=environment) for number in range(2)
     ]
@@ -82,10 +82,10 @@ def test_run_holds_its_name_params_tags_and_metrics(project: Path) -> None:
         run.log({"rollout/em": 0.5, "reward/total": 0.5}, step=1)
         for value in ("entropy_fall", "entropy_fall, reward_std_fall"):
             run.tag("monitor/signs", value)
-    found = client(project).get_run(run.run_id)
-    assert (found.info.run_name, found.info.status) == ("ppo-seed0", "FINISHED")
-    assert found.data.params == {key: str(value) for key, value in params.items()}
-    assert {**TAGS, "monitor/signs": "entropy_fall, reward_std_fall"}.items() <= found.data.tags.items()
+    stored = client(project).get_run(run.run_id)
+    assert (stored.info.run_name, stored.info.status) == ("ppo-seed0", "FINISHED")
+    assert stored.data.params == {key: str(value) for key, value in params.items()}
+    assert {**TAGS, "monitor/signs": "entropy_fall, reward_std_fall"}.items() <= stored.data.tags.items()
     points = client(project).get_metric_history(run.run_id, "rollout/em")
     assert [(point.step, point.value) for point in points] == [(0, 0.25), (1, 0.5)]
 
@@ -154,8 +154,8 @@ def test_final_scores_have_no_step_and_artifacts_are_files_of_the_project(projec
     page.write_text("# Report")
     run.artifact(page, "report")
     run.text("question ...", "examples/right.txt")
-    found = client(project).get_run(run.run_id)
-    assert found.data.metrics == {"final/em": 0.75, "final/em/hops_1": 1.0}
+    entry = client(project).get_run(run.run_id)
+    assert entry.data.metrics == {"final/em": 0.75, "final/em/hops_1": 1.0}
     assert steps(project, run, "final/em") == [0]
     stored = {str(path.relative_to(project)) for path in project.rglob("artifacts/*/artifacts/*/*")}
     files = ("report/report.md", "examples/right.txt")
@@ -175,14 +175,14 @@ def test_row_of_first_table_describes_run(project: Path, monkeypatch: pytest.Mon
     )
     for success in (0.25, 0.5):  # evaluated again
         run.final({"success": success, "success/low": 0.125, "success/high": 0.75})
-    found = client(project).get_run(run.run_id)
+    stored = client(project).get_run(run.run_id)
     assert {
         "mlflow.source.name": "agent-r1 train --run ppo_no_masks",
         "mlflow.note.content": "Success 0.500 [0.12, 0.75] on the test questions. credit.loss_mask False",
         "interval": "[0.12, 0.75]",
         "kind": "training",
-    }.items() <= found.data.tags.items()
-    [data] = found.inputs.dataset_inputs
+    }.items() <= stored.data.tags.items()
+    [data] = stored.inputs.dataset_inputs
     assert (data.dataset.name, data.dataset.digest, data.tags[0].value) == ("atlas questions", "abababab", "training")
 
 
@@ -196,10 +196,10 @@ def test_policy_is_a_model_with_its_scores_by_data_set(project: Path) -> None:
     store = client(project)
     [model] = store.search_logged_models([store.get_run(run.run_id).info.experiment_id], "name = 'ranked-seed0'")
     assert (model.name, model.source_run_id, model.status) == ("ranked-seed0", run.run_id, "READY")
-    found = {(each.key, each.dataset_name, each.dataset_digest, each.value) for each in model.metrics or []}
+    metrics = {(metric.key, metric.dataset_name, metric.dataset_digest, metric.value) for metric in model.metrics or []}
     of_all = {("success", 0.5), ("success/low", 0.4), ("success/high", 0.6)}
     of_both = {(f"final/{name}", BOTH, "abababab", value) for name, value in of_all}
-    assert found == {*of_both, ("final/em/dataset_musique", "musique questions", "abababab", 0.25)}
+    assert metrics == {*of_both, ("final/em/dataset_musique", "musique questions", "abababab", 0.25)}
     other = tracking.start("asked", {"variant": "asked"}, {**TAGS, "kind": "evaluation"}, recurring=True)
     other.uses({BOTH: (Path("data/prepared/questions.parquet"), "ab" * 32)}, "test")
     other.final(scores)
@@ -215,14 +215,14 @@ def test_description_leads_to_the_policies_that_were_measured_on_a_data_set(proj
     comparison()
     store = client(project)
     experiment = store.get_experiment_by_name("agent_r1")
-    said = experiment.tags["mlflow.note.content"]
-    key = re.findall(rf"\[{name}\]\(#/experiments/1/runs\?viewStateShareKey=([\w-]+)\)", said.splitlines()[0])[0]
+    description = experiment.tags["mlflow.note.content"]
+    key = re.findall(rf"\[{name}\]\(#/experiments/1/runs\?viewStateShareKey=([\w-]+)\)", description.splitlines()[0])[0]
     view = json.loads(experiment.tags[f"mlflow.sharedViewState.{key}"])
     runs = store.search_runs([experiment.experiment_id], view["searchFilter"])
     assert [run.info.run_name for run in runs] == ["measured-on-own"]
-    assert said.endswith(ABOUT)
+    assert description.endswith(ABOUT)
     comparison()
-    assert client(project).get_experiment(experiment.experiment_id).tags["mlflow.note.content"] == said
+    assert client(project).get_experiment(experiment.experiment_id).tags["mlflow.note.content"] == description
     store.set_experiment_tag(experiment.experiment_id, "mlflow.note.content", "of my own")
     comparison()
     assert client(project).get_experiment(experiment.experiment_id).tags["mlflow.note.content"] == "of my own"
@@ -232,8 +232,8 @@ def test_description_leads_to_the_policies_that_were_measured_on_a_data_set(proj
 def test_run_of_an_experiment_of_dvcs_carries_its_name(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = tracking.start("named-seed0", {}, TAGS)
     monkeypatch.setenv("DVC_EXP_NAME", "slow")
-    found = client(project).get_run(tracking.start("named-seed0", {}, TAGS).run_id)
-    assert (found.info.run_name, found.data.tags["dvc_experiment"]) == ("named-seed0 (slow)", "slow")
+    stored = client(project).get_run(tracking.start("named-seed0", {}, TAGS).run_id)
+    assert (stored.info.run_name, stored.data.tags["dvc_experiment"]) == ("named-seed0 (slow)", "slow")
     assert tracking.resume(plain.run_id) is not None, "it takes no place but that of the same experiment"
 
 
@@ -247,8 +247,8 @@ def test_experiment_opens_on_the_comparison(project: Path) -> None:
         *("metrics.`final/success`", "tags.`interval`", "metrics.`final/greedily`"),
     ]
     assert {*view["columnOrder"]} - {*view["selectedColumns"]} == {"runDateAndNestInfo", "duration"}
-    shown = sum(width for name, width in view["columnWidths"].items() if name != "params.`variant`")
-    assert shown <= 952, "a laptop's window has room for so many pixels beside the boxes that are ticked"
+    width_shown = sum(width for name, width in view["columnWidths"].items() if name != "params.`variant`")
+    assert width_shown <= 952, "a laptop's window has room for so many pixels beside the boxes that are ticked"
     client(project).set_experiment_tag(experiment.experiment_id, "mlflow.note.content", "our own words")
     comparison()
     described = client(project).get_experiment(experiment.experiment_id).tags
@@ -324,8 +324,8 @@ def test_run_says_that_an_agent_does_not_repeat_itself(
 
 def test_run_params_name_the_ablation() -> None:
     params = load(ROOT / "params.yaml")
-    shown = {name: tracking.run_params(name, params, params.run(RunId(name))) for name in params.runs}
-    columns = {name: (row["algorithm"], row["loss_mask"], row["advantage_mask"]) for name, row in shown.items()}
+    parameters = {name: tracking.run_params(name, params, params.run(RunId(name))) for name in params.runs}
+    columns = {name: (row["algorithm"], row["loss_mask"], row["advantage_mask"]) for name, row in parameters.items()}
     expected = {
         "ppo": ("gae", True, True),
         "ppo_no_advantage_mask": ("gae", True, False),
@@ -334,14 +334,16 @@ def test_run_params_name_the_ablation() -> None:
         "grpo_no_loss_mask": ("grpo", False, "whitening+critic"),
     }
     assert expected.items() <= columns.items()
-    assert not any(name.startswith(("credit.estimator", "credit.loss_mask")) for name in shown["ppo"]), "said twice"
-    assert shown["grpo"]["variant"] == "grpo"
+    assert not any(name.startswith(("credit.estimator", "credit.loss_mask")) for name in parameters["ppo"]), (
+        "said twice"
+    )
+    assert parameters["grpo"]["variant"] == "grpo"
     beside = params.model_copy(update={"places": params.places.model_copy(update={"scale": "lake"})})
     assert tracking.run_params("grpo", beside, params.run(RunId("grpo")))["variant"] == "grpo-lake"
     assert tracking.untrained_params("random", beside)["variant"] == "random-lake"
     assert tracking.untrained_params("agent_r1-lake-v1", beside)["variant"] == "agent_r1-lake-v1", "said once"
-    assert shown["grpo"]["rollout.samples"] == 8
-    assert shown["ppo"]["env.top_k"] == params.env.top_k
+    assert parameters["grpo"]["rollout.samples"] == 8
+    assert parameters["ppo"]["env.top_k"] == params.env.top_k
 
 
 def git(*arguments: str) -> str:

@@ -80,8 +80,8 @@ def parameters(deployment: dict[str, Any]) -> set[str]:
 def test_deployment_is_a_flow_with_its_parameters(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(ROOT)
     loaded = load_flow_from_entrypoint(DEPLOYMENTS[name]["entrypoint"], use_placeholder_flow=False)
-    taken = loaded.parameters.properties
-    assert parameters(DEPLOYMENTS[name]) <= set(taken)
+    properties = loaded.parameters.properties
+    assert parameters(DEPLOYMENTS[name]) <= set(properties)
     if {"schedules", "triggers"} & set(DEPLOYMENTS[name]):  # nobody is there to be asked
         assert set(loaded.parameters.required) <= parameters(DEPLOYMENTS[name])
 
@@ -108,8 +108,8 @@ def client(deployed: None) -> Iterator[SyncPrefectClient]:
 
 
 def on_the_server(client: SyncPrefectClient) -> tuple[set[str], list[str]]:
-    names = {found.name for found in client.read_deployments()}
-    return names, [str(found.id) for found in client.read_automations_by_name(CRASH_DETECTION.name)]
+    names = {entry.name for entry in client.read_deployments()}
+    return names, [str(entry.id) for entry in client.read_automations_by_name(CRASH_DETECTION.name)]
 
 
 def test_deploying_after_restart_closes_unfinished_runs_alone(
@@ -144,26 +144,28 @@ def test_page_on_notifications_has_an_automation_made_that_keeps_the_address_sec
 ) -> None:
     """With a webhook of one's own in place of Slack's."""
     [commands] = re.findall(r"```\n(.*?)```", (ROOT / "docs/notifications.md").read_text(), re.DOTALL)
-    heard = SimpleQueue[Heard]()
+    requests = SimpleQueue[Heard]()
 
     def typed(text: str) -> str:
         environment = {**os.environ, "PREFECT_API_URL": prefect_api, "PATH": f"{SCRIPTS}:{os.environ['PATH']}"}
-        done = subprocess.run(["bash", "-e", "-c", text], cwd=tmp_path, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        process = subprocess.run(
+            ["bash", "-e", "-c", text], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert process.returncode == 0, process.stdout + process.stderr
+        return process.stdout
 
-    with answering(lambda told: (heard.put(told), (200, b""))[1]) as url:
+    with answering(lambda told: (requests.put(told), (200, b""))[1]) as url:
         address: dict[str, Any] = {"url": f"{url}/{{{{where}}}}", "secrets": {"where": SECRET}}
-        said = {"text": "{{subject}}; {{body}}"}
-        CustomWebhookNotificationBlock(name="team", json_data=said, **address).save("team", _sync=True)
-        shown = typed(commands.replace("slack-webhook", "custom-webhook"))
-        shown += typed("prefect block inspect custom-webhook/team; prefect automation inspect 'tell the team'")
+        body = {"text": "{{subject}}; {{body}}"}
+        CustomWebhookNotificationBlock(name="team", json_data=body, **address).save("team", _sync=True)
+        output = typed(commands.replace("slack-webhook", "custom-webhook"))
+        output += typed("prefect block inspect custom-webhook/team; prefect automation inspect 'tell the team'")
         training = client.read_deployment_by_name("training/training")
         run = client.create_flow_run_from_deployment(training.id, parameters={"run": "ppo"}, name="ppo")
         client.set_flow_run_state(run.id, Failed(name="Invalid", message="overrides of ppo"), force=True)
-        told = heard.get(timeout=300)
-    assert "Created automation 'tell the team'" in shown
-    assert SECRET not in shown + (tmp_path / "notify.yaml").read_text()
+        told = requests.get(timeout=300)
+    assert "Created automation 'tell the team'" in output
+    assert SECRET not in output + (tmp_path / "notify.yaml").read_text()
     assert told.path == f"/{SECRET}"
     assert re.fullmatch(rf"ppo: Invalid; overrides of ppo http://\S+{run.id}", told.body["text"])
 
@@ -191,8 +193,8 @@ def test_promotion_that_may_ask_is_a_run_of_its_own(
         challenger = register_descriptor("b" * 64)
         assert [*_decide([challenger], asking=True)] == ["agent_r1-v2 is decided in a run of its own"]
     promotion = client.read_deployment_by_name("promote/promote")
-    ours = FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=[promotion.id]))
-    [run] = client.read_flow_runs(flow_run_filter=ours)
+    promotion_runs = FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=[promotion.id]))
+    [run] = client.read_flow_runs(flow_run_filter=promotion_runs)
     assert (run.parameters, run.parent_task_run_id) == ({"challenger": "models:/agent_r1/2"}, None)
 
 
@@ -206,9 +208,9 @@ def test_of_the_nights_that_waited_for_the_worker_one_runs_and_none_of_a_paused_
     by_hand = client.create_flow_run_from_deployment(nightly.id)
 
     def nights() -> list[FlowRun]:
-        ours = FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=[nightly.id]))
-        found = client.read_flow_runs(flow_run_filter=ours, sort=FlowRunSort.EXPECTED_START_TIME_ASC)
-        return [run for run in found if run.auto_scheduled]
+        nightly_runs = FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=[nightly.id]))
+        runs = client.read_flow_runs(flow_run_filter=nightly_runs, sort=FlowRunSort.EXPECTED_START_TIME_ASC)
+        return [run for run in runs if run.auto_scheduled]
 
     first = nights()[0]
     monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", str(nightly.id))
@@ -265,8 +267,8 @@ def test_iterations_of_a_training_are_shown_now_and_then_and_no_dead_server_is_w
 
 def artifacts(prefix: str) -> dict[str, str]:
     with get_client(sync_client=True) as client:
-        found = client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(like_=f"{prefix}%")))
-    return {str(artifact.key): str(artifact.data) for artifact in found}
+        stored = client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(like_=f"{prefix}%")))
+    return {str(artifact.key): str(artifact.data) for artifact in stored}
 
 
 def test_training_shows_its_scores_and_its_model_leads_to_its_trajectories(
@@ -285,9 +287,9 @@ def test_training_shows_its_scores_and_its_model_leads_to_its_trajectories(
     assert float(artifacts("progress-train-ppo-")[f"progress-train-{LABEL.replace('-seed', '-')}"]) == 100
     run_id = (folder / "mlflow_run_id").read_text()
     assert f"/#/runs/{run_id}" in artifacts("mlflow-ppo-")[f"mlflow-{LABEL}"]
-    shown = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db").get_run(run_id)
-    assert (shown.info.run_name, json.loads(shown.data.tags["overrides"])) == (LABEL, FURTHER)
-    assert shown.data.params["credit.lam"] == "0.5"
+    tracked = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db").get_run(run_id)
+    assert (tracked.info.run_name, json.loads(tracked.data.tags["overrides"])) == (LABEL, FURTHER)
+    assert tracked.data.params["credit.lam"] == "0.5"
 
     trajectories = sha256(folder / "trajectories")
     shutil.rmtree(folder)

@@ -84,10 +84,10 @@ def client(lead: Path) -> Iterator[SyncPrefectClient]:
 
 def errands(client: SyncPrefectClient) -> list[FlowRun]:
     deployment = client.read_deployment_by_name(f"errand/{NAME}").id
-    found = client.read_flow_runs(
+    runs = client.read_flow_runs(
         flow_run_filter=FlowRunFilter.model_validate({"deployment_id": {"any_": [deployment]}})
     )
-    return sorted(found, key=lambda run: str(run.created))
+    return sorted(runs, key=lambda run: str(run.created))
 
 
 class Watched(SideBySide):
@@ -171,9 +171,9 @@ def test_worker_makes_stage_once_and_refuses_stages_of_other_clones(
     shutil.copytree(lead, lead.with_name("one"), ignore=shutil.ignore_patterns("cache", "prepared.txt", "dvc.lock"))
     with pytest.raises(StageFailed, match="Cancelled"):
         ask(client, Cancelled())
-    asked = errands(client)[-1].parameters
+    parameters = errands(client)[-1].parameters
     monkeypatch.chdir(lead.with_name("one"))
-    state = errand(**asked, return_state=True)
+    state = errand(**parameters, return_state=True)
     assert state.is_completed(), state
     assert not out_of_date(STAGE)
     monkeypatch.chdir(lead)
@@ -183,15 +183,15 @@ def test_worker_makes_stage_once_and_refuses_stages_of_other_clones(
     monkeypatch.chdir(lead.with_name("one"))
 
     with pytest.raises(ValueError, match=r"on .* has no stage 'rm -rf ~' for a pool"):
-        errand(**asked | {"stage": "rm -rf ~"})
+        errand(**parameters | {"stage": "rm -rf ~"})
     with pytest.raises(ValueError, match="has no stage 'prepare' for a pool"):
-        errand(**asked | {"stage": "prepare"})
+        errand(**parameters | {"stage": "prepare"})
     with pytest.raises(ValueError, match=r"prepared\.txt comes with no hash of DVC's but None"):
-        errand(**asked | {"inputs": {}})
+        errand(**parameters | {"inputs": {}})
     write_params(Path(), {"evaluate": {"seed": 77}})
     lock = Path("dvc.lock").read_bytes()
     with pytest.raises(ValueError, match=r"evaluate\.seed \d+ -> 77; bring both clones"):
-        errand(**asked)
+        errand(**parameters)
     assert Path("dvc.lock").read_bytes() == lock
 
 

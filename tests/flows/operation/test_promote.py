@@ -47,10 +47,10 @@ class Evaluations:
 
     def __call__(self, arguments: Sequence[str]) -> None:
         reference, *options = arguments
-        given = dict(zip(options[::2], options[1::2], strict=True))
+        options_given = dict(zip(options[::2], options[1::2], strict=True))
         version = registry.find(reference)
-        self.asked.append([version.reference, *(given[key] for key in given if key == "--dataset")])
-        write_evaluation(Path(given["--into"]), version, self.right[version.number])
+        self.asked.append([version.reference, *(options_given[key] for key in options_given if key == "--dataset")])
+        write_evaluation(Path(options_given["--into"]), version, self.right[version.number])
 
 
 @pytest.fixture
@@ -64,8 +64,8 @@ def challenger(champion: Version, register: Register) -> Version:
 
 
 def current() -> int:
-    found = registry.champion()
-    return found.number
+    champion = registry.champion()
+    return champion.number
 
 
 def test_better_challenger_becomes_champion_and_its_run_says_why(
@@ -111,9 +111,9 @@ def test_equal_challenger_is_refused_with_numbers_and_without_error(
 ) -> None:
     monkeypatch.setattr("flows.operation.promote._run_evaluate", Evaluations({1: EQUAL, 2: EQUAL}))
     promote_here(challenger.reference)
-    said = " ".join(capsys.readouterr().out.split())
-    assert "agent_r1-v2 is refused against agent_r1-v1: the lower bound -0.036 of the difference is not above" in said
-    assert "success of agent_r1-v1" in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert "agent_r1-v2 is refused against agent_r1-v1: the lower bound -0.036 of the difference is not above" in output
+    assert "success of agent_r1-v1" in output
     assert current() == 1
     client = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db")
     assert client.get_run(challenger.descriptor.mlflow_run_id).data.tags["promotion"] == "refused"
@@ -210,21 +210,21 @@ def test_failed_evaluation_leaves_nothing_and_older_ones_are_removed(
         measure(champion, "atlas", load(), fail)
     assert list(home.iterdir()) == []
     evaluations = Evaluations({1: EQUAL})
-    made = [measure(champion, "atlas", load(), evaluations) for _ in range(5)]
-    assert sorted(home.iterdir()) == made[-3:] == sorted(made)[-3:]
+    folders = [measure(champion, "atlas", load(), evaluations) for _ in range(5)]
+    assert sorted(home.iterdir()) == folders[-3:] == sorted(folders)[-3:]
     assert evaluations.asked[0] == ["models:/agent_r1/1", "atlas"]
     assert latest_folder(champion, load().places) is None  # of all data sets there is none
 
 
 def test_rest_of_killed_evaluation_is_removed(champion: Version) -> None:
-    left: list[Path] = []
+    folders: list[Path] = []
 
     def killed(arguments: Sequence[str]) -> None:
-        left.append(Path(arguments[-1]))
+        folders.append(Path(arguments[-1]))
 
     with pytest.raises(FileNotFoundError):  # it wrote nothing
         measure(champion, None, load(), killed)
-    write_text(left[0] / "scores.json", "{}")
+    write_text(folders[0] / "scores.json", "{}")
     finished = measure(champion, None, load(), Evaluations({1: EQUAL}))
     assert list(finished.parent.iterdir()) == [finished]
     assert not (finished / "scores.json").exists()

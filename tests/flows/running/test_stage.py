@@ -189,11 +189,11 @@ def runs_of(name: str) -> list[FlowRun]:
 
 def completed_tasks(run: FlowRun, count: int) -> list[TaskRun]:
     """The task runs of a flow run, which the server records a moment after they happened."""
-    wanted = TaskRunFilter(flow_run_id=TaskRunFilterFlowRunId(any_=[run.id]))
+    task_filter = TaskRunFilter(flow_run_id=TaskRunFilterFlowRunId(any_=[run.id]))
     with get_client(sync_client=True) as client:
         for _ in range(100):
-            found = client.read_task_runs(task_run_filter=wanted)
-            completed = [task_run for task_run in found if task_run.state_name == "Completed"]
+            runs = client.read_task_runs(task_run_filter=task_filter)
+            completed = [task_run for task_run in runs if task_run.state_name == "Completed"]
             if len(completed) == count:
                 return completed
             time.sleep(0.1)
@@ -215,8 +215,8 @@ def test_with_a_server_the_stage_is_a_flow_and_its_parts_are_tasks(monkeypatch: 
     assert results == [[1, 4], [7], asked]
     (run,) = runs_of("toy_stage")
     assert run.name == "toy_stage ppo 3 (slow)"
-    said = {name: value for name, value in run.parameters.items() if value}
-    assert said == {"run": "ppo", "seed": 3, "into": "elsewhere"}
+    values = {name: value for name, value in run.parameters.items() if value}
+    assert values == {"run": "ppo", "seed": 3, "into": "elsewhere"}
     assert run.state_name == "Completed"
     assert {task_run.name for task_run in completed_tasks(run, 2)} == {"squared", "rolled 7"}
 
