@@ -314,13 +314,13 @@ def ports() -> str:
     pages = {"prefect": (4200, "/api/health", "true"), "mlflow": (5000, "/version", version("mlflow"))}
     for server, (default, page, expected) in pages.items():
         port = int(os.environ.get(f"{server.upper()}_PORT", default))
-        found = b""
+        body = b""
         try:
             claim(port, server).close()
         except ValueError as taken:
             with suppress(OSError, BadAnswerError):
-                found = Client(f"http://{HOST}:{port}", ANSWER_S, key="").ask("GET", page).body
-            if found != expected.encode():
+                body = Client(f"http://{HOST}:{port}", ANSWER_S, key="").ask("GET", page).body
+            if body != expected.encode():
                 raise Warned(str(taken)) from taken
     return "free, or answered by their own servers"
 

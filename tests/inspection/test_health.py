@@ -105,8 +105,8 @@ class Rows(StoredRun):
 
 
 def paid(**weights: float) -> CreditParams:
-    chosen = RewardWeights.model_validate({**dict.fromkeys(RewardWeights.model_fields, 0.0), **weights})
-    return CREDIT.model_copy(update={"rewards": chosen, "estimator": "reinforce_pp"})
+    rewards = RewardWeights.model_validate({**dict.fromkeys(RewardWeights.model_fields, 0.0), **weights})
+    return CREDIT.model_copy(update={"rewards": rewards, "estimator": "reinforce_pp"})
 
 
 def numbered(iterations: Sequence[Sequence[Trajectory]]) -> list[list[Trajectory]]:
@@ -124,8 +124,8 @@ def test_an_audit_by_hand(tmp_path: Path) -> None:
     wrong = {"em": 0.0, "grounded": 1.0}
 
     def made(*statuses: CallStatus, right: bool) -> Trajectory:
-        whole = episode(*statuses)
-        return whole if right else replace(whole, steps=[*whole.steps[:-1], replace(whole.steps[-1], rewards=wrong)])
+        row = episode(*statuses)
+        return row if right else replace(row, steps=[*row.steps[:-1], replace(row.steps[-1], rewards=wrong)])
 
     bad = CallStatus.MALFORMED
     first = [made(bad, right=False), made(bad, right=False), made(OK, right=True), episode(outcome=Outcome.ABORTED)]

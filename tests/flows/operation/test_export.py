@@ -106,7 +106,7 @@ def test_folder_is_committed_with_its_card_and_a_refusal_names_the_remedy_and_no
 
 
 @cases("token, name, message")
-def test_without_token_or_name_nothing_is_pushed(
+def test_push_without_token_or_name_is_refused(
     token: str, name: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", token)
