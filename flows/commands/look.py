@@ -67,19 +67,20 @@ def results(
 
         if best is None:
             write_text(html, report_page(page.parent, ""))
-        elif (viewed := settings.places.page(best)).exists():
-            write_text(html, report_page(page.parent, viewed.read_text()))
-        else:
-            raise ValueError(f"{viewed} is not there to be part of it; `agent-r1 view {best.word}` makes it")
+            return
+        viewer = settings.places.page(best)
+        if not viewer.exists():
+            raise ValueError(f"{viewer} is not there to be part of it; `agent-r1 view {best.word}` makes it")
+        write_text(html, report_page(page.parent, viewer.read_text()))
         return
     _, about, *parts = harmless_lines(page.read_text()).split("\n\n")
     tables = [part for part in parts if part.startswith("|")][:1]
-    shown = [about, *(tables if whole else map(_narrow, tables))]
+    paragraphs = [about, *(tables if whole else map(_narrow, tables))]
     costs = page.with_name("costs.md")
-    shown += harmless_lines(costs.read_text()).split("\n\n")[1:] if whole and costs.exists() else []
+    paragraphs += harmless_lines(costs.read_text()).split("\n\n")[1:] if whole and costs.exists() else []
     agent = "the best run of the report" if best else "the untrained warm start"
     following = NEXT.format(page=page, agent=agent, word=f" {best.word}" if best else "")
-    show(Markdown("\n\n".join([*shown, following])))
+    show(Markdown("\n\n".join([*paragraphs, following])))
 
 
 def _narrow(table: str) -> str:

@@ -297,14 +297,15 @@ def ports() -> str:
     """Checks that each port of `agent-r1 serving` is free, or answered by its own server."""
     pages = {"prefect": (4200, "/api/health", "true"), "mlflow": (5000, "/version", version("mlflow"))}
     for server, (default, page, expected) in pages.items():
-        port, found = int(os.environ.get(f"{server.upper()}_PORT", default)), b""
+        port = int(os.environ.get(f"{server.upper()}_PORT", default))
+        answer = b""
         try:
             claim(port, server).close()
-        except ValueError as taken:
+        except ValueError as fault:
             with suppress(OSError, BadAnswerError):
-                found = Client(f"http://{HOST}:{port}", ANSWER_S, key="").ask("GET", page).body
-            if found != expected.encode():
-                raise Warned(str(taken)) from taken
+                answer = Client(f"http://{HOST}:{port}", ANSWER_S, key="").ask("GET", page).body
+            if answer != expected.encode():
+                raise Warned(str(fault)) from fault
     return "free, or answered by their own servers"
 
 

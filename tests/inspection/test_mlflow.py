@@ -151,6 +151,10 @@ def test_one_click_from_the_address_leads_to_the_policies_that_were_measured_on_
     compared = quote(json.dumps([run.run_id for run in trained]))
     opened.goto(f"{mlflow_ui}/#/compare-runs?runs={compared}&experiments={quote(json.dumps(['1']))}")
     expect(opened.locator("body")).to_match_aria_snapshot('- text: "Metrics: final/success"', timeout=PATIENCE_MS)
+    opened.goto(f"{mlflow_ui}/#/experiments/1/runs/{trained[0].run_id}")
+    expect(opened.get_by_text("rollout/success").first).to_be_visible(timeout=PATIENCE_MS)
+    shown = opened.locator("body").inner_text()
+    assert shown.index("final/success") < shown.index("rollout/success"), "a run's page has the score first"
     [data] = client.search_datasets(["1"])
     for view, text in (
         ("experiments/1/datasets", MEASURED_ON),
