@@ -38,7 +38,7 @@ from agent_r1.envs.base import Prefix
 from agent_r1.envs.kinds import KINDS, agent_of, attempts_at
 from agent_r1.envs.shared import Shared
 from agent_r1.evaluation.statistics import Interval
-from agent_r1.inspection.replay import Configuration, Replayer, configurations, opened
+from agent_r1.inspection.replay import Configuration, Replayer, configurations, stored_run
 from agent_r1.inspection.stored import PolicyOnDisk, StoredRun
 from agent_r1.learn.gradients import join_credit, policy_pass
 from agent_r1.learn.learner import Learner
@@ -354,7 +354,7 @@ def main() -> None:
     settings = params.load()
     run = RunId(chosen.run, chosen.seed, chosen.sweep)
     [own] = configurations(settings, run, [], [], teacher_of(settings, run))
-    stored = opened(settings, run)
+    stored = stored_run(settings, run)
     limits = {"iterations": chosen.iteration, "times": chosen.continuations, "steps": chosen.steps}
     with accelerator(settings.operate.side_by_side, settings.engine.gpus):
         measured = measure(stored, settings.of(run), estimators(own), **limits)

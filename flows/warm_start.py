@@ -51,11 +51,12 @@ def warm_start() -> None:
         if settings.model.path:
             _check_memory(settings, settings.model.path)
         if trains:
-            unfinished, seed = _unfinished(settings), settings.warm_start.seed
+            unfinished = _unfinished(settings)
+            seed = settings.warm_start.seed
             with leading(settings.learner, _facts(settings, unfinished), seed) as group:
                 _train(settings, unfinished, group)
         else:
-            tokenizer = load_tokenizer(settings.model.path)
+            tokenizer = load_tokenizer(settings.model.path, template=settings.model.template)
             model = load_policy(settings.model.path, "auto", torch.device("cpu"))
             logger.info("passing %s through", settings.model.path)
             _write(model, tokenizer, settings)
@@ -83,7 +84,8 @@ def _train(settings: params.Params, unfinished: Unfinished, group: Ranks) -> Non
 
 def _unfinished(settings: params.Params) -> Unfinished:
     """The folder of the warm start's progress, told apart by its parameters and the model that it begins from."""
-    places, model = settings.places, settings.model.path
+    places = settings.places
+    model = settings.model.path
     sections = {
         "warm_start": settings.warm_start.model_dump(mode="json"),
         "model": settings.model.model_dump(mode="json"),
@@ -103,8 +105,8 @@ def start() -> None:
     """Runs the stage, by ranks if it trains and the learner asks for them, or follows its leader in one of these."""
     settings = params.load()
     learner = settings.learner if _trains(settings) else None
-    held = partial(accelerator, settings.operate.side_by_side, settings.learner.processes)
-    ranks.start(warm_start, _follow, learner, ("warm_start",), held)
+    lock = partial(accelerator, settings.operate.side_by_side, settings.learner.processes)
+    ranks.start(warm_start, _follow, learner, ("warm_start",), lock)
 
 
 def _follow() -> None:
@@ -130,7 +132,8 @@ def _check_memory(settings: params.Params, path: str) -> None:
     memory.check(config, settings, [RunId(run) for run in settings.repro_runs])
     if settings.warm_start.fine_tune:
         tokens = max(settings.warm_start.max_tokens_per_microbatch, settings.env.max_tokens)
-        device, model = default_device(), settings.model
+        device = default_device()
+        model = settings.model
         demand = memory.Demand(
             model=config,
             tokens=tokens,

@@ -108,7 +108,8 @@ def test_every_setting_is_of_one_kind() -> None:
 def test_a_warm_start_has_the_keys_that_it_had() -> None:
     """Its identity is made of `warm_start` and `model`; the latter is a training's too."""
     had = """seed fine_tune vocab_size hidden_size layers heads demonstrations naive_rag_demonstrations conversations
-        stop_early wrong_relation batch_size max_tokens_per_microbatch steps learning_rate observation_weight"""
+        stop_early wrong_relation by_relation batch_size max_tokens_per_microbatch steps learning_rate
+        observation_weight checkpoint_every contexts"""
     later = {name.removeprefix("warm_start.") for name in NEUTRAL}
     assert WarmStartParams.model_fields.keys() - later == set(had.split())
 
@@ -117,19 +118,21 @@ def test_each_change_of_earlier_parameters_is_said(tmp_path: Path, caplog: pytes
     path = tmp_path / "params.yaml"
     path.write_text((EARLIER / "params.yaml").read_text() + "# read anew\n")
     found, _ = load(path), load(path)
-    assert (found.model.packing, found.warm_start.checkpoint_every) == (False, 0)
+    assert (found.env.answers, found.warm_start.quotes) == ("tagged", False)
     [line] = caplog.messages
     start, *changes = line.replace("date: ", "date; ").split("; ")
     assert start == "the parameters are an earlier version's"
     gone = [change.split()[0] for change in changes if " is no knob, and " in change]
     missing = [change.split()[0] for change in changes if " is missing, and taken as " in change]
     assert len(gone) + len(missing) == len(changes) - 1, "and to bring them up to date"
-    assert {"train.rollout.top_p", "train.monitor.stabilise.rollback"} <= {*gone}
-    assert {"env.agent", "model.packing", "warm_start.quotes"} <= {*missing}
+    assert {"train.monitor.thoughts_every", "train.monitor.stabilise.rollback"} <= {*gone}
+    assert {"env.answers", "env.examples", "warm_start.quotes"} <= {*missing}
 
 
 def test_another_value_of_what_is_no_knob_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
-    path.write_text((EARLIER / "params.yaml").read_text().replace("top_p: 1.0", "top_p: 0.9"))
-    with pytest.raises(ValueError, match=r"'train\.rollout\.top_p' is no knob: it is 1\.0 in every run; leave it out"):
+    path.write_text((EARLIER / "params.yaml").read_text().replace("thoughts_every: 0", "thoughts_every: 5"))
+    with pytest.raises(
+        ValueError, match=r"'train\.monitor\.thoughts_every' is no knob: it is 0 in every run; leave it out"
+    ):
         load(path)

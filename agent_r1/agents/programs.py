@@ -118,7 +118,9 @@ class Programs:
             return answer.require_ok(again=()).body.decode(errors="replace")
         if section.function:
             return await (await self._function(agent)).call(self._order(asdict(task)), section.timeout_s)
+        of_anthropic = client | {"base_url": task.base_url.removesuffix("/v1")}  # its clients add the version
         variables = {f"OPENAI_{name.upper()}": value for name, value in client.items()}
+        variables |= {f"ANTHROPIC_{name.upper()}": value for name, value in of_anthropic.items()}
         order = self._order(request, command=self._commands[agent], environment=self._variables[agent] | variables)
         return await _last_line(await _sent(self._supervisor, order), section.timeout_s)
 

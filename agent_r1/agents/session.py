@@ -36,6 +36,7 @@ from agent_r1.http.client import in_words
 from agent_r1.http.dialects.conversation import ChatMessage, ChatRequest, Refused, Reply, ToolCall
 from agent_r1.params.env import AgentParams, EnvParams
 from agent_r1.records import Call, CallStatus, Outcome, Source, Step, StopReason
+from agent_r1.rollout.calls import leniently
 from agent_r1.rollout.chat import Answering, Chat
 from agent_r1.rollout.codec import Encoded, Message, Piece, Tools
 from agent_r1.rollout.episode import Play, require_fit
@@ -71,17 +72,22 @@ def offered(spelled: str) -> Offered:
         match tool:
             case {"type": "function", "function": {"name": str(name), **fields}}:
                 schema: Any = fields.get("parameters") or {"type": "object"}
-                arguments[name] = _check(name, schema, "tools")
-                tools.append(function_schema(name, str(fields.get("description") or ""), schema))
+                function = _checked(name, str(fields.get("description") or ""), schema, "tools")
+                tools.append(function.schema)
+                arguments[name] = function.check
             case _:
                 raise Refused('tools: a tool is {"type": "function", "function": {"name": ...}}', "tools")
-    return Offered(tools, arguments, _check("form", form[1], form[0]) if form else None)
+    return Offered(tools, arguments, _checked("form", "", form[1], form[0]).check if form else None)
 
 
-def _check(name: str, schema: Any, field: str) -> ArgumentCheck:
+class _Function(NamedTuple):
+    schema: dict[str, Any]
+    check: ArgumentCheck
+
+
+def _checked(name: str, description: str, schema: Any, field: str) -> _Function:
     try:
-        function_schema(name, "", schema)
-        return ArgumentCheck(schema)
+        return _Function(function_schema(name, description, schema), ArgumentCheck(schema))
     except ValueError as fault:
         raise Refused(f"{field}: {str(fault)[:400]}", field) from None
 
@@ -153,6 +159,7 @@ class EpisodeCounts:
     shown: int = 0  # sampled tokens that later requests showed again
     kept: int = 0  # of these, the ones that were read as sampled
     unknown: int = 0  # assistant messages that are no earlier answer
+    lenient: int = 0  # actions whose calls were read leniently
     unmet_form: int = 0  # actions without the calls or the form that their requests demand
 
 
@@ -189,8 +196,8 @@ class Session:
         """Where a request stands. Raises Refused if its tools are none, or the template cannot write it."""
         try:
             tools = offered(chat_request.spelled_schemas)
-            tool = chat_request.choice.tool
-            if tool and tool not in tools.arguments:
+            kind, tool = chat_request.choice
+            if kind == "required" and not (tool in tools.arguments if tool else tools.arguments):
                 raise Refused(f"tool_choice: no tool {tool[:80]!r} is offered", "tool_choice")
             messages, answers = self._read(chat_request)
             opening = len(list(takewhile(lambda message: message[0] == "system", messages)))
@@ -266,6 +273,10 @@ class Session:
         ids = _without_end(action)
         written = chat.write(ids)
         text = chat.understood(chat.opened(request.context) + chat.decode(ids), place.offered.tools).lstrip()
+        if self._limits.calls == "lenient":
+            strict = text
+            text = leniently(strict, place.offered.arguments)
+            self.counts.lenient += text != strict
         parsed = parse_action(text, self._limits.parallel_calls if chat_request.parallel else 1)
         stop = _first(chat_request.stops, text) if action.stop_reason is StopReason.STOP else None
         reply = _reply(text, parsed, chat_request, stop)

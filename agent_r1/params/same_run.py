@@ -34,7 +34,7 @@ KINDS = {
         train.monitor.thresholds.grad_norm_spike train.monitor.thresholds.valid_call_fall
         train.monitor.thresholds.answer_repetition train.monitor.thresholds.thought_repetition
         train.validation.keep_best train.validation.patience
-        env.agent env.instructions env.examples env.answers env.agents.*.examples
+        env.agent env.instructions env.examples env.answers env.calls env.agents.*.examples
         env.max_result_characters env.top_k env.max_steps env.context.kind
         env.context.every env.parallel_calls env.games.protocol env.games.moves_per_step env.games.moves
         env.tools.search env.tools.calculator env.tools.read.part_characters env.tools.functions.*.module
@@ -45,7 +45,7 @@ KINDS = {
         env.toolbox.*.task env.toolbox.*.class env.toolbox.*.success_above env.agents.*.function
         env.agents.*.command env.agents.*.url env.agents.*.version env.agents.*.environment env.agents.*.rewards
         env.agents.*.parallel env.agents.*.repeats env.agents.*.history
-        model.path model.dtype model.lora.rank model.lora.alpha model.lora.targets
+        model.path model.template.* model.dtype model.lora.rank model.lora.alpha model.lora.targets
         warm_start.seed warm_start.fine_tune warm_start.vocab_size warm_start.hidden_size warm_start.layers
         warm_start.heads warm_start.demonstrations warm_start.naive_rag_demonstrations warm_start.conversations
         warm_start.stop_early warm_start.quotes warm_start.wrong_relation warm_start.by_relation warm_start.batch_size

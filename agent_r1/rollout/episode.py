@@ -12,6 +12,7 @@ from agent_r1.envs.base import Attempt, Env, Restart, Transition, is_prose, spli
 from agent_r1.faults import WorldFault
 from agent_r1.params.env import ContextParams, EnvParams
 from agent_r1.records import CallStatus, Outcome, Source, Step, StopReason, Trajectory
+from agent_r1.rollout.calls import leniently, types_of
 from agent_r1.rollout.chat import Chat, Dialogue
 from agent_r1.rollout.codec import Encoded
 from agent_r1.rollout.sampling import Action, EngineError, Request
@@ -202,6 +203,7 @@ class Episode:
         self._logprobs = list[float]()
         self._steps = list[Step]()
         self._answer = ""
+        self.lenient = 0  # actions whose calls were read leniently
         self.outcome: Outcome | None = None
         self.fault = self.full = ""  # the world's fault, and the words with which the model's context was full
 
@@ -279,6 +281,10 @@ class Episode:
         closed = action.stop_reason is StopReason.END
         action_text = self._chat.decode(action.token_ids[:-1] if closed else action.token_ids)
         text = self._chat.understood(self._chat.opened(request.context) + action_text, self._env.tools)
+        if self._limits.calls == "lenient":
+            strict = text
+            text = leniently(strict, types_of(self._env.tools))
+            self.lenient += text != strict
         state = stored_state(self._env)
         try:
             transition = await self._env.step(text)

@@ -31,7 +31,11 @@ from agent_r1.tables import read_rows
 
 LABEL = 8  # columns
 EXAMPLES = 3  # test questions that a conversation opens with
-CALL, ANSWER, THOUGHT, QUIET, FAULT = "bold cyan", "bold green", "dim italic", "dim", "yellow"
+CALL = "bold cyan"
+ANSWER = "bold green"
+THOUGHT = "dim italic"
+QUIET = "dim"
+FAULT = "yellow"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ class Answerer:
     about: Sequence[str] = ()  # what it is, and questions that it can be asked
 
 
-def made_for(settings: Params, folder: Path, *, built_in: bool) -> tuple[list[str], set[str]]:
+def introduction(settings: Params, folder: Path, *, built_in: bool) -> tuple[list[str], set[str]]:
     """Lines that say what a policy is, with test questions, and the words that it knows.
 
     A built-in model knows the words of its world alone. Of any other model the set is empty.
@@ -64,28 +68,28 @@ def made_for(settings: Params, folder: Path, *, built_in: bool) -> tuple[list[st
 
 
 @contextlib.contextmanager
-def here(
+def local_answerer(
     opening: AbstractContextManager[Agent], seed: int, title: str, about: Sequence[str], words: Collection[str]
 ) -> Iterator[Answerer]:
     """An agent in this process, which knows these `words` alone, if any.
 
     A repeated question is sampled anew; the seed matters at temperatures above 0.
     """
-    asked: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     with opening as agent:
 
         def ask(text: str) -> Iterator[StepView]:
-            strange = [word for word in normalize(text).split() if words and word.isalpha() and word not in words]
-            if strange:
-                raise ValueError(f"It never read {strange[0]!r}. {' '.join(about[:2])}")
-            asked[text] += 1
-            return agent.ask(text, seed=seed, sample=asked[text] - 1)
+            unknown = [word for word in normalize(text).split() if words and word.isalpha() and word not in words]
+            if unknown:
+                raise ValueError(f"It never read {unknown[0]!r}. {' '.join(about[:2])}")
+            counts[text] += 1
+            return agent.ask(text, seed=seed, sample=counts[text] - 1)
 
         yield Answerer(title, Limits.of(agent.shared.limits), ask, about)
 
 
 @contextlib.contextmanager
-def elsewhere(endpoint: Endpoint, name: str | None) -> Iterator[Answerer]:
+def remote_answerer(endpoint: Endpoint, name: str | None) -> Iterator[Answerer]:
     """An agent behind a server; ValueError for another name or a refused question, WorldFault if it fails."""
     [card] = endpoint.describe(Cards).data
     if name not in (None, card.id):
@@ -117,7 +121,7 @@ def chat(opening: AbstractContextManager[Answerer], question: str | None) -> Non
         if at_keyboard:
             for line in agent.about:
                 screen.say(line, QUIET, indent=2)
-            lines = typed(console)
+            lines = keyboard_questions(console)
         converse(agent, screen, filter(None, map(str.strip, lines)), echo=not at_keyboard)
 
 
@@ -126,7 +130,8 @@ def converse(agent: Answerer, screen: Screen, questions: Iterable[str], *, echo:
     for text in questions:
         if echo:
             screen.question(text)
-        started, views = time.perf_counter(), list[StepView]()
+        start = time.perf_counter()
+        views = list[StepView]()
         try:
             for view in screen.waiting(agent.ask(text)):
                 screen.step(view)
@@ -135,23 +140,23 @@ def converse(agent: Answerer, screen: Screen, questions: Iterable[str], *, echo:
             screen.say(str(refusal), FAULT, indent=2)
             screen.console.print()
         else:
-            screen.ending(views, time.perf_counter() - started)
+            screen.ending(views, time.perf_counter() - start)
 
 
-def typed(console: Console) -> Iterator[str]:
+def keyboard_questions(console: Console) -> Iterator[str]:
     """Questions from the keyboard, until Ctrl-D or Ctrl-C."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  # gives input() editing and a history
 
     while True:
-        ended = signal.signal(signal.SIGINT, signal.default_int_handler)  # elsewhere it ends the command
+        handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # elsewhere it ends the command
         try:
             question = input("question> ")
         except (EOFError, KeyboardInterrupt):
             console.print()
             return
         finally:
-            signal.signal(signal.SIGINT, ended)
+            signal.signal(signal.SIGINT, handler)
         yield question
 
 
@@ -208,10 +213,10 @@ class Screen:
 
     def _action(self, view: StepView) -> None:
         parsed = parse_action(view.action, self._limits.parallel_calls, self._limits.answers)
-        said = view.action.strip()
+        text = view.action.strip()
         if parsed.problem:  # an action without calls was asked for none, such as a summary
             called = bool(view.step.calls)
-            self._labelled("says", f"{said} ({parsed.problem})" if called else said, FAULT if called else THOUGHT)
+            self._labelled("says", f"{text} ({parsed.problem})" if called else text, FAULT if called else THOUGHT)
             return
         if parsed.thought:
             self._labelled("thought", parsed.thought, THOUGHT)
@@ -229,7 +234,8 @@ class Screen:
 
     def _put(self, text: Text, *, indent: int = 2, cut: bool = False) -> None:
         if self.console.is_terminal:
-            text.no_wrap, text.overflow = cut, "ellipsis" if cut else "fold"
+            text.no_wrap = cut
+            text.overflow = "ellipsis" if cut else "fold"
             self.console.print(Padding(text, (0, 0, 0, indent), expand=False))
             return
         for line in text.split():

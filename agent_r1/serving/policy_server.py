@@ -27,7 +27,8 @@ from agent_r1.rollout.episode import PLAY
 from agent_r1.rollout.episodes import Act, at_once
 from agent_r1.rollout.sampling import EngineUnavailable, Sampler
 
-MOST_CONVERSATIONS, MOST_ACTIONS = 256, 128
+MOST_CONVERSATIONS = 256
+MOST_ACTIONS = 128
 _MOST_STORED = 1024  # responses and items
 _UNLIMITED = 1 << 31
 
@@ -45,9 +46,11 @@ class Conversations(Completions):
     def __init__(self, chat: Chat, limits: EnvParams, agent: AgentParams, act: Act) -> None:
         super().__init__()
         self.stored = dict[str, Any]()
-        self._chat, self._agent, self._act = chat, agent, act
+        self._chat = chat
+        self._agent = agent
+        self._act = act
         self._limits = limits.model_copy(update={"max_steps": _UNLIMITED})
-        self._known = dict[str, OpenEpisode]()  # the one that was asked last stands last
+        self._episodes = dict[str, OpenEpisode]()  # the one that was asked last stands last
         self.broken: BaseException | None = None  # the fault that ended the engine for good
         self.when_broken: Callable[[], None] = lambda: None
 
@@ -57,24 +60,24 @@ class Conversations(Completions):
     def _access(self, request: Request) -> Self:
         return self
 
-    def of(self, asked: ChatRequest) -> OpenEpisode:
+    def of(self, chat_request: ChatRequest) -> OpenEpisode:
         for oldest in [*self.stored][:-_MOST_STORED]:
             del self.stored[oldest]
-        opening = takewhile(lambda message: message.role != "assistant", asked.messages)
-        told = json.dumps([asked.tools, *opening])
-        name = blake2b(told.encode(), digest_size=16).hexdigest()
-        found = self._known.pop(name, None)
-        if found is None or len(found.session.drawn) >= MOST_ACTIONS:
+        opening = takewhile(lambda message: message.role != "assistant", chat_request.messages)
+        opening_text = json.dumps([chat_request.tools, *opening])
+        name = blake2b(opening_text.encode(), digest_size=16).hexdigest()
+        episode = self._episodes.pop(name, None)
+        if episode is None or len(episode.session.drawn) >= MOST_ACTIONS:
             session = Session(self._chat, self._limits, self._agent, (0, 0, name, 0), PLAY)
-            found = OpenEpisode(session, self._act, 0, parallel=self._agent.parallel, parts=[])
-            found.broken.add_done_callback(self._broke)
-        self._known[name] = found
-        if len(self._known) > MOST_CONVERSATIONS:
-            del self._known[next(iter(self._known))]
-        return found
+            episode = OpenEpisode(session, self._act, 0, parallel=self._agent.parallel, parts=[])
+            episode.broken.add_done_callback(self._broke)
+        self._episodes[name] = episode
+        if len(self._episodes) > MOST_CONVERSATIONS:
+            del self._episodes[next(iter(self._episodes))]
+        return episode
 
-    def _broke(self, broken: asyncio.Future[None]) -> None:
-        fault = broken.exception()
+    def _broke(self, ending: asyncio.Future[None]) -> None:
+        fault = ending.exception()
         logger.error("an answer failed: %s", fault)
         if not isinstance(fault, EngineUnavailable):
             self.broken = fault

@@ -46,7 +46,9 @@ class Service(ModelServer):
 
     def __init__(self, agent: Agent, name: str) -> None:
         super().__init__()
-        self._agent, self._name, self._running = agent, name, 0
+        self._agent = agent
+        self._name = name
+        self._running = 0
         self._card = Card(id=name, agent_r1=Limits.of(agent.shared.limits)).model_dump(by_alias=True)
         self.broken: EngineError | None = None  # the fault that ended the engine for good
         self.when_broken: Callable[[], None] = lambda: None
@@ -64,41 +66,41 @@ class Service(ModelServer):
         return JSONResponse(self._card)
 
     async def complete(self, dialect: Dialect, request: Request) -> Response:
-        asked = await self._read(dialect, request)
-        steps = self._episode(asked)
-        completion = Completion(asked)
-        stream = asked.request.stream
+        dialogue = await self._read(dialect, request)
+        steps = self._episode(dialogue)
+        completion = Completion(dialogue)
+        stream = dialogue.request.stream
         if stream and isinstance(dialect, ChatCompletions):
             views = await unless_left(request, _taken(steps, 1))
             if not views:
                 return Response(status_code=GONE)
-            events = _events(completion, views, steps, with_usage=asked.request.with_usage)
+            events = _events(completion, views, steps, with_usage=dialogue.request.with_usage)
             return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
         def write(views: list[StepView]) -> str | dict[str, Any]:
             reply = completion.reply(views)
             if stream:
-                return dialect.events(asked.request, reply)
-            return dialect.write(asked.request, reply) | completion.extra(views)
+                return dialect.events(dialogue.request, reply)
+            return dialect.write(dialogue.request, reply) | completion.extra(views)
 
         work = asyncio.create_task(_taken(steps, math.inf))
         return await answered(request, work, write, dialect.failure, work.cancel, stream=stream)
 
     async def _read(self, dialect: Dialect, request: Request) -> Questioned:
         """Reads a request to this agent, or raises Refused."""
-        asked = Questioned(dialect.read(await received(request, MAX_BODY_BYTES, "ask a shorter question"), {}))
-        require_model(asked.request.model, self._name)
-        asked.require_askable()
-        self.tell(asked.request)
-        return asked
+        dialogue = Questioned(dialect.read(await received(request, MAX_BODY_BYTES, "ask a shorter question"), {}))
+        require_model(dialogue.request.model, self._name)
+        dialogue.require_askable()
+        self.tell(dialogue.request)
+        return dialogue
 
-    async def _episode(self, asked: Questioned) -> AsyncGenerator[StepView]:
+    async def _episode(self, dialogue: Questioned) -> AsyncGenerator[StepView]:
         """The steps of an episode to its end. Raises Refused if it cannot start or is cut short."""
         if self._running >= MAX_EPISODES:
             raise Refused(f"{MAX_EPISODES} questions are being answered; come again", None, 429, "rate_limit_exceeded")
-        earlier = asked.earlier(self._agent.shared.limits.answers)
+        earlier = dialogue.exchanges(self._agent.shared.limits.answers)
         attending = self._agent.attend(
-            asked.question, seed=asked.request.seed or 0, most=asked.request.most, earlier=earlier
+            dialogue.question, seed=dialogue.request.seed or 0, most=dialogue.request.most, earlier=earlier
         )
         self._running += 1
         try:
@@ -107,7 +109,7 @@ class Service(ModelServer):
                     if view.outcome is Outcome.ABORTED:
                         logger.error("an episode was cut short: %s", view.fault)
                         raise Refused("a server that the agent's tools ask is down; come again", None, 503, "aborted")
-                    yield replace(view, answer=asked.before_stop(view.answer))
+                    yield replace(view, answer=dialogue.before_stop(view.answer))
         except PromptTooLong as fault:
             message = f"the question has {fault.tokens} tokens with the agent's prompt, and the limit is {fault.most}"
             raise Refused(f"{message}; ask a shorter one", "messages", 400, "context_length_exceeded") from None

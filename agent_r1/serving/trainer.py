@@ -68,11 +68,12 @@ class Trainer:
             self._open.close()
             self._agent.clear()
             assembly = Assembly(self._settings, RunId(self.run), self._model)
-            with assembly.taken_up(self._folder, self._folder.with_name("aside"), fresh=fresh) as (folder, opening):
+            aside = self._folder.with_name("aside")
+            with assembly.prepared() as prepared, prepared.open(self._folder, aside, fresh=fresh) as folder:
                 if leaves_work(folder):
-                    with opening() as training:
+                    with prepared.training(folder) as training:
                         iterate(training)
-                assembly.finish(folder)
+                prepared.finish(folder)
                 return pd.DataFrame(folder.history())
 
     @property

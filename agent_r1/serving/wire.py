@@ -40,7 +40,7 @@ class Questioned:
         """The question, below the system message."""
         return "\n\n".join(filter(None, (self.system, self.request.messages[-1].text)))
 
-    def earlier(self, answers: Answers) -> list[Conversation]:
+    def exchanges(self, answers: Answers) -> list[Conversation]:
         """The earlier questions that were answered, as the policy writes an answer. Raises Refused for any other."""
         turns = [message for message in self.request.messages if message.role != "system"]
         exchanges = list[Conversation]()
@@ -57,7 +57,7 @@ class Questioned:
 
     def before_stop(self, answer: str) -> str:
         """An answer up to the first stop sequence."""
-        return min((answer.partition(each)[0] for each in self.request.stops), key=len, default=answer)
+        return min((answer.partition(stop)[0] for stop in self.request.stops), key=len, default=answer)
 
     def require_askable(self) -> None:
         """Raises Refused if an agent with tools and words of its own cannot answer."""
@@ -67,8 +67,8 @@ class Questioned:
             raise Refused(f"{field}: this agent has its own tools, and answers in its own form; leave it out", field)
         roles = [message.role for message in request.messages if message.role != "system"]
         if request.messages[-1].role != "user" or not {*pairwise(["assistant", *roles])} <= IN_TURN:
-            sent = f"and was sent {len(request.messages)} messages ({', '.join(roles[:8])[:80]})"
-            raise Refused(f"this agent answers user and assistant in turn, the user last, {sent}", "messages")
+            turns = f"and was sent {len(request.messages)} messages ({', '.join(roles[:8])[:80]})"
+            raise Refused(f"this agent answers user and assistant in turn, the user last, {turns}", "messages")
         if not request.messages[-1].text.strip():
             raise Refused("the question is empty; send one", "messages")
 
@@ -127,15 +127,15 @@ class Event(BaseModel):
 class Completion:
     """The answers to one request."""
 
-    def __init__(self, asked: Questioned) -> None:
+    def __init__(self, dialogue: Questioned) -> None:
         self._name = uuid.uuid4().hex
-        self._model = asked.request.model
+        self._model = dialogue.request.model
         remarks = {
-            "system message put before the question": asked.system,
-            "tools of the client not called": asked.request.tools,
+            "system message put before the question": dialogue.system,
+            "tools of the client not called": dialogue.request.tools,
         }
         words = ", ".join(remark for remark, applies in remarks.items() if applies)
-        self._told = {"system_fingerprint": words} if words else {}
+        self._fields = {"system_fingerprint": words} if words else {}
 
     def reply(self, views: Sequence[StepView]) -> Reply:
         """A whole episode. Its tokens were sampled by the policy, or read by it; each counts once."""
@@ -143,7 +143,7 @@ class Completion:
         return Reply(
             name=self._name,
             model=self._model,
-            thought="".join(map(told, views)),
+            thought="".join(map(step_text, views)),
             content=views[-1].answer,
             calls=(),
             cut=views[-1].outcome is not Outcome.ANSWERED,
@@ -155,11 +155,11 @@ class Completion:
     def extra(self, views: Sequence[StepView]) -> dict[str, Any]:
         """What stands in a whole answer of any dialect beside its own fields."""
         steps = [_STEP.dump_python(view, mode="json") for view in views]
-        return self._told | {"agent_r1": {"outcome": views[-1].outcome, "steps": steps}}
+        return self._fields | {"agent_r1": {"outcome": views[-1].outcome, "steps": steps}}
 
     def step(self, view: StepView) -> dict[str, Any]:
         """One step of a stream. The last step has the answer."""
-        delta = {"role": "assistant", "reasoning_content": told(view)}
+        delta = {"role": "assistant", "reasoning_content": step_text(view)}
         if view.outcome is not None:
             delta["content"] = view.answer
         reply = self.reply([view])
@@ -172,10 +172,10 @@ class Completion:
         return self._chunk(reply, []) | {"usage": usage(reply)}
 
     def _chunk(self, reply: Reply, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return head(reply, "chat.completion.chunk", choices) | self._told
+        return head(reply, "chat.completion.chunk", choices) | self._fields
 
 
-def told(view: StepView) -> str:
+def step_text(view: StepView) -> str:
     """The text of a step on the way to the answer: thought, calls and replies."""
     if view.outcome is Outcome.ANSWERED or view.answer:
         return f"{parse_action(view.action).thought}\n"

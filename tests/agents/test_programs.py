@@ -140,7 +140,10 @@ def test_a_command_is_told_of_its_episode_and_of_nothing_else(home: Path, monkey
     assert asked == {"question": QUESTION, "reward_key": "sk-reward-key"}
     variables.pop("LC_CTYPE", None)  # which Python itself sets
     openai = {"BASE_URL": "http://127.0.0.1:9/v1", "API_KEY": "sk-client-key", "MODEL": "policy"}
-    assert variables == {"GIVEN": "1", **{f"OPENAI_{name}": value for name, value in openai.items()}}
+    anthropic = openai | {"BASE_URL": "http://127.0.0.1:9"}
+    clients = {"OPENAI": openai, "ANTHROPIC": anthropic}
+    of_clients = {f"{name}_{key}": value for name, client in clients.items() for key, value in client.items()}
+    assert variables == {"GIVEN": "1", **of_clients}
     assert (Path(folder).parent, files) == (home / "episodes", [])
 
 

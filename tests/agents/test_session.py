@@ -185,6 +185,20 @@ def test_what_is_malformed(chat: Chat) -> None:
     assert (unknown.step.call_status, wrong.step.call_status) == (CallStatus.UNKNOWN_TOOL, CallStatus.BAD_ARGUMENTS)
 
 
+def test_a_call_is_read_leniently_where_it_is_declared(chat: Chat) -> None:
+    """A bare call of an offered tool, which is read again as it was sampled; the same text of no tool is an answer."""
+    bare = '{"name": "search", "parameters": {"query": "it"}}'
+    strict = Episode(chat).ask([SYSTEM, WHO], bare)
+    assert (strict.calls, strict.content) == ([], bare)
+    episode = Episode(chat, limits={"calls": "lenient"})
+    first = episode.ask([SYSTEM, WHO], bare)
+    assert (first.content, first.calls[0][1]) == ("", ("search", {"query": "it"}))
+    assert first.step.call_status is CallStatus.OK
+    second = episode.ask([SYSTEM, WHO, shown(first), result(first)], '{"name": "Quill", "parameters": {}}')
+    assert second.place.parent is first
+    assert (second.calls, episode.session.counts.lenient) == ([], 1)
+
+
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 FORM = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
 JSON = {"type": "json_object"}
@@ -237,6 +251,7 @@ def test_a_schema_that_cannot_be_checked_is_refused_by_its_field(chat: Chat) -> 
         ({"messages": [WHO, {"role": "tool", "content": "x", "tool_call_id": "y"}]}, "nobody made"),
         ({"messages": [WHO] * 10_000}, "messages"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "a name is made of"),
+        ({"tools": [{"type": "function", "function": {"name": "a", "description": "x" * 40_000}}]}, "tools: .*shorten"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(changes: dict[str, Any], said: str, chat: Chat) -> None:

@@ -39,7 +39,7 @@ def choose(tmp_path: Path, write_params: WriteParams, monkeypatch: pytest.Monkey
     def ask(_: Params, subject: Subject, folder: Path, *__: Any, **___: Any) -> None:
         raise Asked(subject, folder)
 
-    monkeypatch.setattr(evaluate_module, "_ask", ask)
+    monkeypatch.setattr(evaluate_module, "_examine", ask)
     monkeypatch.chdir(tmp_path)
 
     def make(**choice: Any) -> Any:
@@ -67,7 +67,7 @@ def test_only_a_run_as_it_was_trained_adds_to_its_training(choose: Any) -> None:
     for changed in ({"protocol": "naive_rag"}, {"dataset": "atlas"}, {"as_label": "mine"}):
         subject, folder = choose(policy="ppo", **changed)
         assert (subject.training, subject.name) == (None, folder.name)
-        assert subject.shown(subject.policy.as_trained(load()))["variant"] == subject.name
+        assert subject.parameters(subject.policy.as_trained(load()))["variant"] == subject.name
 
 
 @cases("choice, message")

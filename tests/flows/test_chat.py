@@ -26,7 +26,7 @@ from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler
 from agent_r1.search.base import Search
 from agent_r1.serving.agent import Agent
-from agent_r1.serving.conversation import Screen, converse, here
+from agent_r1.serving.conversation import Screen, converse, local_answerer
 from agent_r1.tables import read_rows
 from flows.commands import app
 from flows.operation.register import register
@@ -152,7 +152,7 @@ def test_a_session_by_hand(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     chat = Chat(tiny_tokenizer)
     script = Agent(ScriptedSampler([[CALL, "<answer>Mara Quill</answer>"]], chat), chat, Shared(env, Film()))
     file = io.StringIO()
-    with here(nullcontext(script), 0, "a script", (), ()) as agent:
+    with local_answerer(nullcontext(script), 0, "a script", (), ()) as agent:
         screen = Screen(Console(file=file, highlight=False, width=80), agent.limits)
         converse(agent, screen, ["Who?", "word " * 400, "Who?"], echo=False)
     episode = [
@@ -178,7 +178,7 @@ def test_a_repeated_question_draws_again(tiny_tokenizer: PreTrainedTokenizerFast
 
     for _ in range(2):
         noting = Agent(Noting([["<answer>a</answer>"]], chat), chat, Shared(env, Film()))
-        with here(nullcontext(noting), 3, "a script", (), ()) as agent:
+        with local_answerer(nullcontext(noting), 3, "a script", (), ()) as agent:
             for text in ("Who?", "Who?", "Where?"):
                 list(agent.ask(text))
     assert len(set(seeds[:3])) == 3

@@ -17,7 +17,7 @@ from mlflow import MlflowClient
 from agent_r1.evaluation.scores import asked_questions
 from agent_r1.faults import TooManyAborted
 from agent_r1.http.endpoint import ENDPOINT_KEY
-from agent_r1.inspection.printed import compared
+from agent_r1.inspection.printed import compare_labels
 from agent_r1.params import load
 from agent_r1.params.places import RunId
 from agent_r1.records import Outcome, Prediction, Question, Trajectory
@@ -72,7 +72,7 @@ def test_a_model_that_somebody_serves_stands_beside_a_baseline(project: Path, in
         with pytest.raises(FileNotFoundError, match="there is no evaluation 'org' in outputs/evaluate; evaluate it"):
             report(beside="org")
         rows = read_rows(PLACES.evaluation("org--big") / "trajectories.parquet", Trajectory)
-        found = compared(settings, "org--big", "base_tool_call", anyway=True)
+        found = compare_labels(settings, "org--big", "base_tool_call", anyway=True)
         client = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db")
         shown = client.get_run((PLACES.evaluation("org--big") / "mlflow_run_id").read_text()).data
         hashes = json.loads((PLACES.evaluation("org--big") / "hashes.json").read_text())

@@ -22,7 +22,7 @@ from agent_r1.envs.tool_env import SYSTEM
 from agent_r1.evaluation.protocols import open_exam
 from agent_r1.files import read_metrics, sha256
 from agent_r1.identity import read_start
-from agent_r1.inspection.printed import compared
+from agent_r1.inspection.printed import compare_labels
 from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import Params, load
 from agent_r1.params.places import RunId, policy_in
@@ -202,13 +202,13 @@ def test_several_samples_are_drawn_scored_and_told_apart_from_greedy_answers(
         drawn = [[row.token_ids.tolist() for row in trajectories(Path(), label)] for label in ("sampled", "again")]
         assert drawn[0] == drawn[1]
         with pytest.raises(ValueError, match="they differ in samples, temperature; evaluate both"):
-            compared(load(), "sampled", "ppo")
-        found = compared(load(), "sampled", "ppo", anyway=True)
+            compare_labels(load(), "sampled", "ppo")
+        found = compare_labels(load(), "sampled", "ppo", anyway=True)
         assert (len(found.pairs), len(found.pairs[0].a.answers), len(found.pairs[0].b.answers)) == (ASKED, 3, 1)
         stored = PLACES.evaluation("ppo") / "hashes.json"  # of a version without these two
         old = {name: value for name, value in content(Path(), "ppo", "hashes.json").items() if name not in SAMPLING}
         stored.write_text(json.dumps(old))
-        assert compared(load(), "base_tool_call", "ppo").differing == []
+        assert compare_labels(load(), "base_tool_call", "ppo").differing == []
 
 
 def test_a_world_is_profiled_before_training(

@@ -16,7 +16,7 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 from agent_r1.evaluation.protocols import SCRIPTED
-from agent_r1.inspection.printed import compared, comparison_tables
+from agent_r1.inspection.printed import compare_labels, comparison_tables
 from agent_r1.learn import checkpoint
 from agent_r1.learn.checkpoint import Progress
 from agent_r1.params import load
@@ -159,15 +159,15 @@ def test_two_evaluations_are_compared(project: Path, evaluated: dict[str, list[T
         with pytest.raises(
             ValueError, match="of_gold_passages and of_closed_book were not measured alike: they differ in "
         ):
-            compared(settings, "of_gold_passages", "of_closed_book")
-        found = compared(settings, "of_gold_passages", str(PLACES.evaluation("of_closed_book")), anyway=True)
+            compare_labels(settings, "of_gold_passages", "of_closed_book")
+        found = compare_labels(settings, "of_gold_passages", str(PLACES.evaluation("of_closed_book")), anyway=True)
         scores = [read_json(project, f"of_{name}", "scores.json") for name in ("gold_passages", "closed_book")]
         with pytest.raises(
             FileNotFoundError, match=r"no evaluation 'of_gold' in outputs/evaluate, .* mean 'of_gold_passages'"
         ):
-            compared(settings, "of_gold", "of_closed_book")
+            compare_labels(settings, "of_gold", "of_closed_book")
         with pytest.raises(ValueError, match="are the same evaluation; name two"):
-            compared(settings, "of_closed_book", str(PLACES.evaluation("of_closed_book")))
+            compare_labels(settings, "of_closed_book", str(PLACES.evaluation("of_closed_book")))
     assert found.differing == ["prompt", "protocol"]
     for row in found.measured:
         assert (row.a.mean, row.b.mean) == pytest.approx([each[row.measure] for each in scores], abs=1e-4)

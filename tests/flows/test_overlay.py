@@ -139,10 +139,10 @@ def test_an_overlay_has_places_of_its_own_if_it_says_so_and_the_ones_that_it_nam
 
 def test_a_base_of_an_earlier_version_is_taken(project: Path) -> None:
     own = (project / "params.yaml").read_text()
-    earlier = "".join(line for line in own.splitlines(keepends=True) if "checkpoint_every" not in line)
+    earlier = "".join(line for line in own.splitlines(keepends=True) if "quotes" not in line)
     (project / "params.yaml").write_text(earlier)
     switch("own")
-    assert load().warm_start.checkpoint_every == 0
+    assert not load().warm_start.quotes
     switch("base")
     assert (project / "params.yaml").read_text() == earlier
 

@@ -15,7 +15,7 @@ import yaml
 from agent_r1 import params
 from agent_r1.credit.batch import groups_of
 from agent_r1.inspection.printed import replay_tables
-from agent_r1.inspection.replay import Replayed, by_spread, configurations, opened, replay
+from agent_r1.inspection.replay import IterationReplay, by_spread, configurations, replay, stored_run
 from agent_r1.inspection.stored import StoredRun
 from agent_r1.learn import checkpoint
 from agent_r1.params.places import Places, RunId
@@ -36,8 +36,8 @@ NO_MASKS = ["credit.loss_mask=false", "credit.advantage_mask={recursion: false, 
 
 
 @pytest.fixture
-def replayed(ppo: Path, small_project: Path, inside: Inside) -> Callable[..., list[Replayed]]:
-    def call(*changes: str, others: Sequence[str] = (), **arguments: Any) -> list[Replayed]:
+def replayed(ppo: Path, small_project: Path, inside: Inside) -> Callable[..., list[IterationReplay]]:
+    def call(*changes: str, others: Sequence[str] = (), **arguments: Any) -> list[IterationReplay]:
         with inside(small_project):
             settings, run = params.load(), RunId("ppo")
             return replay(settings, run, configurations(settings, run, others, changes), **arguments)
@@ -45,7 +45,7 @@ def replayed(ppo: Path, small_project: Path, inside: Inside) -> Callable[..., li
     return call
 
 
-def last(replays: list[Replayed]) -> dict[str, float]:
+def last(replays: list[IterationReplay]) -> dict[str, float]:
     return replays[-1].replays[-1].metrics
 
 
@@ -59,7 +59,7 @@ def contents(folder: Path) -> dict[Path, tuple[int, int]]:
     return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.rglob("*")}
 
 
-def test_the_same_configuration_changes_nothing(replayed: Callable[..., list[Replayed]], ppo: Path) -> None:
+def test_the_same_configuration_changes_nothing(replayed: Callable[..., list[IterationReplay]], ppo: Path) -> None:
     """Iteration 1 is the last that the warm start sampled (iteration 0 trains the critic alone), 2 the last of all."""
     before = contents(ppo)
     found = replayed(others=["ppo"])
@@ -76,7 +76,7 @@ def test_the_same_configuration_changes_nothing(replayed: Callable[..., list[Rep
 
 
 def test_the_run_itself_is_reproduced(
-    replayed: Callable[..., list[Replayed]], ppo: Path, caplog: pytest.LogCaptureFixture
+    replayed: Callable[..., list[IterationReplay]], ppo: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "flows"):
         found = replayed(others=["ppo"], iterations=["all"], with_gradient=False)
@@ -87,7 +87,7 @@ def test_the_run_itself_is_reproduced(
         assert "policy/grad_norm" not in one.replays[0].metrics
 
 
-def test_another_lambda_changes_advantages_and_gradient(replayed: Callable[..., list[Replayed]]) -> None:
+def test_another_lambda_changes_advantages_and_gradient(replayed: Callable[..., list[IterationReplay]]) -> None:
     found = replayed("credit.lam=0.5")
     assert 0 < last(found)["advantage/correlation"] < 0.999
     assert -1 < last(found)["policy/gradient_cosine"] < 0.9999
@@ -95,7 +95,7 @@ def test_another_lambda_changes_advantages_and_gradient(replayed: Callable[..., 
     assert own["reward/total"] == other["reward/total"]
 
 
-def test_without_masks_observations_have_a_share(replayed: Callable[..., list[Replayed]]) -> None:
+def test_without_masks_observations_have_a_share(replayed: Callable[..., list[IterationReplay]]) -> None:
     found = replayed(*NO_MASKS)
     masked, unmasked = (each.metrics for each in found[0].replays)
     for share in ("policy/observed_loss_share", "policy/observed_gradient_share"):
@@ -130,7 +130,7 @@ def test_the_gradients_of_groups_make_up_the_whole_one(small_project: Path, insi
     with inside(small_project):
         settings, run = params.load(), RunId("grpo")
         found = replay(settings, run, configurations(settings, run, [], []))
-        stored = opened(settings, run)
+        stored = stored_run(settings, run)
         rows = [(stored.trajectories(one.iteration), stored.credits(one.iteration)) for one in found]
     assert any(len(one.spreads) > 1 for one in found)
     for one, (trajectories, credited) in zip(found, rows, strict=True):
@@ -176,7 +176,7 @@ def test_iterations_that_are_not_there(ppo: Path, tmp_path: Path) -> None:
 
 
 def test_a_changed_params_yaml_is_told(
-    replayed: Callable[..., list[Replayed]], ppo: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    replayed: Callable[..., list[IterationReplay]], ppo: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = shutil.copytree(ppo, tmp_path / "ppo")
     path = folder / "credit" / "000.parquet"
@@ -188,7 +188,11 @@ def test_a_changed_params_yaml_is_told(
 
 @pytest.mark.parametrize("trained", [True, False])
 def test_adapters_where_the_run_had_none_and_the_other_way_round_are_refused(
-    replayed: Callable[..., list[Replayed]], ppo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: bool
+    replayed: Callable[..., list[IterationReplay]],
+    ppo: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    trained: bool,
 ) -> None:
     folder = shutil.copytree(ppo, tmp_path / "ppo")
     if trained:
@@ -204,14 +208,16 @@ def test_adapters_where_the_run_had_none_and_the_other_way_round_are_refused(
 
 
 def test_another_warm_start_is_refused(
-    replayed: Callable[..., list[Replayed]], ppo: Path, monkeypatch: pytest.MonkeyPatch
+    replayed: Callable[..., list[IterationReplay]], ppo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Places, "warm_start", ppo / "checkpoint" / "policy")
     with pytest.raises(ValueError, match=r"is not the model that sampled iteration 0 of ppo: .* \(max\)"):
         replayed(others=["ppo"], iterations=["0"])
 
 
-def test_a_filter_leaves_no_values_behind(ppo: Path, tmp_path: Path, replayed: Callable[..., list[Replayed]]) -> None:
+def test_a_filter_leaves_no_values_behind(
+    ppo: Path, tmp_path: Path, replayed: Callable[..., list[IterationReplay]]
+) -> None:
     folder = shutil.copytree(ppo, tmp_path / "ppo")
     path = folder / "credit" / "000.parquet"
     rows = read_rows(path, Credit)

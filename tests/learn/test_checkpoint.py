@@ -214,9 +214,3 @@ def test_without_all_of_its_hashes_a_checkpoint_is_damaged_unless_its_record_is_
         return
     subprocess.run(str(refusal.value).split("`")[-2], shell=True, check=True)
     assert checkpoint.load(folder, learner) == after(1)
-
-
-def test_a_checkpoint_whose_learner_is_of_an_older_version_is_refused(learner: Learner, folder: Path) -> None:
-    (folder / "learner.pt").touch()
-    with pytest.raises(ValueError, match=r"older version of the project, whose learner\.pt .*--fresh"):
-        checkpoint.load(folder, learner)

@@ -117,6 +117,34 @@ class Asked(Quiet):
     def get_reward(self, answer):
         return float(answer == "42")
 
+class Offered:
+    def reset(self, words):
+        self.words = words
+        self.reward = 0.0
+
+    def tools(self):
+        schema = {"type": "object", "properties": {"word": {"enum": self.words}}, "required": ["word"]}
+        function = {"name": "say", "description": "Says a word.", "parameters": schema}
+        return [{"type": "function", "function": function}]
+
+    async def call(self, name, arguments):
+        self.reward += 1
+        if arguments["word"] == "boom":
+            raise KeyError("fuse")
+        return f"{name} {arguments['word']}"
+
+class Unheard(Offered):
+    def tools(self):
+        return [{"name": "a b"}]
+
+class Scored:
+    def reset(self, left, right):
+        self._sum = left + right
+        return f"{left} + {right}"
+
+    def get_reward(self, answer):
+        return float(answer == str(self._sum))
+
 class Broken(Quiet):
     def __init__(self):
         raise OSError("no disk")
@@ -210,6 +238,36 @@ def test_results_and_faults_are_told_as_trl_tells_them(caplog: pytest.LogCapture
     assert [tool["function"]["name"] for tool in env.tools] == ["count", "state", "forget", "divide", "help"]
     assert env.tools[0]["function"]["parameters"]["properties"]["by"]["description"] == "How far."
     assert {name: last.rewards[name] for name in ("env", "success")} == {"env": 1.0, "success": 0.0}
+
+
+def test_tools_may_be_offered_by_schemas_that_depend_on_the_row() -> None:
+    env = made("Offered", {"words": ["hi", "boom"]}, {"timeout_s": 5}, max_steps=5)
+    said = [call("say", word="hi"), call("say", word="ho"), call("say", word="boom"), call("hear", word="hi"), "done"]
+    *replies, last = play(env, *said)
+    assert [reply.call_status for reply in replies] == [
+        CallStatus.OK,
+        CallStatus.BAD_ARGUMENTS,
+        CallStatus.FAILED,
+        CallStatus.UNKNOWN_TOOL,
+    ]
+    told = [reply.observations[0] for reply in replies[:3]]
+    assert told == ["say hi", "Error: the arguments do not fit the tool's schema", "Error: 'fuse'"]
+    assert (last.rewards["env"], env.tools[0]["function"]["name"]) == (2.0, "say")
+    with pytest.raises(ValueError, match="tool 'a b': a name is made of"):
+        play(made("Unheard", {"words": []}, {"timeout_s": 5}), "done")
+
+
+def test_a_box_without_tools_is_a_question_with_a_scorer() -> None:
+    env = made("Scored", {"left": 2, "right": 3}, {})
+    [last] = play(env, "5")
+    assert (env.system, env.user, env.tools) == ("Answer the question.", "Win.\n\n2 + 3", [])
+    assert (last.outcome, last.rewards["success"]) == (Outcome.ANSWERED, 1.0)
+    require_toolbox([asked("toolbox", W | {"row": {"left": 2, "right": 3}})], limits(toolbox=declared("Scored")))
+
+
+def test_a_fault_of_reset_names_the_world_and_the_row() -> None:
+    with pytest.raises(ValueError, match=r"env\.toolbox\.w: reset of the row .*'left': 2.* raised TypeError"):
+        play(made("Scored", {"left": 2, "right": "x"}, {}), "5")
 
 
 @pytest.mark.parametrize("goal", [1, 2, 3])

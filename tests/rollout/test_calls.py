@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from agent_r1.envs.base import ParsedCall, hermes
-from agent_r1.rollout.calls import CallForm, form_of, is_hermes, types_of
+from agent_r1.envs.base import ParsedCall, hermes, parse_action
+from agent_r1.rollout.calls import CallForm, form_of, is_hermes, leniently, types_of
 from tests.cases import cases
 
 Render = Callable[[Sequence[ParsedCall]], str | None]
@@ -117,3 +117,15 @@ def test_hermes_is_known_and_no_form_is_made_up() -> None:
     assert form_of([lambda calls: str(upper(calls)).upper()]) is None, "a name that cannot be read back"
     python = _keyed("[NAME(", "KEY='VALUE', ", ")]")
     assert form_of([lambda calls: str(python(calls)).replace("\n", "\\n")]) is None, "text that cannot be read back"
+
+
+@cases("action, arguments")
+def test_calls_as_small_models_write_them_are_read(action: str, arguments: str) -> None:
+    read = parse_action(leniently(action, {"look"}), 2)
+    assert read.calls == tuple(ParsedCall("look", spelled) for spelled in json.loads(arguments))
+    assert not parse_action(action, 2).calls
+
+
+@cases("action")
+def test_an_action_that_is_no_call_is_left_as_it_is(action: str) -> None:
+    assert leniently(action, {"look"}) == action

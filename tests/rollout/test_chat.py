@@ -7,6 +7,7 @@ import copy
 import json
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from transformers.utils import chat_template_utils
 
 from agent_r1.envs.base import Conversation, Env, parse_action
 from agent_r1.envs.tool_env import advice, example_call
+from agent_r1.learn.model import load_tokenizer
 from agent_r1.records import Source
 from agent_r1.rollout.chat import Chat, Dialogue
 from agent_r1.rollout.codec import Encoded, Piece, Tools
@@ -356,3 +358,29 @@ def test_of_an_action_that_nobody_sampled_only_the_tags_are_tokens(
     assert chat.decode(ids) == f"{text}<|im_end|>"
     marks = [chat.decode([token]) for token in ids if token in tiny_tokenizer.added_tokens_decoder]
     assert marks == ["<think>", "</think>", "<answer>", "</answer>", "<|im_end|>"]
+
+
+def test_arguments_of_a_template_are_those_of_whoever_renders_it_later(
+    tokenizer_of: TokenizerOf, tmp_path: Path
+) -> None:
+    """A policy keeps them in its own template; another value counts instead, and makes other prompts."""
+    silent = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    tokenizer_of("qwen3").save_pretrained(tmp_path / "model")
+    messages = [{"role": "user", "content": "Who?"}]
+    hashes = set[str]()
+    for folder, arguments, ends in (
+        ("model", {}, "<|im_start|>assistant\n"),
+        ("model", {"enable_thinking": False}, silent),
+        ("policy", {}, silent),
+        ("policy", {"enable_thinking": False}, silent),
+        ("policy", {"enable_thinking": True}, "<|im_start|>assistant\n"),
+    ):
+        tokenizer = load_tokenizer(tmp_path / folder, template=arguments)
+        hashes.add(Chat(tokenizer).prompt_hash("Be brief."))
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert str(text).endswith(f"<|im_end|>\n{ends}")
+        if arguments and folder == "model":
+            tokenizer.save_pretrained(tmp_path / "policy")
+    assert len(hashes) == 2
+    with pytest.raises(ValueError, match=r"model.template .* does not read, thinking for one; leave them out"):
+        load_tokenizer(tmp_path / "model", template={"thinking": False})

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 from agent_r1.params import SHIPPED, Params, load
 from agent_r1.records import Call, CallStatus, Outcome, Passage, Question, Step, StopReason
 from agent_r1.rollout.episode import StepView
-from agent_r1.serving.conversation import Screen, made_for
+from agent_r1.serving.conversation import Screen, introduction
 from agent_r1.serving.wire import Limits
 from agent_r1.tables import write_rows
 from tests.trajectories import question_fields
@@ -21,7 +21,8 @@ THOUGHT = "The director first."
 CALL = f'<think>{THOUGHT}</think><tool_call>{{"name": "search", "arguments": {{"query": "Low Tide"}}}}</tool_call>'
 ARGUMENTS = '{"a": 1, "b": "x"}'
 SEEK = f'<tool_call>{{"name": "seek", "arguments": {ARGUMENTS}}}</tool_call>'
-BROKEN, NO_JSON = "<think>x</think><tool_call>{</tool_call>", "the tool call is not valid JSON"
+BROKEN = "<think>x</think><tool_call>{</tool_call>"
+NO_JSON = "the tool call is not valid JSON"
 MALFORMED = Call(tool="", arguments="", status=CallStatus.MALFORMED)
 FOUND = "Low Tide: Low Tide is a film by Mara Quill.\nMara Quill: Mara Quill was born in Tesk."
 
@@ -53,23 +54,23 @@ def search(observation: str = FOUND, query: str = "Low Tide", outcome: Outcome |
     return view(CALL, observation, call=call, outcome=outcome)
 
 
-def shown(*views: StepView, terminal: bool = False, width: int = 40) -> str:
+def printed(*views: StepView, terminal: bool = False, width: int = 40) -> str:
     """The output, on a terminal of that width or in a file, with an ending if the last step has an outcome."""
     file = io.StringIO()
     console = Console(
         file=file, width=width, force_terminal=terminal, color_system="standard" if terminal else None, highlight=False
     )
     screen = Screen(console, LIMITS)
-    for each in views:
-        screen.step(each)
+    for view in views:
+        screen.step(view)
     if views[-1].outcome:
         screen.ending(views, 1.25)
     return file.getvalue()
 
 
-def test_an_episode_in_a_file_is_whole_and_plain() -> None:
+def test_episode_in_a_file_is_whole_and_plain() -> None:
     last = view("<think>Found.</think><answer>Tesk</answer>", outcome=Outcome.ANSWERED, answer="Tesk")
-    assert shown(search(), last).splitlines() == [
+    assert printed(search(), last).splitlines() == [
         "  thought The director first.",
         "  search  Low Tide",
         "    Low Tide: Low Tide is a film by Mara Quill.",
@@ -81,8 +82,8 @@ def test_an_episode_in_a_file_is_whole_and_plain() -> None:
     ]
 
 
-def test_a_terminal_cuts_passages_to_its_width_and_styles_parts() -> None:
-    text = shown(search(), terminal=True, width=30)
+def test_terminal_cuts_passages_to_its_width_and_styles_parts() -> None:
+    text = printed(search(), terminal=True, width=30)
     lines = text.splitlines()
     assert "\x1b[2;3mThe director first." in text  # dim, italic
     assert "\x1b[1;36mLow Tide" in text  # bold, cyan
@@ -106,8 +107,8 @@ def test_a_terminal_cuts_passages_to_its_width_and_styles_parts() -> None:
         (view("hm", outcome=Outcome.ABORTED, fault="it is down"), "it is down"),
     ],
 )
-def test_an_episode_without_an_answer_says_why(last: StepView, reason: str) -> None:
-    assert f"  none    no answer: {reason}" in shown(last).splitlines()
+def test_episode_without_answer_gives_reason(last: StepView, reason: str) -> None:
+    assert f"  none    no answer: {reason}" in printed(last).splitlines()
 
 
 @pytest.mark.parametrize(
@@ -132,25 +133,25 @@ def test_an_episode_without_an_answer_says_why(last: StepView, reason: str) -> N
     ],
     ids=["malformed", "cut", "failed", "empty"],
 )
-def test_an_action_is_shown_as_it_is(step: StepView, lines: list[str]) -> None:
-    assert shown(step).splitlines() == lines
+def test_action_is_printed_unchanged(step: StepView, lines: list[str]) -> None:
+    assert printed(step).splitlines() == lines
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_markup_in_a_passage_is_text(terminal: bool) -> None:
-    text = shown(search("A [red]b: [bold]x[/] :smile: [/nothing]"), terminal=terminal, width=80)
+def test_markup_in_passage_stays_text(terminal: bool) -> None:
+    text = printed(search("A [red]b: [bold]x[/] :smile: [/nothing]"), terminal=terminal, width=80)
     assert "A [red]b" in text
     assert "[bold]x[/] :smile: [/nothing]" in text
     assert "\x1b[31m" not in text
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_escape_sequences_do_not_reach_the_terminal(terminal: bool) -> None:
+def test_escape_sequences_do_not_reach_terminal(terminal: bool) -> None:
     """In a passage, a query and a thought: colours, a new title, a cleared screen, C1 controls, reversed text."""
     evil = "\x1b[31mred\x1b]0;title\x07\x1b[2J\x9b1m over\u202eback\x08"
     action = CALL.replace(THOUGHT, f"{evil}\r...")
     call = Call(tool="search", arguments='{"query": "\\u001b[31mq"}', status=CallStatus.OK)
-    text = shown(view(action, f"T: {evil}", call=call), terminal=terminal, width=120)
+    text = printed(view(action, f"T: {evil}", call=call), terminal=terminal, width=120)
     assert "\ufffd[31mred\ufffd]0;title\ufffd\ufffd[2J\ufffd1m overback\ufffd" in text
     assert "\ufffd[31mq" in text
     assert not set("\x07\x08\r\x9b\u202e") & set(text)
@@ -173,17 +174,17 @@ def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Params:
     return settings
 
 
-def test_a_built_in_model_says_its_size_and_knows_the_words_of_its_data_alone(settings: Params) -> None:
-    about, words = made_for(settings, Path(), built_in=True)
+def test_introduction_of_built_in_model_has_size_and_words_of_its_data(settings: Params) -> None:
+    about, words = introduction(settings, Path(), built_in=True)
     assert about == ["It has 0.1 million weights, and knows atlas alone. Ask it such as:", "Where was Mara Quill born?"]
     assert words == {*["who", "directed", "low", "tide", "where", "was", "mara", "quill", "born", "tesk", "city"]}
 
 
-def test_any_other_model_may_know_every_word(settings: Params) -> None:
-    about, words = made_for(settings, Path("owner/name"), built_in=False)
+def test_introduction_of_other_model_limits_no_words(settings: Params) -> None:
+    about, words = introduction(settings, Path("owner/name"), built_in=False)
     assert (about[1:], words) == (["Where was Mara Quill born?"], set())
 
 
-def test_without_data_nothing_is_told(settings: Params) -> None:
+def test_introduction_without_data_is_empty(settings: Params) -> None:
     settings.places.questions.unlink()
-    assert made_for(settings, Path(), built_in=True) == ([], set())
+    assert introduction(settings, Path(), built_in=True) == ([], set())

@@ -51,21 +51,19 @@ def asking(
 
 
 async def ask(client: openai.AsyncOpenAI, *messages: Any, **fields: Any) -> Any:
-    asked = await client.chat.completions.create(model=MODEL, messages=messages, tools=[SEARCH], **fields)
-    return asked.choices[0].message
+    completion = await client.chat.completions.create(model=MODEL, messages=messages, tools=[SEARCH], **fields)
+    return completion.choices[0].message
 
 
-def test_an_answer_is_read_again_as_it_was_sampled_beyond_the_steps_of_training(
-    chat: Chat, free_port: FreePort
-) -> None:
+def test_history_is_read_as_it_was_sampled_beyond_steps_of_training(chat: Chat, free_port: FreePort) -> None:
     policy = Policy(chat, [CALL, CALL, ANSWER])
 
     async def use(client: openai.AsyncOpenAI, _: Conversations) -> None:
         history: list[Any] = [QUESTION]
         for _ in range(2):
-            said = await ask(client, *history)
-            [call] = said.tool_calls
-            history += [said, {"role": "tool", "tool_call_id": call.id, "content": "Low Tide is by Quill."}]
+            message = await ask(client, *history)
+            [call] = message.tool_calls
+            history += [message, {"role": "tool", "tool_call_id": call.id, "content": "Low Tide is by Quill."}]
         assert (await ask(client, *history)).content == ANSWER
         assert [model.id async for model in client.models.list()] == [MODEL]
 
@@ -75,7 +73,7 @@ def test_an_answer_is_read_again_as_it_was_sampled_beyond_the_steps_of_training(
         assert after.context[: len(whole)] == whole
 
 
-def test_the_oldest_conversation_and_a_long_one_are_begun_anew(
+def test_oldest_and_long_conversations_start_anew(
     chat: Chat, free_port: FreePort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(policy_server, "MOST_CONVERSATIONS", 2)
@@ -83,20 +81,18 @@ def test_the_oldest_conversation_and_a_long_one_are_begun_anew(
 
     async def use(client: openai.AsyncOpenAI, conversations: Conversations) -> None:
         for text in "abc":
-            said = await ask(client, {"role": "user", "content": text})
-        assert len(conversations._known) == 2
-        assert said.tool_calls
+            message = await ask(client, {"role": "user", "content": text})
+        assert len(conversations._episodes) == 2
+        assert message.tool_calls
         for _ in range(2):
             await ask(client, {"role": "user", "content": "c"})
-        assert [len(each.session.drawn) for each in conversations._known.values()] == [1, 1]
+        assert [len(episode.session.drawn) for episode in conversations._episodes.values()] == [1, 1]
 
     asking(chat, use, Policy(chat, [CALL]).act, free_port())
 
 
 @pytest.mark.parametrize(("fault", "ends"), [(EngineError("it is gone"), True), (EngineUnavailable("later"), False)])
-def test_an_engine_that_fails_for_good_ends_the_server(
-    chat: Chat, free_port: FreePort, fault: Exception, ends: bool
-) -> None:
+def test_engine_that_fails_for_good_ends_server(chat: Chat, free_port: FreePort, fault: Exception, ends: bool) -> None:
     async def act(_: Request) -> Action:
         raise fault
 
@@ -108,7 +104,7 @@ def test_an_engine_that_fails_for_good_ends_the_server(
     assert asking(chat, use, act, free_port()).broken is (fault if ends else None)
 
 
-def test_neither_a_page_nor_who_has_no_key_is_answered(
+def test_server_refuses_web_pages_and_clients_without_key(
     chat: Chat, free_port: FreePort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def page(client: openai.AsyncOpenAI, _: Conversations) -> None:
@@ -125,7 +121,7 @@ def test_neither_a_page_nor_who_has_no_key_is_answered(
     asking(chat, stranger, Policy(chat, [ANSWER]).act, free_port())
 
 
-def test_the_declaration_is_the_one_that_is_named_or_that_it_was_trained_with() -> None:
+def test_declaration_is_named_one_or_that_of_training() -> None:
     other = AGENT.model_copy(update={"history": "sent"})
     env = LIMITS.model_copy(update={"agents": {"mine": AGENT, "other": other}})
     assert declared_as("other", env) is other

@@ -141,7 +141,7 @@ def ask(url: str, content: Any = "Who?", **more: Any) -> Any:
     return client(url).chat.completions.create(model="ppo", messages=[{"role": "user", "content": content}], **more)
 
 
-def test_many_who_ask_at_once_get_what_one_alone_gets_token_for_token(
+def test_concurrent_clients_get_the_tokens_of_a_single_one(
     url: str, chat: Chat, policy: Policy, openai: ModuleType
 ) -> None:
     questions = [f"Who is number {number}?" for number in range(64)]
@@ -161,7 +161,7 @@ def test_many_who_ask_at_once_get_what_one_alone_gets_token_for_token(
     assert len(alone.sampled) == 128
 
 
-def test_an_answer_as_openais_client_reads_it(url: str) -> None:
+def test_openai_client_reads_answer(url: str) -> None:
     [model] = client(url).models.list().data
     assert (model.id, model) == ("ppo", client(url).models.retrieve("ppo"))
     found = ask(url)
@@ -176,12 +176,12 @@ def test_an_answer_as_openais_client_reads_it(url: str) -> None:
 
 
 @pytest.mark.parametrize("body", FRAMEWORKS.values(), ids=FRAMEWORKS)
-def test_frameworks_are_answered_at_their_defaults(url: str, body: dict[str, Any]) -> None:
+def test_frameworks_get_answers_at_their_defaults(url: str, body: dict[str, Any]) -> None:
     found = httpx.post(f"{url}/chat/completions", json=ASKED | body, timeout=PATIENCE_S)
     assert re.search('"finish_reason": ?"stop"', found.text), found.text
 
 
-def test_a_limit_of_tokens_cuts_the_answer(url: str, chat: Chat) -> None:
+def test_token_limit_cuts_answer(url: str, chat: Chat) -> None:
     """The first action fits, and three tokens of the second: the tag and two of the answer's letters."""
     whole, first = ask(url), len(chat.encode_action(CALL))
     found = ask(url, max_tokens=first + 3)
@@ -199,15 +199,13 @@ def test_a_limit_of_tokens_cuts_the_answer(url: str, chat: Chat) -> None:
     assert ask(url, max_tokens=whole.usage.completion_tokens).choices[0].finish_reason == "stop"
 
 
-def test_a_stop_sequence_cuts_the_answer(url: str) -> None:
+def test_stop_sequence_cuts_answer(url: str) -> None:
     whole = ask(url).choices[0].message.content
     assert ask(url, stop=["never", whole[5:7]]).choices[0].message.content == whole.partition(whole[5:7])[0]
     assert ask(url, stop=whole[3:]).choices[0].message.content == whole.partition(whole[3:])[0]
 
 
-def test_a_system_message_stands_before_the_question_and_its_answer_says_so(
-    url: str, policy: Policy, chat: Chat
-) -> None:
+def test_system_message_stands_before_question_and_answer_says_so(url: str, policy: Policy, chat: Chat) -> None:
     complete = client(url).chat.completions.create
     found = complete(model="ppo", messages=[SYSTEM, *ASKED["messages"]])
     streamed = [*complete(model="ppo", messages=[SYSTEM, *ASKED["messages"]], stream=True)]
@@ -245,7 +243,7 @@ def conversation(url: str, *questions: str, system: bool = False) -> list[str]:
     return answers
 
 
-def test_a_second_question_stands_behind_the_first_and_its_answer(url: str, policy: Policy, chat: Chat) -> None:
+def test_second_question_stands_behind_first_exchange(url: str, policy: Policy, chat: Chat) -> None:
     """The prompt is what `env.examples` would make of that exchange."""
     first, second = conversation(url, "Who?", "And where?", system=True)
     assert first != second
@@ -258,7 +256,7 @@ def test_a_second_question_stands_behind_the_first_and_its_answer(url: str, poli
     assert places == sorted(places)
 
 
-def test_of_a_long_conversation_the_last_exchanges_are_read(url: str, policy: Policy, chat: Chat) -> None:
+def test_long_conversation_keeps_its_last_exchanges(url: str, policy: Policy, chat: Chat) -> None:
     """A quarter of 400 tokens holds some, and the agent acts in the rest."""
     questions = [f"Who is number {number}?" for number in range(12)]
     answers = conversation(url, *questions)
@@ -269,7 +267,7 @@ def test_of_a_long_conversation_the_last_exchanges_are_read(url: str, policy: Po
     assert read == sorted(read)
 
 
-def test_steps_come_as_they_are_taken(url: str, policy: Policy) -> None:
+def test_stream_sends_steps_as_they_are_taken(url: str, policy: Policy) -> None:
     """The first is here before the second action is sampled, which would wait for ever."""
     policy.go_on.clear()
     text = [{"type": "text", "text": "Who?"}]
@@ -285,7 +283,7 @@ def test_steps_come_as_they_are_taken(url: str, policy: Policy) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_who_leaves_ends_the_episode(url: str, policy: Policy, stream: bool) -> None:
+def test_client_that_leaves_ends_episode(url: str, policy: Policy, stream: bool) -> None:
     policy.go_on.clear()
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{url}/chat/completions", json=ASKED | {"stream": stream}, timeout=httpx.Timeout(60, read=1))
@@ -293,9 +291,7 @@ def test_who_leaves_ends_the_episode(url: str, policy: Policy, stream: bool) -> 
 
 
 @cases("changes, status, message")
-def test_a_request_that_would_change_the_answer_is_refused_by_its_field(
-    url: str, changes: dict[str, Any], status: int, message: str
-) -> None:
+def test_unsupported_field_is_refused_by_name(url: str, changes: dict[str, Any], status: int, message: str) -> None:
     for stream in (False, True):
         found = httpx.post(f"{url}/chat/completions", json=ASKED | changes | {"stream": stream}, timeout=PATIENCE_S)
         error = found.json()["error"]
@@ -303,7 +299,7 @@ def test_a_request_that_would_change_the_answer_is_refused_by_its_field(
         assert error["param"] == next(iter(changes))
 
 
-def test_an_address_that_is_not_there_names_those_that_are(url: str, openai: ModuleType) -> None:
+def test_unknown_address_names_known_ones(url: str, openai: ModuleType) -> None:
     with pytest.raises(openai.NotFoundError, match="there is no model 'org/gpt' here, only 'ppo'"):
         client(url).models.retrieve("org/gpt")
     for path, status in (("completions", 404), ("chat/completions", 405)):
@@ -311,7 +307,7 @@ def test_an_address_that_is_not_there_names_those_that_are(url: str, openai: Mod
         assert (found.status_code, "ask GET /v1/models or POST /v1/chat/comp" in found.text) == (status, True)
 
 
-def test_a_question_longer_than_the_context_has_openais_code(url: str, openai: ModuleType) -> None:
+def test_question_longer_than_context_gets_openai_code(url: str, openai: ModuleType) -> None:
     with pytest.raises(openai.BadRequestError, match=r"has \d+ tokens with .* is 400") as refused:
         ask(url, "word " * 1000)
     assert refused.value.code == "context_length_exceeded"
@@ -325,12 +321,12 @@ def test_a_question_longer_than_the_context_has_openais_code(url: str, openai: M
         ({}, '{"model": "ppo", "messages": [{"role": "user", "content": "\\ud800"}]}', 400),
     ],
 )
-def test_who_is_no_client_is_refused(url: str, headers: dict[str, str], body: str, status: int) -> None:
+def test_foreign_requests_are_refused(url: str, headers: dict[str, str], body: str, status: int) -> None:
     sent = {"content-type": "application/json", **headers}
     assert httpx.post(f"{url}/chat/completions", content=body, headers=sent).status_code == status
 
 
-def test_with_a_key_only_those_who_have_it_are_answered(
+def test_server_with_key_refuses_clients_without_it(
     agent: Agent, free_port: FreePort, monkeypatch: pytest.MonkeyPatch, openai: ModuleType
 ) -> None:
     monkeypatch.setenv(ENDPOINT_KEY, "s3cret")
@@ -340,7 +336,7 @@ def test_with_a_key_only_those_who_have_it_are_answered(
         assert client(url).with_options(api_key="s3cret").models.list().data
 
 
-def test_what_the_world_and_the_engine_do_wrong_is_said(
+def test_fault_of_world_or_engine_is_named(
     chat: Chat, policy: Policy, free_port: FreePort, monkeypatch: pytest.MonkeyPatch, openai: ModuleType
 ) -> None:
     with Shared(LIMITS, Film(0)) as shared, serving(Agent(policy, chat, shared), free_port()) as url:  # type: ignore[arg-type]
@@ -354,7 +350,7 @@ def test_what_the_world_and_the_engine_do_wrong_is_said(
             ask(url)
 
 
-def test_an_engine_that_fails_for_good_ends_the_server(agent: Agent, policy: Policy, free_port: FreePort) -> None:
+def test_engine_that_fails_for_good_ends_server(agent: Agent, policy: Policy, free_port: FreePort) -> None:
     policy._answer = broken  # type: ignore[method-assign]
     url = f"http://127.0.0.1:{(port := free_port())}/v1/chat/completions"
 
@@ -376,9 +372,7 @@ def broken(_: Request) -> Action:
     raise EngineError("secret words")
 
 
-def test_a_fault_in_the_middle_of_a_stream_is_told(
-    chat: Chat, policy: Policy, free_port: FreePort, openai: ModuleType
-) -> None:
+def test_fault_within_stream_is_sent(chat: Chat, policy: Policy, free_port: FreePort, openai: ModuleType) -> None:
     ids = chat.encode_action(CALL)
     policy._answer = lambda _: Action.of(ids, [-0.5] * len(ids), chat.end_ids)  # type: ignore[method-assign]
     with Shared(LIMITS, Film(1)) as shared, serving(Agent(policy, chat, shared), free_port()) as url:  # type: ignore[arg-type]

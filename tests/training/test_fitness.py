@@ -11,7 +11,7 @@ import pytest
 from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import SHIPPED, Params, load
 from agent_r1.training import fitness
-from flows.operation.doctor import FAILED, OK, WARNING, Finding, found_by
+from flows.operation.doctor import FAILED, OK, WARNING, Finding, finding_of
 from tests.cases import cases
 
 
@@ -23,7 +23,7 @@ def settings_of(**model: Any) -> Params:
 
 def findings(path: Path, **model: Any) -> dict[str, Finding]:
     candidate = fitness.Candidate(str(path), settings_of(**model))
-    return {check.__name__: found_by(partial(check, candidate)) for check in fitness.CHECKS}
+    return {check.__name__: finding_of(partial(check, candidate)) for check in fitness.CHECKS}
 
 
 def edited(folder: Path, name: str = "config.json", **changes: Any) -> None:
@@ -41,6 +41,10 @@ def test_a_fit_model_has_a_row_for_each_fact(folder: Path) -> None:
     edited(folder, "generation_config.json", eos_token_id=[marks["<|endoftext|>"], marks["<|im_end|>"]])
     rows = findings(folder)
     assert {found.status for found in rows.values()} == {OK}
+    assert (
+        rows["family"].message
+        == "Qwen2.5, a vocabulary of 388 tokens, layers of full_attention, contexts can be packed"
+    )
     assert rows["window"].message == "reads 512 tokens at once, env.max_tokens is 512"
     count, *stored, train, _ = rows["weights"].message.split()
     assert (count, " ".join(stored).replace("torch.", "")) == (train, "weights, stored in float32;")

@@ -204,7 +204,8 @@ class Body(BaseModel):
     @property
     def unapplied(self) -> dict[str, Any]:
         """The fields that are taken, and change no token."""
-        return {name: value for name, value in self.extra.items() if name in _UNREAD and value is not None}
+        sent = {name: value for name, value in self.extra.items() if value not in (None, [], {})}
+        return {name: value for name, value in sent.items() if name in _UNREAD}
 
 
 def read(kind: type[Shape], body: bytes) -> Shape:

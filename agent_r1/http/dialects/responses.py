@@ -28,15 +28,16 @@ from agent_r1.http.dialects.conversation import (
 Item = Mapping[str, Any]
 
 # Fields of a request that a response repeats, with what stands there if it has none.
-_REPEATED = {
+_REPEATED: dict[str, Any] = {
     "instructions": None, "metadata": {}, "parallel_tool_calls": True, "previous_response_id": None, "tools": [],
     "tool_choice": "auto",
 }  # fmt: skip
-_PLACES = ("reasoning", "message", "function_call")  # in a message of the assistant
-# By the type of an item: the events of its part and of the part's text, and the field that holds the part.
+# By the type of an item: the field of its text, or its only part; the events of the part, and of the part's text.
+_TEXTS = {"reasoning": "summary", "message": "content", "function_call": "arguments"}
+_PLACES = [*_TEXTS]  # in a message of the assistant
 _PART_EVENTS = {
-    "message": ("response.content_part", "response.output_text", "content"),
-    "reasoning": ("response.reasoning_summary_part", "response.reasoning_summary_text", "summary"),
+    "message": ("response.content_part", "response.output_text"),
+    "reasoning": ("response.reasoning_summary_part", "response.reasoning_summary_text"),
 }
 
 
@@ -203,15 +204,16 @@ def _output(reply: Reply) -> list[dict[str, Any]]:
 def _item_events(item: dict[str, Any], place: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """An output item: opened without its text, the text at once, closed."""
     kind = item["type"]
-    empty = {"function_call": {"arguments": ""}, "message": {"content": []}, "reasoning": {"summary": []}}
-    yield {"type": "response.output_item.added", "item": item | empty[kind] | {"status": "in_progress"}, **place}
+    field = _TEXTS[kind]
+    begun = item | {field: item[field][:0], "status": "in_progress"}
+    yield {"type": "response.output_item.added", "item": begun, **place}
     inside = place | {"item_id": item["id"]}
     if kind == "function_call":
         name = "response.function_call_arguments"
         yield {"type": f"{name}.delta", "delta": item["arguments"], **inside}
         yield {"type": f"{name}.done", "arguments": item["arguments"], "name": item["name"], **inside}
     else:
-        part_name, name, field = _PART_EVENTS[kind]
+        part_name, name = _PART_EVENTS[kind]
         [part] = item[field]
         inside |= {f"{field}_index": 0}
         yield {"type": f"{part_name}.added", "part": part | {"text": ""}, **inside}

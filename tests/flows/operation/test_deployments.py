@@ -43,7 +43,7 @@ from agent_r1.tracking.registry import Version
 from flows.operation.deploy import CRASH_DETECTION, deploy
 from flows.operation.deployments import _decide, expired, training
 from flows.operation.doctor import prefect
-from flows.operation.lineage import lineage
+from flows.operation.lineage import trees
 from flows.operation.promote import PROMOTION
 from flows.operation.serving import POOL, require_server
 from flows.pipeline import IterationsDone
@@ -294,7 +294,7 @@ def test_a_training_shows_its_scores_and_its_model_leads_to_its_trajectories(
     shutil.rmtree(folder)
     console = Console(width=300, file=io.StringIO(), record=True)
     with inside(project):
-        console.print(*lineage(LABEL))
+        console.print(*trees(LABEL))
         [line] = [line for line in console.export_text().splitlines() if "get them" in line]
         command = shlex.split(line.partition("get them ")[2])
         subprocess.run([sys.executable, "-m", *command], check=True)

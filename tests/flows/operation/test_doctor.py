@@ -22,7 +22,7 @@ from flows.operation.doctor import (
     compare_room,
     compare_versions,
     doctor_of_model,
-    found_by,
+    finding_of,
 )
 from tests.cases import cases
 from tests.fixtures import ROOT, FreePort, WriteParams
@@ -68,7 +68,7 @@ def test_a_model_has_one_table_and_one_verdict(
 
 
 def found(check: str) -> Finding:
-    return found_by(CHECKS[check])
+    return finding_of(CHECKS[check])
 
 
 def of_another_schema(store: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_fault_of_a_check_is_a_finding_with_a_remedy(fault: Exception, finding
     def check() -> str:
         raise fault
 
-    assert found_by(check) == finding
+    assert finding_of(check) == finding
 
 
 def test_the_command_fails_where_anything_failed(tmp_path: Path, write_params: WriteParams, start: Start) -> None:
@@ -116,7 +116,7 @@ def test_the_command_fails_where_anything_failed(tmp_path: Path, write_params: W
 
 @cases("there, status, message")
 def test_versions(there: dict[str, str], status: str, message: str) -> None:
-    compared = found_by(
+    compared = finding_of(
         lambda: compare_versions(["prefect>=3.7.7", "sqlalchemy>=2.0,<2.1"], ["prefect==3.7.7", "ruff==1"], there)
     )
     assert (compared.status, compared.message) == (status, message)
@@ -140,7 +140,7 @@ def test_what_is_installed_and_what_params_say(project: Path) -> None:
 @cases("disk, checkpoints, memory, status, message")
 def test_room_against_the_runs(disk: float, checkpoints: list[float], memory: float, status: str, message: str) -> None:
     """On disk: a reserve of 1 GiB, two checkpoints of every run, and a third of the largest: 1 + 2 * 6 + 4."""
-    compared = found_by(lambda: compare_room(disk, checkpoints, memory, 3.5))
+    compared = finding_of(lambda: compare_room(disk, checkpoints, memory, 3.5))
     assert (compared.status, compared.message.startswith(message)) == (status, True)
 
 

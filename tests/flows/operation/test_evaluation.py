@@ -12,7 +12,7 @@ from mlflow import MlflowClient
 
 from agent_r1 import tracking
 from agent_r1.files import sha256
-from agent_r1.inspection.stored import Shown, When
+from agent_r1.inspection.stored import PageTrajectory, When
 from agent_r1.inspection.viewer import view
 from agent_r1.params.places import RunId
 from agent_r1.records import Prediction
@@ -139,9 +139,9 @@ def test_a_page_shows_the_same_questions_before_and_after_training(
     ppo: Path, in_process: None, project: Path, lay_dvc: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where only a training has been made so far, and nobody has evaluated what it started from."""
-    shown: list[list[Shown]] = []
+    shown: list[list[PageTrajectory]] = []
 
-    def page(_title: str, _about: Any, groups: list[list[Shown]], _decode: Any) -> str:
+    def page(_title: str, _about: Any, groups: list[list[PageTrajectory]], _decode: Any) -> str:
         shown.extend(groups)
         return ""
 

@@ -21,7 +21,7 @@ from agent_r1.params.places import UNREAD, RunId
 from flows import made_of
 from flows.dvc_files import DVC, collect_graph
 from flows.evaluate import EvaluationRequest, evaluate
-from flows.made_of import HASHED_BYTES, OF_STAGE, Edited, as_begun, require_unedited
+from flows.made_of import HASHED_BYTES, OF_STAGE, Edited, require_unedited, stage_at_start
 from flows.stage import EDITED, EXIT_CODE_FILE
 from tests.fixtures import PLACES, ROOT, Inside, WriteParams
 
@@ -57,7 +57,7 @@ Repro = Callable[..., str]
 def unbegun() -> Iterator[None]:
     """Later tests of this process are no stage of DVC's."""
     yield
-    as_begun.cache_clear()
+    stage_at_start.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -181,8 +181,8 @@ def begin(monkeypatch: pytest.MonkeyPatch, stage: str, *arguments: str) -> tuple
     """Makes this process the beginning of a stage's."""
     monkeypatch.setenv(OF_STAGE, stage)
     monkeypatch.setattr(sys, "argv", ["flows", *arguments])
-    as_begun.cache_clear()
-    return as_begun()
+    stage_at_start.cache_clear()
+    return stage_at_start()
 
 
 @pytest.fixture
