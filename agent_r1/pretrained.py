@@ -129,7 +129,7 @@ def require_sampled(config: PreTrainedConfig, dtype: DtypeName, *, adapters: boo
         raise ValueError(f"vLLM imports torchvision for {kind}, which is not installed; {remedy}, or install it")
     if device.type == "cuda":
         return
-    if "linear_attention" in layer_kinds(config) and compute_dtype(dtype, device) is torch.float32:
+    if "linear_attention" in layer_kinds(config) and compute_dtype(dtype, device) is not torch.bfloat16:
         raise ValueError(
             f"vLLM computes the linear attention of {kind} on a CPU in bfloat16 alone; set model.dtype: bfloat16, or "
             "engine.kind: transformers"

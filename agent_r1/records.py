@@ -144,6 +144,8 @@ class Step:
     calls: list[Call]  # in the order of the action; an answer makes none
     rewards: dict[str, float]  # named reward parts as the environment saw them, unweighted
     state: str = ""  # the key of the environment's state before it, equal for equal ones; "" where none is stated
+    # Seconds since the step before it, or the opening, waiting for others too; not part of the reproducible bits.
+    duration_s: float = field(default=0.0, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.action_start < self.action_stop:

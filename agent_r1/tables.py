@@ -52,7 +52,13 @@ def _schema(kind: type, **special: pa.DataType) -> pa.Schema:
 
 _CALLS = pa.list_(pa.struct(list(_schema(records.Call))))
 STEP_TYPE = pa.struct(list(_schema(records.Step, action_start=pa.int32(), action_stop=pa.int32(), calls=_CALLS)))
-_WITHOUT_STATE = pa.list_(pa.struct([field for field in STEP_TYPE if field.name != "state"]))  # steps of earlier rows
+_LATER = (
+    "state",
+    "duration_s",
+)  # fields of steps in the order in which they came; earlier files lack the last, or both
+_EARLIER = [
+    pa.list_(pa.struct([field for field in STEP_TYPE if field.name not in _LATER[n:]])) for n in range(len(_LATER))
+]
 _FLAT = (records.Question, records.Passage, records.Proof, records.Credit, records.Prediction)
 SCHEMAS: dict[type, pa.Schema] = {
     **{kind: _schema(kind) for kind in _FLAT},
@@ -90,14 +96,14 @@ def row_writer(path: Path, kind: type[Record]) -> Iterator[Callable[[Record], No
 def read_rows(path: Path, kind: type[Record], where: pc.Expression | None = None) -> list[Record]:
     """Reads the rows of one Parquet file: all of them, or only the rows for which `where` holds.
 
-    A column that is missing has the record's default. Raises FileNotFoundError if there is no such file, and ValueError
-    if it is not as it was written, or if a field, which is named, is not the record's.
+    What an earlier version did not write has the record's default. Raises FileNotFoundError if there is no such file,
+    and ValueError if it is not as it was written, or if a field, which is named, is not the record's.
     """
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; run the stage that writes it (`dvc repro` knows which)")
     with _whole(path):
-        table = _with_defaults(pq.read_table(path, filters=where, page_checksum_verification=True), kind)
-        check_schema(path, table.schema, SCHEMAS[kind])
+        table = pq.read_table(path, filters=where, page_checksum_verification=True)
+        check_schema(path, table.schema, _schema_of(kind, table.schema))
     try:
         return _rows(table, kind)
     except ValueError as fault:
@@ -150,18 +156,15 @@ def _table(rows: Sequence[Record], kind: type[Record]) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _with_defaults(table: pa.Table, kind: type[Record]) -> pa.Table:
-    """The table with the columns that it lacks, where the record has a default, and with the states of steps."""
+def _schema_of(kind: type[Record], stored: pa.Schema) -> pa.Schema:
+    """A record's schema without what earlier files lack: columns that have a default, and fields of steps."""
+    fields = dict(zip(SCHEMAS[kind].names, SCHEMAS[kind], strict=True))
     for field in dataclasses.fields(cast(Any, kind)):
-        if field.default is not dataclasses.MISSING and field.name not in table.column_names:
-            values = pa.array([field.default] * table.num_rows, type=SCHEMAS[kind].field(field.name).type)
-            table = table.append_column(field.name, values)
-    at = table.schema.get_field_index("steps")
-    if at >= 0 and table.schema.types[at] == _WITHOUT_STATE:
-        rows: list[Any] = table.column(at).to_pylist()
-        stated = [[{**step, "state": ""} for step in row] for row in rows]
-        table = table.set_column(at, SCHEMAS[kind].field("steps"), pa.array(stated, type=pa.list_(STEP_TYPE)))
-    return table
+        if field.name not in stored.names and field.default is not dataclasses.MISSING:
+            del fields[field.name]
+    if kind is records.Trajectory and "steps" in stored.names and stored.field("steps").type in _EARLIER:
+        fields["steps"] = fields["steps"].with_type(stored.field("steps").type)
+    return pa.schema(fields.values())
 
 
 def check_schema(path: Path, schema: pa.Schema, expected: pa.Schema) -> None:
@@ -197,7 +200,7 @@ def _builder(hint: Any) -> Callable[[Any], Any]:
     """The function that makes a value of a type from Arrow's: a record, a list of them, a dictionary or an enum."""
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         parts = {name: _builder(part) for name, part in get_type_hints(hint).items()}
-        return lambda fields: hint(**{name: build(fields[name]) for name, build in parts.items()})
+        return lambda fields: hint(**{name: build(fields[name]) for name, build in parts.items() if name in fields})
     if get_origin(hint) is list and dataclasses.is_dataclass(get_args(hint)[0]):
         build = _builder(get_args(hint)[0])
         return lambda rows: [build(row) for row in rows]

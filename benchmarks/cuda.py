@@ -35,7 +35,7 @@ from agent_r1.params.stages import ModelParams
 from agent_r1.params.train import TrainParams
 from agent_r1.pretrained import default_device
 from agent_r1.records import Credit, Outcome, Source, Step, StopReason, Trajectory
-from agent_r1.training.supervised import Lessons, fit
+from agent_r1.teaching.supervised import Lessons, fit
 from benchmarks.attention import compare_attention, far
 from benchmarks.gpu import Sampled
 from benchmarks.kit import Row, accept_grouped_heads, counted_kernel, show_rows, tried

@@ -14,7 +14,7 @@ from pathlib import Path
 from agent_r1.evaluation.comparison import mean_cell
 from agent_r1.evaluation.scores import measured
 from agent_r1.evaluation.statistics import interval
-from agent_r1.inspection.profile import Player, differing, players_of, training_questions
+from agent_r1.inspection.profile import Player, differing_share, players_of, training_questions
 from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import load
 from agent_r1.params.places import RunId
@@ -55,7 +55,7 @@ def profiled(run: RunId) -> Row:
         "chance": score("random"),
         "first policy, avg@8": score("the policy"),
         "solver": score("oracle"),
-        "groups whose returns differ": f"{differing(first, train.credit, settings.env.max_tokens):.0%}",
+        "groups whose returns differ": f"{differing_share(first, train.credit, settings.env.max_tokens):.0%}",
         "steps": _mean(first, "steps"),
         "tokens sampled": _mean(first, "tokens_sampled"),
         "seconds": f"{first.seconds:.0f}",

@@ -23,7 +23,6 @@ from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import asked_attempt
 from agent_r1.evaluation.comparison import markdown_table
 from agent_r1.http.guard import configured
-from agent_r1.inspection.served import Lasting, Service
 from agent_r1.learn.builtin import train_tokenizer
 from agent_r1.params import SHIPPED, load
 from agent_r1.params.env import EnvParams
@@ -32,7 +31,8 @@ from agent_r1.records import CallStatus, Outcome
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import collect
 from agent_r1.rollout.sampling import Action, Request
-from agent_r1.training.agent import Agent
+from agent_r1.serving.agent import Agent
+from agent_r1.serving.served import Lasting, Service
 
 RESTARTS, EPISODES, PATIENCE_S = 10, 8, 60.0
 CALL = '<tool_call>{"name": "count", "arguments": {}}</tool_call>'

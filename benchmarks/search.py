@@ -4,29 +4,48 @@ Builds the index of params.yaml over the passages of a prepared data set, in a p
 questions of some splits. Questions without gold passages are left out. Prints recall at 2, 5 and 10, milliseconds per
 query, the index's size on disk, seconds to build it, and the largest resident memory of the build and of the search; of
 times also the processor's, which another process on the machine does not lengthen. `--store` keeps the recall.
+
+`--fill 400000` fills the passages up to so many with sentences of their own, drawn, and has 640 episodes search at the
+same time, on the loop and beside it as tools do: CPU milliseconds a query, seconds of the loop's thread, and the
+longest time in which the loop served nobody. `--store` keeps these instead.
 """
 
 from __future__ import annotations
 
+import asyncio
+import random
+import re
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from multiprocessing import get_context
 from pathlib import Path
 
 from agent_r1.params import load
 from agent_r1.params.stages import SearchParams
 from agent_r1.records import Passage, Question
-from agent_r1.search.index import build, describe, open_index
-from agent_r1.tables import read_rows
+from agent_r1.search.index import Cached, build, describe, open_index
+from agent_r1.search.together import Together
+from agent_r1.tables import read_rows, write_rows
 from benchmarks.stored import Row, options, show
 
 PARAMS = Path(__file__).parents[1] / "params.yaml"
 DEPTHS = (2, 5, 10)
+EPISODES = 640
+SEARCHES = 1408  # 2.2 an episode
+TOP_K = 5
+Ask = Callable[[str], Awaitable[object]]
 
 
 def main(
-    prepared: Path, index: Path, splits: Sequence[str], limit: int, rebuild: bool, store: bool, params: SearchParams
+    prepared: Path,
+    index: Path,
+    splits: Sequence[str],
+    limit: int,
+    fill: int,
+    rebuild: bool,
+    store: bool,
+    params: SearchParams,
 ) -> None:
     """Prints a line per figure, and the table of recall."""
     questions = [row for row in read_rows(prepared / "questions.parquet", Question) if row.split in splits]
@@ -37,11 +56,16 @@ def main(
             "data set of prepare.files a file for one of them and run `dvc repro prepare`"
         )
     passages = prepared / "passages.parquet"
+    if fill:
+        passages = filled(passages, fill)
     if rebuild or not index.is_dir():
         with get_context("spawn").Pool(1) as pool:
             print(pool.apply(timed_build, (params, passages, index)))
     search = open_index(params.model_copy(update={"cache_entries": 0}), passages, index)
     search.search([questions[0].text], max(DEPTHS))  # the first search loads what later ones share
+    if fill:
+        show("search_loop", in_one_iteration(search, questions, fill), store=store, keys=2)
+        return
     wall_s, cpu_s = time.perf_counter(), time.process_time()
     found = search.search([question.text for question in questions], max(DEPTHS))
     wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
@@ -59,6 +83,68 @@ def main(
     }
     shares = {f"R@{k}": f"{recall(questions, found, k):.3f}".lstrip("0") for k in DEPTHS}
     show("search", [{**asked, **shares}], store=store, keys=2)
+
+
+def filled(source: Path, count: int) -> Path:
+    """A file beside the source with its passages, and passages of two to five of their sentences, up to the count."""
+    rows = [*read_rows(source, Passage)]
+    sentences = [sentence for row in rows for sentence in re.split(r"(?<=[.!?]) ", row.text)]
+    draws = random.Random(7)
+    while len(rows) < count:
+        text = " ".join(draws.choices(sentences, k=draws.randint(2, 5)))
+        rows.append(Passage(passage_id=str(len(rows)), title=draws.choice(rows).title, text=text))
+    path = source.with_name(f"passages-{count}.parquet")
+    write_rows(path, rows[:count], Passage)
+    return path
+
+
+def in_one_iteration(search: Cached, questions: Sequence[Question], size: int) -> list[Row]:
+    """What the searches of an iteration cost, on the loop and beside it."""
+    texts = [questions[i % len(questions)].text for i in range(SEARCHES)]
+    together = Together(search)
+
+    async def on_the_loop(query: str) -> object:
+        return search.search([query], TOP_K)
+
+    async def beside(query: str) -> object:
+        return await together.search(query, TOP_K)
+
+    ways: dict[str, Ask] = {"one by one, on the loop": on_the_loop, "together, in a thread": beside}
+    asyncio.run(_episodes(texts, on_the_loop))  # reads the columns from the disk
+    return [
+        {"passages": f"{size:,}", "searched": name, "queries": f"{SEARCHES:,}", **asyncio.run(_episodes(texts, ask))}
+        for name, ask in ways.items()
+    ]
+
+
+async def _episodes(texts: Sequence[str], ask: Ask) -> Row:
+    """The cells of one way to ask; each episode's searches follow each other."""
+    holds = [0.0]
+
+    async def watch() -> None:
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(0)
+            holds.append(time.perf_counter() - before)
+            await asyncio.sleep(0.002)
+
+    async def episode(queries: Sequence[str]) -> None:
+        for query in queries:
+            await ask(query)
+            await asyncio.sleep(0)
+
+    watcher = asyncio.create_task(watch())
+    wall_s, cpu_s, loop_s = time.perf_counter(), time.process_time(), time.thread_time()
+    await asyncio.gather(*(episode(texts[start::EPISODES]) for start in range(EPISODES)))
+    wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
+    loop_s = time.thread_time() - loop_s
+    watcher.cancel()
+    return {
+        "CPU of a query": f"{1e3 * cpu_s / len(texts):.2f} ms",
+        "all": f"{wall_s:.2f} s",
+        "CPU of the loop": f"{loop_s:.2f} s",
+        "longest hold": f"{1e3 * max(holds):.0f} ms",
+    }
 
 
 def in_words(params: SearchParams) -> str:
@@ -105,10 +191,20 @@ if __name__ == "__main__":
     )
     parser.add_argument("--splits", nargs="+", default=["dev"])
     parser.add_argument("--limit", type=int, default=0, help="questions; 0 takes all")
+    parser.add_argument("--fill", type=int, default=0, help="passages; 0 takes those there are")
     parser.add_argument("--rebuild", action="store_true")
     parser.add_argument("--kind", help="instead of search.kind")
     parser.add_argument("--encoder", help="instead of search.dense.encoder")
     parser.add_argument("--max-tokens", type=int, help="instead of search.dense.max_tokens")
     options = parser.parse_args()
     chosen = configured(options.kind, options.encoder, options.max_tokens)
-    main(options.prepared, options.index, options.splits, options.limit, options.rebuild, options.store, chosen)
+    main(
+        options.prepared,
+        options.index,
+        options.splits,
+        options.limit,
+        options.fill,
+        options.rebuild,
+        options.store,
+        chosen,
+    )

@@ -17,15 +17,15 @@ from typing import Any
 from agent_r1.data.prepare import PASSAGES, QUESTIONS, prepare
 from agent_r1.envs.shared import Shared
 from agent_r1.files import model_hash
+from agent_r1.identity import Identity
 from agent_r1.learn.adapter import save_merged
 from agent_r1.params.sections import override
 from agent_r1.records import Passage, Question
 from agent_r1.search.index import build, open_index
 from agent_r1.tables import read_rows
+from agent_r1.teaching.warm_start import train_on_demonstrations
 from agent_r1.training.folder import RunFolder
-from agent_r1.training.identity import Identity
 from agent_r1.training.loop import Training, iterate
-from agent_r1.training.warm_start import train_on_demonstrations
 from benchmarks.synthetic import NO_WARMUP, shipped_with
 
 ATLAS = {"train_questions": 1200, "dev_questions": 20, "test_questions": 20}

@@ -35,20 +35,21 @@ from agent_r1.credit.batch import Floats, groups_of, token_steps
 from agent_r1.credit.estimators import ESTIMATORS
 from agent_r1.credit.rewards import step_rewards
 from agent_r1.envs.base import Prefix
-from agent_r1.envs.kinds import attempts_at, require_restored
+from agent_r1.envs.kinds import KINDS, agent_of, attempts_at
 from agent_r1.envs.shared import Shared
 from agent_r1.evaluation.statistics import Interval
-from agent_r1.inspection.replay import Configuration, Replayer, configurations, opened
+from agent_r1.inspection.replay import Configuration, Replayer, configurations, stored_run
 from agent_r1.inspection.stored import PolicyOnDisk, StoredRun
 from agent_r1.learn.gradients import join_credit, policy_pass
 from agent_r1.learn.learner import Learner
 from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import Params
+from agent_r1.params.env import EnvParams
 from agent_r1.params.places import RunId, adapter_in
 from agent_r1.params.sections import override, validated
 from agent_r1.params.train import TrainParams
 from agent_r1.pretrained import end_tokens
-from agent_r1.records import Credit, Question, Trajectory
+from agent_r1.records import QA, Credit, Question, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episode import Play
@@ -146,6 +147,20 @@ def choose(trajectories: Sequence[Trajectory], credits_: Sequence[Credit], steps
         if sum(len(trajectory.steps) for trajectory, _ in found) < steps:
             found += group
     return found
+
+
+def require_restored(questions: Sequence[Question], limits: EnvParams) -> None:
+    """Raises ValueError, which names the environment, if no stored prefix of the questions' episodes can go on."""
+    for env in dict.fromkeys(question.env for question in questions):
+        if agent := agent_of(env, limits):
+            raise ValueError(f"env {env!r} is played by the agent outside {agent!r}, whose steps cannot be restored")
+        if not KINDS[env].restored(limits):
+            able = ", ".join(name for name, kind in KINDS.items() if kind.restored(limits))
+            why = "with env.tools.python or env.tools.mcp " if env == QA else ""
+            raise ValueError(
+                f"env {env!r} {why}does not restore an episode from question, seed and actions; {able} do, and {QA!r} "
+                "without those two tools"
+            )
 
 
 class Continuing:
@@ -339,7 +354,7 @@ def main() -> None:
     settings = params.load()
     run = RunId(chosen.run, chosen.seed, chosen.sweep)
     [own] = configurations(settings, run, [], [], teacher_of(settings, run))
-    stored = opened(settings, run)
+    stored = stored_run(settings, run)
     limits = {"iterations": chosen.iteration, "times": chosen.continuations, "steps": chosen.steps}
     with accelerator(settings.operate.side_by_side, settings.engine.gpus):
         measured = measure(stored, settings.of(run), estimators(own), **limits)

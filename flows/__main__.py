@@ -16,9 +16,9 @@ PROGRAM = "agent-r1"
 def main() -> None:
     """Runs one command as the whole of this process; its libraries are imported inside the rim."""
     signal.signal(signal.SIGINT, lambda *_: sys.exit(128 + signal.SIGINT))  # until the rim sets its own
-    from flows.made_of import as_begun
+    from flows.made_of import stage_at_start
 
-    as_begun()  # before any of it is imported
+    stage_at_start()  # before any of it is imported
     from typer.main import get_command
 
     from agent_r1.harmless import harmless_lines

@@ -19,7 +19,14 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agent_r1.params.sections import LOOPBACK
-from agent_r1.replaced import begin_mlflows_page, begin_prefects_page, keep_artifacts_home, schedule_automations
+from agent_r1.replaced import (
+    begin_mlflows_metrics,
+    begin_mlflows_page,
+    begin_prefects_page,
+    keep_artifacts_home,
+    schedule_automations,
+)
+from agent_r1.tracking.store import FINAL
 from flows.processes import IMPORTING, end_with_parent
 
 PASSWORD = "MLFLOW_TRACKING_PASSWORD"  # the variable in which MLflow's clients find it, and this server its own
@@ -92,6 +99,7 @@ def mlflow() -> ASGIApp:
     from mlflow.server.fastapi_app import app
 
     keep_artifacts_home(os.environ[HOME])
+    begin_mlflows_metrics(FINAL)
     begin_mlflows_page(OPENING % (json.dumps(os.environ[FIRST]), json.dumps(SEEN)))
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:

@@ -41,10 +41,11 @@ def ask_dvc(*arguments: str, timeout_s: float | None = None, **environment: str)
     If it fails and a record of DVC's is cut off, puts that back and runs the command again. Raises ValueError if there
     is nothing to put back, and subprocess.TimeoutExpired if the command takes longer than `timeout_s`.
     """
-    given = {**dvc_environment(), **environment}
-    done = subprocess.run([*DVC, *arguments], env=given, capture_output=True, text=True, timeout=timeout_s)
-    if not done.returncode or not (cut_off := _cut_off()):
-        return done
+    variables = {**dvc_environment(), **environment}
+    process = subprocess.run([*DVC, *arguments], env=variables, capture_output=True, text=True, timeout=timeout_s)
+    cut_off = _cut_off() if process.returncode else []
+    if not cut_off:
+        return process
     if failed := complaint(in_dvc("put_back")):
         raise ValueError(failed)
     logger.warning("%s was cut off while DVC wrote it, and is as before", ", ".join(map(str, cut_off)))
@@ -100,18 +101,18 @@ def put_entries(lock: Path, entries: dict[str, Any]) -> None:
 
 def restorable(output: Path) -> bool:
     """Whether DVC's cache holds an output of a stage as it was recorded, so that `dvc checkout` brings it back."""
-    whole = [yaml.safe_load(record.read_text()) for record in _records() if _is_whole(record)]
-    stages = [stage for each in whole for stage in each["stages"].values()]
+    records = [yaml.safe_load(file.read_text()) for file in _records() if _is_whole(file)]
+    stages = [stage for record in records for stage in record["stages"].values()]
     outs = [out for stage in stages for out in stage.get("outs", ()) if out["path"] == str(output)]
     return any(_object(_cache(), out["md5"]).exists() for out in outs)
 
 
-def in_dvc(verb: str, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
-    """Runs a verb of `flows.dvc_process` on this clone; `given` is its standard input."""
+def in_dvc(verb: str, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    """Runs a verb of `flows.dvc_process` on this clone, with a text for its standard input."""
     return subprocess.run(
         [*_PROCESS, verb, *arguments],
         env=dvc_environment(),
-        input=given,
+        input=text,
         capture_output=True,
         encoding="utf-8",
         errors="replace",
@@ -129,13 +130,13 @@ def require_dvc(*arguments: str) -> None:
         raise OSError(f"DVC could not {' '.join(arguments)} ({failed})")
 
 
-def complaint(done: subprocess.CompletedProcess[str]) -> str:
+def complaint(process: subprocess.CompletedProcess[str]) -> str:
     """The error of a failed command, or else the first line of its output; "" if it did not fail."""
-    if not done.returncode:
+    if not process.returncode:
         return ""
-    said = (done.stderr or done.stdout).strip().splitlines()
-    errors = [line.removeprefix("ERROR: ") for line in said if line.startswith("ERROR: ")]
-    return without_password([*errors[-1:], *said, f"exit code {done.returncode}"][0])
+    lines = (process.stderr or process.stdout).strip().splitlines()
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    return without_password([*errors[-1:], *lines, f"exit code {process.returncode}"][0])
 
 
 def collect_graph(folder: Path) -> str:
@@ -158,12 +159,12 @@ def require_listing(md5: str) -> str:
     if cached.exists():
         _require_inside(cached.read_bytes(), md5, f"DVC's cache; remove {cached}")
         return ""
-    found = in_dvc("read_object", md5, str(LISTING_BYTES))
-    if found.returncode:
-        return complaint(found)
+    process = in_dvc("read_object", md5, str(LISTING_BYTES))
+    if process.returncode:
+        return complaint(process)
     remedy = f"DVC's remote; delete files/md5/{md5[:2]}/{md5[2:]} there, and `dvc push` it from a clone that has it"
-    _require_inside(found.stdout.encode(), md5, remedy)
-    write_text(cached, found.stdout)
+    _require_inside(process.stdout.encode(), md5, remedy)
+    write_text(cached, process.stdout)
     return ""
 
 
@@ -183,9 +184,11 @@ def is_linked(dvc_file: Path) -> bool:
 
 def _places(dvc_file: Path) -> list[tuple[Path, Path]]:
     """Each file of a .dvc file's folder, with its place in DVC's cache."""
-    cache, md5 = _cache(), kept(dvc_file)
+    cache = _cache()
+    md5 = recorded_md5(dvc_file)
     listing = _object(cache, md5)
-    _require_inside(content := listing.read_bytes(), md5, f"DVC's cache; remove {listing}")
+    content = listing.read_bytes()
+    _require_inside(content, md5, f"DVC's cache; remove {listing}")
     folder = dvc_file.with_suffix("")
     return [(folder / entry["relpath"], _object(cache, entry["md5"])) for entry in json.loads(content)]
 
@@ -221,12 +224,12 @@ def _require_inside(listing: bytes, md5: str, where: str) -> None:
 def _is_inside(entry: Any) -> bool:
     """Whether an entry of a listing is a hash and a name below the folder, and nothing else."""
     match entry:
-        case {"md5": str(md5), "relpath": str(name), **others}:
-            return not others and bool(_MD5.fullmatch(md5)) and not {"", ".", ".."} & set(name.split("/"))
+        case {"md5": str(md5), "relpath": str(name), **further}:
+            return not further and bool(_MD5.fullmatch(md5)) and not {"", ".", ".."} & set(name.split("/"))
     return False
 
 
-def kept(dvc_file: Path) -> str:
+def recorded_md5(dvc_file: Path) -> str:
     """DVC's hash of the data of a file such as models/X.dvc; "" if there is no such file."""
     if not dvc_file.exists():
         return ""

@@ -61,14 +61,15 @@ def bring(repo: Repo, *stages: str) -> None:
     """
     from dvc_data.hashfile.hash_info import HashInfo
 
-    hashes, remote = json.load(sys.stdin), repo.cloud.get_remote_odb()
+    hashes = json.load(sys.stdin)
+    remote = repo.cloud.get_remote_odb()
     remote.verify = True
     for address in stages:
         [stage] = repo.stage.collect(address)
         for out in stage.outs:
             out.hash_info = HashInfo("md5", hashes[out.def_path])
         if any(out.workspace_status() for out in stage.outs):
-            objects = {one for several in stage.get_used_objs().values() for one in several}
+            objects = {entry for entries in stage.get_used_objs().values() for entry in entries}
             repo.cloud.pull(objects, odb=remote)
             stage.checkout()
         if lacking := [str(out) for out in stage.outs if out.workspace_status()]:

@@ -73,49 +73,60 @@ class Subject:
     sweep: str
     training: Path | None = None  # the folder of its training, if the scores belong to that one's MLflow run
 
-    def shown(self, settings: Params) -> dict[str, Any]:
+    def parameters(self, settings: Params) -> dict[str, Any]:
         """The parameters for MLflow, if the scores have a run of their own."""
-        known_as, engine = self.policy.known_as, {"engine": TEXT_LEVEL} if self.policy.elsewhere else {}
-        if self.policy.run and not known_as:
+        reference = self.policy.known_as
+        if self.policy.run and not reference:
             return tracking.run_params(self.name, settings, settings.run(self.policy.run))
-        return tracking.untrained_params(self.label, settings, known_as) | engine
+        engine = {"engine": TEXT_LEVEL} if self.policy.remote else {}
+        return tracking.untrained_params(self.label, settings, reference) | engine
 
 
-def subject_of(settings: Params, asked: EvaluationRequest) -> Subject:
+def subject_of(settings: Params, request: EvaluationRequest) -> Subject:
     """The policy that is asked for, under its protocol; ValueError for options, names or labels that do not fit."""
-    word, places = asked.policy, settings.places
+    word = request.policy
     name = word.label if isinstance(word, RunId) else word
     baseline = scores.BASELINES.get(name)
-    if asked.endpoint is not None and (baseline or not isinstance(word, str) or asked.protocol in SCRIPTED):
-        raise ValueError("--endpoint is where a model acts; name it, and no protocol under which no model does")
-    if baseline and asked.protocol:
-        remedy = f"leave out --protocol, or evaluate {places.warm_start}"
-        raise ValueError(f"{name} is the warm-started model under a protocol of its own; {remedy}")
-    _require_known("there is no protocol", asked.protocol, PROTOCOLS)
-    _require_known("no data set is prepared called", asked.dataset, settings.prepare.datasets)
-    if asked.endpoint is not None:
-        policy = policy_at(settings, asked.endpoint, name)
-    else:
-        shipped = name in (scores.AS_SHIPPED, scores.WITH_EXAMPLES)
-        policy = policy_of(settings, settings.model.path if shipped else "" if baseline else word)
-    changes = [change for change in (asked.protocol, asked.dataset, asked.as_label) if change]
-    as_trained = policy.run if not (policy.version or changes) else None
-    label = asked.as_label or "-".join([policy.name if policy.run else plain_name(name), *changes])
+    _require_fit(settings, request, name)
+    policy = _policy_of(settings, request, name)
+    changes = [change for change in (request.protocol, request.dataset, request.as_label) if change]
+    trained_run = policy.run if not (policy.version or changes) else None
+    label = request.as_label or "-".join([policy.name if policy.run else plain_name(name), *changes])
     if not LABEL.fullmatch(label):
         remedy = "give --as a name of letters, digits, _, - and ., and . not first"
         raise ValueError(f"{label!r} is to be a folder; {remedy}")
-    whose = OF_A_SEED.sub("", label)
-    if not as_trained and (changes or not baseline) and (whose in settings.runs or whose in scores.BASELINES):
-        raise ValueError(f"{label!r} is the label of {whose}'s own evaluation; choose another with --as")
+    owner = OF_A_SEED.sub("", label)
+    if not trained_run and (changes or not baseline) and (owner in settings.runs or owner in scores.BASELINES):
+        raise ValueError(f"{label!r} is the label of {owner}'s own evaluation; choose another with --as")
     graph = policy.run if policy.run and not policy.version else word
     return Subject(
         policy=policy,
-        protocol=baseline or asked.protocol or "tool_call",
+        protocol=baseline or request.protocol or "tool_call",
         label=label,
-        name=as_trained.name if as_trained else label,
+        name=trained_run.name if trained_run else label,
         sweep=graph.sweep if isinstance(graph, RunId) else "",
-        training=places.training(as_trained) if as_trained else None,
+        training=settings.places.training(trained_run) if trained_run else None,
     )
+
+
+def _require_fit(settings: Params, request: EvaluationRequest, name: str) -> None:
+    """Raises ValueError for options that do not fit together, or names that are unknown."""
+    baseline = name in scores.BASELINES
+    if request.endpoint is not None and (baseline or isinstance(request.policy, RunId) or request.protocol in SCRIPTED):
+        raise ValueError("--endpoint is where a model acts; name it, and no protocol under which no model does")
+    if baseline and request.protocol:
+        remedy = f"leave out --protocol, or evaluate {settings.places.warm_start}"
+        raise ValueError(f"{name} is the warm-started model under a protocol of its own; {remedy}")
+    _require_known("there is no protocol", request.protocol, PROTOCOLS)
+    _require_known("no data set is prepared called", request.dataset, settings.prepare.datasets)
+
+
+def _policy_of(settings: Params, request: EvaluationRequest, name: str) -> Policy:
+    if request.endpoint is not None:
+        return policy_at(settings, request.endpoint, name)
+    if name in (scores.AS_SHIPPED, scores.WITH_EXAMPLES):
+        return policy_of(settings, settings.model.path)
+    return policy_of(settings, "" if name in scores.BASELINES else request.policy)
 
 
 def _require_known(complaint: str, name: str | None, valid: Collection[str]) -> None:
@@ -123,7 +134,7 @@ def _require_known(complaint: str, name: str | None, valid: Collection[str]) -> 
         raise ValueError(f"{complaint} {name!r}{nearest(name, valid)}")
 
 
-def evaluate(asked: EvaluationRequest) -> None:
+def evaluate(request: EvaluationRequest) -> None:
     """Puts the test questions to a policy, and grades its answers: samples, and the greedy one beside them.
 
     Writes predictions.parquet, trajectories.parquet, scores.json and hashes.json to a folder under outputs/evaluate. An
@@ -132,76 +143,89 @@ def evaluate(asked: EvaluationRequest) -> None:
     was trained, else to a run of their own.
     """
     settings = params.load()
-    subject = subject_of(settings, asked)
+    subject = subject_of(settings, request)
     if subject.label == scores.WITH_EXAMPLES:
         env = settings.env.model_copy(update={"examples": settings.evaluate.examples})
         settings = settings.model_copy(update={"env": env})
-    folder = asked.into or settings.places.evaluation(subject.label, subject.sweep)
+    folder = request.into or settings.places.evaluation(subject.label, subject.sweep)
     policy = subject.policy
-    tracked = _ask(with_endpoint(settings) if policy.elsewhere else policy.as_trained(settings), subject, folder, asked)
+    own_settings = with_endpoint(settings) if policy.remote else policy.as_trained(settings)
+    tracked = _examine(own_settings, subject, folder, request)
     write_text(folder / "mlflow_run_id", tracked.run_id)
-    if not asked.into and subject.label in settings.reported(subject.sweep):
-        read = [folder / name for name in ("predictions.parquet", "trajectories.parquet", "hashes.json")]
-        read += [subject.training / METRICS, subject.training / "checkpoint" / PROGRESS] if subject.training else []
-        hashes = {str(path): sha256(path) for path in read}
+    if not request.into and subject.label in settings.reported(subject.sweep):
+        files = [folder / name for name in ("predictions.parquet", "trajectories.parquet", "hashes.json")]
+        files += [subject.training / METRICS, subject.training / "checkpoint" / PROGRESS] if subject.training else []
+        hashes = {str(path): sha256(path) for path in files}
         _write_json(folder.parents[1] / f"compared/{subject.label}.json", hashes)
 
 
-class Attempted(NamedTuple):
+class ExamResult(NamedTuple):
     """The test questions that a subject attempted, and how."""
 
     questions: list[Question]
     trajectories: list[Trajectory]
     hashes: dict[str, str]  # of the conditions under which they came about, and of the policy
-    of_tools: dict[str, float]  # the use of tools
+    tool_use: dict[str, float]  # the use of tools
     tokenizer: PreTrainedTokenizerBase
     chat: Chat
 
 
-def _ask(settings: Params, subject: Subject, folder: Path, asked: EvaluationRequest) -> tracking.Run:
+def _examine(settings: Params, subject: Subject, folder: Path, request: EvaluationRequest) -> tracking.Run:
     """Asks, grades, and writes the results to the folder and to MLflow."""
-    began_s, costs = time.time(), Costs()
+    start_s = time.time()
+    costs = Costs()
     costs.spent["cost/evaluation_core_s"] = time.process_time()  # that it took to get here
-    kept = folder.with_name(f"{folder.name}.answers.jsonl")
-    made = _attempt(settings, subject, asked.dataset, kept, costs)
-    seed = settings.evaluate.seed if subject.policy.seed is None else subject.policy.seed
-    predictions = scores.predict(made.trajectories, made.questions, subject.name, seed)
-    graded = scores.score(predictions, made.questions, settings.evaluate) | scores.outcomes(made.trajectories)
-    by_step = scores.gold_recall_by_step(made.trajectories, made.questions)
-    graded = scores.headline(graded | by_step | made.of_tools)
-
-    write_rows(folder / "predictions.parquet", predictions, Prediction)
-    write_rows(folder / "trajectories.parquet", made.trajectories, Trajectory)
-    stated = {name: value for name, value in graded.items() if not name.endswith(scores.BOUNDS)}  # bounds are redrawn
-    _write_json(folder / "scores.json", stated)
-    _write_json(folder / "hashes.json", made.hashes)
-    kept.unlink(missing_ok=True)
+    answers = folder.with_name(f"{folder.name}.answers.jsonl")
+    result = _attempt(settings, subject, request.dataset, answers, costs)
+    measures = _grade(settings, subject, result, folder)
+    answers.unlink(missing_ok=True)
     costs.charge(Purpose.EVALUATION)
     spent = {name: value for name, value in costs.spent.items() if "evaluation" in name}  # the engine's memory is gone
     write_text(folder / METRICS, json.dumps(spent) + "\n")
     tracked = tracking.run_of(subject.training) if subject.training else None
-    tracked = tracked or _run_of_its_own(settings, subject, asked, began_s)
-    _tie(tracked, settings, asked.dataset, made)
-    is_whole = not asked.dataset and subject.protocol == "tool_call"
-    tracked.final(graded | spent, subject.policy.version.tag if subject.policy.version and is_whole else "")
-    logger.info("%s", scores.in_words(graded, words_of(made.questions).right))
-    if subject.protocol not in SCRIPTED:
-        tools = subject.protocol == "tool_call" and settings.env.agent is None
-        for reason in findings(_samples(made.trajectories), {}, made.questions, made.chat, tools=tools):
-            logger.warning("a training of %s has little to learn from: %s", subject.policy.title, reason)
-    _show(tracked, made)
+    tracked = tracked or _run_of_its_own(settings, subject, request, start_s)
+    _tie(tracked, settings, request.dataset, result)
+    is_whole = not request.dataset and subject.protocol == "tool_call"
+    tracked.final(measures | spent, subject.policy.version.tag if subject.policy.version and is_whole else "")
+    logger.info("%s", scores.in_words(measures, words_of(result.questions).right))
+    _warn(settings, subject, result)
+    _show(tracked, result)
     return tracked
 
 
-def _tie(tracked: tracking.Run, settings: Params, dataset: str | None, made: Attempted) -> None:
+def _grade(settings: Params, subject: Subject, result: ExamResult, folder: Path) -> dict[str, float]:
+    """The scores of a result. Writes them, the answers and their conditions to the folder."""
+    seed = settings.evaluate.seed if subject.policy.seed is None else subject.policy.seed
+    predictions = scores.predict(result.trajectories, result.questions, subject.name, seed)
+    measures = scores.score(predictions, result.questions, settings.evaluate) | scores.outcomes(result.trajectories)
+    by_step = scores.gold_recall_by_step(result.trajectories, result.questions)
+    measures = scores.headline(measures | by_step | result.tool_use)
+    write_rows(folder / "predictions.parquet", predictions, Prediction)
+    write_rows(folder / "trajectories.parquet", result.trajectories, Trajectory)
+    means = {name: value for name, value in measures.items() if not name.endswith(scores.BOUNDS)}  # bounds are redrawn
+    _write_json(folder / "scores.json", means)
+    _write_json(folder / "hashes.json", result.hashes)
+    return measures
+
+
+def _warn(settings: Params, subject: Subject, result: ExamResult) -> None:
+    """Says why a training of the policy could learn little from such episodes."""
+    if subject.protocol in SCRIPTED:
+        return
+    tools = subject.protocol == "tool_call" and settings.env.agent is None
+    for reason in findings(_samples(result.trajectories), {}, result.questions, result.chat, tools=tools):
+        logger.warning("a training of %s has little to learn from: %s", subject.policy.title, reason)
+
+
+def _tie(tracked: tracking.Run, settings: Params, dataset: str | None, result: ExamResult) -> None:
     """Has MLflow keep the test questions and the prompt, by their hashes, and tie the run to them."""
-    digest = made.hashes["questions"]
-    name = f"{dataset or settings.prepare.dataset}{TESTED}{digest[:DIGEST]}, {len(made.questions)}"
+    digest = result.hashes["questions"]
+    name = f"{dataset or settings.prepare.dataset}{TESTED}{digest[:DIGEST]}, {len(result.questions)}"
     measured_on = {name: (settings.places.questions, digest)}
-    tracked.uses(tracking.prepared(settings, made.hashes) | measured_on, "test")
-    tracking.keep_questions(name, digest, made.questions)
-    prompt = str(made.tokenizer.decode(made.trajectories[0].ids(slice(None), Source.PROMPT)))
-    tracking.keep_prompt(tracked.run_id, f"{settings.places.model}-prompt", made.hashes["prompt"], prompt)
+    tracked.uses(tracking.prepared(settings, result.hashes) | measured_on, "test")
+    tracking.keep_questions(name, digest, result.questions)
+    prompt = str(result.tokenizer.decode(result.trajectories[0].ids(slice(None), Source.PROMPT)))
+    tracking.keep_prompt(tracked.run_id, f"{settings.places.model}-prompt", result.hashes["prompt"], prompt)
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -215,62 +239,64 @@ def _samples(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
 def _questions(settings: Params, protocol: Protocol, dataset: str | None) -> list[Question]:
     """The test questions that a protocol is asked. A ValueError says which cannot be played."""
     prepared = [row for row in read_rows(settings.places.questions, Question) if dataset in (None, row.dataset)]
-    chosen = scores.asked_questions(prepared, settings.evaluate.questions, settings.evaluate.seed)
-    questions = questions_under(protocol, chosen)
+    drawn = scores.asked_questions(prepared, settings.evaluate.questions, settings.evaluate.seed)
+    questions = questions_under(protocol, drawn)
     require_playable(questions, settings.env)
     logger.info("asking %d question%s", len(questions), "s" * (len(questions) > 1))
     return questions
 
 
-def _show(tracked: tracking.Run, made: Attempted) -> None:
+def _show(tracked: tracking.Run, result: ExamResult) -> None:
     """Has MLflow show episodes as texts, and some of them as traces."""
-    for title, text in readable(made.trajectories, made.questions, plain_text(made.tokenizer)).items():
+    for title, text in readable(result.trajectories, result.questions, plain_text(result.tokenizer)).items():
         tracked.text(text, f"examples/{title}.txt")
-    by_id = {question.question_id: question for question in made.questions}
-    every = -(-len(made.trajectories) // TRACED)
-    chosen = [question.question_id for question in made.questions[::every]]  # with all of their samples
-    sample = [trajectory for trajectory in made.trajectories if trajectory.question_id in chosen]
+    by_id = {question.question_id: question for question in result.questions}
+    stride = -(-len(result.trajectories) // TRACED)
+    ids = [question.question_id for question in result.questions[::stride]]  # with all of their samples
+    sample = [trajectory for trajectory in result.trajectories if trajectory.question_id in ids]
     episodes = [tracking.Rewarded("test", by_id[trajectory.question_id], trajectory) for trajectory in sample]
-    tracking.log_traces(tracked.run_id, episodes, lambda token_ids: str(made.tokenizer.decode(list(token_ids))))
+    tracking.log_traces(tracked.run_id, episodes, lambda token_ids: str(result.tokenizer.decode(list(token_ids))))
 
 
-def _attempt(settings: Params, subject: Subject, dataset: str | None, kept: Path, costs: Costs) -> Attempted:
+def _attempt(settings: Params, subject: Subject, dataset: str | None, answers: Path, costs: Costs) -> ExamResult:
     """Has the subject attempt every question; only a policy of this machine needs the accelerator.
 
-    A server's answers are `kept` in a file. Raises as `without_room`.
+    A server's `answers` are kept in a file. Raises as `without_room`.
     """
-    questions, policy = _questions(settings, subject.protocol, dataset), subject.policy
+    questions = _questions(settings, subject.protocol, dataset)
+    policy = subject.policy
     tokenizer, chat = policy.read(settings)
-    beneath = policy.beneath(settings)
-    rounded = beneath is None and policy.would_round(settings)
+    base = policy.base_model(settings)
+    rounded = base is None and policy.would_round(settings)
     with open_exam(subject.protocol, questions, chat, settings, greedily=True) as exam:
         without_room(exam.attempts, chat, exam.shared, "test questions", UNANSWERED)
-        hashes = exam.conditions(rounded=rounded, engine=TEXT_LEVEL if policy.elsewhere else "")
-        with counted(subject.label, len(exam.attempts)) as over:
+        hashes = exam.conditions(rounded=rounded, engine=TEXT_LEVEL if policy.remote else "")
+        with counted(subject.label, len(exam.attempts)) as on_end:
             if subject.protocol in SCRIPTED:
-                trajectories = exam.by_script(over)
-            elif policy.elsewhere:
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                trajectories = exam.by_endpoint(*policy.elsewhere, over, kept)
-                hashes["limits"] += "".join(f", without {name}" for name in sorted(policy.elsewhere[0].untold))
+                trajectories = exam.by_script(on_end)
+            elif policy.remote:
+                answers.parent.mkdir(parents=True, exist_ok=True)
+                trajectories = exam.by_endpoint(*policy.remote, on_end, answers)
+                hashes["limits"] += "".join(f", without {name}" for name in sorted(policy.remote[0].untold))
             else:
                 costs.charge(Purpose.EVALUATION)
                 with accelerator(settings.operate.side_by_side, settings.engine.gpus):
                     costs.charge(Purpose.WAITING)
                     costs.devices = len(visible_gpus()) or 1
-                    trajectories = exam.by_policy(policy.path, policy.updates, beneath, over)
+                    trajectories = exam.by_policy(policy.path, policy.updates, base, on_end)
         hashes["policy"] = subject.protocol if subject.protocol in SCRIPTED else policy.identity()
-        of_tools = exam.shared.use_of_tools(_samples(trajectories))
-        return Attempted(questions, trajectories, hashes, of_tools, tokenizer, chat)
+        tool_use = exam.shared.use_of_tools(_samples(trajectories))
+        return ExamResult(questions, trajectories, hashes, tool_use, tokenizer, chat)
 
 
-def _run_of_its_own(settings: Params, subject: Subject, asked: EvaluationRequest, began_s: float) -> tracking.Run:
-    policy, version = subject.policy, subject.policy.version
-    tags = tracking.provenance(asked.dataset or settings.prepare.dataset, subject.sweep)
-    tags |= {VERSION_TAG: version.tag} if version else {}
+def _run_of_its_own(settings: Params, subject: Subject, request: EvaluationRequest, start_s: float) -> tracking.Run:
+    policy = subject.policy
+    tags = tracking.provenance(request.dataset or settings.prepare.dataset, subject.sweep)
+    if policy.version:
+        tags[VERSION_TAG] = policy.version.tag
     tags[KIND_TAG] = "baseline" if subject.label in scores.BASELINES else "evaluation"
-    shown = subject.shown(settings) | {"protocol": subject.protocol}
-    title, recurring = policy.title, asked.into is not None
-    about = f"{title[0].upper()}{title[1:]} {PROTOCOLS[subject.protocol]}."
-    with tracking.start(subject.label, shown, tags, about=about, recurring=recurring, began_s=began_s) as run:
+    parameters = subject.parameters(settings) | {"protocol": subject.protocol}
+    about = f"{policy.title[0].upper()}{policy.title[1:]} {PROTOCOLS[subject.protocol]}."
+    recurring = request.into is not None
+    with tracking.start(subject.label, parameters, tags, about=about, recurring=recurring, began_s=start_s) as run:
         return run

@@ -56,20 +56,20 @@ def stages(file: str) -> dict[str, set[str]]:
 
 def edges(dot: str) -> dict[str, set[str]]:
     """The nodes of a graph in the DOT language, each with its predecessors."""
-    found: dict[str, set[str]] = {}
+    predecessors: dict[str, set[str]] = {}
     for line in dot.splitlines():
         nodes = re.findall(r'"([^"]+)"', line)  # a node, or two of an edge
         for node in nodes:
-            found.setdefault(node, set()).update(nodes[:-1] if node == nodes[-1] else ())
-    return found
+            predecessors.setdefault(node, set()).update(nodes[:-1] if node == nodes[-1] else ())
+    return predecessors
 
 
 def waiting(needs: Mapping[str, Set[str]]) -> dict[str, set[str]]:
     """For every stage, all stages that have to wait for its end."""
     behind: dict[str, set[str]] = {stage: set() for stage in needs}
     for stage in reversed([*TopologicalSorter(needs).static_order()]):
-        for before in needs[stage]:
-            behind[before] |= {stage, *behind[stage]}
+        for need in needs[stage]:
+            behind[need] |= {stage, *behind[stage]}
     return behind
 
 
@@ -80,10 +80,10 @@ def out_of_date(*targets: str) -> set[str]:
 
 def _answer(*arguments: str) -> str:
     params.load()  # checks the names that DVC puts into commands
-    done = ask_dvc(*arguments)
-    if done.returncode:
-        raise ValueError(f"dvc {arguments[0]} failed: {done.stderr.strip()}")
-    return done.stdout
+    process = ask_dvc(*arguments)
+    if process.returncode:
+        raise ValueError(f"dvc {arguments[0]} failed: {process.stderr.strip()}")
+    return process.stdout
 
 
 class Described(NamedTuple):
@@ -95,49 +95,52 @@ class Described(NamedTuple):
 
 def described(*stages: str) -> dict[str, Described]:
     """This clone's state of stages. Raises ValueError if its graph cannot be read, or lacks one of them."""
-    done = in_dvc("describe", *stages)
-    if failed := complaint(done):
+    process = in_dvc("describe", *stages)
+    if failed := complaint(process):
         raise ValueError(f"DVC cannot tell of {', '.join(stages)}: {failed}")
-    return {stage: Described(*each) for stage, each in json.loads(done.stdout).items()}
+    return {stage: Described(*fields) for stage, fields in json.loads(process.stdout).items()}
 
 
-def require_alike(stage: str, theirs: Mapping[str, str], ours: Mapping[str, str], but: Iterable[str] = ()) -> None:
+def require_alike(stage: str, other: Mapping[str, str], local: Mapping[str, str], but: Iterable[str] = ()) -> None:
     """Raises ValueError with the differences if a stage is made of something else in another clone.
 
     Dependencies that are, contain, or lie in one of the paths `but` are left out.
     """
     paths = [*but]
-    names = [name for name in differing(theirs, ours) if not any(_meet(name, path) for path in paths)]
+    names = [name for name in differing(other, local) if not any(_meet(name, path) for path in paths)]
     if names:
-        there, here = ({name: each[name] for name in names if name in each} for each in (theirs, ours))
-        said, remedy = some(differences(there, here)), "bring both clones to the same commit and the same params.yaml"
-        raise ValueError(f"{stage} is made of something else there than here: {harmless(said)}; {remedy}")
+        first, second = ({name: facts[name] for name in names if name in facts} for facts in (other, local))
+        difference = harmless(some(differences(first, second)))
+        remedy = "bring both clones to the same commit and the same params.yaml"
+        raise ValueError(f"{stage} is made of something else there than here: {difference}; {remedy}")
 
 
-def bring(known: Mapping[str, Described], hashes: Mapping[str, object]) -> None:
+def bring(stages: Mapping[str, Described], hashes: Mapping[str, object]) -> None:
     """Puts the outputs of stages into their places, from DVC's cache or its remote; dvc.lock stays as it is.
 
     Args:
-        known: the stages, as `described` has them.
+        stages: as `described` has them.
         hashes: path -> DVC's hash, as another clone says; nothing but this clone's own outputs is looked up in it.
 
     Raises ValueError if an output has no valid hash, or the listing of a folder is not valid. Raises OSError if the
     remote lacks an output or has another one, or if DVC cannot put it into its place.
     """
-    wanted = {path: hashes.get(path) for each in known.values() for path in each.outs}
-    for path, md5 in wanted.items():
+    md5s = {path: hashes.get(path) for stage in stages.values() for path in stage.outs}
+    for path, md5 in md5s.items():
         if not isinstance(md5, str) or not _MD5.fullmatch(md5):
-            said, remedy = harmless(f"{md5!r:.80}"), "delete its flow run in Prefect to have it made again"
-            raise ValueError(f"{path} comes with no hash of DVC's but {said}; {remedy}")
-    listings = [md5 for md5 in map(str, wanted.values()) if md5.endswith(".dir")]
+            value = harmless(f"{md5!r:.80}")
+            remedy = "delete its flow run in Prefect to have it made again"
+            raise ValueError(f"{path} comes with no hash of DVC's but {value}; {remedy}")
+    listings = [md5 for md5 in map(str, md5s.values()) if md5.endswith(".dir")]
     failed = next(filter(None, map(require_listing, listings)), "")
-    if failed := failed or complaint(in_dvc("bring", *known, given=json.dumps(wanted))):
-        raise OSError(f"{', '.join(wanted)} could not be brought here from DVC's remote ({failed})")
+    failed = failed or complaint(in_dvc("bring", *stages, text=json.dumps(md5s)))
+    if failed:
+        raise OSError(f"{', '.join(md5s)} could not be brought here from DVC's remote ({failed})")
 
 
-def _meet(one: str, other: str) -> bool:
+def _meet(first: str, second: str) -> bool:
     """Whether two paths are equal, or one is inside the other."""
-    return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
+    return f"{first}/".startswith(f"{second}/") or f"{second}/".startswith(f"{first}/")
 
 
 def require_shared() -> None:
@@ -159,9 +162,12 @@ class Pool:
         A stage fails after `patience_s` without a worker.
         """
         require_shared()
-        self._name, self._patience_s, self._told = name, patience_s, 0.0
+        self._name = name
+        self._patience_s = patience_s
+        self._warned_s = 0.0
         self._start_one = f"start one in a clone of this commit: `agent-r1 worker --pool {name}`"
-        self._pushed, self._asking = set[str](), threading.Lock()  # DVC's commands would wait for each other
+        self._pushed = set[str]()
+        self._describing = threading.Lock()  # DVC's commands would wait for each other
         with get_client(sync_client=True) as client:
             try:
                 self._deployment = client.read_deployment_by_name(f"{ERRAND}/{name}").id
@@ -181,72 +187,74 @@ class Pool:
         is cancelled, or finds no worker, and StageUnavailable if it may work later.
         """
         try:
-            asked = self._asked(stage, needs)
+            parameters = self._parameters(stage, needs)
             with get_client(sync_client=True) as client, beside.line(stage) as show:
-                run = self._ended(client, self._sent(client, stage, asked), beside.over, show)
-            known = described(stage)
-            require_alike(stage, asked["made_of"], known[stage].made_of)
-            bring(known, run.labels)
-            require_alike(stage, asked["made_of"], described(stage)[stage].made_of)  # that may have taken minutes
+                run = self._finished(client, self._errand(client, stage, parameters), beside.over, show)
+            stages = described(stage)
+            require_alike(stage, parameters["made_of"], stages[stage].made_of)
+            bring(stages, run.labels)
+            require_alike(stage, parameters["made_of"], described(stage)[stage].made_of)  # that may have taken minutes
             require_dvc("commit", "--force", stage)
         except (HTTPError, PrefectException, OSError) as fault:
             raise StageUnavailable(f"stage {stage} of pool {self._name}: {fault}") from fault
         except ValueError as fault:
             raise StageFailed(f"stage {stage} of pool {self._name}: {fault}") from fault
 
-    def _asked(self, stage: str, needs: set[str]) -> dict[str, Any]:
+    def _parameters(self, stage: str, needs: set[str]) -> dict[str, Any]:
         """The parameters of an errand. Pushes the inputs of the stage."""
-        with self._asking:
+        with self._describing:
             if lacking := sorted(needs - self._pushed):
                 require_dvc("push", *lacking)
                 self._pushed |= needs
-            known = described(stage, *needs)
-        inputs = {path: md5 for need in needs for path, md5 in known[need].outs.items()}
-        return {"stage": stage, "made_of": known[stage].made_of, "inputs": inputs}
+            stages = described(stage, *needs)
+        inputs = {path: md5 for need in needs for path, md5 in stages[need].outs.items()}
+        return {"stage": stage, "made_of": stages[stage].made_of, "inputs": inputs}
 
-    def _sent(self, client: SyncPrefectClient, stage: str, asked: dict[str, Any]) -> FlowRun:
+    def _errand(self, client: SyncPrefectClient, stage: str, parameters: dict[str, Any]) -> FlowRun:
         """The running or complete errand of these parameters, or a new one."""
-        content = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+        content = hashlib.sha256(json.dumps(parameters, sort_keys=True).encode()).hexdigest()
         attempt = 0
         while True:
-            key, above = f"{self._name}-{content}-{attempt}", UUID(task_run.id) if task_run.id else None
+            key = f"{self._name}-{content}-{attempt}"
+            parent = UUID(task_run.id) if task_run.id else None
             run = client.create_flow_run_from_deployment(
-                self._deployment, parameters=asked, name=stage, idempotency_key=key, parent_task_run_id=above
+                self._deployment, parameters=parameters, name=stage, idempotency_key=key, parent_task_run_id=parent
             )
             if run.state is None or not run.state.is_final() or run.state.is_completed():
                 logger.info("stage %s is for pool %s", stage, self._name)
                 return run
             attempt += 1
 
-    def _ended(
-        self, client: SyncPrefectClient, run: FlowRun, over: threading.Event, show: Callable[[str], None]
+    def _finished(
+        self, client: SyncPrefectClient, run: FlowRun, stop: threading.Event, show: Callable[[str], None]
     ) -> FlowRun:
         """Waits for the end of an errand, which has the name of its stage."""
-        until, stage = time.monotonic() + self._patience_s, run.name
+        until = time.monotonic() + self._patience_s
+        stage = run.name
         while run.state is None or not run.state.is_final():
-            has_begun = run.state is not None and run.state.type in (StateType.RUNNING, StateType.CANCELLING)
-            show(f"{stage}: {'is made' if has_begun else 'waits'} in pool {self._name}")
-            if has_begun or self._has_worker(client):
+            is_running = run.state is not None and run.state.type in (StateType.RUNNING, StateType.CANCELLING)
+            show(f"{stage}: {'is made' if is_running else 'waits'} in pool {self._name}")
+            if is_running or self._has_worker(client):
                 until = time.monotonic() + self._patience_s
             elif time.monotonic() > until:
                 gone = f"no worker of pool {self._name} was there for {self._patience_s:g} s (operate.pool_patience_s)"
                 queued = f"stage {stage} stays in the queue, and the same command waits for it"
                 raise StageFailed(f"{gone}; {self._start_one}; {queued}")
-            if over.wait(POLL_S):
+            if stop.wait(POLL_S):
                 raise StageFailed(f"stage {stage} stays with pool {self._name}; the same command waits for it")
             run = client.read_flow_run(run.id)
         if not run.state.is_completed():
             may_work = run.state.is_crashed() or run.state.name == UNAVAILABLE
             fault = StageUnavailable if may_work else StageFailed
-            said = harmless(f"{run.state.name}, {run.state.message or 'without a word'}")
-            raise fault(f"stage {stage} of pool {self._name} is {said} (flow run {run.id})")
+            state = harmless(f"{run.state.name}, {run.state.message or 'without a word'}")
+            raise fault(f"stage {stage} of pool {self._name} is {state} (flow run {run.id})")
         return run
 
     def _has_worker(self, client: SyncPrefectClient) -> bool:
         """Whether the pool has a worker; if not, a log line every `TELL_S` says how to start one."""
         if any(worker.status == WorkerStatus.ONLINE for worker in client.read_workers_for_work_pool(self._name)):
             return True
-        if not self._told or time.monotonic() > self._told + TELL_S:
-            self._told = time.monotonic()
+        if not self._warned_s or time.monotonic() > self._warned_s + TELL_S:
+            self._warned_s = time.monotonic()
             logger.warning("no worker of pool %s is there; %s", self._name, self._start_one)
         return False

@@ -34,7 +34,7 @@ class Edited(ValueError):
 
 
 @cache
-def code_as_begun() -> dict[Path, str]:
+def code_at_start() -> dict[Path, str]:
     """The sha256 of every file of the project's code, as it was at the first call."""
     files = [file for room in ("agent_r1", "flows") for file in members(CODE / room)]
     return {file: sha256(file.read_bytes()).hexdigest() for file in files}
@@ -46,8 +46,8 @@ def code_of(stage: str) -> dict[str, str]:
     listed = defined.get("do", defined)["deps"]
     rooms = [CODE / path for path in listed if path.startswith(("agent_r1/", "flows/"))]
     files = [file for room in rooms for file in members(room)]
-    begun = code_as_begun()
-    return {str(file.relative_to(CODE)): begun.get(file) or sha256(file.read_bytes()).hexdigest() for file in files}
+    at_start = code_at_start()
+    return {str(file.relative_to(CODE)): at_start.get(file) or sha256(file.read_bytes()).hexdigest() for file in files}
 
 
 def stage_of(address: str) -> str:
@@ -56,29 +56,36 @@ def stage_of(address: str) -> str:
 
 
 @cache
-def as_begun() -> tuple[list[str], list[str], dict[str, Any]] | None:
+def stage_at_start() -> tuple[list[str], list[str], dict[str, Any]] | None:
     """The parameters and the dependencies of this process's DVC stage, and the state of both at the first call.
 
     None if DVC did not start this process, or has another command for its stage. Notes the code in any case.
     """
-    code_as_begun()
-    if not (address := os.environ.get(OF_STAGE)):
+    code_at_start()
+    address = os.environ.get(OF_STAGE)
+    if not address:
         return None
-    given, values = sys.argv[1:], read_yaml(Path("params.yaml"))
+    arguments = sys.argv[1:]
     for graph in (Path("dvc.yaml"), *sorted(Path().glob("*/dvc.yaml"))):
         stage = value_at(read_yaml(graph), f"stages.{stage_of(address)}") or {}
         stage = stage.get("do", stage)
-        words = str(stage.get("cmd")).split()[-len(given) :]
-        item = {word: said for word, said in zip(words, given, strict=False) if word.startswith("${item")}
-        if [item.get(word, word) for word in words] == given:
-            listed = json.dumps([stage.get("params", []), stage.get("deps", [])])
-            for word, said in item.items():
-                listed = listed.replace(word, said)
-            params, deps = json.loads(re.sub(r"\$\{([\w.]+)\}", lambda found: str(value_at(values, found[1])), listed))
-            deps += [file for each in params if isinstance(each, dict) for file in each]  # parameters of other files
-            params = [each for each in params if isinstance(each, str)]
-            return params, deps, _parts(params, deps)
+        words = str(stage.get("cmd")).split()[-len(arguments) :]
+        item = {word: value for word, value in zip(words, arguments, strict=False) if word.startswith("${item")}
+        if [item.get(word, word) for word in words] == arguments:
+            return _noted(stage, item)
     return None
+
+
+def _noted(stage: dict[str, Any], item: dict[str, str]) -> tuple[list[str], list[str], dict[str, Any]]:
+    """The parameters and dependencies of a stage with an item's words in them, and their state now."""
+    values = read_yaml(Path("params.yaml"))
+    text = json.dumps([stage.get("params", []), stage.get("deps", [])])
+    for word, value in item.items():
+        text = text.replace(word, value)
+    params, deps = json.loads(re.sub(r"\$\{([\w.]+)\}", lambda match: str(value_at(values, match[1])), text))
+    deps += [file for entry in params if isinstance(entry, dict) for file in entry]  # parameters of other files
+    params = [entry for entry in params if isinstance(entry, str)]
+    return params, deps, _parts(params, deps)
 
 
 def require_unedited() -> None:
@@ -87,25 +94,28 @@ def require_unedited() -> None:
     from agent_r1.params.sections import flatten
     from flows.dvc_files import ask_dvc
 
-    address, begun = os.environ.get(OF_STAGE), as_begun()
-    if begun is None:
+    address = os.environ.get(OF_STAGE)
+    at_start = stage_at_start()
+    if at_start is None:
         if address:
             logger.warning("dvc.yaml has another command for stage %s: edits while it runs are not noticed", address)
         return
-    params, deps, parts = begun
-    was, now = flatten(parts), flatten(_parts(params, deps))
-    names = differing(was, now)
+    params, deps, parts = at_start
+    before = flatten(parts)
+    after = flatten(_parts(params, deps))
+    names = differing(before, after)
     ignored = ask_dvc("check-ignore", *names).stdout.splitlines() if names else []
-    if edited := [said for name, said in zip(names, differences(was, now), strict=True) if name not in ignored]:
-        said = f"edited while stage {address} ran: {some(edited)}; dvc.lock stays as it was"
+    edits = [line for name, line in zip(names, differences(before, after), strict=True) if name not in ignored]
+    if edits:
+        problem = f"edited while stage {address} ran: {some(edits)}; dvc.lock stays as it was"
         remedy = "Take the edits back, and the same command takes a finished training over"
-        raise Edited(f"{said}. {remedy}; else it makes the stage anew")
+        raise Edited(f"{problem}. {remedy}; else it makes the stage anew")
 
 
 def members(path: Path) -> list[Path]:
     """A file, or all files in a folder but Python's compiled ones."""
-    found = path.rglob("*") if path.is_dir() else [path]
-    return [file for file in found if file.is_file() and "__pycache__" not in file.parts]
+    paths = path.rglob("*") if path.is_dir() else [path]
+    return [file for file in paths if file.is_file() and "__pycache__" not in file.parts]
 
 
 def _parts(params: list[str], deps: list[str]) -> dict[str, Any]:
@@ -114,10 +124,10 @@ def _parts(params: list[str], deps: list[str]) -> dict[str, Any]:
     parts = {name: value_at(values, name) for name in params}
     for file in (file for path in deps for file in members(Path(path))):
         with suppress(FileNotFoundError):  # another process may be writing beside it
-            found = file.stat()
-            large = f"{found.st_size} {found.st_mtime_ns} {found.st_ino}".encode()
-            told = large if found.st_size > HASHED_BYTES else file.read_bytes()
-            parts[str(file)] = sha256(told).hexdigest()[:12]
+            stat = file.stat()
+            large = f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ino}".encode()
+            content = large if stat.st_size > HASHED_BYTES else file.read_bytes()
+            parts[str(file)] = sha256(content).hexdigest()[:12]
     return parts
 
 

@@ -35,7 +35,7 @@ def write_examples(name: str) -> str:
     path = RAW / name / "examples.jsonl"
     if path.exists():
         raise ValueError(f"{path} exists, and nothing is replaced; move it away")
-    from agent_r1.training.warm_start import demonstrate_examples
+    from agent_r1.teaching.warm_start import demonstrate_examples
 
     rows = read_rows(settings.places.questions, Question)
     questions = [row for row in rows if (row.dataset, row.split) == (name, "train")]
@@ -50,16 +50,16 @@ def begin(kind: str, name: str) -> str:
     settings = params.load()
     if not NAME.fullmatch(name) or keyword.iskeyword(name):
         raise ValueError(f"{name!r} is to name a module; take small letters, digits and _, a letter first")
-    ours = {BUILT_IN, "base", *settings.prepare.files, *settings.prepare.worlds, *ToolsParams.model_fields, *LOGGED}
-    if name in ours | RewardWeights.model_fields.keys() or own_code.is_taken(name):
+    reserved = {BUILT_IN, "base", *settings.prepare.files, *settings.prepare.worlds, *ToolsParams.model_fields, *LOGGED}
+    if name in reserved | RewardWeights.model_fields.keys() or own_code.is_taken(name):
         raise ValueError(f"{name!r} is the name of something that is there; choose another, such as my_{name}")
     words = {"name": name, "Name": name.title().replace("_", ""), "runs": ", ".join(settings.repro_runs)}
-    files, following = filled(kind, words)
-    if there := [path for path in files if Path(path).exists()]:
-        raise ValueError(f"{there[0]} exists, and nothing is replaced; choose another name, or move it away")
+    files, commands = filled(kind, words)
+    if existing := [path for path in files if Path(path).exists()]:
+        raise ValueError(f"{existing[0]} exists, and nothing is replaced; choose another name, or move it away")
     for path, content in files.items():
         write_text(Path(path), content)
-    return "\n".join([*(f"wrote {path}" for path in files), "", following])
+    return "\n".join([*(f"wrote {path}" for path in files), "", commands])
 
 
 def filled(kind: str, words: Mapping[str, str]) -> tuple[dict[str, str], str]:
@@ -67,5 +67,5 @@ def filled(kind: str, words: Mapping[str, str]) -> tuple[dict[str, str], str]:
     template = Template((Path(__file__).with_name("templates") / f"{kind}.txt").read_text())
     _, *parts = re.split(r"^=== (.+)\n", template.substitute(words), flags=re.MULTILINE)
     files = dict(zip(parts[::2], parts[1::2], strict=True))
-    following = files.pop("next")
-    return files, following
+    commands = files.pop("next")
+    return files, commands

@@ -27,7 +27,8 @@ FOLDER = Path("overlays")
 BASE = FOLDER / "base.yaml"
 HEADER = re.compile(rf"# Composed of {BASE} and {FOLDER}/(?P<name>[\w.-]+)\.yaml \((?P<digest>\w+)\).*\n")
 # DVC's records of its outputs, and where a scale's wait while another one is laid.
-RECORDS, WAITING = ("dvc.lock", "ablations/dvc.lock"), Path(".dvc/tmp/scales")
+RECORDS = ("dvc.lock", "ablations/dvc.lock")
+WAITING = Path(".dvc/tmp/scales")
 
 
 def switch(name: str) -> None:
@@ -36,27 +37,30 @@ def switch(name: str) -> None:
     DVC's record of the scale that is left waits, and comes back with it. Raises ValueError, and writes nothing, if
     there is no such overlay, its parameters are not valid, or edits of params.yaml under an overlay would be lost.
     """
-    base, found = _base(), Path(PARAMS)
-    composed = HEADER.match(found.read_text()) if found.exists() else None
-    left, text = composed["name"] if composed else "base", base if name == "base" else compose(base, name)
+    base = _base()
+    parameters = Path(PARAMS)
+    header = HEADER.match(parameters.read_text()) if parameters.exists() else None
+    old = header["name"] if header else "base"
+    text = base if name == "base" else compose(base, name)
     for record in filter(Path.exists, map(Path, RECORDS)):
-        (WAITING / left / record).parent.mkdir(parents=True, exist_ok=True)
-        write_text(WAITING / left / record, record.read_text())
+        (WAITING / old / record).parent.mkdir(parents=True, exist_ok=True)
+        write_text(WAITING / old / record, record.read_text())
     if name != "base":
         write_text(BASE, base)
-    write_text(found, text)
+    write_text(parameters, text)
     if name == "base":
         BASE.unlink(missing_ok=True)
     for record in map(Path, RECORDS):
-        if name != left and (waits := WAITING / name / record).exists():
-            write_text(record, waits.read_text())
+        waiting = WAITING / name / record
+        if name != old and waiting.exists():
+            write_text(record, waiting.read_text())
 
 
 def compose(base: str, name: str) -> str:
     """The text of params.yaml under an overlay, with the comments of the base."""
     path, changes = read_overlay(name)
     if changes.get("places") == "own":
-        changes["places"] = {"scale": name} | {each: f"scales/{name}/{each}" for each in ("data", "outputs")}
+        changes["places"] = {"scale": name} | {kind: f"scales/{name}/{kind}" for kind in ("data", "outputs")}
     body = laid_over(base, changes, str(path))
     return f"# Composed of {BASE} and {path} ({_digest(body)}); `agent-r1 overlay base` goes back.\n{body}"
 
@@ -78,19 +82,20 @@ def laid_over(base: str, changes: dict[str, Any], where: str) -> str:
 
     Raises ValueError with what is refused, after `where`.
     """
-    whole = round_trip().load(base)
-    tuple(bring_up(whole))
-    whole = override(whole, changes)
-    read = validated(Params, yaml.safe_load(dumped(whole)), where).read_of_raw
-    if read != whole["places"].get("raw", UNREAD):
-        whole["places"]["raw"] = read
-    return dumped(whole)
+    content = round_trip().load(base)
+    tuple(bring_up(content))
+    content = override(content, changes)
+    raw = validated(Params, yaml.safe_load(dumped(content)), where).read_of_raw
+    if raw != content["places"].get("raw", UNREAD):
+        content["places"]["raw"] = raw
+    return dumped(content)
 
 
 def round_trip() -> YAML:
     """A reader and writer that keeps comments, lines and quotes, and writes null out as the base does."""
     yaml_12 = YAML()
-    yaml_12.width, yaml_12.preserve_quotes = 1 << 16, True  # no line is broken
+    yaml_12.width = 1 << 16  # no line is broken
+    yaml_12.preserve_quotes = True
     yaml_12.indent(mapping=2, sequence=4, offset=2)
     null = "tag:yaml.org,2002:null", "null"
     yaml_12.representer.add_representer(type(None), lambda dumper, _: dumper.represent_scalar(*null))
@@ -105,24 +110,24 @@ def dumped(content: Any) -> str:
 
 
 def _is_as_composed(text: str) -> bool:
-    composed = HEADER.match(text)
-    return composed is not None and _digest(text[composed.end() :]) == composed["digest"]
+    header = HEADER.match(text)
+    return header is not None and _digest(text[header.end() :]) == header["digest"]
 
 
 def _base() -> str:
     """The text of the base. Raises ValueError if switching would lose an edit."""
-    found, waiting = (path.read_bytes().decode() if path.exists() else "" for path in (Path(PARAMS), BASE))
-    composed = HEADER.match(found)
-    if composed and not waiting:
+    text, waiting = (path.read_bytes().decode() if path.exists() else "" for path in (Path(PARAMS), BASE))
+    header = HEADER.match(text)
+    if header and not waiting:
         raise ValueError(f"{BASE}, which {PARAMS} was composed of, is gone; put it back, or `git checkout {PARAMS}`")
-    if composed and not _is_as_composed(found):
-        edited = _differences(compose(waiting, composed["name"]), found)
+    if header and not _is_as_composed(text):
+        edited = _differences(compose(waiting, header["name"]), text)
         remedy = f"edit {BASE} or the overlay instead, and take it back in {PARAMS}"
         raise ValueError(f"{PARAMS} was edited under an overlay: {edited}; {remedy}")
-    if not composed and waiting not in ("", found):
-        differing = _differences(waiting, found)
+    if not header and waiting not in ("", text):
+        differing = _differences(waiting, text)
         raise ValueError(f"{PARAMS} is no composition, but {BASE} waits: {differing}; remove {BASE} to go on without")
-    return waiting or found
+    return waiting or text
 
 
 def _differences(before: str, after: str) -> str:

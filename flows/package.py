@@ -46,17 +46,20 @@ def changed_rooms(*names: str) -> dict[str, list[str]]:
     """Stage -> the rooms of the installed package that are others than this project's graph was brought up to."""
     changed = {}
     for stage in names or stages():
-        ours, theirs = read_yaml(HASHES / f"{stage}.yaml") or {}, code_hashes(stage)
-        if rooms := sorted(room for room in {*ours, *theirs} if ours.get(room) != theirs.get(room)):
+        recorded = read_yaml(HASHES / f"{stage}.yaml") or {}
+        current = code_hashes(stage)
+        rooms = sorted(room for room in {*recorded, *current} if recorded.get(room) != current.get(room))
+        if rooms:
             changed[stage] = rooms
     return changed
 
 
 def require_not_older() -> None:
     """Raises ValueError if the installed package is older than the one that this project was brought up to."""
-    if Version(has := installed()) < Version(needs := VERSION.read_text().strip()):
-        remedy = f"install {needs} or a later one; the project stays as it is"
-        raise ValueError(f"agent_r1 {has} is installed, and this project is one of {needs}: {remedy}")
+    project = VERSION.read_text().strip()
+    if Version(installed()) < Version(project):
+        remedy = f"install {project} or a later one; the project stays as it is"
+        raise ValueError(f"agent_r1 {installed()} is installed, and this project is one of {project}: {remedy}")
 
 
 def require_current(*names: str) -> None:

@@ -53,7 +53,7 @@ UNSAID = (
     "\tgit add ",
     "\tdvc ",
 )
-_LINE = re.compile(r"\d\d:\d\d:\d\d (?P<level>INFO|WARNING|ERROR) (?P<said>.*)")  # as `configure_logging` has it
+_LINE = re.compile(r"\d\d:\d\d:\d\d (?P<level>INFO|WARNING|ERROR) (?P<text>.*)")  # as `configure_logging` has it
 _COUNTED = re.compile(r"(?P<name>[^:]+): iteration .*; (?P<done>\d+) of (?:at most )?(?P<of>\d+) done.*")
 NEWS_S = 5.0  # between two writings of a stage's progress
 
@@ -100,11 +100,16 @@ class Reproduction:
     def __init__(self, file: str, needs: Mapping[str, set[str]], pool: Pool | None, beside: SideBySide) -> None:
         """`needs` are each stage's direct dependencies."""
         self.faults = list[Any]()
-        self._needs, self._pool, self._beside = needs, pool, beside
-        self._changed, self._made = out_of_date("--with-deps", file), set[str]()
+        self._needs = needs
+        self._pool = pool
+        self._beside = beside
+        self._changed = out_of_date("--with-deps", file)
+        self._made = set[str]()
         self._sent = {*filter(pool.takes, needs)} if pool else set[str]()
-        self._behind, self._order = waiting(needs), TopologicalSorter(needs)
-        self._ready, self._running = list[str](), dict[Future[State[None]], str]()
+        self._behind = waiting(needs)
+        self._order = TopologicalSorter(needs)
+        self._ready = list[str]()
+        self._running = dict[Future[State[None]], str]()
         self._order.prepare()
 
     @property
@@ -126,13 +131,14 @@ class Reproduction:
             work = partial(self._pool.make, stage, self._needs[stage], self._beside)
         self._ready.remove(stage)
         stale = stage in self._changed or self._made & self._needs[stage]
-        begun = _with_retries().submit(stage, work if stale else None, ask=stage not in self._changed)
-        self._running[cast("PrefectConcurrentFuture[State[None]]", begun).wrapped_future] = stage
+        future = _with_retries().submit(stage, work if stale else None, ask=stage not in self._changed)
+        self._running[cast("PrefectConcurrentFuture[State[None]]", future).wrapped_future] = stage
 
     def take_ended(self) -> None:
         """Waits until a stage ends, and takes in what came of it."""
-        for ended in wait(self._running, return_when=FIRST_COMPLETED).done:
-            stage, state = self._running.pop(ended), ended.result()
+        for future in wait(self._running, return_when=FIRST_COMPLETED).done:
+            stage = self._running.pop(future)
+            state = future.result()
             if state.is_completed():
                 self._order.done(stage)
                 count = self._beside.count()
@@ -185,8 +191,8 @@ def _follow(stage: str, command: Sequence[str], beside: SideBySide, *, alone: bo
     if deployment.id:  # a worker started this process, and only the worker would end it
         processes.end_with_parent()
     name = stage_of(stage)
-    timeout_s, environment = params.load().operate.timeout_s(name), _stage_environment(alone=alone)
-    exit_code = Path(environment[EXIT_CODE_FILE])
+    timeout_s = params.load().operate.timeout_s(name)
+    environment = _stage_environment(alone=alone)
     with (
         processes.process_group(command, environment) as process,
         beside.line(stage) as show,
@@ -195,15 +201,17 @@ def _follow(stage: str, command: Sequence[str], beside: SideBySide, *, alone: bo
         progress = IterationsDone()
         for line in filter(str.strip, process.stdout or ()):
             if not line.startswith(UNSAID):
-                show(said := _passed_on(line.rstrip()))
-                progress.tell(said)
+                text = _passed_on(line.rstrip())
+                show(text)
+                progress.tell(text)
         code = process.wait()
+    exit_code = Path(environment[EXIT_CODE_FILE])
     if exit_code.exists():
         code = int(exit_code.read_text())
         exit_code.unlink()
     if late.is_set():
-        late_for = f"stage {name} took longer than {timeout_s:g} s and was ended; its lines above say what it was at"
-        raise StageFailed(f"{late_for}; raise operate.timeouts_s.{name} in params.yaml if it needs more")
+        reason = f"stage {name} took longer than {timeout_s:g} s and was ended; its lines above say what it was at"
+        raise StageFailed(f"{reason}; raise operate.timeouts_s.{name} in params.yaml if it needs more")
     if code:
         fault = StageUnavailable if code == UNAVAILABLE else StageFailed
         raise fault(f"stage {stage} failed with exit code {code}; its own lines above say why")
@@ -213,15 +221,17 @@ def _follow(stage: str, command: Sequence[str], beside: SideBySide, *, alone: bo
 class IterationsDone:
     """Finished iterations of a stage, as an artifact on the page of the flow that started it."""
 
-    told_s: float = 0.0
+    written_s: float = 0.0
     artifact: UUID | None = None
 
-    def tell(self, said: str) -> None:
+    def tell(self, line: str) -> None:
         """Writes the iterations that a line of the stage counts, at most every few seconds and to no dead server."""
-        found, now_s = _COUNTED.fullmatch(said), time.monotonic()
-        if not found or (found["done"] != found["of"] and now_s < self.told_s + NEWS_S):
+        match = _COUNTED.fullmatch(line)
+        now_s = time.monotonic()
+        if not match or (match["done"] != match["of"] and now_s < self.written_s + NEWS_S):
             return
-        share, about = 100 * int(found["done"]) / int(found["of"]), f"{found['done']} of {found['of']} iterations"
+        share = 100 * int(match["done"]) / int(match["of"])
+        about = f"{match['done']} of {match['of']} iterations"
         waits = {prefect_settings.PREFECT_CLIENT_MAX_RETRIES: 0, prefect_settings.PREFECT_API_REQUEST_TIMEOUT: NEWS_S}
         waits[prefect_settings.PREFECT_CLIENT_SERVER_VERSION_CHECK_ENABLED] = False
         at_once = prefect_settings.temporary_settings(waits)
@@ -230,9 +240,9 @@ class IterationsDone:
             if self.artifact:
                 update_progress_artifact(self.artifact, share, about)
             else:
-                made = create_progress_artifact(share, artifact_key("progress", found["name"]), about)
-                self.artifact = cast("UUID", made)
-        self.told_s = time.monotonic()
+                artifact = create_progress_artifact(share, artifact_key("progress", match["name"]), about)
+                self.artifact = cast("UUID", artifact)
+        self.written_s = time.monotonic()
 
 
 def artifact_key(kind: str, name: str) -> str:
@@ -242,10 +252,11 @@ def artifact_key(kind: str, name: str) -> str:
 
 def _passed_on(line: str) -> str:
     """Logs a stage's line at its own level, and returns its text."""
-    found = _LINE.fullmatch(line)
-    level, said = (logging.getLevelNamesMapping()[found["level"]], found["said"]) if found else (logging.INFO, line)
-    logger.log(level, "%s", said)
-    return said
+    match = _LINE.fullmatch(line)
+    level = logging.getLevelNamesMapping()[match["level"]] if match else logging.INFO
+    text = match["text"] if match else line
+    logger.log(level, "%s", text)
+    return text
 
 
 def _stage_environment(*, alone: bool) -> dict[str, str]:
@@ -253,11 +264,12 @@ def _stage_environment(*, alone: bool) -> dict[str, str]:
     context = TaskRunContext.get()
     if context is None:
         raise RuntimeError("a stage's command runs as a task, and there is none here")
+    password = prefect_settings.PREFECT_API_AUTH_STRING.value()
     return {
         **(ALONE if alone else {}),
         **dvc_environment(),
         "PREFECT_API_URL": prefect_settings.PREFECT_API_URL.value(),
-        **({processes.OF_CLIENTS: password} if (password := prefect_settings.PREFECT_API_AUTH_STRING.value()) else {}),
+        **({processes.OF_CLIENTS: password} if password else {}),
         PARENT_TASK_RUN: str(context.task_run.id),
         EXIT_CODE_FILE: f"{gettempdir()}/agent_r1_exit_code_{context.task_run.id}",
         processes.PIPELINE: str(os.getpid()),

@@ -17,7 +17,7 @@ from agent_r1.params.places import MODEL, PARAMS, REPRO, SCHEME, SWEEP, RunId, a
 from agent_r1.params.sections import nearest
 from agent_r1.rollout.sampling import Beneath
 from agent_r1.tracking import registry
-from flows.dvc_files import kept, require_listing, restorable, run_dvc
+from flows.dvc_files import recorded_md5, require_listing, restorable, run_dvc
 
 if TYPE_CHECKING:  # slow, and not needed to name a policy
     from transformers import PreTrainedTokenizerFast
@@ -38,7 +38,7 @@ class Policy:
     updates: int = 0  # since the warm start
     run: RunId | None = None  # the training that made it, if known
     version: registry.Version | None = None  # its registered version, if a reference named it
-    elsewhere: tuple[Endpoint, str] | None = None  # a server that has the model, and the model's name there
+    remote: tuple[Endpoint, str] | None = None  # a server that has the model, and the model's name there
 
     @property
     def known_as(self) -> str | None:
@@ -49,12 +49,12 @@ class Policy:
 
     def identity(self) -> str:
         """The hash of its weights, or its title at a server; ValueError if a registered version's have changed."""
-        if self.elsewhere:
+        if self.remote:
             return self.title
-        found = model_hash(self.path)
-        if self.version and found != self.version.descriptor.policy_hash:
+        digest = model_hash(self.path)
+        if self.version and digest != self.version.descriptor.policy_hash:
             raise ValueError(f"{self.path} was changed while {self.version.reference} was evaluated; evaluate it again")
-        return found
+        return digest
 
     def as_trained(self, settings: Params) -> Params:
         """The settings with the `env` of the run that trained it; unchanged if params.yaml has no such run."""
@@ -84,15 +84,16 @@ class Policy:
         from agent_r1.rollout.chat import Chat
         from agent_r1.training.fitness import require_fit
 
-        if not (self.elsewhere or self.run):
+        if not (self.remote or self.run):
             require_fit(self.path, settings)
-        reads = 0 if self.elsewhere else settings.env.max_tokens
+        reads = 0 if self.remote else settings.env.max_tokens
         tokenizer = load_tokenizer(self.path, reads, settings.model.template)
         return tokenizer, Chat(tokenizer, end_tokens(self.path))
 
-    def beneath(self, settings: Params) -> Beneath | None:
+    def base_model(self, settings: Params) -> Beneath | None:
         """The model beneath its adapters, None if its own weights run; ValueError for adapters that cannot run."""
-        folder, start = Path(self.path), settings.places.warm_start
+        folder = Path(self.path)
+        start = settings.places.warm_start
         alone = checkpoint.is_adapters_alone(folder)
         if not alone and not self.would_round(settings):
             return None
@@ -133,12 +134,12 @@ def policy_of(settings: Params, word: RunId | str) -> Policy:
     folder = Path(word).expanduser()
     if "/" not in word and word.partition("-")[0] in settings.runs:
         runs = [RunId.parse(word), RunId.parse(word, SWEEP)]
-        trained = [run for run in runs if settings.places.training(run).is_dir()]
-        ways = [f"{run.sweep or REPRO}/{word}" for run in trained] + [f"./{word}"] * (folder / "config.json").exists()
+        existing = [run for run in runs if settings.places.training(run).is_dir()]
+        ways = [f"{run.sweep or REPRO}/{word}" for run in existing] + [f"./{word}"] * (folder / "config.json").exists()
         if len(ways) > 1:
             raise ValueError(f"{word} means {len(ways)} policies; name one of them: {', '.join(ways)}")
-        if trained or not ways:
-            return _of_run(settings, [*trained, *runs][0])
+        if existing or not ways:
+            return _of_run(settings, [*existing, *runs][0])
     if folder.is_dir():
         return _of_folder(word, folder)
     if word.startswith((".", "/", "~")) or word.count("/") != 1:
@@ -155,21 +156,25 @@ def teacher_of(settings: Params, run: RunId) -> str:
 
 def policy_at(settings: Params, url: str, model: str) -> Policy:
     """The model with a name at an endpoint."""
-    limits, start = settings.engine.server, _warm_start(settings)
+    limits = settings.engine.server
+    start = _warm_start(settings)
     endpoint = Endpoint(url, timeout_s=limits.timeout_s, retries=limits.retries)
     title = f"{model} at {endpoint.url}"
-    return Policy(name=plain_name(model), title=title, path=start.path, elsewhere=(endpoint, model))
+    return Policy(name=plain_name(model), title=title, path=start.path, remote=(endpoint, model))
 
 
 def _of_run(settings: Params, run: RunId) -> Policy:
-    seed, folder = settings.run(run).seed, policy_in(settings.places.training(run))
+    seed = settings.run(run).seed
+    folder = policy_in(settings.places.training(run))
     progress = checkpoint.peek(folder.parent)
     if progress is None:
-        training, command = settings.places.training(run), f"agent-r1 train {run.word}"
-        earlier = f", or bring the earlier one back (`dvc checkout --force {training}`)" if restorable(training) else ""
-        raise FileNotFoundError(f"there is no checkpoint at {folder.parent}; train it first (`{command}`){earlier}")
+        training = settings.places.training(run)
+        command = f"agent-r1 train {run.word}"
+        back = f", or bring the earlier one back (`dvc checkout --force {training}`)" if restorable(training) else ""
+        raise FileNotFoundError(f"there is no checkpoint at {folder.parent}; train it first (`{command}`){back}")
     checkpoint.require_whole(folder.parent, checkpoint.POLICY)
-    title, updates = f"{run.label} after {progress.iterations} iterations", progress.policy_version
+    title = f"{run.label} after {progress.iterations} iterations"
+    updates = progress.policy_version
     return Policy(name=run.label, title=title, path=str(folder), seed=seed, updates=updates, run=run)
 
 
@@ -182,15 +187,15 @@ def _warm_start(settings: Params) -> Policy:
     return Policy(name=folder.name, title="the warm start", path=str(folder), seed=settings.warm_start.seed)
 
 
-def of_descriptor(made: registry.Descriptor, version: registry.Version | None = None) -> Policy:
+def of_descriptor(descriptor: registry.Descriptor, version: registry.Version | None = None) -> Policy:
     """The policy of a descriptor, of a version if that is known."""
     return Policy(
-        name=version.name if version else made.label,
-        title=f"version {version.number}, {made.label}" if version else made.label,
-        path=str(folder_of(made, version.reference if version else made.policy_hash[:8])),
-        seed=made.seed,
-        updates=made.policy_version,
-        run=RunId(made.run, made.seed, made.sweep),
+        name=version.name if version else descriptor.label,
+        title=f"version {version.number}, {descriptor.label}" if version else descriptor.label,
+        path=str(folder_of(descriptor, version.reference if version else descriptor.policy_hash[:8])),
+        seed=descriptor.seed,
+        updates=descriptor.policy_version,
+        run=RunId(descriptor.run, descriptor.seed, descriptor.sweep),
         version=version,
     )
 
@@ -213,23 +218,26 @@ def version_of(word: str, settings: Params) -> registry.Version:
     """The version of a reference or a label; a label means the policy in the training's folder, or else its latest."""
     if word.startswith(SCHEME):
         return _registered(word, settings)
-    run, known = RunId.meant(word), registry.versions(settings.places.model)
+    run = RunId.meant(word)
+    versions = registry.versions(settings.places.model)
     policy = policy_in(settings.places.training(run))
     if policy.is_dir():
         content = sha256(policy)
-        found = [version for version in known if version.descriptor.policy_hash == content]
+        matches = [version for version in versions if version.descriptor.policy_hash == content]
         missing = f"{word}: the policy in {policy} is not registered; `agent-r1 register {run.word}` does"
     else:
-        found = [
+        matches = [
             version
-            for version in known
+            for version in versions
             if (version.descriptor.label, version.descriptor.sweep) == (run.label, run.sweep)
         ]
-        near = nearest(word, [version.descriptor.label for version in known]) if known else "; the registry is empty"
+        near = (
+            nearest(word, [version.descriptor.label for version in versions]) if versions else "; the registry is empty"
+        )
         missing = f"there is no registered model {word!r}{near}"
-    if not found:
+    if not matches:
         raise ValueError(missing)
-    return found[-1]
+    return matches[-1]
 
 
 def _registered(reference: str, settings: Params) -> registry.Version:
@@ -240,20 +248,22 @@ def _registered(reference: str, settings: Params) -> registry.Version:
     return version
 
 
-def folder_of(found: registry.Descriptor, called: str) -> Path:
+def folder_of(descriptor: registry.Descriptor, title: str) -> Path:
     """A folder with a version's policy: the training's own, or DVC's copy, brought back; ValueError for neither."""
-    if _holds(Path(found.policy), found):
-        return Path(found.policy)
+    if _holds(Path(descriptor.policy), descriptor):
+        return Path(descriptor.policy)
     reason = "it was registered outside a DVC project, so there is no copy of it"
-    if found.dvc_hash:
-        copy = Path(found.dvc_file).with_suffix("")
-        reason = "" if _holds(copy, found) else bring_back(Path(found.dvc_file), found.dvc_hash)
-        if not reason and _holds(copy, found):
+    if descriptor.dvc_hash:
+        copy = Path(descriptor.dvc_file).with_suffix("")
+        reason = "" if _holds(copy, descriptor) else bring_back(Path(descriptor.dvc_file), descriptor.dvc_hash)
+        if not reason and _holds(copy, descriptor):
             return copy
         reason = reason or "DVC's copy is another one"
-    gone = f"the policy of {called} ({found.label}) has gone: {found.policy} holds another one or none"
-    again = f"train it again as of commit {found.git_commit or 'unknown'}"
-    raise ValueError(f"{gone}, and {reason}; {again}, or `dvc pull {found.dvc_file}` where a remote has it")
+    problem = f"the policy of {title} ({descriptor.label}) has gone: {descriptor.policy} holds another one or none"
+    retraining = f"train it again as of commit {descriptor.git_commit or 'unknown'}"
+    raise ValueError(
+        f"{problem}, and {reason}; {retraining}, or `dvc pull {descriptor.dvc_file}` where a remote has it"
+    )
 
 
 def in_training(version: registry.Version) -> bool:
@@ -270,7 +280,7 @@ def bring_back(file: Path, md5: str) -> str:
     if not Path(".dvc").is_dir():
         return "this project is no DVC repository"
     lacking = require_listing(md5)
-    if kept(file) != md5:
+    if recorded_md5(file) != md5:
         out = {"md5": md5, "hash": "md5", "path": file.stem}
         write_text(file, yaml.safe_dump({"outs": [out]}, sort_keys=False))
     failed = lacking or (run_dvc("checkout", "--force", str(file)) and run_dvc("pull", "--force", str(file)))

@@ -74,15 +74,17 @@ def process_group(
 
 
 @contextmanager
-def ended_after(process: subprocess.Popen[str], seconds: float, over: threading.Event) -> Iterator[threading.Event]:
+def ended_after(process: subprocess.Popen[str], seconds: float, stop: threading.Event) -> Iterator[threading.Event]:
     """Ends a process group once `over` is set, its leader has ended, or after `seconds`, which the event tells."""
-    done, late, deadline = threading.Event(), threading.Event(), time.monotonic() + seconds
+    finished = threading.Event()
+    late = threading.Event()
+    deadline = time.monotonic() + seconds
 
     def watch() -> None:
-        while not (done.wait(WATCH_S) or over.is_set() or late.is_set() or process.poll() is not None):
+        while not (finished.wait(WATCH_S) or stop.is_set() or late.is_set() or process.poll() is not None):
             if time.monotonic() > deadline:
                 late.set()
-        if not done.is_set():
+        if not finished.is_set():
             end_group(process, GRACE_S)
 
     watching = threading.Thread(target=watch)
@@ -90,7 +92,7 @@ def ended_after(process: subprocess.Popen[str], seconds: float, over: threading.
     try:
         yield late
     finally:
-        done.set()
+        finished.set()
         watching.join()
 
 
@@ -195,17 +197,17 @@ def servers(parts: Sequence[Supervised], grace_s: float = GRACE_S) -> Iterator[l
     with ExitStack() as stack:
         for part in parts:
             part.log.unlink(missing_ok=True)
-        begun = [stack.enter_context(running(part, grace_s)) for part in parts]
-        for part, process in begun:
+        processes = [stack.enter_context(running(part, grace_s)) for part in parts]
+        for part, process in processes:
             await_health(process, part)
             logger.info("the %s is up", part.name)
-        yield begun
+        yield processes
 
 
-def first_to_end(begun: Sequence[Running]) -> tuple[Supervised, str]:
+def first_to_end(processes: Sequence[Running]) -> tuple[Supervised, str]:
     """Waits until a process has ended, and names it, its exit code and its log."""
     while True:
-        for part, process in begun:
+        for part, process in processes:
             if process.poll() is not None:
                 return part, f"the {part.name} ended with code {process.returncode}, see {part.log}"
         time.sleep(WATCH_S)
@@ -221,8 +223,8 @@ def server_answers() -> bool:
     try:
         Client(url, ANSWER_S, key="").require_health()
     except (OSError, ValueError) as fault:
-        shown = without_password(url), without_password(str(fault))
-        logger.warning("PREFECT_API_URL %s does not answer (%s): going on without it", *shown)
+        words = without_password(url), without_password(str(fault))
+        logger.warning("PREFECT_API_URL %s does not answer (%s): going on without it", *words)
         return False
     return True
 
@@ -242,7 +244,7 @@ def known(api_url: str) -> Iterator[None]:
 
 def own_server() -> str | None:
     """The API of the server that `make serve` runs for this clone now."""
-    if not all(each.exists() and is_own(each, stat.S_IFREG, closed=0o077) for each in (SERVED, SERVED_LOCK)):
+    if not all(file.exists() and is_own(file, stat.S_IFREG, closed=0o077) for file in (SERVED, SERVED_LOCK)):
         return None  # others may have written the address, or hold the lock
     try:
         with FileLock(SERVED_LOCK).acquire(timeout=0):
@@ -259,28 +261,30 @@ def prefect_server() -> Iterator[str]:
         return
     from prefect.settings import PREFECT_API_AUTH_STRING, temporary_settings
 
-    password, listening = secrets.token_urlsafe(18), listen()
-    server, url = server_part(listening, password), api_on(listening.getsockname()[1])
+    password = secrets.token_urlsafe(18)
+    listening = listen()
+    server = server_part(listening, password)
+    url = api_on(listening.getsockname()[1])
     server.log.unlink(missing_ok=True)
-    with running(server) as begun, temporary_settings({PREFECT_API_AUTH_STRING: password}):
-        await_health(begun[1], server)
+    with running(server) as process, temporary_settings({PREFECT_API_AUTH_STRING: password}):
+        await_health(process[1], server)
         logger.info("Prefect at %s while the pipeline runs, password %s", url.removesuffix("/api"), password)
-        over = threading.Event()
-        threading.Thread(target=_give_up_without, args=(begun, over), daemon=True).start()
+        stop = threading.Event()
+        threading.Thread(target=_give_up_without, args=(process, stop), daemon=True).start()
         try:
             yield url
         finally:
-            over.set()
+            stop.set()
 
 
-def _give_up_without(server: Running, over: threading.Event) -> None:
+def _give_up_without(server: Running, stop: threading.Event) -> None:
     """Ends this process, and all that it started, if a server ends before `over`; Prefect would try it for minutes."""
     from flows.terminal import TERMINAL
 
-    said = first_to_end([server])[1]
-    if over.is_set():
+    end = first_to_end([server])[1]
+    if stop.is_set():
         return
-    logger.error("%s, and with it all that it served; the same command goes on", said)
+    logger.error("%s, and with it all that it served; the same command goes on", end)
     logging.disable()  # Prefect's complaints of the same, and those of stages
     children = psutil.Process().children(recursive=True)
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -294,13 +298,13 @@ def _give_up_without(server: Running, over: threading.Event) -> None:
 
 def listen(port: int = 0) -> socket.socket:
     """A socket for a server that is started next: nobody else can have its port of this machine any more."""
-    made = socket.socket()
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was used a minute ago is free
-    made.bind((HOST, port))
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)  # a port that was named stays taken after its server
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # uvicorn takes it for a Unix socket
-    made.listen(2048)  # connections may wait, as many as uvicorn has it
-    return made
+    server = socket.socket()
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was used a minute ago is free
+    server.bind((HOST, port))
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)  # a port that was named stays taken after its server
+    server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # uvicorn takes it for a Unix socket
+    server.listen(2048)  # connections may wait, as many as uvicorn has it
+    return server
 
 
 def api_on(port: int) -> str:
@@ -310,8 +314,14 @@ def api_on(port: int) -> str:
 
 def prefect_environment(api_url: str) -> dict[str, str]:
     """The environment for a process of Prefect's, which ends with this process and writes below .tracking alone."""
-    home, own = str(HOME.absolute()), {"PREFECT_API_URL": api_url, STARTED_BY: str(os.getpid())}
-    return {**os.environ, "PREFECT_HOME": home, "PREFECT_LOCAL_STORAGE_PATH": f"{home}/storage", **own}
+    home = str(HOME.absolute())
+    return {
+        **os.environ,
+        "PREFECT_HOME": home,
+        "PREFECT_LOCAL_STORAGE_PATH": f"{home}/storage",
+        "PREFECT_API_URL": api_url,
+        STARTED_BY: str(os.getpid()),
+    }
 
 
 def server_part(listening: socket.socket, password: str = "") -> Supervised:
@@ -349,8 +359,9 @@ def _pages() -> dict[str, str]:
 
 def uvicorn(app: str, listening: socket.socket, *options: str) -> list[str]:
     """The command that serves an app of `flows.apps`."""
-    made = [f"flows.apps:{app}", "--factory", "--app-dir", str(Path(__file__).parents[1]), "--log-level", "error"]
-    return [sys.executable, "-m", "uvicorn", *made, "--fd", str(listening.fileno()), *options]
+    command = [sys.executable, "-m", "uvicorn", f"flows.apps:{app}", "--factory"]
+    command += ["--app-dir", str(Path(__file__).parents[1]), "--log-level", "error"]
+    return [*command, "--fd", str(listening.fileno()), *options]
 
 
 def own_folder() -> Path:

@@ -48,13 +48,13 @@ def begin_project(folder: Path, overlay: str = "", assignments: Sequence[str] = 
     _require_place(folder)
     changes: dict[str, Any] = {}
     if overlay:
-        _, own = read_overlay(overlay)
-        if own.get("places") == "own":  # as the whole project is
-            del own["places"]
-        changes = override({"places": {"scale": overlay}}, own)
+        _, differences = read_overlay(overlay)
+        if differences.get("places") == "own":  # as the whole project is
+            del differences["places"]
+        changes = override({"places": {"scale": overlay}}, differences)
     for assignment in assignments:
         changes = override(changes, changed(assignment))
-    files, following = shipped_files(folder)
+    files, commands = shipped_files(folder)
     project = files | records(files)
     project[PARAMS] = laid_over(files[PARAMS], changes, overlay or PARAMS) if changes else files[PARAMS]
     with replaced_folder(folder, lasting=False) as fresh:
@@ -62,7 +62,7 @@ def begin_project(folder: Path, overlay: str = "", assignments: Sequence[str] = 
             write_text(fresh / path, text)
         for arguments in (("init", "--quiet"), ("add", "--all"), (*COMMIT, f"Begin with agent_r1 {installed()}")):
             subprocess.run(["git", *arguments], cwd=fresh, check=True)
-    return f"wrote {folder}\n\n{following}"
+    return f"wrote {folder}\n\n{commands}"
 
 
 def _require_place(folder: Path) -> None:
@@ -70,8 +70,8 @@ def _require_place(folder: Path) -> None:
         raise ValueError(f"{folder} is there, and nothing is replaced; name another folder")
     place = folder.absolute()
     above = next(parent for parent in place.parents if parent.is_dir())
-    asked = subprocess.run(["git", "-C", above, "check-ignore", "--quiet", place], capture_output=True)
-    if asked.returncode == 1:  # 0 says that it is ignored, 128 that there is no repository
+    check = subprocess.run(["git", "-C", above, "check-ignore", "--quiet", place], capture_output=True)
+    if check.returncode == 1:  # 0 says that it is ignored, 128 that there is no repository
         remedy = f"take a folder beside that, such as ../{place.name}"
         raise ValueError(f"{folder} lies inside of a git repository, which would take it for its own; {remedy}")
 
@@ -79,11 +79,11 @@ def _require_place(folder: Path) -> None:
 def shipped_files(folder: Path) -> tuple[dict[str, str], str]:
     """The files of a project in a folder as the package has them, by their paths, and what is to be typed next."""
     base = CODE / BASE if (CODE / BASE).exists() else params.SHIPPED  # a clone's params.yaml may be a composition
-    templates, following = filled("project", {"name": folder.absolute().name, "folder": str(folder)})
+    templates, commands = filled("project", {"name": folder.absolute().name, "folder": str(folder)})
     files = {PARAMS: laid_over(base.read_text(), {}, PARAMS)}
     files |= {path: graph_of((SHIPPED / source).read_text()) for path, source in GRAPHS.items()}
     files |= {path: (SHIPPED / source).read_text() for path, source in COPIES.items()}
-    return files | templates, following
+    return files | templates, commands
 
 
 def records(files: Mapping[str, str]) -> dict[str, str]:
@@ -95,8 +95,12 @@ def records(files: Mapping[str, str]) -> dict[str, str]:
 def graph_of(shipped: str) -> str:
     """The text of a graph in which each stage depends on its file of HASHES in place of files of code."""
     head, *stages = re.split(r"^(?=  \w+:)", re.sub(r"\A(#.*\n)+", HEADER, shipped), flags=re.MULTILINE)
-    for number, stage in enumerate(stages):
-        before, deps, after = stage.partition("deps: [")
-        code = f"{HASHES}/{stage.split(':')[0].strip()}.yaml, "
-        stages[number] = before + (deps and deps + code + re.sub(r"\s*\b(agent_r1|flows)/[\w./]+,", "", after).lstrip())
-    return "".join([head, *stages])
+    return head + "".join(map(_with_hashes, stages))
+
+
+def _with_hashes(stage: str) -> str:
+    begin, deps, end = stage.partition("deps: [")
+    if not deps:
+        return stage
+    own = re.sub(r"\s*\b(agent_r1|flows)/[\w./]+,", "", end).lstrip()
+    return f"{begin}{deps}{HASHES}/{stage.split(':')[0].strip()}.yaml, {own}"

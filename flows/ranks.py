@@ -48,7 +48,8 @@ def leading(params: LearnerParams, alike: Callable[[], Mapping[str, str]], seed:
     `alike` gives the facts that must be equal in all ranks. All get the `seed`; None tells them that there is nothing
     to do. Raises ValueError if the ranks do not fit the params, and OSError if one does not come or is lost.
     """
-    place, loss = given_place(params), Loss()
+    place = given_place(params)
+    loss = Loss()
     if place is None or params.ranks == 1:
         forget_place()
         yield ALONE
@@ -90,7 +91,7 @@ def start(
     follow: Callable[[], None],
     learner: LearnerParams | None,
     command: Sequence[str],
-    held: Callable[[], AbstractContextManager[None]],
+    lock: Callable[[], AbstractContextManager[None]],
     **parameters: object,
 ) -> None:
     """Runs a stage with its parameters, or `follow` in a rank behind the leader; None for a stage without a learner.
@@ -100,7 +101,7 @@ def start(
     place = Place.given()
     if learner and learner.processes > 1 and learner.nodes == 1 and place is None:
         require_devices(learner)
-        with held():
+        with lock():
             launch(learner.processes, command)
         return
     if learner:
@@ -145,7 +146,7 @@ def launch(ranks: int, command: Sequence[str]) -> None:
         raise fault_of(rank, failure.exitcode) from None
 
 
-def facts_of(stage: str, parameters: Sequence[Section], model: str, begun: Path | None = None) -> dict[str, str]:
+def facts_of(stage: str, parameters: Sequence[Section], model: str, start: Path | None = None) -> dict[str, str]:
     """The facts that all ranks of a stage must share, by name.
 
     `model` is the hash of the model that it starts from, and `begun` the file that tells the run the leader began.
@@ -153,7 +154,7 @@ def facts_of(stage: str, parameters: Sequence[Section], model: str, begun: Path 
     return {
         "parameters": fingerprint(*parameters),
         "model": model,
-        "folder of the run": fingerprint(begun.read_text()) if begun and begun.exists() else "nothing",
+        "folder of the run": fingerprint(start.read_text()) if start and start.exists() else "nothing",
         "code": fingerprint(code_of(stage)),
         "Python": platform.python_version(),
         **{name: version(name) for name in ("torch", "transformers", "peft")},
@@ -175,26 +176,30 @@ def given_place(params: LearnerParams) -> Place | None:
             "--rdzv-endpoint HOST:29500 -m flows -- train ...` (or warm_start)"
         )
     if place and (place.size != params.ranks or place.local_rank >= params.processes):
-        given = f"rank {place.rank} of {place.size}, on its machine {place.local_rank}"
+        place_words = f"rank {place.rank} of {place.size}, on its machine {place.local_rank}"
         expected = f"{params.processes} processes on {params.nodes} machines"
         remedy = "correct learner.processes and learner.nodes, or unset RANK"
-        raise ValueError(f"torchrun gave this process {given}, and learner asks for {expected}; {remedy}")
+        raise ValueError(f"torchrun gave this process {place_words}, and learner asks for {expected}; {remedy}")
     return place
 
 
 def require_devices(params: LearnerParams) -> str:
     """The devices of this machine in words. Raises ValueError if there are fewer than processes."""
     gpus = len(visible_gpus())
-    here, kind = (gpus, "GPUs") if gpus else (len(os.sched_getaffinity(0)), "cores")
-    if params.processes > here:
-        raise ValueError(f"learner.processes is {params.processes}, and there are {here} {kind} here; lower it")
-    return f"{here} {kind}"
+    count, kind = (gpus, "GPUs") if gpus else (len(os.sched_getaffinity(0)), "cores")
+    if params.processes > count:
+        raise ValueError(f"learner.processes is {params.processes}, and there are {count} {kind} here; lower it")
+    return f"{count} {kind}"
 
 
 def shortfalls(settings: Params) -> Iterator[str]:
     """The cores that a training lacks on this machine, and the GPUs that learn and do not sample, with remedies."""
-    learner, kind, vllm = settings.learner, settings.engine.kind, settings.engine.vllm
-    cores, gpus, parts = len(os.sched_getaffinity(0)), len(visible_gpus()), vllm.tensor_parallel_size
+    learner = settings.learner
+    kind = settings.engine.kind
+    vllm = settings.engine.vllm
+    cores = len(os.sched_getaffinity(0))
+    gpus = len(visible_gpus())
+    parts = vllm.tensor_parallel_size
     engines = vllm.processes(gpus=gpus, cores=cores) * parts if kind == "vllm" else 0
     busy = max(learner.processes, 1 + engines) if gpus else learner.processes * settings.model.threads
     if busy > cores:

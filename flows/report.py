@@ -40,44 +40,65 @@ def report(sweep: str = "", beside: str = "", over: Budget | None = None) -> Non
     if beside and sweep:
         raise ValueError("--beside adds to the report of repro_runs; leave out --sweep")
     settings = params.load()
-    places, questions = settings.places, read_rows(settings.places.questions, Question)
+    places = settings.places
+    questions = read_rows(places.questions, Question)
     into = places.report(sweep).with_name(BESIDE) if beside or over else places.report(sweep)
-    further = beside.split(",") if beside else []
-    folders = {name: places.evaluation(name, sweep) for name in [*settings.reported(sweep), *further]}
-    for name in further:
-        if not (folders[name] / "hashes.json").exists():
-            raise FileNotFoundError(f"there is no evaluation {name!r} in {folders[name].parent}; evaluate it first")
+    folders = _folders(settings, sweep, beside.split(",") if beside else [])
     evaluations = {name: read_evaluation(name, folder) for name, folder in folders.items()}
     members = _members(settings, sweep)
-    curves: dict[str, list[Curve]]
-    curves = {run: [read_metrics(places.training(each)) for each in ids] for run, ids in members.items()}
-    if over:
-        curves = {run: [along(curve, over) for curve in seeds] for run, seeds in curves.items()}
+    curves = {run: [_curve(places.training(member), over) for member in ids] for run, ids in members.items()}
     scores = _render(settings, questions, evaluations, members, curves, into)
-    trained = {run: [(places.training(each), folders[each.label]) for each in ids] for run, ids in members.items()}
-    records = {each.label: peek(places.training(each) / "checkpoint") for ids in members.values() for each in ids}
-    add_notes(into, [f"{label} {change}" for label, each in records.items() if each for change in each.changes])
-    write_costs(into, trained, scores, settings.evaluate.price_per_device_hour)
+    _add_costs(settings, members, folders, scores, into)
     if into.name == BESIDE:
         logger.info("the report is %s/report.md", into)
         return
     write_scores(places.scores(sweep), scores)
     write_curves(places.curves(sweep), curves)
     for name, evaluation in evaluations.items():
-        if run := tracking.run_of(folders[name]):
-            run.final(headline(score(evaluation.predictions, questions, settings.evaluate)))
+        tracked = tracking.run_of(folders[name])
+        if tracked:
+            tracked.final(headline(score(evaluation.predictions, questions, settings.evaluate)))
             for path in sorted(into.iterdir()):
-                run.artifact(path, "report")
+                tracked.artifact(path, "report")
     logger.info("the report is %s/report.md; `make ui` shows the runs side by side:", into)
     logger.info("%s", comparison())
+
+
+def _folders(settings: params.Params, sweep: str, further: Sequence[str]) -> dict[str, Path]:
+    """The folders of the evaluations in a report, with further ones. FileNotFoundError if one of these is not there."""
+    folders = {name: settings.places.evaluation(name, sweep) for name in [*settings.reported(sweep), *further]}
+    for name in further:
+        if not (folders[name] / "hashes.json").exists():
+            raise FileNotFoundError(f"there is no evaluation {name!r} in {folders[name].parent}; evaluate it first")
+    return folders
+
+
+def _curve(training: Path, budget: Budget | None) -> Curve:
+    curve = read_metrics(training)
+    return along(curve, budget) if budget else curve
+
+
+def _add_costs(
+    settings: params.Params,
+    members: Mapping[str, list[RunId]],
+    folders: Mapping[str, Path],
+    scores: Mapping[str, Interval],
+    into: Path,
+) -> None:
+    """Adds notes on trainings whose settings changed, and the table of costs, to a report."""
+    trainings = {member: settings.places.training(member) for ids in members.values() for member in ids}
+    records = {member.label: peek(folder / "checkpoint") for member, folder in trainings.items()}
+    add_notes(into, [f"{label} {change}" for label, record in records.items() if record for change in record.changes])
+    pairs = {run: [(trainings[member], folders[member.label]) for member in ids] for run, ids in members.items()}
+    write_costs(into, pairs, scores, settings.evaluate.price_per_device_hour)
 
 
 def _members(settings: params.Params, sweep: str) -> dict[str, list[RunId]]:
     """The trainings of every run in a report."""
     if not sweep:
         return {run: [RunId(run)] for run in settings.repro_runs}
-    swept = settings.ablations
-    return {run: [RunId(run, seed, sweep) for seed in swept.seeds_of(run)] for run in swept.runs}
+    ablations = settings.ablations
+    return {run: [RunId(run, seed, sweep) for seed in ablations.seeds_of(run)] for run in ablations.runs}
 
 
 def _render(
@@ -89,19 +110,20 @@ def _render(
     into: Path,
 ) -> dict[str, Interval]:
     """Writes a report's page and pictures; returns the success of every agent."""
-    swept, [first, *_] = settings.ablations, members.values()
-    seeds = min(map(len, members.values()))
-    plan = told_apart(settings, first[0].sweep, seeds, next(iter(evaluations.values())))
-    if not first[0].sweep:
+    ablations = settings.ablations
+    [first, *_] = members.values()
+    sweep = first[0].sweep
+    plan = told_apart(settings, sweep, min(map(len, members.values())), next(iter(evaluations.values())))
+    if not sweep:
         decode = plain_text(load_pretrained(AutoTokenizer, settings.places.warm_start))
-        alone = {run: curve for run, [curve] in curves.items()}
-        return render([*evaluations.values()], alone, questions, decode, into, settings.evaluate, plan)
+        single = {run: curve for run, [curve] in curves.items()}
+        return render([*evaluations.values()], single, questions, decode, into, settings.evaluate, plan)
     agents = SweptAgents(
-        runs={run: [evaluations[each.label] for each in ids] for run, ids in members.items()},
-        baselines=[evaluations[name] for name in swept.baselines],
+        runs={run: [evaluations[member.label] for member in ids] for run, ids in members.items()},
+        baselines=[evaluations[name] for name in ablations.baselines],
         curves=curves,
-        references=swept.references,
-        equal=swept.equal,
+        references=ablations.references,
+        equal=ablations.equal,
         plan=plan,
     )
     return render_sweep(agents, questions, into, settings.evaluate)

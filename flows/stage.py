@@ -67,6 +67,8 @@ KEEPING = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30)}
 # that sleeps is woken. Beside other stages that would cost more than it saves.
 ALONE = {"GOMP_SPINCOUNT": "3000"}
 
+M_TRIM_THRESHOLD = -1  # of malloc.h
+M_MMAP_MAX = -4
 COLLECTING = gc.get_threshold()  # new objects before Python looks for garbage, once all is imported
 
 logger = logging.getLogger(__name__)
@@ -80,10 +82,10 @@ def run_stage(stage: Callable[..., None], **parameters: object) -> None:
     """
 
     @functools.wraps(stage)
-    def recorded(**given: object) -> None:
+    def recorded(**arguments: object) -> None:
         if address := os.environ.get(OF_STAGE):
             require_current(stage_of(address).removesuffix("_closer"))
-        stage(**given)
+        stage(**arguments)
         require_unedited()
 
     gc.set_threshold(*COLLECTING)
@@ -103,11 +105,11 @@ def shown_name(stage: Callable[..., None], parameters: Mapping[str, object]) -> 
 
     Inside a DVC experiment it ends with the experiment's name, `train ppo (slow)`, as the run in MLflow does.
     """
-    given = {name: value for name, value in typed(parameters).items() if value is not None and value is not False}
-    said = {name: name if value is True else str(value) for name, value in given.items()}
+    options = {name: value for name, value in typed(parameters).items() if value is not None and value is not False}
+    words = {name: name if value is True else str(value) for name, value in options.items()}
     experiment = os.environ.get(NAMED_BY_DVC)
-    named = [f"({experiment})"] if experiment else []
-    return " ".join([stage.__name__, *(text for name, text in said.items() if text and name not in UNSAID), *named])
+    suffix = [f"({experiment})"] if experiment else []
+    return " ".join([stage.__name__, *(word for name, word in words.items() if word and name not in UNSAID), *suffix])
 
 
 def typed(parameters: Mapping[str, object]) -> dict[str, object]:
@@ -117,7 +119,7 @@ def typed(parameters: Mapping[str, object]) -> dict[str, object]:
         if isinstance(value, RunId):
             options |= {"run": value.name, "seed": value.seed, "sweep": value.sweep}
         elif is_dataclass(value):
-            options |= typed({each.name: getattr(value, each.name) for each in fields(value)})
+            options |= typed({field.name: getattr(value, field.name) for field in fields(value)})
         else:
             options[name] = value
     return options
@@ -128,7 +130,10 @@ def report_to_own_server() -> None:
 
     Must be called before Prefect is imported. A `PREFECT_API_URL` that is set stays.
     """
-    if "PREFECT_API_URL" in os.environ or not (api_url := processes.own_server()):
+    if "PREFECT_API_URL" in os.environ:
+        return
+    api_url = processes.own_server()
+    if not api_url:
         return
     os.environ["PREFECT_API_URL"] = api_url
     if password := kept_password():
@@ -137,8 +142,8 @@ def report_to_own_server() -> None:
 
 def kept_password() -> str:
     """The password of this clone's Prefect server; "" if there is none, or others may know or have written it."""
-    own = processes.PASSWORD.exists() and is_own(processes.PASSWORD, stat.S_IFREG, closed=0o077)
-    return processes.PASSWORD.read_text().strip() if own else ""
+    is_safe = processes.PASSWORD.exists() and is_own(processes.PASSWORD, stat.S_IFREG, closed=0o077)
+    return processes.PASSWORD.read_text().strip() if is_safe else ""
 
 
 def started_by_another() -> bool:
@@ -205,10 +210,10 @@ def prepare_process() -> None:
     except (ValueError, OSError):
         return
     sys.path.insert(0, str(root))
-    for kept in (tracking_folder(), Path(".dvc/tmp").resolve()):  # the locks of the clone, and DVC's
-        if kept.parent.exists() and is_own(kept.parent, stat.S_IFDIR, closed=0):
+    for folder in (tracking_folder(), Path(".dvc/tmp").resolve()):  # the locks of the clone, and DVC's
+        if folder.parent.exists() and is_own(folder.parent, stat.S_IFDIR, closed=0):
             with suppress(OSError):  # of a disk that can only be read
-                closed_folder(kept)
+                closed_folder(folder)
     try:
         threads = params.load().model.threads
     except (ValueError, OSError):
@@ -236,18 +241,18 @@ def accelerator(side_by_side: int, gpus: int = 1) -> Iterator[None]:
     # Optimizers make torch's folder of compiled code: not in the temporary folder, where others could have made it.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(locks.with_name("torchinductor")))
     paths = [locks.with_name(f"{locks.name}-{place}.lock") for place in devices or range(side_by_side)]
-    wanted = min(gpus or len(devices), len(devices)) if devices else 1
+    count = min(gpus or len(devices), len(devices)) if devices else 1
 
     def tell() -> None:
-        noted = [path.read_text() for path in paths if path.exists()]
-        held = [pid for pid in dict.fromkeys(noted) if pid.isdigit() and psutil.pid_exists(int(pid))]
-        logger.info("waiting for the accelerator, held by process %s", ", ".join(held))
+        owners = [path.read_text() for path in paths if path.exists()]
+        holders = [pid for pid in dict.fromkeys(owners) if pid.isdigit() and psutil.pid_exists(int(pid))]
+        logger.info("waiting for the accelerator, held by process %s", ", ".join(holders))
 
-    with locked_some(paths, wanted, locks.with_name(f"{locks.name}.lock"), tell) as held:
-        for path in held:
+    with locked_some(paths, count, locks.with_name(f"{locks.name}.lock"), tell) as holders:
+        for path in holders:
             path.write_text(str(os.getpid()))
         if devices:
-            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices[paths.index(path)] for path in held)
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices[paths.index(path)] for path in holders)
         yield
 
 
@@ -269,10 +274,10 @@ def task(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
 
         results: list[R] = []
+        numbers = [str(argument) for argument in args if isinstance(argument, int)]
+        title = " ".join([function.__name__, *numbers])  # rollout 7
 
-        shown = " ".join([function.__name__, *(str(each) for each in args if isinstance(each, int))])  # rollout 7
-
-        @prefect_task(name=function.__name__, task_run_name=shown, cache_policy=NO_CACHE, retries=0)
+        @prefect_task(name=function.__name__, task_run_name=title, cache_policy=NO_CACHE, retries=0)
         def body() -> None:
             results.append(function(*args, **kwargs))
 
@@ -301,10 +306,9 @@ def keep_freed_memory() -> None:
     Works like MALLOC_MMAP_MAX_=0 and no trimming, on a running process; see mallopt(3).
     """
     if platform.libc_ver()[0] == "glibc":
-        trim_threshold, mmap_max = -1, -4  # M_TRIM_THRESHOLD and M_MMAP_MAX of malloc.h
         libc = ctypes.CDLL(None)
-        libc.mallopt(mmap_max, 0)
-        libc.mallopt(trim_threshold, -1)
+        libc.mallopt(M_MMAP_MAX, 0)
+        libc.mallopt(M_TRIM_THRESHOLD, -1)
 
 
 def _run_tracked(stage: Callable[..., None], parameters: dict[str, Any]) -> None:
@@ -317,9 +321,10 @@ def _run_tracked(stage: Callable[..., None], parameters: dict[str, Any]) -> None
     keep_results_own()
     tracked = flow(name=stage.__name__, validate_parameters=False)(stage)
     parent = UUID(os.environ[PARENT_TASK_RUN]) if os.environ.get(PARENT_TASK_RUN) else None
-    named, shown = shown_name(stage, parameters), typed(parameters)
+    name = shown_name(stage, parameters)
+    options = typed(parameters)
     with get_client(sync_client=True) as client:
-        run = client.create_flow_run(tracked, name=named, parameters=shown, parent_task_run_id=parent)
+        run = client.create_flow_run(tracked, name=name, parameters=options, parent_task_run_id=parent)
     try:
         run_flow(tracked, flow_run=run, parameters=parameters)
     except (TerminationSignal, SystemExit) as end:  # Prefect takes SIGTERM over, calls it a crash, and passes it on
@@ -340,7 +345,7 @@ def _end_as_the_parent(run: UUID, parent: UUID) -> None:
 
     cancelled: State[None] = Cancelled(message="the run that it is a part of was cancelled")
     with suppress(HTTPError, PrefectException), get_client(sync_client=True) as client:  # else it stays as it is
-        whole = client.read_task_run(parent).flow_run_id
-        state = client.read_flow_run(whole).state if whole else None
+        flow_run_id = client.read_task_run(parent).flow_run_id
+        state = client.read_flow_run(flow_run_id).state if flow_run_id else None
         if state and state.type in (StateType.CANCELLING, StateType.CANCELLED):
             client.set_flow_run_state(run, cancelled, force=True)

@@ -46,13 +46,14 @@ def counted(label: str, total: int, done: int = 0) -> Iterator[Callable[..., Non
 
     The total may change with it.
     """
-    said, of = live.TextColumn("{task.description}"), live.MofNCompleteColumn()
-    with live_lines(live.SpinnerColumn(), said, live.BarColumn(), of, live.TimeElapsedColumn()) as progress:
+    text = live.TextColumn("{task.description}")
+    counts = live.MofNCompleteColumn()
+    with live_lines(live.SpinnerColumn(), text, live.BarColumn(), counts, live.TimeElapsedColumn()) as progress:
         line = progress.add_task(label, completed=done, total=total)
 
-        def count(begun: str = "", done: int | None = None, total: int | None = None) -> None:
-            said = f"{label}: {begun}" if begun else label
-            progress.update(line, description=said, completed=done, total=total, advance=1 if done is None else None)
+        def count(work: str = "", done: int | None = None, total: int | None = None) -> None:
+            text = f"{label}: {work}" if work else label
+            progress.update(line, description=text, completed=done, total=total, advance=1 if done is None else None)
 
         yield count
 
@@ -65,9 +66,11 @@ class SideBySide:
 
     def __init__(self, total: int = 0) -> None:
         self.over = threading.Event()  # set once nothing is waited for any more
-        self._done, self._total, self._begun = 0, total, time.monotonic()
-        said = live.TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True))
-        self._lines = live_lines(live.SpinnerColumn(), said, live.TimeElapsedColumn(), expand=True)
+        self._done = 0
+        self._total = total
+        self._start = time.monotonic()
+        text = live.TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True))
+        self._lines = live_lines(live.SpinnerColumn(), text, live.TimeElapsedColumn(), expand=True)
         self._of_all = self._lines.add_task(f"0 of {total} stages done", visible=bool(total))
 
     def __enter__(self) -> Self:
@@ -82,16 +85,16 @@ class SideBySide:
         """Counts one more stage as done; gives the count, and the time of all, in words."""
         self._done += 1
         self._lines.update(self._of_all, description=f"{self._done} of {self._total} stages done")
-        return f"{self._done} of {self._total}, {timedelta(seconds=int(time.monotonic() - self._begun))} in all"
+        return f"{self._done} of {self._total}, {timedelta(seconds=int(time.monotonic() - self._start))} in all"
 
     @contextmanager
     def line(self, stage: str) -> Iterator[Callable[[str], None]]:
         """A live line of a stage: its latest log line, and how long it has run."""
-        shown = self._lines.add_task(stage)
+        line = self._lines.add_task(stage)
         try:
-            yield lambda said: self._lines.update(shown, description=harmless(said))
+            yield lambda text: self._lines.update(line, description=harmless(text))
         finally:
-            self._lines.remove_task(shown)
+            self._lines.remove_task(line)
 
 
 class HarmlessFormatter(logging.Formatter):

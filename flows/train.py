@@ -7,19 +7,20 @@ import logging
 import shutil
 import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
 from agent_r1 import params, tracking
 from agent_r1.files import model_hash, write_text
+from agent_r1.identity import START
 from agent_r1.learn.learner import learner_of
 from agent_r1.params.places import RunId, is_copy
 from agent_r1.tracking.runs import CODE_TAG, KIND_TAG, SETTINGS_TAG
-from agent_r1.training.assembly import Assembly
+from agent_r1.training.assembly import Assembly, Prepared
 from agent_r1.training.folder import AnotherRunError, RunFolder
-from agent_r1.training.identity import START
 from agent_r1.training.loop import Training, Verb, iterate, leaves_work
 from agent_r1.training.watch import reseeded
 from flows import ranks
@@ -38,34 +39,44 @@ def train(run: RunId, fresh: bool = False) -> None:
     `fresh` starts over, and moves the earlier attempt aside. So do DVC and the pipeline where it is another run's.
     """
     settings = params.load().of(run)
-    places = settings.places
-    assembly = Assembly(settings, run, places.warm_start, teacher_of(settings, run))
-    code = code_of("train")
+    assembly = Assembly(settings, run, settings.places.warm_start, teacher_of(settings, run))
     for shortfall in shortfalls(settings):
         logger.warning(shortfall)
-    with ExitStack() as stack:
-        # before the folder is looked at: the process that holds the accelerator may be training this run
-        stack.enter_context(accelerator(settings.operate.side_by_side, settings.gpus))
-        taken_up = partial(assembly.taken_up, places.training(run), places.aside / run.sweep, code=code)
-        try:
-            folder, opening = stack.enter_context(taken_up(fresh=fresh))
-        except AnotherRunError as refusal:
-            if not started_by_another():
-                accept = f"; or accept it as it is: `agent-r1 keep {run.word}`" * ("other code" in refusal.loss)
-                raise ValueError(f"{refusal}{accept}") from None
-            _give_up(run, places.training(run), refusal)
-            folder, opening = stack.enter_context(taken_up(fresh=True))
-        folder.costs.spent["cost/other_core_s"] += time.process_time()  # that it took to get here
-        tracked = stack.enter_context(_tracked(run, settings, folder))
-        if changes := folder.progress.changes:
-            tracked.tag(SETTINGS_TAG, "; ".join(changes))
+    with (
+        # before the folder is opened: the process that holds the accelerator may be training this run
+        accelerator(settings.operate.side_by_side, settings.gpus),
+        assembly.prepared(code_of("train")) as prepared,
+        _open(prepared, run, fresh=fresh) as folder,
+        _tracked(run, settings, folder) as tracked,
+    ):
+        if folder.progress.changes:
+            tracked.tag(SETTINGS_TAG, "; ".join(folder.progress.changes))
         learns = leaves_work(folder)
         seed = reseeded(folder.config.seed, folder.rollbacks) if learns else None
         with leading(settings.learner, partial(_facts, settings, run), seed) as group:
             if learns:
-                _learn(opening(ranks=group), tracked, run.label)
-        assembly.finish(folder)
+                _learn(prepared.training(folder, group), tracked, run.label)
+        prepared.finish(folder)
         tracked.tag(CODE_TAG, folder.progress.code_in_words)
+
+
+@contextmanager
+def _open(prepared: Prepared, run: RunId, *, fresh: bool) -> Iterator[RunFolder]:
+    """The run's folder, open; another run's makes room where DVC or a flow started this process."""
+    places = prepared.settings.places
+    path = places.training(run)
+    opening = partial(prepared.open, path, places.aside / run.sweep)
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(opening(fresh=fresh))
+        except AnotherRunError as refusal:
+            if not started_by_another():
+                accept = f"; or accept it as it is: `agent-r1 keep {run.word}`" * ("other code" in refusal.loss)
+                raise ValueError(f"{refusal}{accept}") from None
+            _give_up(run, path, refusal)
+            folder = stack.enter_context(opening(fresh=True))
+        folder.costs.spent["cost/other_core_s"] += time.process_time()  # that it took to get here
+        yield folder
 
 
 def _give_up(run: RunId, folder: Path, refusal: AnotherRunError) -> None:
@@ -85,31 +96,32 @@ def _give_up(run: RunId, folder: Path, refusal: AnotherRunError) -> None:
         shutil.copy(run.lock, folder)
 
 
-def _learn(opened: Training, tracked: tracking.Run, label: str) -> None:
-    with opened as training, counted(label, training.folder.planned, training.folder.finished) as count:
+def _learn(opening: Training, tracked: tracking.Run, label: str) -> None:
+    with opening as training, counted(label, training.folder.planned, training.folder.finished) as count:
 
-        def shown(verb: Verb) -> Verb:
+        def as_task(verb: Verb) -> Verb:
             @wraps(verb)
-            def call(iteration: int, *others: Any) -> Any:
+            def call(iteration: int, *arguments: Any) -> Any:
                 count(f"{verb.__name__} {iteration}", iteration, training.folder.planned)
-                return verb(iteration, *others)
+                return verb(iteration, *arguments)
 
             return task(call)
 
-        iterate(training, tracked, as_task=shown)
+        iterate(training, tracked, as_task=as_task)
 
 
 def start(run: RunId, *, fresh: bool = False) -> None:
     """Runs the stage, by ranks if the learner asks for them, or follows its leader in one of these."""
     settings = params.load().of(run)
     command = ("train", run.word, *["--fresh"] * fresh)
-    held = partial(accelerator, settings.operate.side_by_side, settings.gpus)
-    ranks.start(train, partial(_follow, run), settings.learner, command, held, run=run, fresh=fresh)
+    lock = partial(accelerator, settings.operate.side_by_side, settings.gpus)
+    ranks.start(train, partial(_follow, run), settings.learner, command, lock, run=run, fresh=fresh)
 
 
 def _follow(run: RunId) -> None:
     settings = params.load().of(run)
-    reference, model = teacher_of(settings, run), settings.places.warm_start
+    reference = teacher_of(settings, run)
+    model = settings.places.warm_start
     config = settings.run(run).model_copy(update={"reference": reference})
     with following(settings.learner, partial(_facts, settings, run)) as (group, seed):
         if seed is not None:
@@ -118,20 +130,21 @@ def _follow(run: RunId) -> None:
 
 def _facts(settings: params.Params, run: RunId) -> dict[str, str]:
     """The facts that all ranks must share; the leader has taken up the run's folder before they are compared."""
-    parameters, places = (settings, settings.run(run)), settings.places
+    parameters = (settings, settings.run(run))
+    places = settings.places
     return facts_of("train", parameters, model_hash(str(places.warm_start)), places.training(run) / START)
 
 
 def _tracked(run: RunId, settings: params.Params, folder: RunFolder) -> tracking.Run:
     """The run's record in MLflow, which the id in its folder finds again."""
-    if found := tracking.run_of(folder.path):
-        return found
-    shown = tracking.run_params(run.name, settings, settings.run(run))
+    if earlier := tracking.run_of(folder.path):
+        return earlier
+    parameters = tracking.run_params(run.name, settings, settings.run(run))
     tags = tracking.provenance(settings.prepare.dataset, run.sweep) | {KIND_TAG: "training"}
     if run.variant:
         tags |= {"overrides": settings.places.variant(run).read_text()}
     about = tracking.overrides(settings, run)
-    started = tracking.start(dataclasses.replace(run, seed=folder.config.seed).label, shown, tags, about=about)
-    started.uses(tracking.prepared(settings, folder.identity.inputs), "training")
-    write_text(folder.mlflow_run_id, started.run_id)
-    return started
+    record = tracking.start(dataclasses.replace(run, seed=folder.config.seed).label, parameters, tags, about=about)
+    record.uses(tracking.prepared(settings, folder.identity.inputs), "training")
+    write_text(folder.mlflow_run_id, record.run_id)
+    return record

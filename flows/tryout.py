@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from agent_r1 import params
 from agent_r1.credit import own as own_rewards
@@ -16,11 +16,12 @@ from agent_r1.evaluation.transcript import LABEL, plain_text, transcript
 from agent_r1.harmless import harmless
 from agent_r1.learn.checkpoint import peek
 from agent_r1.params.places import RunId
-from agent_r1.records import Question
+from agent_r1.records import Question, Trajectory
+from agent_r1.rollout.chat import Chat
 from agent_r1.tables import read_rows
 from agent_r1.tools.toolbox import require_own
 from agent_r1.training.findings import findings
-from flows.policies import policy_at, policy_of
+from flows.policies import Policy, policy_at, policy_of
 from flows.terminal import counted
 
 logger = logging.getLogger(__name__)
@@ -51,28 +52,38 @@ def play(
     that the policy reads first. Without a model the run's latest policy plays, or the warm start. A server is asked
     once, so that a fault is seen at once.
     """
-    credit, settings = params.load().run(run).credit, _greedily(run, seed, by_arrival=bool(endpoint))
-    own = own_rewards.load(credit.rewards)
+    credit = params.load().run(run).credit
+    settings = _greedily(run, seed, by_arrival=bool(endpoint))
+    own_parts = own_rewards.load(credit.rewards)
     require_own(settings.env)
     training = [row for row in read_rows(settings.places.questions, Question) if row.split == "train"]
     questions = random.Random(seed).sample(training, min(episodes, len(training)))
     require_playable(questions, settings.env)
-    word = model or (run if peek(settings.places.training(run) / "checkpoint") else "")
-    policy = policy_at(settings, endpoint, model) if endpoint else policy_of(settings, word)
+    policy = _policy_of(settings, run, model, endpoint)
     tokenizer, chat = policy.read(settings)
-    asked = {question.question_id: question for question in questions}
-    logger.info("%s plays %d questions", policy.title, len(questions))
-    with open_exam("tool_call", questions, chat, settings) as exam, counted("playing", len(questions)) as over:
-        if policy.elsewhere:
-            played = exam.by_endpoint(*policy.elsewhere, over)
-        else:
-            played = exam.by_policy(policy.path, policy.updates, policy.beneath(settings), over)
-    played = own_rewards.state(own, played, asked, chat.decode, aborted_share=settings.env.aborted_share)
+    rows = _played(policy, questions, chat, settings)
+    by_id = {question.question_id: question for question in questions}
+    rows = own_rewards.state(own_parts, rows, by_id, chat.decode, aborted_share=settings.env.aborted_share)
     returns = dict[str, float]()
-    for each in played:
-        rewards, parts = step_rewards(each, credit, settings.env.max_tokens)
-        returns[each.trajectory_id] = rewards.sum()
-        shown = transcript(each, asked[each.question_id], plain_text(tokenizer), with_prompt=prompt)
-        yield f"{shown}\n{'reward':<{LABEL}}{rewards.sum():.3g} = {_terms(parts, credit.rewards.weights)}\n"
-    yield f"{harmless(policy.title)}: {sum(each.success for each in played):g} of {len(played)} right"
-    yield from findings(played, returns, questions, chat, tools=settings.env.agent is None)
+    for row in rows:
+        rewards, parts = step_rewards(row, credit, settings.env.max_tokens)
+        returns[row.trajectory_id] = rewards.sum()
+        text = transcript(row, by_id[row.question_id], plain_text(tokenizer), with_prompt=prompt)
+        yield f"{text}\n{'reward':<{LABEL}}{rewards.sum():.3g} = {_terms(parts, credit.rewards.weights)}\n"
+    yield f"{harmless(policy.title)}: {sum(row.success for row in rows):g} of {len(rows)} right"
+    yield from findings(rows, returns, questions, chat, tools=settings.env.agent is None)
+
+
+def _policy_of(settings: params.Params, run: RunId, model: str, endpoint: str | None) -> Policy:
+    if endpoint:
+        return policy_at(settings, endpoint, model)
+    trained = peek(settings.places.training(run) / "checkpoint")
+    return policy_of(settings, model or (run if trained else ""))
+
+
+def _played(policy: Policy, questions: Sequence[Question], chat: Chat, settings: params.Params) -> list[Trajectory]:
+    logger.info("%s plays %d questions", policy.title, len(questions))
+    with open_exam("tool_call", questions, chat, settings) as exam, counted("playing", len(questions)) as on_end:
+        if policy.remote:
+            return exam.by_endpoint(*policy.remote, on_end)
+        return exam.by_policy(policy.path, policy.updates, policy.base_model(settings), on_end)

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import subprocess
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from itertools import takewhile
@@ -50,6 +51,29 @@ def plan() -> Update:
     Raises ValueError, and nothing is written, in a folder that is no such project, with an older package, under an
     overlay, with edits that git does not keep yet, and for keys of params.yaml that are unknown or refused.
     """
+    outdated = _require_ready()
+    shipped, _ = shipped_files(Path.cwd())
+    bases = json.loads(BASES.read_text())
+    notes = [f"agent_r1 {VERSION.read_text().strip()} -> {installed()}"]
+    merged = {path: _merged(path, bases.get(path), text, notes) for path, text in shipped.items()}
+    notes += _keys(outdated)
+    parameters = _parameters(str(merged[PARAMS]), bases[PARAMS], shipped[PARAMS], notes)
+    merged[PARAMS] = parameters
+    texts = merged | records(shipped)
+    files = {path: text for path, text in texts.items() if text is not None and text != _text(path)}
+    if not files:
+        return Update(files, "everything is up to date")
+    command = ["git", "status", "--porcelain", "--", *files]
+    edited = subprocess.run(command, capture_output=True, text=True).stdout.split()[1::2]
+    if edited:
+        raise ValueError(f"{some(edited)}: git does not keep your edits yet; commit them, and ask again")
+    notes += [f"writes {path}" for path in files if path in shipped]
+    notes += [*_reruns(yaml.safe_load(parameters)), UNDONE]
+    return Update(files, "\n".join(notes))
+
+
+def _require_ready() -> dict[str, Any]:
+    """The project's params.yaml. Raises ValueError where nothing can be brought up."""
     if not VERSION.exists():
         remedy = "a clone is brought up by `git pull` (docs/upgrading.md)"
         raise ValueError(f"there is no {VERSION} here: this is no project of `agent-r1 new project`; {remedy}")
@@ -59,21 +83,7 @@ def plan() -> Update:
     parameters = read_yaml(Path(PARAMS))
     if not isinstance(parameters, dict):
         raise ValueError(f"{PARAMS} cannot be read as YAML; mend it, or `git checkout {PARAMS}`, and ask again")
-    shipped, _ = shipped_files(Path.cwd())
-    bases, own = json.loads(BASES.read_text()), records(shipped)
-    said = [f"agent_r1 {VERSION.read_text().strip()} -> {installed()}"]
-    merged = {path: _merged(path, bases.get(path), text, said) for path, text in shipped.items()}
-    said += _keys(parameters)
-    merged[PARAMS] = whole = _parameters(str(merged[PARAMS]), bases[PARAMS], shipped[PARAMS], said)
-    files = {path: text for path, text in (merged | own).items() if text is not None and text != _text(path)}
-    if not files:
-        return Update(files, "everything is up to date")
-    command = ["git", "status", "--porcelain", "--", *files]
-    if edited := subprocess.run(command, capture_output=True, text=True).stdout.split()[1::2]:
-        raise ValueError(f"{some(edited)}: git does not keep your edits yet; commit them, and ask again")
-    said += [f"writes {path}" for path in files if path in shipped]
-    said += [*_again(yaml.safe_load(whole)), UNDONE]
-    return Update(files, "\n".join(said))
+    return parameters
 
 
 def take(update: Update) -> None:
@@ -89,62 +99,65 @@ def _text(path: str) -> str | None:
     return Path(path).read_text() if Path(path).exists() else None
 
 
-def _merged(path: str, base: str | None, theirs: str, said: list[str]) -> str | None:
+def _merged(path: str, base: str | None, shipped: str, notes: list[str]) -> str | None:
     """The project's file with the package's changes. Of lines that both changed the project's stay, which is said.
 
     One that was removed stays away, and one of the project's own as it is.
     """
-    ours = _text(path)
-    if ours == base:
-        return theirs
-    if base is None or ours is None:
-        return ours
+    own_text = _text(path)
+    if own_text == base:
+        return shipped
+    if base is None or own_text is None:
+        return own_text
     with TemporaryDirectory() as folder:
-        for name, text in {"yours": ours, "base": base, "package": theirs}.items():
+        for name, text in {"yours": own_text, "base": base, "package": shipped}.items():
             (Path(folder) / name).write_text(text)
         command = ["git", "merge-file", "-p", "yours", "base", "package"]
         merged = subprocess.run(command, cwd=folder, capture_output=True, text=True).stdout
     for _, lines in CONFLICT.findall(merged):
-        said.append(f"{path}: both changed the same lines, and yours stay; the package has\n{lines.rstrip()}")
+        notes.append(f"{path}: both changed the same lines, and yours stay; the package has\n{lines.rstrip()}")
     return CONFLICT.sub(r"\1", merged)
 
 
-def _parameters(merged: str, base: str, theirs: str, said: list[str]) -> str:
+def _parameters(merged: str, base: str, shipped: str, notes: list[str]) -> str:
     """A merged params.yaml that is valid: with keys that came, and without those that became constants."""
-    content, package = round_trip().load(merged), flatten(yaml.safe_load(theirs))
+    content = round_trip().load(merged)
+    package = flatten(yaml.safe_load(shipped))
     changes = [f"{PARAMS}: {change}" for change in bring_up(content)]
     lacking = package.keys() - flatten(content).keys() - flatten(yaml.safe_load(base)).keys()
     for key in sorted(lacking):
         content = override(content, changed(f"{key}={json.dumps(package[key])}"))
-    said += changes
+    notes += changes
     try:
         validated(Params, yaml.safe_load(dumped(content)), PARAMS)
     except ValueError as fault:
-        raise ValueError("\n".join([str(fault), *said[1:], "mend that, commit it, and ask again"])) from None
+        raise ValueError("\n".join([str(fault), *notes[1:], "mend that, commit it, and ask again"])) from None
     return dumped(content) if changes or lacking else merged
 
 
 def _keys(parameters: Mapping[str, Any]) -> Iterator[str]:
     """The keys of a params.yaml that went or changed their meaning since its version, with the remedy."""
     lines = (SHIPPED / "CHANGELOG.md").read_text().splitlines()
-    later = takewhile(lambda line: line != f"## {VERSION.read_text().strip()}", lines)
-    for row in filter(None, map(KEY.fullmatch, later)):
+    newer = takewhile(lambda line: line != f"## {VERSION.read_text().strip()}", lines)
+    for row in filter(None, map(KEY.fullmatch, newer)):
         values = [str(value) for key, value in flatten(parameters).items() if fnmatchcase(f"{key}.", f"{row['key']}.*")]
         if values and row["value"] in (None, *values):
             yield f"{PARAMS}: {row['key']}: {row['remedy']}"
 
 
-def _again(parameters: Mapping[str, Any]) -> Iterator[str]:
+def _reruns(parameters: Mapping[str, Any]) -> Iterator[str]:
     """The stages in DVC's records that would run again, by their reasons."""
-    rooms, reasons = changed_rooms(), dict[str, list[str]]()
+    rooms = changed_rooms()
+    reasons = defaultdict[str, list[str]](list)
     for record in filter(Path.exists, map(Path, RECORDS)):
         for name, entry in yaml.safe_load(record.read_text())["stages"].items():
             code = [Path(dep["path"]).stem for dep in entry.get("deps", ()) if Path(dep["path"]).parent == HASHES]
-            was = entry.get("params", {}).get(PARAMS, {})
-            now = {key: value_at(parameters, key) for key in was}
-            why = [*(room for stage in code for room in rooms.get(stage, ())), *differences(flatten(was), flatten(now))]
-            if why:
-                reasons.setdefault(some(why), []).append(name)
-    yield from (f"runs again: {some(names)} (changed: {why})" for why, names in reasons.items())
+            before = entry.get("params", {}).get(PARAMS, {})
+            after = {key: value_at(parameters, key) for key in before}
+            changes = [room for stage in code for room in rooms.get(stage, ())]
+            changes += differences(flatten(before), flatten(after))
+            if changes:
+                reasons[some(changes)].append(name)
+    yield from (f"runs again: {some(names)} (changed: {reason})" for reason, names in reasons.items())
     if reasons:
         yield BEHIND

@@ -12,6 +12,7 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerFast
 from agent_r1 import params
 from agent_r1.devices.sharing import Ranks
 from agent_r1.files import load_pretrained, model_hash, remove_folder, replaced_folder, trained_alone
+from agent_r1.identity import Identity
 from agent_r1.learn import memory
 from agent_r1.learn.adapter import save_merged
 from agent_r1.learn.model import load_policy, load_tokenizer
@@ -21,11 +22,10 @@ from agent_r1.pretrained import compute_dtype, default_device
 from agent_r1.records import Passage, Question
 from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
+from agent_r1.teaching.supervised import Unfinished
+from agent_r1.teaching.warm_start import train_on_demonstrations, train_with_leader
 from agent_r1.tools.toolbox import require_own
 from agent_r1.training.fitness import require_fit
-from agent_r1.training.identity import Identity
-from agent_r1.training.supervised import Unfinished
-from agent_r1.training.warm_start import train_on_demonstrations, train_with_leader
 from flows import ranks
 from flows.made_of import code_of, require_unedited
 from flows.ranks import facts_of, following, leading
@@ -51,7 +51,8 @@ def warm_start() -> None:
         if settings.model.path:
             _check_memory(settings, settings.model.path)
         if trains:
-            unfinished, seed = _unfinished(settings), settings.warm_start.seed
+            unfinished = _unfinished(settings)
+            seed = settings.warm_start.seed
             with leading(settings.learner, _facts(settings, unfinished), seed) as group:
                 _train(settings, unfinished, group)
         else:
@@ -83,7 +84,8 @@ def _train(settings: params.Params, unfinished: Unfinished, group: Ranks) -> Non
 
 def _unfinished(settings: params.Params) -> Unfinished:
     """The folder of the warm start's progress, told apart by its parameters and the model that it begins from."""
-    places, model = settings.places, settings.model.path
+    places = settings.places
+    model = settings.model.path
     sections = {
         "warm_start": settings.warm_start.model_dump(mode="json"),
         "model": settings.model.model_dump(mode="json"),
@@ -103,8 +105,8 @@ def start() -> None:
     """Runs the stage, by ranks if it trains and the learner asks for them, or follows its leader in one of these."""
     settings = params.load()
     learner = settings.learner if _trains(settings) else None
-    held = partial(accelerator, settings.operate.side_by_side, settings.learner.processes)
-    ranks.start(warm_start, _follow, learner, ("warm_start",), held)
+    lock = partial(accelerator, settings.operate.side_by_side, settings.learner.processes)
+    ranks.start(warm_start, _follow, learner, ("warm_start",), lock)
 
 
 def _follow() -> None:
@@ -130,7 +132,8 @@ def _check_memory(settings: params.Params, path: str) -> None:
     memory.check(config, settings, [RunId(run) for run in settings.repro_runs])
     if settings.warm_start.fine_tune:
         tokens = max(settings.warm_start.max_tokens_per_microbatch, settings.env.max_tokens)
-        device, model = default_device(), settings.model
+        device = default_device()
+        model = settings.model
         demand = memory.Demand(
             model=config,
             tokens=tokens,

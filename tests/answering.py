@@ -1,7 +1,5 @@
 """A server on loopback whose answers a test decides."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Iterator
@@ -17,8 +15,6 @@ from agent_r1.http import client
 
 
 class Heard(NamedTuple):
-    """A request."""
-
     path: str
     headers: dict[str, str]
     body: Any  # of JSON; {} where nothing was sent

@@ -1,7 +1,5 @@
 """How the suite runs: who has its fixtures, how many processes, what is slow and comes first, what is made once."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os
@@ -18,11 +16,13 @@ from filelock import FileLock
 SLOW = {
     "browser",
     "by_rank",
+    "company",
     "counted",
     "empty_project",
     "endpoint",
     "engine_server",
     "grpo",
+    "hub",
     "inside",
     "lay_dvc",
     "mlflow_server",

@@ -1,7 +1,5 @@
 """Descriptors of policies, as trainings register them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from agent_r1 import tracking

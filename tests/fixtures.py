@@ -1,7 +1,5 @@
 """What several rooms' tests share: a small tokenizer, small models, a task of one action, vLLM servers."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
@@ -25,6 +23,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, Qwen2Fo
 
 from agent_r1.envs.kinds import attempts_at
 from agent_r1.envs.shared import Shared
+from agent_r1.identity import Identity
 from agent_r1.learn.builtin import new_model, train_tokenizer
 from agent_r1.params import load
 from agent_r1.params.env import EnvParams
@@ -37,10 +36,9 @@ from agent_r1.rollout.engine_wire import EXTENSION
 from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.search.index import Cached, build, open_index
 from agent_r1.tables import write_rows
+from agent_r1.teaching.supervised import Lessons, fit
 from agent_r1.training.folder import RunFolder
-from agent_r1.training.identity import Identity
 from agent_r1.training.loop import Training
-from agent_r1.training.supervised import Lessons, fit
 from tests.trajectories import question_fields
 
 ROOT = Path(__file__).parents[1]
@@ -72,8 +70,6 @@ ONE_ACTION = load(PARAMS).env.model_copy(update={"max_steps": 1, "max_tokens": 1
 
 @dataclass(frozen=True)
 class Task:
-    """What a training is given."""
-
     questions: list[Question]
     index: Cached
     model: Path
@@ -113,13 +109,11 @@ def chat(tiny_tokenizer: PreTrainedTokenizerFast) -> Chat:
 def _free_port() -> int:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
-        port: int = listening.getsockname()[1]
-        return port
+        return listening.getsockname()[1]
 
 
 @pytest.fixture(scope="session")
 def free_port() -> Callable[[], int]:
-    """Gives a port of loopback on which nobody listens."""
     return _free_port
 
 
@@ -165,15 +159,16 @@ def tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def wait_until_healthy(url: str, process: subprocess.Popen[Any], said: Callable[[], object]) -> None:
     """Waits for a server to answer. An AssertionError shows what it wrote if it has ended."""
-    for _ in range(600):
+    deadline = time.monotonic() + 600
+    while time.monotonic() < deadline:
         with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{url}/health").is_success:
+            if httpx.get(f"{url}/health", timeout=60).is_success:
                 return
-        assert process.poll() is None, log.read_text()
-        time.sleep(1)
-    raise AssertionError(f"no server after ten minutes:\n{log.read_text()}")
+        assert process.poll() is None, said()
+        time.sleep(0.2)
+    raise AssertionError("no server after ten minutes")
 
 
 @contextlib.contextmanager
@@ -191,7 +186,7 @@ def vllm_server(folder: Path, *options: str, **environment: str) -> Iterator[str
             start_new_session=True,
         )
     try:
-        wait_until_healthy(f"http://127.0.0.1:{port}", process, log)
+        wait_until_healthy(f"http://127.0.0.1:{port}", process, log.read_text)
         yield f"http://127.0.0.1:{port}"
     finally:
         with contextlib.suppress(ProcessLookupError):

@@ -1,7 +1,5 @@
 """Another account of the machine. Only root can play it: without root a test holds modes and refusals alone."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import signal

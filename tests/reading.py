@@ -1,7 +1,5 @@
 """What stages leave in folders, as several rooms' tests read it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -30,8 +28,7 @@ def lasting_metrics(run: Path) -> list[dict[str, float]]:
 
 def progress(run: Path) -> dict[str, Any]:
     """The record of a training's checkpoint."""
-    found: dict[str, Any] = json.loads((run / "checkpoint/progress.json").read_text())
-    return found
+    return json.loads((run / "checkpoint/progress.json").read_text())
 
 
 def trajectories(run: Path) -> list[list[Trajectory]]:

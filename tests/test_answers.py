@@ -1,7 +1,5 @@
 """Answer comparison against values computed by hand from the official HotpotQA evaluation script."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from pathlib import Path
 
@@ -22,10 +20,6 @@ def test_worked_examples(answer: str, golds: list[str], em: int, overlap: int | 
     assert contains(answer, golds) == inside
 
 
-def test_normalisation_drops_case_punctuation_articles_and_spacing() -> None:
-    assert normalize(" The  Cat, an owl\tand A dog's. ") == "cat owl and dogs"
-
-
 @settings(deadline=None)
 @given(st.text())
 def test_normalised_text_is_single_spaced_and_equal_to_itself(text: str) -> None:
@@ -42,7 +36,3 @@ def test_f1_is_symmetric_and_bounded_by_exact_match(answer: str, gold: str) -> N
     assert not (normalize(answer) and normalize(gold)) or score == f1(gold, [answer])
     if normalize(gold) and exact_match(answer, [gold]):
         assert score == contains(answer, [gold]) == 1
-
-
-def test_no_golds_earn_nothing() -> None:
-    assert (exact_match("x", []), f1("x", []), contains("x", [])) == (0, 0, 0)

@@ -1,7 +1,5 @@
 """The code of docs/extending.md does what the page says."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -63,7 +61,6 @@ def act(env: Any, action: str) -> Any:
 
 
 def changed(changes: dict[str, Any]) -> Params:
-    """The project's own params.yaml with some lines of the page."""
     shipped = load(ROOT / "params.yaml").model_dump(mode="json", by_alias=True)
     return validated(Params, override(shipped, changes), "the page")
 
@@ -121,19 +118,12 @@ def test_the_command_finds_what_lies_in_the_project(project: Path) -> None:
     assert "1 step, " in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [
-        ("", "env.tools.functions.years_between: my_tools has no 'years_between'"),
-        ("import sys\nsys.exit('set a key')\n", "set a key"),
-    ],
-)
-@pytest.mark.slow  # processes that import all
-def test_the_command_refuses_what_is_not_there_before_it_answers(project: Path, code: str, message: str) -> None:
-    (project / "my_tools.py").write_text(code)
+@pytest.mark.slow  # a process that imports all
+def test_the_command_refuses_what_is_not_there_before_it_answers(project: Path) -> None:
+    (project / "my_tools.py").write_text("")
     done = typed(project)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
-    assert message in done.stderr
+    assert "env.tools.functions.years_between: my_tools has no 'years_between'" in done.stderr
 
 
 def test_the_environment(page: dict[str, Any]) -> None:

@@ -1,47 +1,19 @@
 """Facts are compared, shown and stored; a file of another version is refused by the names that differ."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
 from agent_r1 import facts
+from tests.cases import cases
 
 
-@pytest.mark.parametrize(
-    ("earlier", "later", "words"),
-    [
-        ({"a": 1}, {"a": 1}, []),
-        ({}, {"a": 0}, ["a none -> 0"]),
-        ({"b": 1, "a": "x"}, {"a": "y", "c": [2]}, ["b 1 -> none", "a x -> y", "c none -> [2]"]),
-        ({"a": "f" * 40}, {"a": "0" * 41}, [f"a {'f' * 40} -> 000000000000..."]),
-    ],
-)
+@cases("earlier, later, words")
 def test_differences_in_words(earlier: dict[str, object], later: dict[str, object], words: list[str]) -> None:
     assert facts.differences(earlier, later) == words
 
 
-def test_the_first_five_are_named() -> None:
-    assert (facts.some("abcde"), facts.some("abcdefg")) == ("a, b, c, d, e", "a, b, c, d, e and 2 more")
-
-
-def test_written_facts_are_read(tmp_path: Path) -> None:
-    said = {"parameters": {"train.seed": 0, "lam": 0.95, "path": None}, "inputs": {}}
-    facts.write(tmp_path / "start.json", said)
-    assert facts.read(tmp_path / "start.json", ["parameters", "inputs"]) == said
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        ('{"inputs": {}, "seeds": {}}', "seeds is unknown"),
-        ("{}", "inputs is missing"),
-        ('{"inputs": 1}', "not iterable"),
-        ("[]", "no attribute"),
-        ("{", "line 1"),
-    ],
-)
+@cases("content, reason")
 def test_what_this_version_did_not_write_is_refused(tmp_path: Path, content: str, reason: str) -> None:
     (tmp_path / "start.json").write_text(content)
     with pytest.raises(ValueError, match=rf"start\.json is damaged, or of another version of the project: .*{reason}"):

@@ -1,31 +1,17 @@
 """Files are replaced whole or not at all and locked for one process; hashes see names and bytes, and nothing else."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
-import itertools
 import os
 import subprocess
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from huggingface_hub import constants
 
 from agent_r1 import files
-from agent_r1.files import (
-    clear_leftovers,
-    closed_folder,
-    first_error,
-    locked,
-    model_hash,
-    remove_folder,
-    replaced_folder,
-    sha256,
-    write_text,
-)
+from agent_r1.files import closed_folder, first_error, locked, model_hash, replaced_folder, sha256, write_text
+from tests.cases import cases
 from tests.neighbour import UID, holding, needs_root, open_folder
 
 
@@ -83,50 +69,6 @@ def test_a_folder_is_on_disk_before_it_takes_the_place_of_the_old_one(
     assert [path.name for path in tmp_path.iterdir()] == ["it"]
 
 
-@pytest.mark.parametrize("fault", [ValueError, KeyboardInterrupt])
-def test_a_folder_that_fails_leaves_the_old_one(tmp_path: Path, fault: type[BaseException]) -> None:
-    old = folder(tmp_path / "it", {"a": "old"})
-
-    def fail() -> None:
-        with replaced_folder(old) as fresh:
-            folder(fresh, {"a": "half"})
-            raise fault
-
-    with pytest.raises(fault):
-        fail()
-    assert (old / "a").read_text() == "old"
-    assert [path.name for path in tmp_path.iterdir()] == ["it"]
-
-
-def test_a_swap_that_a_kill_cut_short_is_finished(tmp_path: Path) -> None:
-    folder(tmp_path / ".it.old", {"a": "old"})
-    folder(tmp_path / ".it.new", {"a": "new"})
-    clear_leftovers(tmp_path / "it")
-    assert (tmp_path / "it/a").read_text() == "old"
-    with replaced_folder(tmp_path / "it") as fresh:
-        folder(fresh, {"b": "newer"})
-    assert [path.name for path in tmp_path.rglob("*")] == ["it", "b"]
-
-
-@pytest.mark.parametrize("ends", range(4))
-def test_a_removal_that_ends_early_leaves_no_part_under_the_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: int
-) -> None:
-    it, unlink, count = folder(tmp_path / "it", {"a": "1", "b": "2", "c": "3"}), os.unlink, itertools.count()
-
-    def end(*given: Any, **named: Any) -> None:
-        if next(count) == ends:
-            raise KeyboardInterrupt
-        unlink(*given, **named)
-
-    with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
-        patched.setattr(os, "unlink", end)
-        remove_folder(it)
-    assert not it.exists()
-    clear_leftovers(it)
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_lock_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
     """Another process is another open file to the kernel; it is told who waits, may refuse, and gets its turn after."""
 
@@ -161,33 +103,11 @@ def test_a_file_system_without_locks_is_refused_for_good(
         locked(tmp_path / "lock").__enter__()
 
 
-@pytest.mark.parametrize(
-    ("log", "said"),
-    [
-        ("", ""),
-        ("noise\n", "noise"),
-        ("INFO: fine\nTraceback\n  File x\nsqlite3.Error: no\nValueError: later\n", "sqlite3.Error: no"),
-        ("Error: at http://me:secret@x\x1b[2J", "Error: at http://x\N{REPLACEMENT CHARACTER}[2J"),
-    ],
-)
+@cases("log, said")
 def test_the_first_error_of_a_log_is_one_harmless_line(tmp_path: Path, log: str, said: str) -> None:
     assert first_error(tmp_path / "none") == ""
     (tmp_path / "log").write_text(log)
     assert first_error(tmp_path / "log") == said
-
-
-def test_who_waits_is_told_again_and_again_for_whom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "REMINDER_S", 0.01)
-    with locked(tmp_path / "lock"):
-        told = list[int]()
-
-        def remind() -> None:
-            told.append(len(told))
-            if len(told) == 3:
-                raise ValueError("held")
-
-        with pytest.raises(ValueError, match="held"), locked(tmp_path / "lock", remind):
-            pass
 
 
 def test_no_other_user_can_hold_a_lock_of_before() -> None:

@@ -1,7 +1,5 @@
 """The kits for a GPU in miniature: their parts run on a CPU, and what cannot run is named."""
 
-from __future__ import annotations
-
 import fnmatch
 import json
 import re
@@ -17,7 +15,7 @@ from benchmarks.synthetic import Work, make_model
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.slow  # every part of the kit runs, and one of them hangs
 
-SMALL = ["--sizes", "tiny", "--samplers", "transformers", "--tokens", "160", "96", "--episodes", "8", "--out"]
+SMALL = ["--sizes", "tiny", "--samplers", "transformers", "--tokens", "48", "32", "--episodes", "4", "--out"]
 
 
 def test_the_kit_measures_what_fits_and_names_what_it_leaves_out(tmp_path: Path) -> None:
@@ -46,10 +44,6 @@ def test_the_kit_measures_what_fits_and_names_what_it_leaves_out(tmp_path: Path)
     late = gpu.campaign(gpu.parsed([*SMALL, str(tmp_path / "late"), "--budget", "0"]))
     assert {part["left out"] for part in late} == {"out of time"}
     assert kit.show_rows(late[:1]).splitlines()[-1].startswith("| tiny: output in chunks of 2^25, blocks of 2^20 | out")
-    few = ["--tokens", "16", "8", "--trains", "all weights", "--no-outputs", "--no-disk"]
-    small = gpu.campaign(gpu.parsed([*SMALL, str(tmp_path / "small"), *few]))
-    assert len(small) == 4
-    assert all("runs.dapo: credit.overlong_buffer 102" in part["left out"] for part in small)
 
 
 def test_a_part_that_hangs_is_ended_and_the_others_are_measured(tmp_path: Path) -> None:

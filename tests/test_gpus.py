@@ -1,7 +1,5 @@
 """GPUs are counted without CUDA, and a driver that is too old for torch is refused."""
 
-from __future__ import annotations
-
 import pytest
 
 from agent_r1 import gpus

@@ -1,12 +1,9 @@
 """What others wrote reaches terminals, logs and reports as text and nothing else."""
 
-from __future__ import annotations
-
 import logging
 import sys
 import unicodedata
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -19,6 +16,8 @@ from agent_r1.http.client import Answer
 from agent_r1.inspection.printed import comparison_tables
 from agent_r1.records import Question
 from flows.terminal import HarmlessFormatter
+from tests.cases import cases
+from tests.trajectories import question_fields
 
 EVIL = "\x1b]52;c;ZXZpbA==\x07\x9b2J \u202edesrever\u2066 \x08\r\x85|<img src=x>`code` [a](b)"
 COMMANDS = set("\x1b\x07\x08\r\x85\x9b\u202e\u2066")
@@ -44,15 +43,7 @@ def test_lines_stay_lines() -> None:
     assert harmless_lines("one\n  two\u2028three\x1b[0m") == "one\n  two\nthree\ufffd[0m"
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("2hop__bridge_comparison, 3+1", "2hop__bridge_comparison, 3+1"),
-        ("a | b\\| c", r"a \| b\\\| c"),
-        ("<script>x</script>\n| a |", r"\<script>x\</script> \| a \|"),
-        ("`code` ![](http://there)", r"\`code\` !\[](http://there)"),
-    ],
-)
+@cases("text, shown")
 def test_markup_is_shown_as_it_is(text: str, shown: str) -> None:
     assert in_markdown(text) == shown
 
@@ -75,15 +66,7 @@ def test_a_log_and_an_excerpt_are_text() -> None:
 
 
 def test_a_comparison_is_text() -> None:
-    asked = Question(
-        question_id="q",
-        dataset="d",
-        split="test",
-        text=EVIL,
-        answers=[EVIL],
-        gold_titles=[],
-        strata={"hops": "1", "kind": "k"},
-    )
+    asked = Question(**question_fields(text=EVIL, answers=[EVIL]))
     right, wrong = (AnsweredQuestion(question_id="q", answers=[EVIL], success=each, values={}) for each in (1.0, 0.0))
     pair = AnswerPair(asked, right, wrong)
     console = Console(force_terminal=True, color_system=None, width=100)
@@ -93,17 +76,7 @@ def test_a_comparison_is_text() -> None:
     assert not COMMANDS & set(capture.get())
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("http://me:secret@host:80/a@b", "http://host:80/a@b"),
-        ("no postgresql://me:p@ss@host/db, nor s3://token@bucket", "no postgresql://host/db, nor s3://bucket"),
-        ("http://host, mail me@host", "http://host, mail me@host"),
-        ("http://host/?to=me@host#/runs?a=b x", "http://host/?...#/runs?a=b x"),
-        ("GET https://h/mcp?api_key=s3cret&x= 'sqlite:///f?mode=ro'", "GET https://h/mcp?... 'sqlite:///f?..."),
-        ("who? http://host? http://host/?", "who? http://host? http://host/?"),
-    ],
-)
+@cases("text, shown")
 def test_an_address_is_shown_without_its_password(text: str, shown: str) -> None:
     assert without_password(text) == shown
     assert without_password(shown) == shown

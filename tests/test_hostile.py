@@ -1,7 +1,5 @@
 """A small slice of the campaign of hostile inputs: `make hostile` runs all of it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The image and what compose.yaml starts in it are of this project: targets, commands, one password."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any
@@ -20,7 +18,6 @@ ON_GPUS = yaml.safe_load((ROOT / "compose.cuda.yaml").read_text())["services"]
 
 
 def commands() -> list[list[str]]:
-    """What containers run: of compose.yaml, and of the image by itself."""
     return [
         *(each["command"] for each in SERVICES.values()),
         *map(json.loads, re.findall(r"^CMD (.*)$", DOCKERFILE, re.M)),

@@ -3,8 +3,6 @@
 The task has one thing to learn. The warm start says yes and no half of the time each, and only yes is right.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable
@@ -18,8 +16,8 @@ from agent_r1.files import sha256
 from agent_r1.params.sections import override
 from agent_r1.records import Trajectory
 from agent_r1.tables import read_rows
+from agent_r1.teaching.demonstrator import Demonstrator
 from agent_r1.training import loop
-from agent_r1.training.demonstrator import Demonstrator
 from agent_r1.training.loop import Training, iterate, leaves_work
 from agent_r1.training.watch import StaleWeightsError, judge
 
@@ -57,11 +55,11 @@ def test_what_is_rewarded_is_done_more_often(task: Any, open_training: Callable[
     shares = [share_of_yes(training, iteration) for iteration in range(ITERATIONS)]
     assert 0.3 < shares[0] < 0.7
     assert np.mean(shares[-4:]) > 0.9, shares
+    assert not any(row["monitor/alarms"] for row in training.folder.history())
 
 
 @pytest.fixture(scope="module")
 def wrong_task(one_action_task: Callable[..., Any]) -> Any:
-    """Questions that are all to be answered with yes, and a model that says no."""
     answers = {f"Is it true of {name}?": "yes" for name in "ABCDEFGH"}
     return one_action_task(answers, lambda _: "<answer> no </answer>")
 

@@ -1,7 +1,5 @@
 """The lock and the project's metadata agree, and the Makefile works wherever the project is."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re
@@ -20,6 +18,8 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from tests.cases import cases
 
 ROOT = Path(__file__).parents[1]
 LOCKS = ("cpu.txt", "build.txt", "torch.txt")
@@ -65,20 +65,26 @@ def test_builds_that_break_a_cpu_torch_and_what_every_start_would_wait_for_are_l
     assert not {"torchvision", "torchaudio", "torchcodec", "scikit-learn"} & locked("cpu").keys()
 
 
+def lay(folder: Path) -> None:
+    """What `make` reads."""
+    shutil.copytree(ROOT / "requirements", folder / "requirements")
+    for file in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / file, folder)
+
+
+def planned(folder: Path, *arguments: str) -> str:
+    command = ["make", "--dry-run", "--no-print-directory", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    return done.stdout + done.stderr
+
+
 def test_make_installs_once_in_a_folder_with_a_space(tmp_path: Path) -> None:
     folder = tmp_path / "my projects" / "agent_r1"
-    (folder / "requirements").mkdir(parents=True)
-    for file in ("Makefile", "pyproject.toml", *(f"requirements/{name}" for name in LOCKS)):
-        shutil.copy(ROOT / file, folder / file)
-
-    def planned() -> str:
-        command = ["make", "--dry-run", "--no-print-directory", "serve"]
-        return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
-
-    assert "-m venv .venv\n" in planned()
+    lay(folder)
+    assert "-m venv .venv\n" in planned(folder, "serve")
     (folder / ".venv").mkdir()
     (folder / ".venv/.installed").touch()
-    assert planned().startswith("agent-r1 serving --prefect-port 4200 --mlflow-port 5000 --auth on ||")
+    assert planned(folder, "serve").startswith("agent-r1 serving --prefect-port 4200 --mlflow-port 5000 --auth on ||")
     (folder / "agent-r1").write_text("#!/bin/sh\nexit $CODE\n")
     (folder / "agent-r1").chmod(0o755)
     path = f"{folder}:{os.environ['PATH']}"
@@ -87,29 +93,18 @@ def test_make_installs_once_in_a_folder_with_a_space(tmp_path: Path) -> None:
         assert subprocess.run(["make", "serve"], cwd=folder, env=environment, capture_output=True).returncode == ended
 
 
-@pytest.mark.parametrize(
-    ("held", "asked", "told"),
-    [
-        ("", "INSTALL=gpu", "-r requirements/gpu.txt --constraint requirements/cuda.txt || "),
-        ("gpu", "", "ruff check"),
-        ("cpu", "INSTALL=gpu", ".venv holds the packages for cpu; remove it to install those for gpu"),
-        ("", "INSTALL=-e .", "INSTALL is cpu or gpu, not '-e .'"),
-    ],
-)
+@cases("held, asked, told")
 def test_make_installs_for_one_machine_and_nothing_over_another_s_packages(
     held: str, asked: str, told: str, tmp_path: Path
 ) -> None:
-    shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
-    for file in ("Makefile", "pyproject.toml"):
-        shutil.copy(ROOT / file, tmp_path)
+    lay(tmp_path)
     (tmp_path / ".venv").mkdir()
     if held:
         (tmp_path / ".venv/.installed").write_text(f"{held}\n")
-    command = ["make", "--dry-run", "--no-print-directory", "UV=uv", "lint", *filter(None, [asked])]
-    planned = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert told in planned.stdout + planned.stderr
-    assert "torch.txt" not in planned.stdout
-    assert planned.stdout.startswith("ruff check") == (held == "gpu")
+    plan = planned(tmp_path, "UV=uv", "lint", *filter(None, [asked]))
+    assert told in plan
+    assert "torch.txt" not in plan
+    assert plan.startswith("ruff check") == (held == "gpu")
 
 
 def test_make_refuses_a_python_for_which_cuda_s_packages_have_no_wheels(tmp_path: Path) -> None:
@@ -118,9 +113,7 @@ def test_make_refuses_a_python_for_which_cuda_s_packages_have_no_wheels(tmp_path
     given = "import sys; sys.version_info = (3, 13, 0); exec(sys.argv[1])"
     later.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exec {sys.executable} -c "{given}" "$2"\nexit 3\n')
     later.chmod(0o755)
-    (tmp_path / "requirements").symlink_to(ROOT / "requirements")
-    for file in ("Makefile", "pyproject.toml"):
-        shutil.copy(ROOT / file, tmp_path)
+    lay(tmp_path)
 
     def said(machine: str) -> str:
         command = ["make", f"PYTHON={later}", f"INSTALL={machine}", "lint"]
@@ -133,28 +126,21 @@ def test_make_refuses_a_python_for_which_cuda_s_packages_have_no_wheels(tmp_path
 
 def test_make_installs_an_environment_anew_that_was_copied_with_its_clone(tmp_path: Path) -> None:
     original, copied = tmp_path / "original", tmp_path / "copied"
-    (original / "requirements").mkdir(parents=True)
-    for file in ("Makefile", "pyproject.toml", *(f"requirements/{name}" for name in LOCKS)):
-        shutil.copy(ROOT / file, original / file)
+    lay(original)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(original / ".venv")], check=True)
     script = f"#!{original}/.venv/bin/python\n"
     (original / ".venv/bin/agent-r1").write_text(script)
     (original / ".venv/.installed").touch()
     shutil.copytree(original, copied, symlinks=True)
-
-    def planned(folder: Path) -> str:
-        command = ["make", "--dry-run", "--no-print-directory", "doctor"]
-        return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
-
-    assert planned(original) == "agent-r1 doctor\n"
-    plan = planned(copied)
+    assert planned(original, "doctor") == "agent-r1 doctor\n"
+    plan = planned(copied, "doctor")
     assert "--no-deps --no-build-isolation -e ." in plan
     assert f"a copy of the one in {original}; installing it for this folder" in plan
     [repair] = [line for line in plan.splitlines() if "sed -i" in line]
     subprocess.run(repair, shell=True, cwd=copied, check=True)
     assert (copied / ".venv/bin/agent-r1").read_text() == script.replace(str(original), str(copied))
     assert (original / ".venv/bin/agent-r1").read_text() == script
-    assert planned(copied) == "agent-r1 doctor\n"
+    assert planned(copied, "doctor") == "agent-r1 doctor\n"
 
 
 @pytest.fixture
@@ -267,10 +253,10 @@ def test_names_of_params_reach_no_shell_before_they_are_checked(
     tmp_path: Path, target: str, section: str, value: object
 ) -> None:
     """The graph in small: what the project's own puts into its commands."""
-    for file in ("Makefile", "pyproject.toml", ".dvc/config", *(f"requirements/{name}" for name in LOCKS)):
-        (tmp_path / file).parent.mkdir(exist_ok=True)
-        shutil.copy(ROOT / file, tmp_path / file)
-    (tmp_path / ".dvc" / "config.local").write_text(f"[core]\n no_scm = true\n site_cache_dir = {tmp_path}/site\n")
+    lay(tmp_path)
+    (tmp_path / ".dvc").mkdir()
+    shutil.copy(ROOT / ".dvc/config", tmp_path / ".dvc")
+    (tmp_path / ".dvc/config.local").write_text(f"[core]\n no_scm = true\n site_cache_dir = {tmp_path}/site\n")
     stages = {
         name: {"foreach": f"${{{name}}}", "do": {"cmd": "echo ${item}"}} for name in ("repro_runs", "repro_baselines")
     }

@@ -1,7 +1,5 @@
 """params.yaml: what it holds is accepted, and every mistake is refused by the name of its key."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math
@@ -13,12 +11,12 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from agent_r1.facts import differences
 from agent_r1.files import write_text
 from agent_r1.params import SHIPPED, Params, fingerprint, load
 from agent_r1.params.credit import STEP_LEVEL, WITH_GROUPS, Estimator
 from agent_r1.params.places import RunId
-from agent_r1.params.sections import flatten, override, validated
+from agent_r1.params.sections import flatten, validated
+from tests.cases import cases
 
 FILE = Path(__file__).parents[1] / "params.yaml"
 CASES: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("params_cases.yaml").read_text())
@@ -35,8 +33,7 @@ DEFAULTS = {
 
 @pytest.fixture(scope="module")
 def content() -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load(FILE.read_text())
-    return loaded
+    return yaml.safe_load(FILE.read_text())
 
 
 @pytest.fixture(scope="module")
@@ -113,38 +110,11 @@ def test_every_estimator_has_a_run_of_its_name_or_is_ppo(params: Params) -> None
         assert (run.rollout.samples > 1) == (estimator in WITH_GROUPS)
 
 
-def test_starpos_runs_differ_in_what_they_are_named_after(params: Params) -> None:
-    starpo, filtered, online = (params.run(RunId(name)) for name in ("starpo", "starpo_s", "starpo_online_4"))
-    assert starpo.credit.estimator == "gae"
-    assert starpo.credit.gamma == starpo.credit.lam == 1
-    assert starpo.update.clip_low == starpo.update.clip_high < filtered.update.clip_high
-    assert (filtered.credit.filter.kind, filtered.credit.filter.share) == ("top_fraction", 0.25)
-    assert filtered.rollout == starpo.rollout
-    later = params.run(RunId("ragen2"))
-    assert (later.credit.filter.kind, later.credit.filter.share) == ("top_p", 0.9)
-    assert later.credit.model_copy(update={"filter": filtered.credit.filter}) == filtered.credit
-    assert (later.rollout, later.update) == (filtered.rollout, filtered.update)
-    assert params.run(RunId("starpo_grpo")).rollout == starpo.rollout
-    assert online.update.epochs * online.update.minibatches == 4
-    shaped = params.run(RunId("starpo_32x4")).rollout
-    assert shaped.questions * shaped.samples == starpo.rollout.questions * starpo.rollout.samples
-
-
 @pytest.mark.parametrize(("name", "published"), CASES["published"])
 def test_presets_have_the_published_values(params: Params, name: str, published: dict[str, Any]) -> None:
     run = flatten(params.run(RunId(name)).model_dump())
     assert {key: run[key] for key in published} == published
     assert run["update.kl_loss"] == run["credit.kl_reward"] == 0
-
-
-def test_adding_a_run_is_adding_lines(tmp_path: Path, params: Params) -> None:
-    path = tmp_path / "params.yaml"
-    lines = "\n  ppo_hot:\n    update: {learning_rate: 1.0e-3}\n  ppo_again:\n"
-    path.write_text(FILE.read_text().replace("\n\nrepro_runs:", f"{lines}\nrepro_runs:"))
-    added = load(path)
-    assert added.run(RunId("ppo_hot")).update.learning_rate == 1e-3
-    assert added.run(RunId("ppo_again")) == added.train
-    assert added.run(RunId("ppo")) == params.run(RunId("ppo"))
 
 
 def test_every_mistake_is_named_at_once(content: dict[str, Any]) -> None:
@@ -207,29 +177,6 @@ def test_a_reward_of_ones_own_stands_beside_the_parts(content: dict[str, Any], p
     assert rewards.built_in == params.train.credit.rewards
 
 
-def test_a_data_set_has_the_splits_it_names(content: dict[str, Any]) -> None:
-    prepare = check(content, {"prepare.datasets": ["hotpotqa", "musique"]}).prepare
-    assert [list(prepare.files[name].splits) for name in prepare.datasets] == [["train", "test"], ["test"]]
-    assert prepare.dataset == "hotpotqa+musique"
-    assert prepare.files["hotpotqa"].splits["train"].questions == 25600
-
-
-@pytest.mark.parametrize(
-    ("key", "reference", "regularised"),
-    [
-        ("train.update.kl_loss", True, True),
-        ("train.credit.kl_reward", True, False),
-        ("train.update.entropy_bonus", False, True),
-        ("train.update.clip_low", False, False),
-    ],
-)
-def test_what_a_run_needs_follows_from_its_coefficients(
-    content: dict[str, Any], key: str, reference: bool, regularised: bool
-) -> None:
-    train = check(content, {**ONLY_PPO, key: 0.01}).train
-    assert (train.needs_reference, train.update.regularised) == (reference, regularised)
-
-
 @pytest.mark.parametrize(("estimator", "loss_mask", "off", "discounts", "named"), CASES["masks"])
 def test_masks_are_refused_where_they_would_have_no_effect(
     content: dict[str, Any], estimator: str, loss_mask: bool, off: str, discounts: dict[str, float], named: str
@@ -249,16 +196,7 @@ def test_an_estimator_of_steps_is_refused_without_a_mask(content: dict[str, Any]
         check(content, changes)
 
 
-@pytest.mark.parametrize(
-    ("off", "said"),
-    [
-        ("", []),
-        ("whitening", ["advantage_mask.whitening: false counts"]),
-        ("recursion", ["advantage_mask.recursion: false with critic: true reads"]),
-        ("recursion whitening", ["advantage_mask.recursion: false with critic: true reads"]),
-        ("recursion whitening critic", []),
-    ],
-)
+@cases("off, said")
 def test_settings_that_do_more_than_their_names_say_are_remarked_on(
     content: dict[str, Any], off: str, said: list[str]
 ) -> None:
@@ -378,18 +316,7 @@ def test_a_file_that_is_missing_or_no_mapping_is_refused(tmp_path: Path) -> None
         load(path)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("train:\n  seed: [1\n", r" at line 3, column 1: expected ',' or ']'"),
-        ("train: !!python/object:os.system x", r" at line 1, column 8: could not determine a constructor for the tag"),
-        ("train: \x07", ": unacceptable character"),
-        ("train: !!timestamp x", ": 'NoneType'"),
-        ("train: !!int ''", ": string index"),
-        ("train: 2001-99-99", ": month must be in 1..12"),
-        ("train: " + "[" * 10**5, ": maximum recursion depth exceeded"),
-    ],
-)
+@cases("text, message")
 def test_a_file_that_is_no_yaml_is_refused_with_its_place(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "params.yaml"
     path.write_text(text)
@@ -435,14 +362,6 @@ def test_rates_rise_and_decay_by_hand(params: Params, decay: str, warmup: int, r
     assert extended == pytest.approx([*rates, rates[-1], rates[-1]]), "its schedule to the end, and then its last rate"
 
 
-def test_mappings_are_laid_over_flattened_and_compared_by_hand() -> None:
-    base = {"a": {"b": 1, "c": [1, 2]}, "d": 2}
-    laid = override(base, {"a": {"c": [3]}, "e": None})
-    assert laid == {"a": {"b": 1, "c": [3]}, "d": 2, "e": None}
-    assert flatten(laid) == {"a.b": 1, "a.c": [3], "d": 2, "e": None}
-    assert differences(flatten(base), flatten(laid)) == ["a.c [1, 2] -> [3]"]
-
-
 def test_the_fingerprint_follows_every_value_and_no_order(content: dict[str, Any], params: Params) -> None:
     turned = Params.model_validate(dict(reversed(content.items())))
     changed = check(content, {"train.update.clip_low": 0.21})
@@ -475,18 +394,6 @@ def test_a_part_that_an_agent_states_is_weighed_by_its_name(content: dict[str, A
     assert (rewards.weights["speed"], rewards.functions) == (0.5, {})
     with pytest.raises(ValueError, match=r"rewards.speed is a function and a part of an agent's; give"):
         check(content, weighed | {"train.credit.rewards.speed.function": "a.b:c"})
-
-
-def test_a_run_takes_functions_and_servers_from_itself_with_null(content: dict[str, Any]) -> None:
-    both = {"functions": {"add": {"module": "own"}}, "mcp": {"files": {"command": ["files"], "timeout_s": 1.0}}}
-    without = {"env": {"tools": {name: dict.fromkeys(entries) for name, entries in both.items()}}}
-    params = check(content, {f"env.tools.{name}": entries for name, entries in both.items()} | {"runs.new": without})
-    ours = params.of(RunId("new")).env.tools
-    assert ([*params.env.tools.functions, *params.env.tools.mcp], ours.functions, ours.mcp) == (
-        ["add", "files"],
-        {},
-        {},
-    )
 
 
 @pytest.mark.parametrize(("datasets", "files", "conversations", "read"), CASES["raw"])

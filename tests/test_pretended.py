@@ -1,7 +1,5 @@
 """What runs on CUDA alone is walked without it, by tensors that say cuda:0; and the memory of an update is counted."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -16,11 +14,7 @@ from benchmarks.stored import MEASURED, stored
 
 ROOT = Path(__file__).parents[1]
 compiled = pytest.mark.skipif(shutil.which("c++") is None, reason="the device guard needs a C++ compiler, c++")
-WALKED = (
-    "learner: adapters, packing, gradient checkpointing",
-    "checkpoint: offloaded optimiser",
-    "sampler: adapters",
-)
+WALKED = ("learner: adapters, packing, gradient checkpointing", "checkpoint: offloaded optimiser", "sampler: adapters")
 
 
 def pretend(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:

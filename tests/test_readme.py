@@ -1,7 +1,5 @@
 """README.md and docs/ tell the truth: their figures are stored, their names exist, their code is valid."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re
@@ -167,7 +165,6 @@ def _has(values: Any, names: list[str]) -> bool:
 
 
 def fenced() -> Iterator[Any]:
-    """The code of every page, with its language."""
     for page in PAGES:
         for number, (language, code) in enumerate(
             re.findall(r"^```(\w+)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
@@ -209,5 +206,4 @@ def _unfenced(text: str) -> str:
 
 
 def _anchor(heading: str) -> str:
-    """The anchor that GitHub gives a heading."""
     return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")

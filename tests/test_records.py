@@ -1,8 +1,5 @@
 """Records check themselves and refuse by the name of the field."""
 
-from __future__ import annotations
-
-import dataclasses
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -11,60 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent_r1.records import (
-    CallStatus,
-    Credit,
-    Outcome,
-    Passage,
-    Question,
-    Source,
-    Step,
-    StopReason,
-    Trajectory,
-)
+from agent_r1.records import CallStatus, Credit, Outcome, Question, Source, Step, StopReason, Trajectory
+from tests.cases import cases
+from tests.trajectories import from_parts, question_fields
 
 
 def question(**changes: Any) -> Question:
-    fields: dict[str, Any] = {
-        "question_id": "q1",
-        "dataset": "atlas",
-        "split": "train",
-        "text": "Where was Mara Quill born?",
-        "answers": ["Tesk"],
-        "gold_titles": ["Mara Quill"],
-        "strata": {"hops": "1", "kind": "lookup"},
-    }
-    return Question(**{**fields, **changes})
+    return Question(**question_fields("q1", **changes))
 
 
 def step(action_start: int = 1, action_stop: int = 3) -> Step:
-    return Step(
-        action_start=action_start,
-        action_stop=action_stop,
-        stop_reason=StopReason.END,
-        calls=[],
-        rewards={},
-    )
+    return Step(action_start=action_start, action_stop=action_stop, stop_reason=StopReason.END, calls=[], rewards={})
 
 
 def trajectory(**changes: Any) -> Trajectory:
-    fields: dict[str, Any] = {
-        "trajectory_id": "0/q1/0",
-        "question_id": "q1",
-        "group": 0,
-        "sample": 0,
-        "seed": 0,
-        "policy_version": 0,
-        "iteration": 0,
-        "token_ids": np.array([5, 6, 7, 8], dtype=np.int32),
-        "source": np.array([0, 1, 1, 3], dtype=np.uint8),
-        "logprobs": np.array([0, -1, -2, 0], dtype=np.float32),
-        "context_starts": [0],
-        "steps": [step()],
-        "outcome": Outcome.ANSWERED,
-        "answer": "Tesk",
-    }
-    return Trajectory(**{**fields, **changes})
+    parts = [(Source.PROMPT, [5]), (Source.ACTION, [6, 7]), (Source.TEMPLATE, [8])]
+    return replace(from_parts(parts, trajectory_id="0/q1/0", question_id="q1"), **changes)
 
 
 FLOATS = ("advantages", "values", "value_targets", "reference_logprobs")
@@ -116,30 +75,10 @@ def test_the_action_mask_is_where_the_source_says_so() -> None:
     assert trajectory().action_mask.tolist() == [False, True, True, False]
 
 
-@pytest.mark.parametrize(
-    ("outcome", "stop_reason", "truncated"),
-    [
-        (Outcome.ANSWERED, StopReason.END, False),
-        (Outcome.MALFORMED, StopReason.END, False),
-        (Outcome.ABORTED, StopReason.END, False),
-        (Outcome.TOKEN_LIMIT, StopReason.END, True),
-        (Outcome.TURN_LIMIT, StopReason.END, True),
-        (Outcome.ANSWERED, StopReason.LENGTH, True),
-    ],
-)
-def test_truncated_is_what_a_limit_cut(outcome: Outcome, stop_reason: StopReason, truncated: bool) -> None:
-    steps = [dataclasses.replace(step(), stop_reason=stop_reason)]
-    assert trajectory(outcome=outcome, steps=steps).truncated == truncated
-
-
-def test_records_cannot_be_changed() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        question().text = "another"  # type: ignore[misc]
-
-
-def test_records_take_names_only() -> None:
-    with pytest.raises(TypeError):
-        Passage("p1", "Mara Quill", "Mara Quill was born in Tesk.")  # type: ignore[call-arg]
+@cases("outcome, stop_reason, truncated")
+def test_truncated_is_what_a_limit_cut(outcome: str, stop_reason: str, truncated: bool) -> None:
+    steps = [replace(step(), stop_reason=StopReason(stop_reason))]
+    assert trajectory(outcome=Outcome(outcome), steps=steps).truncated == truncated
 
 
 def test_stored_numbers_and_names_do_not_move() -> None:

@@ -1,7 +1,5 @@
 """A process in surroundings that others made: a proxy, few files, a user without a home."""
 
-from __future__ import annotations
-
 import os
 import resource
 import stat

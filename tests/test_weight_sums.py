@@ -1,7 +1,5 @@
 """Sums of weights, however they are cut."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import secrets
 import socket
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from itertools import chain
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Protocol, Self
 
 from pydantic import Field
 from starlette.applications import Starlette
@@ -24,11 +23,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from agent_r1.agents.programs import Stated
-from agent_r1.agents.session import Completing, GivenAction, Session, offered
+from agent_r1.agents.session import Session, offered
 from agent_r1.faults import ContextFull
-from agent_r1.http.completions import GONE, Refused, event, read, received, refused, require_model, unless_left
-from agent_r1.http.guard import Bounded, Unsignalled, configured
-from agent_r1.records import StopReason
+from agent_r1.http.completions import ModelServer, answered, received, refused
+from agent_r1.http.dialects.conversation import ChatRequest, Dialect, Refused, Reply, read
+from agent_r1.http.guard import Bounded, Unsignalled, configured, key_of
 from agent_r1.rollout.episodes import Act
 
 MODEL = "policy"  # the name of the only model
@@ -48,7 +47,7 @@ class Posted(Stated):
 class Asking:
     """A request that is answered."""
 
-    drawing: asyncio.Task[GivenAction]
+    drawing: asyncio.Task[Reply]
     gone: bool = False  # whether the connection that asked it is
 
 
@@ -64,8 +63,13 @@ class OpenEpisode:
         self._episode = episode
         self._turn = nullcontext() if parallel else asyncio.Lock()
         self._asked = dict[bytes, list[Asking]]()
+        self.stored = dict[str, Any]()  # what requests of Responses may name
 
-    def ask(self, chat_request: Completing, body: bytes, *, again: bool) -> Asking:
+    def of(self, _: ChatRequest) -> Self:
+        """The episode of a request by its key."""
+        return self
+
+    def ask(self, chat_request: ChatRequest, body: bytes, *, again: bool) -> Asking:
         """The answer to a request; one that is sent `again`, or whose connection is gone, has its answer already."""
         same = self._asked.setdefault(blake2b(body).digest(), [])
         asking = same[-1] if again and same else next((twin for twin in same if twin.gone), None)
@@ -76,13 +80,14 @@ class OpenEpisode:
         asking.gone = False
         return asking
 
-    async def _draw(self, chat_request: Completing) -> GivenAction:
+    async def _draw(self, chat_request: ChatRequest) -> Reply:
         try:
             async with self._turn:
-                await asyncio.to_thread(offered, chat_request.spelled_tools)  # keeps them: reading some takes seconds
+                await asyncio.to_thread(offered, chat_request.spelled_schemas)  # keeps them: reading some takes seconds
                 place = self.session.place(chat_request)
                 request, first = self.session.request(place, chat_request, self._episode)
-                return self.session.take(place, chat_request, request, first, await self._act(request))
+                action = await self._act(request)
+                return self.session.take(place, chat_request, request, first, action).reply(MODEL)
         except ContextFull as fault:
             raise self.session.full(str(fault)) from None
         except Refused:
@@ -107,60 +112,47 @@ class Unhurried(Bounded):
     again = True
 
 
-class Completions(ABC):
-    """The routes by which agents ask one policy."""
+class Access(Protocol):
+    """What a key opens."""
 
-    _told = False  # that agents ask for another temperature
+    stored: dict[str, Any]  # what requests of Responses may name
 
-    @property
-    def routes(self) -> list[Route]:
-        """GET /v1/models, GET /v1/models/NAME and POST /v1/chat/completions."""
-        return [
-            Route("/v1/models", self._models, methods=["GET"]),
-            Route("/v1/models/{name:path}", self._models, methods=["GET"]),
-            Route("/v1/chat/completions", self._complete, methods=["POST"]),
-        ]
+    def of(self, chat_request: ChatRequest, /) -> OpenEpisode:
+        """The episode of a request."""
+        ...
+
+
+class Completions(ModelServer):
+    """The routes by which agents ask one policy, by any name."""
 
     @abstractmethod
-    def _asked_by(self, request: Request) -> Callable[[Completing], OpenEpisode]:
-        """Tells the episode of a request by its body. Raises Refused for a key that opens none."""
+    def _access(self, request: Request) -> Access:
+        """What the key of a request opens. Raises Refused for one that opens nothing."""
 
-    async def _models(self, request: Request) -> Response:
-        self._asked_by(request)
-        card = {"id": MODEL, "object": "model", "created": 0, "owned_by": "agent_r1"}
-        if name := request.path_params.get("name"):
-            require_model(name, MODEL)
-            return JSONResponse(card)
-        return JSONResponse({"object": "list", "data": [card]})
+    async def models(self, request: Request) -> Response:
+        self._access(request)
+        name = request.path_params.get("name")
+        card = {"id": name or MODEL, "object": "model", "created": 0, "owned_by": "agent_r1"}
+        return JSONResponse(card if name else {"object": "list", "data": [card]})
 
-    async def _complete(self, request: Request) -> Response:
-        episode_of = self._asked_by(request)
+    async def complete(self, dialect: Dialect, request: Request) -> Response:
+        access = self._access(request)
         body = await received(request, MAX_BODY_BYTES, "send a shorter history")
-        chat_request = Completing.read(body)
-        require_model(chat_request.model, MODEL)
-        self._tell(chat_request)
-        asking = episode_of(chat_request).ask(chat_request, body, again=request.headers.get(_RETRIED, "0") != "0")
-        drawn = await unless_left(request, _shielded(asking.drawing))
-        if drawn is None:
-            asking.gone = True
-            return Response(status_code=GONE)
-        if not chat_request.stream:
-            return JSONResponse(completion(drawn))
-        with_usage = chat_request.stream_options is not None and chat_request.stream_options.include_usage
-        return Response(stream(drawn, with_usage=with_usage), media_type="text/event-stream")
+        chat_request = dialect.read(body, access.stored)
+        self.tell(chat_request)
+        again = request.headers.get(_RETRIED, "0") != "0"
+        asking = access.of(chat_request).ask(chat_request, body, again=again)
 
-    def _tell(self, chat_request: Completing) -> None:
-        """Says once that an agent asks for another temperature or top_p."""
-        if not self._told and (chat_request.temperature not in (None, 1) or chat_request.top_p not in (None, 1)):
-            self._told = True
-            options = f"temperature {chat_request.temperature} and top_p {chat_request.top_p}"
-            logger.warning(
-                "an agent asks for %s, which changes nothing: the policy is sampled as it is set up", options
-            )
+        def write(reply: Reply) -> str | dict[str, Any]:
+            access.stored |= dialect.stored(chat_request, reply)
+            return dialect.events(chat_request, reply) if chat_request.stream else dialect.write(chat_request, reply)
+
+        leave = partial(setattr, asking, "gone", True)
+        return await answered(request, asking.drawing, write, dialect.failure, leave, stream=chat_request.stream)
 
 
 def application(routes: Sequence[Route]) -> Starlette:
-    """The server of some routes, which refuses in OpenAI's form."""
+    """The server of some routes, which refuses in the dialect of each."""
     return Starlette(routes=routes, exception_handlers={HTTPException: _refused, Refused: _refused})
 
 
@@ -168,6 +160,7 @@ class Gateway(Completions):
     """The server of a stage. A key opens the session of its own episode alone, while that is under way."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._opened = dict[str, OpenEpisode]()
         self._rewards = dict[str, OpenEpisode]()
         self._over = set[str]()
@@ -201,16 +194,15 @@ class Gateway(Completions):
 
     def _of(self, request: Request, episodes: dict[str, OpenEpisode], which: str) -> OpenEpisode:
         """The episode of a request's key."""
-        key = request.headers.get("authorization", "").removeprefix("Bearer ")
+        key = key_of(request.headers)
         if key in self._over:
             raise Refused("the episode of this key is over", None, 401, "episode_over")
         if key not in episodes:
             raise Refused(f"this needs the {which} key of an episode, as a bearer token", None, 401, "invalid_api_key")
         return episodes[key]
 
-    def _asked_by(self, request: Request) -> Callable[[Completing], OpenEpisode]:
-        episode = self._of(request, self._opened, "client's")
-        return lambda _: episode
+    def _access(self, request: Request) -> OpenEpisode:
+        return self._of(request, self._opened, "client's")
 
     async def _reward(self, request: Request) -> Response:
         episode = self._of(request, self._rewards, "reward")
@@ -223,55 +215,7 @@ class Gateway(Completions):
         return JSONResponse({})
 
 
-async def _shielded(drawing: asyncio.Task[GivenAction]) -> GivenAction:
-    return await asyncio.shield(drawing)
-
-
 def _refused(request: Request, fault: Exception) -> Response:
     response = refused(request, fault)
     response.headers["x-should-retry"] = "false"  # else OpenAI's client repeats 409 and 503
     return response
-
-
-def completion(drawn: GivenAction) -> dict[str, Any]:
-    """An answer as OpenAI's client reads it."""
-    return _head(drawn, "chat.completion") | {"choices": [_choice(drawn, "message")], "usage": _usage(drawn)}
-
-
-def stream(drawn: GivenAction, *, with_usage: bool) -> str:
-    """All events of an answer, the whole action in one."""
-    head = _head(drawn, "chat.completion.chunk")
-    choice = _choice(drawn, "delta")
-    delta = choice["delta"]
-    opening = {**choice, "delta": {"role": delta.pop("role"), "content": ""}, "finish_reason": None}
-    for at, call in enumerate(delta.get("tool_calls", ())):
-        call["index"] = at
-    steps = [[opening], [{**choice, "finish_reason": None}], [{**choice, "delta": {}}]]
-    events = [head | {"choices": choices} for choices in steps]
-    events += [head | {"choices": [], "usage": _usage(drawn)}] if with_usage else []
-    return "".join([*map(event, events), "data: [DONE]\n\n"])
-
-
-def _head(drawn: GivenAction, kind: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{drawn.name}", "object": kind, "created": int(time.time()), "model": MODEL}
-
-
-def _choice(drawn: GivenAction, key: str) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": drawn.content or (None if drawn.calls else "")}
-    if drawn.thought:
-        message["reasoning_content"] = drawn.thought
-    if drawn.calls:
-        spelled = [(name, call.tool, json.dumps(call.arguments, ensure_ascii=False)) for name, call in drawn.calls]
-        message["tool_calls"] = [
-            {"id": name, "type": "function", "function": {"name": tool, "arguments": arguments}}
-            for name, tool, arguments in spelled
-        ]
-    cut = "length" if drawn.action.stop_reason is StopReason.LENGTH else "stop"
-    ending = "tool_calls" if drawn.calls else cut
-    return {"index": 0, key: message, "finish_reason": ending, "logprobs": None}
-
-
-def _usage(drawn: GivenAction) -> dict[str, int]:
-    prompt = len(drawn.place.ids)
-    sampled = len(drawn.action.token_ids)
-    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}

@@ -118,7 +118,9 @@ class Programs:
             return answer.require_ok(again=()).body.decode(errors="replace")
         if section.function:
             return await (await self._function(agent)).call(self._order(asdict(task)), section.timeout_s)
+        of_anthropic = client | {"base_url": task.base_url.removesuffix("/v1")}  # its clients add the version
         variables = {f"OPENAI_{name.upper()}": value for name, value in client.items()}
+        variables |= {f"ANTHROPIC_{name.upper()}": value for name, value in of_anthropic.items()}
         order = self._order(request, command=self._commands[agent], environment=self._variables[agent] | variables)
         return await _last_line(await _sent(self._supervisor, order), section.timeout_s)
 
@@ -182,11 +184,11 @@ class _Function:
     async def end(self) -> str:
         """Ends it; its last words."""
         self.is_over = True
+        self._control.close()  # no call comes any more
         with suppress(OSError):
             self._stream[1].write_eof()
         finished, _ = await asyncio.wait({self._report}, timeout=6 * GRACE_S)
         self._stream[1].close()
-        self._control.close()
         return parsed(self._report.result(), _Report).words[-_SHOWN:] if finished and self._report.result() else ""
 
 

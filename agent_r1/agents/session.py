@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import time
 from bisect import bisect
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,10 +17,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import chain, takewhile
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, Field
 
 from agent_r1.envs.base import (
     TAGS,
@@ -33,9 +33,10 @@ from agent_r1.envs.base import (
 )
 from agent_r1.envs.tool_env import canonical, think
 from agent_r1.http.client import in_words
-from agent_r1.http.completions import Asked, ChatMessage, Refused
+from agent_r1.http.dialects.conversation import ChatMessage, ChatRequest, Refused, Reply, ToolCall
 from agent_r1.params.env import AgentParams, EnvParams
 from agent_r1.records import Call, CallStatus, Outcome, Source, Step, StopReason
+from agent_r1.rollout.calls import leniently
 from agent_r1.rollout.chat import Answering, Chat
 from agent_r1.rollout.codec import Encoded, Message, Piece, Tools
 from agent_r1.rollout.episode import Play, require_fit
@@ -53,63 +54,42 @@ _THOUGHT_END = "</think>"
 logger = logging.getLogger(__name__)
 
 
-class _CalledFunction(BaseModel):
-    name: str
-    arguments: str
-
-
-class _ToolCall(BaseModel):
-    id: str
-    type: Literal["function"] = "function"
-    function: _CalledFunction
-
-
-class AgentMessage(ChatMessage):
-    """A message of an agent's conversation."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    reasoning_content: str | None = None
-    tool_calls: list[_ToolCall] | None = None
-    tool_call_id: str | None = None
-
-
-class Completing(Asked):
-    """A request of an agent outside, which keeps the conversation itself."""
-
-    messages: Annotated[list[AgentMessage], Field(min_length=1, max_length=1024)]  # type: ignore[assignment]
-    top_p: float | None = None
-    tools: Annotated[list[dict[str, Any]], Field(max_length=128)] | None = None
-    tool_choice: Literal["auto", "none"] | None = None
-
-    @property
-    def spelled_tools(self) -> str:
-        return json.dumps(self.tools or [])
-
-
 class Offered(NamedTuple):
-    """The tools of a request."""
+    """The tools of a request, and the form of its text."""
 
     tools: Tools
     arguments: dict[str, ArgumentCheck]  # by the tool's name
+    form: ArgumentCheck | None
 
 
 @lru_cache(maxsize=64)
 def offered(spelled: str) -> Offered:
-    """The tools of a request in the OpenAI function form, from their JSON. Raises Refused for what is none."""
+    """The `spelled_schemas` of a request. Raises Refused for those that are none, or cannot be checked."""
+    request_tools, form = json.loads(spelled)
     tools = []
     arguments = {}
-    for tool in json.loads(spelled):
+    for tool in request_tools:
         match tool:
             case {"type": "function", "function": {"name": str(name), **fields}}:
                 schema: Any = fields.get("parameters") or {"type": "object"}
-                try:
-                    tools.append(function_schema(name, str(fields.get("description") or ""), schema))
-                    arguments[name] = ArgumentCheck(schema)
-                except ValueError as fault:
-                    raise Refused(f"tools: {str(fault)[:400]}", "tools") from None
+                function = _checked(name, str(fields.get("description") or ""), schema, "tools")
+                tools.append(function.schema)
+                arguments[name] = function.check
             case _:
                 raise Refused('tools: a tool is {"type": "function", "function": {"name": ...}}', "tools")
-    return Offered(tools, arguments)
+    return Offered(tools, arguments, _checked("form", "", form[1], form[0]).check if form else None)
+
+
+class _Function(NamedTuple):
+    schema: dict[str, Any]
+    check: ArgumentCheck
+
+
+def _checked(name: str, description: str, schema: Any, field: str) -> _Function:
+    try:
+        return _Function(function_schema(name, description, schema), ArgumentCheck(schema))
+    except ValueError as fault:
+        raise Refused(f"{field}: {str(fault)[:400]}", field) from None
 
 
 class Position(NamedTuple):
@@ -154,6 +134,21 @@ class GivenAction:
     calls: list[tuple[str, ParsedCall]]  # with the ids that the client was given
     problem: str  # "" for a well-formed one
     step: Step  # with a span of its own
+    stop: str | None  # the text that ended it
+
+    def reply(self, model: str) -> Reply:
+        """The action as its client sees it."""
+        return Reply(
+            name=self.name,
+            model=model,
+            thought=self.thought,
+            content=self.content,
+            calls=[ToolCall(name, *call) for name, call in self.calls],
+            cut=self.action.stop_reason is StopReason.LENGTH,
+            stop=self.stop,
+            read=len(self.place.ids),
+            sampled=len(self.action.token_ids),
+        )
 
 
 @dataclass(slots=True)
@@ -164,6 +159,8 @@ class EpisodeCounts:
     shown: int = 0  # sampled tokens that later requests showed again
     kept: int = 0  # of these, the ones that were read as sampled
     unknown: int = 0  # assistant messages that are no earlier answer
+    lenient: int = 0  # actions whose calls were read leniently
+    unmet_form: int = 0  # actions without the calls or the form that their requests demand
 
 
 class Session:
@@ -193,11 +190,15 @@ class Session:
         self._asked = Counter[str]()  # contexts
         self._by_call = dict[str, GivenAction]()
         self._by_text = dict[str, list[GivenAction]]()
+        self._step_began_s = time.monotonic()
 
-    def place(self, chat_request: Completing) -> Position:
+    def place(self, chat_request: ChatRequest) -> Position:
         """Where a request stands. Raises Refused if its tools are none, or the template cannot write it."""
         try:
-            tools = offered(chat_request.spelled_tools)
+            tools = offered(chat_request.spelled_schemas)
+            kind, tool = chat_request.choice
+            if kind == "required" and not (tool in tools.arguments if tool else tools.arguments):
+                raise Refused(f"tool_choice: no tool {tool[:80]!r} is offered", "tool_choice")
             messages, answers = self._read(chat_request)
             opening = len(list(takewhile(lambda message: message[0] == "system", messages)))
             messages[opening:opening] = self._chat.example_messages(self._examples, tools.tools)
@@ -220,7 +221,7 @@ class Session:
         place = Position(parent, Encoded([], []), text, len(answers), messages, tools)
         return place._replace(read=self._tokens(place, escaped, answers))
 
-    def request(self, place: Position, chat_request: Completing, episode: int) -> tuple[Request, bool]:
+    def request(self, place: Position, chat_request: ChatRequest, episode: int) -> tuple[Request, bool]:
         """The draw that a request is, and whether it goes on in the episode's first context.
 
         Raises Refused, with the API's code, if the episode has no step left or the context no room.
@@ -258,7 +259,7 @@ class Session:
         return Refused(words, "messages", 400, "context_length_exceeded")
 
     def take(
-        self, place: Position, chat_request: Completing, request: Request, first: bool, action: Action
+        self, place: Position, chat_request: ChatRequest, request: Request, first: bool, action: Action
     ) -> GivenAction:
         """Takes the action of a request in, cut behind the token that completes a stop string."""
         chat = self._chat
@@ -272,9 +273,19 @@ class Session:
         ids = _without_end(action)
         written = chat.write(ids)
         text = chat.understood(chat.opened(request.context) + chat.decode(ids), place.offered.tools).lstrip()
-        parsed = parse_action(text, 1 if chat_request.parallel_tool_calls is False else self._limits.parallel_calls)
-        reply = _reply(text, parsed, chat_request, action.stop_reason)
+        if self._limits.calls == "lenient":
+            strict = text
+            text = leniently(strict, place.offered.arguments)
+            self.counts.lenient += text != strict
+        parsed = parse_action(text, self._limits.parallel_calls if chat_request.parallel else 1)
+        stop = _first(chat_request.stops, text) if action.stop_reason is StopReason.STOP else None
+        reply = _reply(text, parsed, chat_request, stop)
         name = f"{request.seed:016x}"
+        meets = _meets(reply, chat_request, place.offered)
+        self.counts.unmet_form += not meets
+        well_formed = meets and not reply.stray
+        calls = _statuses(parsed.calls, place.offered) if well_formed else [Call(status=CallStatus.MALFORMED)]
+        now_s = time.monotonic()
         drawn = GivenAction(
             name=name,
             place=place,
@@ -290,10 +301,13 @@ class Session:
                 action_start=0,
                 action_stop=len(action.token_ids),
                 stop_reason=action.stop_reason,
-                calls=[Call(status=CallStatus.MALFORMED)] if reply.stray else _statuses(parsed.calls, place.offered),
+                calls=calls,
                 rewards={"think": think(parsed)},
+                duration_s=now_s - self._step_began_s,
             ),
+            stop=stop,
         )
+        self._step_began_s = now_s
         self._remember(drawn, text)
         return drawn
 
@@ -323,24 +337,24 @@ class Session:
             paths.sort(key=lambda path: [*path[-1].place.ids, *path[-1].action.token_ids])
         return paths
 
-    def _read(self, chat_request: Completing) -> tuple[list[Message], list[GivenAction | None]]:
+    def _read(self, chat_request: ChatRequest) -> tuple[list[Message], list[GivenAction | None]]:
         """The messages, escaped but for earlier answers, and for each of the assistant's the answer that it is."""
         messages = list[Message]()
         answers = list[GivenAction | None]()
         call_ids = set[str]()
         answer: GivenAction | None = None
         for message in chat_request.messages:
-            role = "system" if message.role == "developer" else message.role
+            role = message.role
             text = self._chat.escape(message.text)
             if role == "assistant":
                 answer = self._earlier(message, answer)
-                call_ids = {call.id for call in message.tool_calls or ()}
+                call_ids = {call.id for call in message.calls}
                 text = self._again(answer, message) if answer else self._chat.escape(_spelled(message))
                 self.counts.unknown += answer is None
                 answers.append(answer)
             elif role == "tool":
-                if message.tool_call_id not in call_ids and (call_ids or not answers):
-                    problem = f"the result of {str(message.tool_call_id)[:80]!r}, a call that nobody made"
+                if message.call_id not in call_ids and (call_ids or not answers):
+                    problem = f"the result of {message.call_id[:80]!r}, a call that nobody made"
                     raise Refused(f"messages: {problem} in the assistant's last message", "messages")
                 if answer and answer.problem and not answer.step.calls:  # the agent takes it for a call that failed
                     answer.step = replace(answer.step, calls=[Call(status=CallStatus.MALFORMED)])
@@ -349,19 +363,19 @@ class Session:
             raise Refused("messages: the last one is the assistant's, and the policy begins its own", "messages")
         return messages, answers
 
-    def _earlier(self, message: AgentMessage, parent: GivenAction | None) -> GivenAction | None:
+    def _earlier(self, message: ChatMessage, parent: GivenAction | None) -> GivenAction | None:
         """The answer that a message of the assistant is; of several with one text the one behind `parent`."""
-        if message.tool_calls:
-            calls = [(call.id, call.function.name, object_of(call.function.arguments)) for call in message.tool_calls]
+        if message.calls:
+            calls = [(call.id, call.name, object_of(call.spelled)) for call in message.calls]
             answer = self._by_call.get(calls[0][0])
             return answer if answer and calls == [(name, *call) for name, call in answer.calls] else None
         same = self._by_text.get(message.text.strip(), [])
         children = [drawn for drawn in same if drawn.place.parent is parent]
         return min(children or same, key=lambda drawn: drawn.action.token_ids, default=None)
 
-    def _again(self, answer: GivenAction, message: AgentMessage) -> str:
+    def _again(self, answer: GivenAction, message: ChatMessage) -> str:
         """An earlier answer as the template takes it: whole, or as it came without its thought."""
-        came = bool(message.reasoning_content) or answer.thought in message.text
+        came = bool(message.thought) or answer.thought in message.text
         if self._agent.history == "sampled" or came:
             return answer.said
         return answer.said.partition(_THOUGHT_END)[2]
@@ -446,13 +460,24 @@ class _Reply(NamedTuple):
     stray: bool  # whether tags without their meaning stand in it, as text
 
 
-def _reply(text: str, parsed: ParsedAction, chat_request: Completing, stop_reason: StopReason) -> _Reply:
-    visible = _before_stop(text, chat_request.stops) if stop_reason is StopReason.STOP else text
+def _reply(text: str, parsed: ParsedAction, chat_request: ChatRequest, stop: str | None) -> _Reply:
+    visible = text.partition(stop)[0] if stop else text
     thought, rest = _apart(visible)
     if parsed.problem and any(tag in rest for tag in TAGS):
         return _Reply("", visible.strip(), [], stray=True)
-    calls = [] if chat_request.tool_choice == "none" or parsed.problem else parsed.calls
+    calls = [] if chat_request.choice.kind == "none" or parsed.problem else parsed.calls
     return _Reply(thought, (_without_calls(rest) if calls else rest).strip(), calls, stray=False)
+
+
+def _meets(reply: _Reply, chat_request: ChatRequest, tools: Offered) -> bool:
+    """Whether an action has the calls and the form that its request demands."""
+    choice = chat_request.choice
+    if choice.kind == "required":
+        return bool(reply.calls) and all(call.tool == (choice.tool or call.tool) for call in reply.calls)
+    if tools.form is None or reply.calls:
+        return True
+    value = object_of(reply.content)
+    return value is not None and tools.form.fits(value)
 
 
 def _replies(messages: Sequence[Message]) -> tuple[list[str], Answering | None]:
@@ -462,16 +487,15 @@ def _replies(messages: Sequence[Message]) -> tuple[list[str], Answering | None]:
     return [text for _, text in tail], "tool" if roles == {"tool"} else "user" if roles == {"user"} else None
 
 
-def _spelled(message: AgentMessage) -> str:
+def _spelled(message: ChatMessage) -> str:
     """A message of the assistant that the policy did not sample, with its calls in text."""
-    calls = [
-        ParsedCall(call.function.name, object_of(call.function.arguments) or {}) for call in message.tool_calls or ()
-    ]
+    calls = [ParsedCall(call.name, object_of(call.spelled) or {}) for call in message.calls]
     return "\n".join(filter(None, (message.text, hermes(calls))))
 
 
-def _before_stop(text: str, stops: Sequence[str]) -> str:
-    return min((text.partition(stop)[0] for stop in stops), key=len, default=text)
+def _first(stops: Sequence[str], text: str) -> str:
+    """The stop string with which a text ends first."""
+    return min(stops, key=lambda stop: len(text.partition(stop)[0]))
 
 
 def _apart(text: str) -> tuple[str, str]:

@@ -107,20 +107,6 @@ def require_playable(questions: Sequence[Question], limits: EnvParams) -> None:
         KINDS[env].require(subset, limits)
 
 
-def require_restored(questions: Sequence[Question], limits: EnvParams) -> None:
-    """Raises ValueError, which names the environment, if no stored prefix of the questions' episodes can go on."""
-    for env in dict.fromkeys(question.env for question in questions):
-        if agent := agent_of(env, limits):
-            raise ValueError(f"env {env!r} is played by the agent outside {agent!r}, whose steps cannot be restored")
-        if not KINDS[env].restored(limits):
-            able = ", ".join(name for name, kind in KINDS.items() if kind.restored(limits))
-            why = "with env.tools.python or env.tools.mcp " if env == QA else ""
-            raise ValueError(
-                f"env {env!r} {why}does not restore an episode from question, seed and actions; {able} do, and {QA!r} "
-                "without those two tools"
-            )
-
-
 class Told(Env):
     """The opening of an agent outside, which writes its prompts itself: the hash of its declaration and source."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from functools import cached_property
@@ -29,6 +30,7 @@ class Shared:
         self.limits = limits
         self._index = index
         self.journal: Journal | None = None
+        self.measured = Counter[str]()  # metrics that are counts, since they were taken
         self._runner = asyncio.Runner()
         self._toolbox: Toolbox | None = None
         self._open = AsyncExitStack()
@@ -71,10 +73,12 @@ class Shared:
         return resource
 
     def take_measures(self) -> dict[str, float]:
-        """The metrics of agents outside since the last call."""
-        return {
-            name: value for resource in self._resources.values() for name, value in resource.take_measures().items()
-        }
+        """The metrics of agents outside, and those that were counted, since the last call."""
+        measured: dict[str, float] = dict(self.measured)
+        self.measured.clear()
+        for resource in self._resources.values():
+            measured |= resource.take_measures()
+        return measured
 
     @property
     def waited_s(self) -> float:

@@ -255,4 +255,5 @@ def _limits(env: EnvParams, envs: Set[str]) -> dict[str, Any]:
     excluded = {name for name in env.declared if name not in envs} | (set() if envs & GAMES.keys() else {"games"})
     excluded |= set() if any(agent_of(env_name, env) for env_name in envs) else {"agent", "agents"}
     excluded |= {"answers"} if env.answers == "tagged" else set()
+    excluded |= {"calls"} if env.calls == "strict" else set()
     return env.model_dump(exclude={"instructions", "examples", "aborted_share", "too_long_share", *excluded})

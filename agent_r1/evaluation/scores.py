@@ -22,7 +22,6 @@ from agent_r1.records import GREEDY, QA, Outcome, Passage, Prediction, Question,
 from agent_r1.tables import read_rows
 
 BASE_TOOL_CALL: Baseline = "base_tool_call"
-NAIVE_RAG: Baseline = "naive_rag"
 FLOOR: Final = "random"
 CEILING: Final = "oracle"
 AS_SHIPPED: Baseline = "as_shipped"

@@ -1,119 +1,60 @@
-"""Requests of OpenAI's chat completions: read from the wire, and refused as its client understands it."""
+"""A model behind HTTP: requests in any dialect, read from the wire and refused as their clients understand it."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Coroutine
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
 
-from agent_r1.http.client import Shape
+from agent_r1.http.dialects import DIALECTS
+from agent_r1.http.dialects.conversation import ChatRequest, Dialect, Refused
 from agent_r1.http.guard import read_body, refusal
 
 GONE = 499  # the status of an answer whose client is gone
+KEEP_ALIVE_S = 15.0  # between two signs of life in a stream
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 
-class Refused(ValueError):
-    """A request that is refused with an error, because of its field `param` if it is one field."""
+class ModelServer(ABC):
+    """The routes by which one model is asked."""
 
-    def __init__(self, message: str, param: str | None = None, status: int = 400, code: str = "invalid_value") -> None:
-        super().__init__(message)
-        self.param = param
-        self.status = status
-        self.code = code
-
-
-class TextPart(BaseModel):
-    """A text part of a message."""
-
-    type: Literal["text"]
-    text: str
-
-
-class ChatMessage(BaseModel):
-    """One message of a conversation. Other keys, such as a name, are ignored."""
-
-    role: str
-    content: str | list[TextPart] | None = None
+    def __init__(self) -> None:
+        self._unapplied = set[str]()  # fields that were said to change nothing
 
     @property
-    def text(self) -> str:
-        parts = self.content or ""
-        return parts if isinstance(parts, str) else "\n".join(part.text for part in parts)
+    def routes(self) -> list[Route]:
+        """GET /v1/models, GET /v1/models/NAME and a POST for each dialect."""
+        return [
+            Route("/v1/models", self.models, methods=["GET"]),
+            Route("/v1/models/{name:path}", self.models, methods=["GET"]),
+            *(Route(dialect.path, partial(self.complete, dialect), methods=["POST"]) for dialect in DIALECTS),
+        ]
 
+    @abstractmethod
+    async def models(self, request: Request) -> Response:
+        """The list of the only model, or its card."""
 
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    @abstractmethod
+    async def complete(self, dialect: Dialect, request: Request) -> Response:
+        """The answer to a request."""
 
-    include_usage: bool = False
-
-
-class Asked(BaseModel):
-    """POST /v1/chat/completions. Fields that would change the answer are refused, not ignored."""
-
-    model_config = ConfigDict(extra="allow")
-
-    # Fields that frameworks send whether they are used or not: the values, beside null, that change nothing.
-    neutral: ClassVar[dict[str, list[Any]]] = {
-        "n": [1], "top_p": [1], "presence_penalty": [0], "frequency_penalty": [0], "logit_bias": [{}],
-        "logprobs": [False], "top_logprobs": [0], "response_format": [{"type": "text"}], "modalities": [["text"]],
-        "store": [False], "tools": [[]], "tool_choice": ["none", "auto"], "functions": [[]],
-        "function_call": ["none", "auto"],
-    }  # fmt: skip
-
-    model: str
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=1024)]
-    stream: bool | None = False
-    stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    stop: Annotated[list[str], Field(max_length=4)] | str | None = None
-    parallel_tool_calls: bool | None = None
-    metadata: dict[str, Any] | None = None
-    service_tier: str | None = None
-    user: str | None = None
-
-    @classmethod
-    def read(cls, body: bytes) -> Self:
-        """Parses a request. Raises Refused that names the field that is wrong, or would change the answer."""
-        request = read(cls, body)
-        for name, value in (request.model_extra or {}).items():
-            neutral = [None, *cls.neutral.get(name, ())]
-            if not any(value == choice and isinstance(value, bool) == isinstance(choice, bool) for choice in neutral):
-                choices = " or ".join(map(json.dumps, neutral))
-                raise Refused(f"{name[:80]}: this agent takes {choices} alone; leave it out", name[:80])
-        return request
-
-    @property
-    def most(self) -> int | None:
-        """The tokens that an answer may have; None where the client says nothing."""
-        return min(filter(None, (self.max_tokens, self.max_completion_tokens)), default=None)
-
-    @property
-    def stops(self) -> list[str]:
-        """The texts that end an answer."""
-        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return [stop for stop in stops if stop]
-
-
-def read(kind: type[Shape], body: bytes) -> Shape:
-    """A body of JSON in a shape. Raises Refused that names the field that is wrong."""
-    try:
-        return kind.model_validate_json(body)
-    except ValidationError as fault:
-        problem = fault.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, problem["loc"]))[:80]
-        message = f"{where}: {problem['msg']}" if where else problem["msg"]
-        raise Refused(message, where.partition(".")[0] or None) from None
+    def tell(self, chat_request: ChatRequest) -> None:
+        """Says once of each field that it changes nothing."""
+        fields = {name: value for name, value in chat_request.unapplied.items() if name not in self._unapplied}
+        if fields:
+            self._unapplied |= fields.keys()
+            spelled = ", ".join(f"{name} {str(value)[:80]}" for name, value in fields.items())
+            logger.warning("a client asks for %s, which changes nothing: sampling is as it is set up", spelled)
 
 
 async def received(request: Request, most: int, remedy: str) -> bytes:
@@ -128,6 +69,47 @@ def require_model(name: str, model: str) -> None:
     """Raises Refused if a request asks for another model than the server's own."""
     if name != model:
         raise Refused(f"there is no model {name[:80]!r} here, only {model!r}", "model", 404, "model_not_found")
+
+
+async def answered(
+    request: Request,
+    work: asyncio.Future[T],
+    write: Callable[[T], str | dict[str, Any]],
+    fail: Callable[[Refused], str],
+    leave: Callable[[], object],
+    *,
+    stream: bool,
+) -> Response:
+    """The answer to a request, written once its work is done. A stream that waits shows signs of life.
+
+    What the work refuses is raised, or told by `fail` in a stream that has begun; `leave` is called if the client
+    leaves before the work is done.
+    """
+    if await unless_left(request, asyncio.wait({work}, timeout=KEEP_ALIVE_S if stream else None)) is None:
+        leave()
+        return Response(status_code=GONE)
+    if not work.done():
+        return StreamingResponse(_alive(work, write, fail, leave), media_type="text/event-stream")
+    content = write(work.result())
+    return JSONResponse(content) if isinstance(content, dict) else Response(content, media_type="text/event-stream")
+
+
+async def _alive(
+    work: asyncio.Future[T],
+    write: Callable[[T], str | dict[str, Any]],
+    fail: Callable[[Refused], str],
+    leave: Callable[[], object],
+) -> AsyncIterator[str]:
+    try:
+        while not work.done():
+            yield ": it is acting\n\n"
+            await asyncio.wait({work}, timeout=KEEP_ALIVE_S)
+        yield str(write(work.result()))
+    except Refused as fault:
+        yield fail(fault)
+    finally:
+        if not work.done():
+            leave()
 
 
 async def unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
@@ -148,17 +130,12 @@ async def _left(request: Request) -> None:
         pass
 
 
-def event(content: dict[str, Any]) -> str:
-    """One event of a stream."""
-    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
-
-
-def refused(_: Request | None, refused: Exception) -> Response:
+def refused(request: Request, fault: Exception) -> Response:
     """The answer to a request that is refused."""
-    match refused:
-        case Refused(param=param, status=status, code=code):
-            return refusal(status, str(refused), code, param)
-        case HTTPException(status_code=status, detail=detail):
-            ask = "; ask GET /v1/models or POST /v1/chat/completions" if status in (404, 405) else ""
-            return refusal(status, detail + ask, "invalid_request")
-    raise refused
+    if isinstance(fault, HTTPException):
+        paths = " or POST ".join(dialect.path for dialect in DIALECTS)
+        ask = f"; ask GET /v1/models or POST {paths}" if fault.status_code in (404, 405) else ""
+        fault = Refused(fault.detail + ask, None, fault.status_code, "invalid_request")
+    if isinstance(fault, Refused):
+        return refusal(fault, request.url.path)
+    raise fault

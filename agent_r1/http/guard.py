@@ -17,6 +17,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from agent_r1.http.client import read_key
+from agent_r1.http.dialects import DIALECTS
+from agent_r1.http.dialects.conversation import Refused
 from agent_r1.params.sections import LOOPBACK
 
 
@@ -32,16 +34,22 @@ class Guard:
         self._app = app if self._key else by_name(app, LOOPBACK)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = None if scope["type"] == "lifespan" else self._refusal(Headers(scope=scope))
+        response = None if scope["type"] == "lifespan" else self._refusal(scope["path"], Headers(scope=scope))
         await (response or self._app)(scope, receive, send)
 
-    def _refusal(self, headers: Headers) -> JSONResponse | None:
+    def _refusal(self, path: str, headers: Headers) -> JSONResponse | None:
         if not self._key:
-            return refusal(403, "not for web pages", "forbidden") if "origin" in headers else None
-        authorization = headers.get("authorization", "").encode()
-        if compare_digest(authorization, f"Bearer {self._key}".encode()):
+            page = Refused("not for web pages", None, 403, "forbidden")
+            return refusal(page, path) if "origin" in headers else None
+        if compare_digest(key_of(headers).encode(), self._key.encode()):
             return None
-        return refusal(401, "the key is missing or not this server's; send it as a bearer token", "invalid_api_key")
+        message = "the key is missing or not this server's; send it as a bearer token"
+        return refusal(Refused(message, None, 401, "invalid_api_key"), path)
+
+
+def key_of(headers: Headers) -> str:
+    """The key of a request, which Anthropic's clients send in a header of their own."""
+    return headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
 
 
 def by_name(app: ASGIApp, names: Sequence[str]) -> ASGIApp:
@@ -80,10 +88,10 @@ class Bounded(H11Protocol):
         super().connection_lost(exc)
 
 
-def refusal(status: int, message: str, code: str, param: str | None = None) -> JSONResponse:
-    """A refusal in OpenAI's form, like those of vLLM's server; `param` is the field of the request that is wrong."""
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return JSONResponse({"error": {"message": message, "type": kind, "param": param, "code": code}}, status)
+def refusal(fault: Refused, path: str = "") -> JSONResponse:
+    """A refusal in the form of the path's dialect."""
+    dialect = next((dialect for dialect in DIALECTS if dialect.path == path), DIALECTS[0])
+    return JSONResponse(dialect.error(fault), fault.status)
 
 
 async def read_body(request: Request, most: int, remedy: str) -> bytes:

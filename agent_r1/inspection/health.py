@@ -21,7 +21,8 @@ from agent_r1.records import CallStatus, Decode, Outcome, Source, Trajectory
 from agent_r1.training.findings import TEACH
 from agent_r1.training.questions import VALIDATED
 
-NAMED_SHARE, NAMED_LOSS = 0.2, 0.1  # of episodes, and of success: a kind is named from either on
+NAMED_SHARE = 0.2  # of episodes: a kind is named from here on
+NAMED_LOSS = 0.1  # of success: so it is from here on
 RISING = 2.58  # z of the test of Mann (1945) and Kendall: chance shows it in one of 200 windows without a trend
 SMALLEST_RISE = 0.1  # of a reward, in standard deviations of the return
 FEWEST = 3  # validations that say how success goes
@@ -35,7 +36,8 @@ REMEDIES = {  # of other kinds than gamed rewards and failed calls
     "repeated call": "rewards.repeat_call",
     "unsupported answer": "rewards.grounded",
 }
-GAMED, LONGEST = "gamed reward: ", 60  # the first words of a kind, and the characters of a failed call's
+GAMED = "gamed reward: "  # the first words of a kind
+LONGEST = 60  # characters of a failed call's kind
 
 
 class FailureKind(NamedTuple):
@@ -58,17 +60,17 @@ class FailureKind(NamedTuple):
 
 def audit(stored: StoredRun, params: CreditParams, max_tokens: int) -> list[FailureKind]:
     """The kinds of failure in the kept iterations: gamed rewards, other named kinds, the rest; each by reward lost."""
-    gamed = gamed_rewards(read_metrics(stored.folder)[: stored.progress.iterations], params.rewards.weights)
+    rises = gamed_rewards(read_metrics(stored.folder)[: stored.progress.iterations], params.rewards.weights)
     episodes = AuditedEpisodes()
     for iteration in stored.kept:
         for trajectory, credit in zip(stored.trajectories(iteration), stored.credits(iteration), strict=True):
-            parts = step_rewards(trajectory, params, max_tokens)[1] if gamed else {}
-            paid = [params.rewards.weights[part] * float(parts[part].sum()) for part in gamed]
-            episodes.add(trajectory, credit.return_, paid, stored.decode, last=iteration == stored.kept[-1])
-    for part, payments in zip(gamed, episodes.earned.T[2:], strict=True):
-        episodes.kinds[GAMED + part] = np.flatnonzero(payments > np.nanmean(payments)).tolist()
-    kinds = [episodes.of_kind(kind, gamed.get(kind.removeprefix(GAMED), "")) for kind in episodes.kinds]
-    return sorted(kinds, key=lambda one: (not one.gamed, not one.named, -np.nan_to_num(one.reward_lost)))
+            parts = step_rewards(trajectory, params, max_tokens)[1] if rises else {}
+            payments = [params.rewards.weights[part] * float(parts[part].sum()) for part in rises]
+            episodes.add(trajectory, credit.return_, payments, stored.decode, last=iteration == stored.kept[-1])
+    for part, payment in zip(rises, episodes.earned.T[2:], strict=True):
+        episodes.kinds[GAMED + part] = np.flatnonzero(payment > np.nanmean(payment)).tolist()
+    kinds = [episodes.of_kind(name, rises.get(name.removeprefix(GAMED), "")) for name in episodes.kinds]
+    return sorted(kinds, key=lambda kind: (not kind.gamed, not kind.named, -np.nan_to_num(kind.reward_lost)))
 
 
 class AuditedEpisodes:
@@ -76,16 +78,19 @@ class AuditedEpisodes:
 
     def __init__(self) -> None:
         self.kinds = defaultdict[str, list[int]](list)  # kind of failure -> the places of the episodes that have it
-        self._names, self._last = list[str](), list[bool]()
+        self._names = list[str]()
+        self._last = list[bool]()
         self._values = list[list[float]]()
 
-    def add(self, trajectory: Trajectory, return_: float, paid: Sequence[float], decode: Decode, *, last: bool) -> None:
+    def add(
+        self, trajectory: Trajectory, return_: float, payments: Sequence[float], decode: Decode, *, last: bool
+    ) -> None:
         """Takes an episode, which may be of the `last` iteration."""
         for kind in {*failures(trajectory, decode)}:
             self.kinds[kind].append(len(self._names))
         self._names.append(trajectory.trajectory_id)
         self._last.append(last)
-        values = [return_, trajectory.success, *paid]
+        values = [return_, trajectory.success, *payments]
         self._values.append([math.nan] * len(values) if trajectory.aborted else values)
 
     @cached_property
@@ -96,16 +101,16 @@ class AuditedEpisodes:
     def of_kind(self, kind: str, gamed: str) -> FailureKind:
         """What a kind of failure costs: the other episodes' means less its own, by its share."""
         earned = self.earned
-        its = np.isin(np.arange(len(self._names)), self.kinds[kind])
-        others = earned[np.isfinite(earned[:, 0]) & ~its]
-        means = others.mean(axis=0) if len(others) else math.nan
-        share = float(its.mean())
-        reward, success = (share * (means - earned[its].mean(axis=0)))[:2].tolist()
+        having = np.isin(np.arange(len(self._names)), self.kinds[kind])
+        lacking = earned[np.isfinite(earned[:, 0]) & ~having]
+        means = lacking.mean(axis=0) if len(lacking) else math.nan
+        share = float(having.mean())
+        reward, success = (share * (means - earned[having].mean(axis=0)))[:2].tolist()
         return FailureKind(
             kind=kind,
             episodes=[self._names[place] for place in self.kinds[kind]],
             share=share,
-            at_end=float(its[np.array(self._last)].mean()),
+            at_end=float(having[np.array(self._last)].mean()),
             reward_lost=reward,
             success_lost=success,
             gamed=gamed,
@@ -125,12 +130,12 @@ def failures(trajectory: Trajectory, decode: Decode) -> Iterator[str]:
         if step.rewards.get("grounded") == 0:
             yield "unsupported answer"
         failed = [call for call in step.calls if call.status is not CallStatus.OK]
-        said = decode(trajectory.ids(reply, Source.OBSERVATION)).partition("Error: ")[2] if failed else ""
-        message = re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "...", said)  # without quotations and numbers
+        text = decode(trajectory.ids(reply, Source.OBSERVATION)).partition("Error: ")[2] if failed else ""
+        message = re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "...", text)  # without quotations and numbers
         for call in failed:
             tool = "" if call.status is CallStatus.UNKNOWN_TOOL else f"{call.tool} "
-            named = shorten(f"{tool}{call.status}: {message}".replace("_", " "), LONGEST, placeholder=" ...")
-            yield "malformed action" if call.status is CallStatus.MALFORMED else named
+            label = shorten(f"{tool}{call.status}: {message}".replace("_", " "), LONGEST, placeholder=" ...")
+            yield "malformed action" if call.status is CallStatus.MALFORMED else label
 
 
 def gamed_rewards(metrics: Sequence[Mapping[str, float]], weights: Mapping[str, float]) -> dict[str, str]:
@@ -140,19 +145,21 @@ def gamed_rewards(metrics: Sequence[Mapping[str, float]], weights: Mapping[str, 
     least. Success does not if no more pairs of its measurements rise than fall. It is that of dev questions, or where
     these iterations have fewer than FEWEST validations, that of the training questions.
     """
-    found: dict[str, str] = {}
+    rises: dict[str, str] = {}
     smallest = SMALLEST_RISE * np.mean([line["reward/std"] for line in metrics])
     for window in (metrics, metrics[len(metrics) // 2 :]):
-        asked, success = "dev", [line[VALIDATED] for line in window if VALIDATED in line]
+        split = "dev"
+        success = [line[VALIDATED] for line in window if VALIDATED in line]
         if len(success) < FEWEST:
-            asked, success = "training", [line["rollout/success"] for line in window]
+            split = "training"
+            success = [line["rollout/success"] for line in window]
         for part, weight in weights.items():
-            paid = [weight * line.get(f"reward/{part}", 0.0) for line in window]
-            if _trend(paid) > RISING and _trend(success) <= 0 and np.ptp(paid) >= smallest:
-                rise = f"{part} goes from {paid[0]:.3f} to {paid[-1]:.3f} in {len(window)} iterations"
-                beside = f"success on {asked} questions from {success[0]:.3f} to {success[-1]:.3f}"
-                found.setdefault(part, f"{rise}, {beside}")
-    return found
+            payments = [weight * line.get(f"reward/{part}", 0.0) for line in window]
+            if _trend(payments) > RISING and _trend(success) <= 0 and np.ptp(payments) >= smallest:
+                rise = f"{part} goes from {payments[0]:.3f} to {payments[-1]:.3f} in {len(window)} iterations"
+                beside = f"success on {split} questions from {success[0]:.3f} to {success[-1]:.3f}"
+                rises.setdefault(part, f"{rise}, {beside}")
+    return rises
 
 
 def _trend(values: Sequence[float]) -> float:

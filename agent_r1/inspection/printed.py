@@ -19,7 +19,7 @@ from agent_r1.evaluation.comparison import AnswerPair, Comparison, compare, read
 from agent_r1.evaluation.statistics import Interval
 from agent_r1.harmless import harmless
 from agent_r1.inspection.health import FailureKind
-from agent_r1.inspection.replay import Replayed, reads_untrained_values
+from agent_r1.inspection.replay import IterationReplay, reads_untrained_values
 from agent_r1.params import Params
 from agent_r1.params.places import Places, RunId
 from agent_r1.params.sections import nearest
@@ -85,53 +85,60 @@ ROUNDING = 1e-6  # of metrics, whose scale is 1
 Line = tuple[int, str, Mapping[str, float]]  # iteration, name, metrics
 
 
-def compared(settings: Params, a: str, b: str, *, sweep: str = "", anyway: bool = False) -> Comparison:
+def compare_labels(settings: Params, a: str, b: str, *, sweep: str = "", anyway: bool = False) -> Comparison:
     """Compares two evaluations on their shared questions. Each is a label, in a sweep or not, or a folder."""
-    folders = [_folder(settings.places, given, sweep) for given in (a, b)]
+    folders = [_folder(settings.places, name, sweep) for name in (a, b)]
     if folders[0].resolve() == folders[1].resolve():
         raise ValueError(f"{a} and {b} are the same evaluation; name two")
-    ours, theirs = read_evaluation(a, folders[0]), read_evaluation(b, folders[1])
-    questions = read_rows(settings.places.questions, Question)
-    return compare(ours, theirs, questions, settings.evaluate, anyway=anyway)
+    evaluations = (read_evaluation(a, folders[0]), read_evaluation(b, folders[1]))
+    return compare(*evaluations, read_rows(settings.places.questions, Question), settings.evaluate, anyway=anyway)
 
 
-def _folder(places: Places, given: str, sweep: str) -> Path:
-    labelled = places.evaluation(given, sweep)
-    for folder in (labelled, Path(given)):
+def _folder(places: Places, name: str, sweep: str) -> Path:
+    labelled = places.evaluation(name, sweep)
+    for folder in (labelled, Path(name)):
         if (folder / "predictions.parquet").exists():
             return folder
-    known = [path.parent.name for path in sorted(labelled.parent.glob("*/predictions.parquet"))]
-    found = nearest(given, known) if known else "; evaluate it first: `agent-r1 evaluate --help`"
-    raise FileNotFoundError(f"there is no evaluation {given!r} in {labelled.parent}, and no such folder{found}")
+    labels = [path.parent.name for path in sorted(labelled.parent.glob("*/predictions.parquet"))]
+    remedy = nearest(name, labels) if labels else "; evaluate it first: `agent-r1 evaluate --help`"
+    raise FileNotFoundError(f"there is no evaluation {name!r} in {labelled.parent}, and no such folder{remedy}")
 
 
-def comparison_tables(found: Comparison) -> Group:
+def comparison_tables(comparison: Comparison) -> Group:
     """The measures with their differences, and some questions that only one answers right."""
-    one, other = len(found.only_a_right), len(found.only_b_right)
-    right = sum(pair.a.success == pair.b.success == 1 for pair in found.pairs)
-    several = any(len(pair.a.answers) > 1 for pair in found.pairs)
-    alone, rest = ("more often", "as often, or never") if several else ("alone", "in neither")
-    counts = (
-        f"Of {len(found.pairs)} questions {one} are right in {found.a} {alone}, {other} in {found.b} {alone}, {right} "
-        f"in both and {len(found.pairs) - one - other - right} {rest}."
-    )
-    unlike = [f"Not measured alike: {', '.join(found.differing)} differ."] if found.differing else []
-    shorter = [f"Cut short by the world: {found.aborted}."] if found.aborted else []
+    several = any(len(pair.a.answers) > 1 for pair in comparison.pairs)
+    alone = "more often" if several else "alone"
+    warnings = [f"Not measured alike: {', '.join(comparison.differing)} differ."] if comparison.differing else []
+    if comparison.aborted:
+        warnings.append(f"Cut short by the world: {comparison.aborted}.")
     return Group(
-        *(Text(harmless(warning), style="bold red") for warning in [*unlike, *shorter]),
-        _scores(found),
-        Text(counts),
-        *_examples(f"{found.a} {alone}", found.only_a_right, found),
-        *_examples(f"{found.b} {alone}", found.only_b_right, found),
+        *(Text(harmless(warning), style="bold red") for warning in warnings),
+        _scores(comparison),
+        Text(_counts(comparison, alone, "as often, or never" if several else "in neither")),
+        *_examples(f"{comparison.a} {alone}", comparison.only_a_right, comparison),
+        *_examples(f"{comparison.b} {alone}", comparison.only_b_right, comparison),
     )
 
 
-def _scores(found: Comparison) -> Table:
-    table = Table(title=escape(f"{found.a} less {found.b}, 95 % intervals over questions"), title_justify="left")
+def _counts(comparison: Comparison, alone: str, rest: str) -> str:
+    count = len(comparison.pairs)
+    only_a = len(comparison.only_a_right)
+    only_b = len(comparison.only_b_right)
+    both = sum(pair.a.success == pair.b.success == 1 for pair in comparison.pairs)
+    return (
+        f"Of {count} questions {only_a} are right in {comparison.a} {alone}, {only_b} in {comparison.b} {alone}, "
+        f"{both} in both and {count - only_a - only_b - both} {rest}."
+    )
+
+
+def _scores(comparison: Comparison) -> Table:
+    table = Table(
+        title=escape(f"{comparison.a} less {comparison.b}, 95 % intervals over questions"), title_justify="left"
+    )
     table.add_column("measure")
-    for heading in (found.a, found.b, "difference"):
+    for heading in (comparison.a, comparison.b, "difference"):
         table.add_column(escape(heading), justify="right")
-    for row in found.measured:
+    for row in comparison.measured:
         decimals = 1 if row.measure.startswith("tokens") else 3
         difference = Text(_cell(row.difference, decimals, sign="+"), "bold" if row.difference.excludes_zero else "")
         table.add_row(row.measure, _cell(row.a, decimals), _cell(row.b, decimals), difference)
@@ -143,65 +150,72 @@ def _cell(value: Interval, decimals: int, sign: str = "") -> str:
     return f"{mean} ({low} to {high})"
 
 
-def _examples(where: str, pairs: Sequence[AnswerPair], found: Comparison) -> list[Table]:
-    shown = pairs[:EXAMPLES]
-    title = escape(f"{len(shown)} of the {len(pairs)} right in {where}")
-    headings = map(escape, ("question", "gold", found.a, found.b))
+def _examples(where: str, pairs: Sequence[AnswerPair], comparison: Comparison) -> list[Table]:
+    examples = pairs[:EXAMPLES]
+    title = escape(f"{len(examples)} of the {len(pairs)} right in {where}")
+    headings = map(escape, ("question", "gold", comparison.a, comparison.b))
     table = Table(*headings, title=title, title_justify="left", show_lines=True)
-    for question, one, other in shown:
-        cells = (question.text, " | ".join(question.answers), *(_said(each.answers) for each in (one, other)))
+    for question, a, b in examples:
+        cells = (question.text, " | ".join(question.answers), _answer_counts(a.answers), _answer_counts(b.answers))
         table.add_row(*(Text(harmless(cell) or "(none)") for cell in cells))
-    return [table] if shown else []
+    return [table] if examples else []
 
 
-def _said(answers: Sequence[str]) -> str:
+def _answer_counts(answers: Sequence[str]) -> str:
     """The answers of a question's samples, each once with how often it was given."""
-    counted = Counter(answers).most_common()
-    return " | ".join(f"{answer or '(none)'}{f' x {times}' * (len(answers) > 1)}" for answer, times in counted)
+    counts = Counter(answers).most_common()
+    return " | ".join(f"{answer or '(none)'}{f' x {times}' * (len(answers) > 1)}" for answer, times in counts)
 
 
-def replay_tables(replayed: Sequence[Replayed]) -> Iterator[Table | str]:
+def replay_tables(replays: Sequence[IterationReplay]) -> Iterator[Table | str]:
     """Tables of credit, of reward parts if weights differ, of gradients and of the critic, with notes."""
-    own, *others = [replay.configuration for replay in replayed[0].replays]
-    lines = [(one.iteration, replay.configuration.name, replay.metrics) for one in replayed for replay in one.replays]
-    yield _iterations("Credit", CREDIT, lines, ABOUT_CREDIT)
-    if any(each.train.credit.rewards != own.train.credit.rewards for each in others):
-        yield _reward_parts(replayed)
-    if with_gradient := [line for line in lines if "policy/grad_norm" in line[2]]:
-        yield _iterations("Gradient", GRADIENT, with_gradient, ABOUT_GRADIENT)
-    if spreads := [
-        (one.iteration, f"{each.low:.2f} to {each.high:.2f}, {each.groups} groups", each.metrics)
-        for one in replayed
-        for each in one.spreads
-    ]:
-        yield _iterations("Gradient by the std of a group's returns", SPREADS, spreads, ABOUT_SPREADS)
-    for note in dict.fromkeys(one.policy.note for one in replayed):
-        sharing = ", ".join(str(one.iteration) for one in replayed if one.policy.note == note)
+    run, *others = [replay.configuration for replay in replays[0].replays]
+    lines = [(row.iteration, replay.configuration.name, replay.metrics) for row in replays for replay in row.replays]
+    yield from _iterations("Credit", CREDIT, lines, ABOUT_CREDIT)
+    if any(other.train.credit.rewards != run.train.credit.rewards for other in others):
+        yield from _reward_parts(replays)
+    with_gradient = [line for line in lines if "policy/grad_norm" in line[2]]
+    yield from _iterations("Gradient", GRADIENT, with_gradient, ABOUT_GRADIENT)
+    yield from _spreads(replays)
+    for note in dict.fromkeys(row.policy.note for row in replays):
+        sharing = ", ".join(str(row.iteration) for row in replays if row.policy.note == note)
         yield f"Policy of the gradient in iteration {sharing}: {note}."
-    if values := [(one.iteration, own.name, one.values) for one in replayed if one.values]:
-        yield _iterations("Critic", VALUES, values, ABOUT_VALUES)
-    if thoughts := [(one.iteration, own.name, one.thoughts) for one in replayed if one.thoughts]:
-        yield _iterations("Thoughts", THOUGHTS, thoughts, ABOUT_THOUGHTS)
-    for each in others:
-        if reads_untrained_values(own.train.credit, each.train.credit):
+    values = [(row.iteration, run.name, row.values) for row in replays if row.values]
+    yield from _iterations("Critic", VALUES, values, ABOUT_VALUES)
+    thoughts = [(row.iteration, run.name, row.thoughts) for row in replays if row.thoughts]
+    yield from _iterations("Thoughts", THOUGHTS, thoughts, ABOUT_THOUGHTS)
+    for other in others:
+        if reads_untrained_values(run.train.credit, other.train.credit):
             yield (
-                f"{each.name} reads values at tokens that the critic of {own.name} was never trained at; replay a run "
+                f"{other.name} reads values at tokens that the critic of {run.name} was never trained at; replay a run "
                 "whose critic was to see the effect of the masks alone."
             )
 
 
-def _reward_parts(replayed: Sequence[Replayed]) -> Table:
-    weights = [replay.configuration.train.credit.rewards.weights for replay in replayed[0].replays]
-    parts = [part for part in weights[0] if any(each[part] for each in weights)]
+def _spreads(replays: Sequence[IterationReplay]) -> Iterator[Table]:
     lines = [
-        (one.iteration, configuration.name, {part: weighed[part] * metrics[f"reward/{part}"] for part in parts})
-        for one in replayed
-        for (configuration, metrics), weighed in zip(one.replays, weights, strict=True)
+        (row.iteration, f"{spread.low:.2f} to {spread.high:.2f}, {spread.groups} groups", spread.metrics)
+        for row in replays
+        for spread in row.spreads
+    ]
+    return _iterations("Gradient by the std of a group's returns", SPREADS, lines, ABOUT_SPREADS)
+
+
+def _reward_parts(replays: Sequence[IterationReplay]) -> Iterator[Table]:
+    weights = [replay.configuration.train.credit.rewards.weights for replay in replays[0].replays]
+    parts = [part for part in weights[0] if any(of_config[part] for of_config in weights)]
+    lines = [
+        (row.iteration, configuration.name, {part: of_config[part] * metrics[f"reward/{part}"] for part in parts})
+        for row in replays
+        for (configuration, metrics), of_config in zip(row.replays, weights, strict=True)
     ]
     return _iterations("Reward parts", {part: part for part in parts}, lines, ABOUT_REWARDS)
 
 
-def _iterations(title: str, columns: Mapping[str, str], lines: Sequence[Line], about: str) -> Table:
+def _iterations(title: str, columns: Mapping[str, str], lines: Sequence[Line], about: str) -> Iterator[Table]:
+    """A table of lines by iteration; none without lines."""
+    if not lines:
+        return
     table = Table(title=title, title_justify="left", caption=about, caption_justify="left", box=box.SIMPLE)
     table.add_column("iter.", justify="right")
     table.add_column("", overflow="fold", min_width=min(NAME_WIDTH, max(len(name) for _, name, _ in lines)))
@@ -212,7 +226,7 @@ def _iterations(title: str, columns: Mapping[str, str], lines: Sequence[Line], a
             numbers = [number(metrics.get(metric)) for metric in columns.values()]
             table.add_row("" if place else str(iteration), name, *numbers)
         table.add_section()
-    return table
+    yield table
 
 
 def number(value: float | None) -> str:
@@ -224,20 +238,26 @@ def number(value: float | None) -> str:
     return f"{value:.1e}" if abs(value) < 0.0005 else f"{value:.3f}"
 
 
-def health_tables(found: Sequence[FailureKind], run: RunId, page: Path) -> Iterator[Table | str]:
+def health_tables(kinds: Sequence[FailureKind], run: RunId, page: Path) -> Iterator[Table | str]:
     """The kinds of failure, how gamed rewards rose, and links that open the viewer's page at one kind."""
-    named = ", ".join(harmless(each.kind) for each in found if each.named)
-    yield f"Named in {run.label}: {named or 'nothing; all that follows is merely counted'}."
-    yield from (f"{each.gamed}." for each in found if each.gamed)
-    shown = found[:KINDS]
-    table = Table(f"kind ({len(shown)} of {len(found)})", caption=ABOUT_HEALTH, caption_justify="left")
+    names = ", ".join(harmless(kind.kind) for kind in kinds if kind.named)
+    yield f"Named in {run.label}: {names or 'nothing; all that follows is merely counted'}."
+    yield from (f"{kind.gamed}." for kind in kinds if kind.gamed)
+    listed = kinds[:KINDS]
+    table = Table(f"kind ({len(listed)} of {len(kinds)})", caption=ABOUT_HEALTH, caption_justify="left")
     for heading in ("episodes", "share", "last iteration", "reward lost", "success lost"):
         table.add_column(heading, justify="right")
     table.add_column("what helps")
-    for each in shown:
-        counts = (f"{len(each.episodes):,}", f"{each.share:.1%}", f"{each.at_end:.1%}")
-        kind = Text(harmless(each.kind), "bold" if each.named else "")
-        table.add_row(kind, *counts, number(each.reward_lost), number(each.success_lost), each.remedy)
+    for kind in listed:
+        table.add_row(
+            Text(harmless(kind.kind), "bold" if kind.named else ""),
+            f"{len(kind.episodes):,}",
+            f"{kind.share:.1%}",
+            f"{kind.at_end:.1%}",
+            number(kind.reward_lost),
+            number(kind.success_lost),
+            kind.remedy,
+        )
     yield table
     yield f"`agent-r1 view {run.word}` makes the page that these links open, each at one kind:"
-    yield from (f"{page.resolve().as_uri()}#{urlencode({'kind': each.kind})}" for each in shown)
+    yield from (f"{page.resolve().as_uri()}#{urlencode({'kind': kind.kind})}" for kind in listed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -26,7 +27,7 @@ from agent_r1.rollout.chat import Chat
 
 ROUNDING = 1e-9  # of returns
 USE = ("calls", "ok_share", "latency_p50_s", "latency_p95_s")  # of a tool
-Played = Callable[[Exam], list[Trajectory]]
+Playing = Callable[[Exam], list[Trajectory]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,23 +41,23 @@ class Player:
     seconds: float
 
 
-def players_of(settings: Params, questions: Sequence[Question], chat: Chat, by_policy: Played) -> list[Player]:
+def players_of(settings: Params, questions: Sequence[Question], chat: Chat, by_policy: Playing) -> list[Player]:
     """The policy, chance and a solver, `evaluate.samples` times at each question; the last two where scripts play."""
 
-    def played(name: str, protocol: Protocol, play: Played) -> Player:
+    def player(name: str, protocol: Protocol, play: Playing) -> Player:
         fitting = questions_under(protocol, questions)
         with open_exam(protocol, fitting, chat, settings) as exam:
-            began = time.monotonic()
-            made = play(exam)
-            tools = exam.shared.use_of_tools(made) | exam.shared.latencies(made)
-        answered = by_question(predict(made, fitting, name, settings.evaluate.seed))
-        return Player(name=name, trajectories=made, answered=answered, tools=tools, seconds=time.monotonic() - began)
+            start = time.monotonic()
+            rows = play(exam)
+            tools = exam.shared.use_of_tools(rows) | exam.shared.latencies(rows)
+        answered = by_question(predict(rows, fitting, name, settings.evaluate.seed))
+        return Player(name=name, trajectories=rows, answered=answered, tools=tools, seconds=time.monotonic() - start)
 
     scripts: list[Protocol] = [
-        each for each in SCRIPTED if any(each in scripts_of(question.env) for question in questions)
+        script for script in SCRIPTED if any(script in scripts_of(question.env) for question in questions)
     ]
-    by_script = [played(name, name, lambda exam: exam.by_script(lambda: None)) for name in scripts]
-    return [played("the policy", "tool_call", by_policy), *by_script]
+    by_script = [player(name, name, lambda exam: exam.by_script(lambda: None)) for name in scripts]
+    return [player("the policy", "tool_call", by_policy), *by_script]
 
 
 def training_questions(questions: Sequence[Question], count: int, seed: int) -> list[Question]:
@@ -69,11 +70,11 @@ def profile_tables(
     agents: Sequence[Player], questions: Sequence[Question], train: TrainParams, settings: Params
 ) -> Iterator[Table | str]:
     """Success in all and by stratum, how groups of samples differ, the tokens of an iteration, and the tools."""
-    policy, word = agents[0], words_of(questions).right
+    policy = agents[0]
+    word = words_of(questions).right
     yield _agents(agents, word, settings.evaluate)
     yield from _strata(agents, questions, word, settings.evaluate)
-    share = differing(policy, train.credit, settings.env.max_tokens)
-    yield from _groups(policy, share, train)
+    yield from _groups(policy, differing_share(policy, train.credit, settings.env.max_tokens), train)
     yield from _tools(policy.tools)
 
 
@@ -82,12 +83,14 @@ def _agents(agents: Sequence[Player], word: str, draws: EvaluateParams) -> Table
     for heading in ("agent", word, "steps", "tokens sampled", "tokens read", "seconds, with the start"):
         table.add_column(heading, justify="left" if heading == "agent" else "right")
     for agent in agents:
-        counts = [fmean(len(each.steps) for each in agent.trajectories)]
-        counts += [fmean(measured(name, agent.answered)) for name in ("tokens_sampled", "tokens_read")]
-        table.add_row(
-            agent.name, _success(agent.answered, draws), *(f"{count:.1f}" for count in counts), f"{agent.seconds:.1f}"
-        )
+        steps = fmean(len(row.steps) for row in agent.trajectories)
+        numbers = (steps, _mean("tokens_sampled", agent), _mean("tokens_read", agent), agent.seconds)
+        table.add_row(agent.name, _success(agent.answered, draws), *(f"{number:.1f}" for number in numbers))
     return table
+
+
+def _mean(measure: str, agent: Player) -> float:
+    return fmean(measured(measure, agent.answered))
 
 
 def _strata(
@@ -95,60 +98,58 @@ def _strata(
 ) -> Iterator[Table]:
     """A table for each stratum with several values."""
     for name in strata_of(questions):
-        values = {each.question_id: f"{name}_{each.strata[name]}" for each in questions if name in each.strata}
-        found = sorted({*values.values()}, key=in_order)
-        if len(found) > 1:
-            table = Table("questions", title=f"{word} by {STRATA.get(name, name)}", title_justify="left")
-            for agent in agents:
-                table.add_column(agent.name, justify="right")
-            for value in found:
-                of = [[each for each in agent.answered if values.get(each.question_id) == value] for agent in agents]
-                table.add_row(
-                    f"{stratum_title(value)} ({len(of[0])})", *(_success(each, draws) if each else "" for each in of)
-                )
-            yield table
+        values = {row.question_id: f"{name}_{row.strata[name]}" for row in questions if name in row.strata}
+        if len({*values.values()}) < 2:
+            continue
+        table = Table("questions", title=f"{word} by {STRATA.get(name, name)}", title_justify="left")
+        for agent in agents:
+            table.add_column(agent.name, justify="right")
+        for value in sorted({*values.values()}, key=in_order):
+            columns = [[row for row in agent.answered if values.get(row.question_id) == value] for agent in agents]
+            cells = [_success(rows, draws) if rows else "" for rows in columns]
+            table.add_row(f"{stratum_title(value)} ({len(columns[0])})", *cells)
+        yield table
 
 
-def differing(agent: Player, credit: CreditParams, max_tokens: int) -> float:
+def differing_share(agent: Player, credit: CreditParams, max_tokens: int) -> float:
     """The share of questions whose samples have returns that differ; an aborted episode has none."""
-    returns: dict[str, list[float]] = {}
-    for each in agent.trajectories:
-        if not each.aborted:
-            total = float(step_rewards(each, credit, max_tokens)[0].sum())
-            returns.setdefault(each.question_id, []).append(total)
-    return fmean(max(of) - min(of) > ROUNDING for of in returns.values())
+    returns = defaultdict[str, list[float]](list)
+    for row in agent.trajectories:
+        if not row.aborted:
+            returns[row.question_id].append(float(step_rewards(row, credit, max_tokens)[0].sum()))
+    return fmean(max(group) - min(group) > ROUNDING for group in returns.values())
 
 
-def _groups(policy: Player, differ: float, train: TrainParams) -> Iterator[str]:
-    """Sentences on how often the samples of a question differ."""
-    size = max(len(each.answers) for each in policy.answered)
-    sizes = [int(name.removeprefix("pass_at_")) for name in measures(policy.answered) if name.startswith("pass_at_")]
-    at, all_ = ([fmean(measured(f"{name}_{k}", policy.answered)) for k in sizes] for name in ("pass_at", "pass_hat"))
-    smaller = {k: one - every for k, one, every in zip(sizes, at, all_, strict=True)}
+def _groups(policy: Player, share: float, train: TrainParams) -> Iterator[str]:
+    """Sentences on how often the samples of a question differ, `share` of them in their returns."""
+    size = max(len(question.answers) for question in policy.answered)
     yield (
-        f"Of {len(policy.answered)} groups of {size} samples {differ:.0%} have returns that differ; an estimator that "
+        f"Of {len(policy.answered)} groups of {size} samples {share:.0%} have returns that differ; an estimator that "
         "compares the samples of a group learns from these alone."
     )
-    yield "Success differs in " + ", ".join(f"{share:.0%} of groups of {k}" for k, share in smaller.items()) + "."
-    questions, samples = train.rollout.questions, train.rollout.samples
-    sampled, read = (fmean(measured(name, policy.answered)) for name in ("tokens_sampled", "tokens_read"))
+    sizes = [int(name.removeprefix("pass_at_")) for name in measures(policy.answered) if name.startswith("pass_at_")]
+    shares = {count: _mean(f"pass_at_{count}", policy) - _mean(f"pass_hat_{count}", policy) for count in sizes}
+    yield "Success differs in " + ", ".join(f"{of_size:.0%} of groups of {k}" for k, of_size in shares.items()) + "."
+    questions = train.rollout.questions
+    samples = train.rollout.samples
     yield (
         f"An iteration of the run, {questions} questions and {samples} samples of each, samples "
-        f"{questions * samples * sampled:,.0f} tokens and reads {questions * samples * read:,.0f}."
+        f"{questions * samples * _mean('tokens_sampled', policy):,.0f} tokens and reads "
+        f"{questions * samples * _mean('tokens_read', policy):,.0f}."
     )
     if samples > 1:
-        nearest = min(smaller, key=lambda k: abs(k - samples))
-        yield f"In about {smaller[nearest] * questions:.0f} of its {questions} groups success differs."
+        nearest = min(shares, key=lambda count: abs(count - samples))
+        yield f"In about {shares[nearest] * questions:.0f} of its {questions} groups success differs."
 
 
-def _tools(found: Mapping[str, float]) -> Iterator[str]:
+def _tools(usage: Mapping[str, float]) -> Iterator[str]:
     """A line on the use of each tool."""
-    for name in (key.split("/")[1] for key in found if key.endswith("/calls")):
-        calls, well, half, most = (found.get(f"tool/{name}/{each}", 0.0) for each in USE)
-        used = f"{name}: {calls:.2f} calls an episode"
-        took = f"half of them within {1000 * half:.3g} ms, 95 % within {1000 * most:.3g} ms"
-        yield f"{used}, {well:.0%} of them well, {took}" if calls else used
+    for name in (key.split("/")[1] for key in usage if key.endswith("/calls")):
+        calls, ok_share, median, most = (usage.get(f"tool/{name}/{number}", 0.0) for number in USE)
+        count = f"{name}: {calls:.2f} calls an episode"
+        latencies = f"half of them within {1000 * median:.3g} ms, 95 % within {1000 * most:.3g} ms"
+        yield f"{count}, {ok_share:.0%} of them well, {latencies}" if calls else count
 
 
 def _success(answered: Sequence[AnsweredQuestion], draws: EvaluateParams) -> str:
-    return mean_cell(interval([each.success for each in answered], draws.bootstrap_samples, draws.seed))
+    return mean_cell(interval([question.success for question in answered], draws.bootstrap_samples, draws.seed))

@@ -7,7 +7,8 @@ be sent to somebody else, and those of several seeds are the CSV of a recipe. S 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,9 @@ from agent_r1.evaluation.plots import SAMPLED
 from agent_r1.evaluation.statistics import ROUNDING, prediction
 from agent_r1.facts import machine
 from agent_r1.files import model_hash, read_metrics, sha256, write_text
+from agent_r1.identity import read_start
 from agent_r1.inspection.stored import StoredRun
 from agent_r1.params import fingerprint
-from agent_r1.training.identity import read_start
 
 COMPARED = ["model", "data", "prompt"]
 FACTS = ["seed", *COMPARED, "settings", "hardware"]
@@ -39,10 +40,12 @@ def curve_of(folder: Path) -> pd.DataFrame:
 
     The model is that of `model.path`. The built-in one is told by tokenizer and size: its weights differ by machine.
     """
-    stored, start = StoredRun(folder.name, folder, folder), read_start(folder)
+    stored = StoredRun(folder.name, folder, folder)
+    start = read_start(folder)
     if start is None:
         raise ValueError(f"{folder} has no start.json, as of an older version; train it again")
-    path, policy = start.parameters["model.path"], stored.policy_folder
+    path = start.parameters["model.path"]
+    policy = stored.policy_folder
     built_in = fingerprint(sha256(policy / "tokenizer.json"), (policy / "model.safetensors").stat().st_size)
     settings = {name: value for name, value in start.parameters.items() if name.startswith("train.")}
     rows = [{MISMATCH: 0.0} | row for row in read_metrics(folder)[: stored.progress.iterations]]
@@ -94,37 +97,49 @@ def check(run: pd.DataFrame, band: pd.DataFrame) -> tuple[str, dict[str, NDArray
     high. Raises ValueError for another model, data or prompt.
     """
     for name in COMPARED:
-        first, *others = pd.concat([band, run])[name].unique()
+        expected, *others = pd.concat([band, run])[name].unique()
         if others:
-            raise ValueError(f"not compared: {name} is {others[-1]}, the recipe's {first}; choose another --recipe")
+            raise ValueError(f"not compared: {name} is {others[-1]}, the recipe's {expected}; choose another --recipe")
     length = min(curves["iteration"].nunique() for curves in (run, band))
-    panels, ends, events = dict[str, NDArray[np.float64]](), dict[str, str](), list[str]()
-    for metric in METRICS:
-        [values] = _by_seed(run, metric)[:, :length]
-        low, mean, high = prediction(_by_seed(band, metric))[:, :length]
-        panels[metric] = np.stack([values, low, mean, high])
-        left = _left(values, low, high)
-        events += [f"{metric} left {side} in iteration {start}" for start, side in [*left.items()][:1]]
-        if length - STREAK in left:
-            ends[metric] = left[length - STREAK]
-    alarms = np.flatnonzero(panels[ALARMS][0])
-    events += [f"first alarm in iteration {place}" for place in alarms[:1]]
+    panels = {metric: _panel(run, band, metric, length) for metric in METRICS}
+    events = [*_events(panels)]
     if {*run["settings"]} - {*band["settings"]}:
         events.append("its settings are others")
-    return "; ".join([f"{_state(panels[SAMPLED][0], ends, alarms)} after {length} iterations", *events]), panels
+    return "; ".join([f"{_state(panels)} after {length} iterations", *events]), panels
 
 
-def _left(values: NDArray[np.float64], low: NDArray[np.float64], high: NDArray[np.float64]) -> dict[int, str]:
-    """Where a run is on one side of a band for STREAK iterations in a row: first iteration -> side."""
+def _events(panels: Mapping[str, NDArray[np.float64]]) -> Iterator[str]:
+    """Where each metric left the band first, and the first alarm."""
+    for metric, panel in panels.items():
+        for start, side in islice(_departures(panel).items(), 1):
+            yield f"{metric} left {side} in iteration {start}"
+    for place in np.flatnonzero(panels[ALARMS][0])[:1]:
+        yield f"first alarm in iteration {place}"
+
+
+def _panel(run: pd.DataFrame, band: pd.DataFrame, metric: str, length: int) -> NDArray[np.float64]:
+    """[4, T] a metric of the run's first `length` iterations, and the band's low, mean and high."""
+    [values] = _by_seed(run, metric)[:, :length]
+    return np.stack([values, *prediction(_by_seed(band, metric))[:, :length]])
+
+
+def _departures(panel: NDArray[np.float64]) -> dict[int, str]:
+    """Where a run is on one side of a band [4, T] for STREAK iterations in a row: first iteration -> side."""
+    values, low, _, high = panel
     sides = np.select([values > high + ROUNDING, values < low - ROUNDING], ["above", "below"], "inside").tolist()
     return {start: side for start, side in enumerate(sides) if sides[start : start + STREAK] in LEFT}
 
 
-def _state(success: NDArray[np.float64], ends: Mapping[str, str], alarms: NDArray[np.int64]) -> str:
-    """How a run ends, by its success, the sides on which its metrics end, and the places of its alarms."""
+def _state(panels: Mapping[str, NDArray[np.float64]]) -> str:
+    """How a run ends, by its success, the sides on which its metrics end, and its alarms."""
+    success = panels[SAMPLED][0]
+    departures = {metric: _departures(panel) for metric, panel in panels.items()}
+    ends = {
+        metric: sides[len(success) - STREAK] for metric, sides in departures.items() if len(success) - STREAK in sides
+    }
     state = ends.get(SAMPLED, "inside")
     lost = success[-STREAK:].mean() < success[:STREAK].mean()
-    collapsed = lost and (alarms.size or (state == "below" and SIGNS & ends.keys()))
+    collapsed = lost and (panels[ALARMS][0].any() or (state == "below" and SIGNS & ends.keys()))
     return "collapsed" if collapsed else state
 
 

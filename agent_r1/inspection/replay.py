@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -35,7 +35,7 @@ from agent_r1.params.sections import changed, override, validated
 from agent_r1.params.train import TrainParams, UpdateParams
 from agent_r1.pretrained import default_device
 from agent_r1.records import Credit, Trajectory
-from agent_r1.training.teacher import ServedTeacher
+from agent_r1.teaching.teacher import ServedTeacher
 from agent_r1.training.watch import accepted_gap
 
 REPLAYED = ("credit", "update")  # sections of `train` that a replay reads
@@ -73,7 +73,7 @@ class Spread(NamedTuple):
     metrics: losses.Metrics  # of these groups as one optimiser step; the cosine is with the gradient of all groups
 
 
-class Replayed(NamedTuple):
+class IterationReplay(NamedTuple):
     """One iteration under the run's own configuration and under others."""
 
     iteration: int
@@ -94,21 +94,22 @@ def configurations(
     needs a critic that the run did not train.
     """
     settings = settings.of(run)
-    own, wanted = settings.run(run), parse_changes(changes)
-    own = own.model_copy(update={"reference": reference or own.reference})
-    found = [Configuration(run.run, own)]
+    nested = parse_changes(changes)
+    base = settings.run(run)
+    base = base.model_copy(update={"reference": reference or base.reference})
+    configs = [Configuration(run.run, base)]
     for other in others or ([run.run] if changes else []):
         name = " ".join([other, *changes])
-        base = own.model_dump() | settings.run(RunId(other)).model_dump(include=set(REPLAYED))
+        sections = base.model_dump() | settings.run(RunId(other)).model_dump(include=set(REPLAYED))
         where = f"{run.run} replayed as {name}"
-        config = validated(TrainParams, override(base, wanted), where)
-        config.require_read(wanted, where)
-        if config.credit.needs_critic and not own.credit.needs_critic:
+        config = validated(TrainParams, override(sections, nested), where)
+        config.require_read(nested, where)
+        if config.credit.needs_critic and not base.credit.needs_critic:
             lacking = f"no critic, so it stored no values, which estimator {config.credit.estimator} of {name} needs"
             remedy = "replay a run with a critic, or take an estimator without one"
             raise ValueError(f"{run.run} trained {lacking}; {remedy}")
-        found.append(Configuration(name, config))
-    return found
+        configs.append(Configuration(name, config))
+    return configs
 
 
 def parse_changes(changes: Sequence[str]) -> dict[str, Any]:
@@ -126,12 +127,12 @@ def parse_changes(changes: Sequence[str]) -> dict[str, Any]:
     return nested
 
 
-def reads_untrained_values(own: CreditParams, other: CreditParams) -> bool:
-    """Whether `other` reads values at tokens on which a critic under `own` was not trained."""
-    if own.estimator == "step_gae":
+def reads_untrained_values(run: CreditParams, other: CreditParams) -> bool:
+    """Whether `other` reads values at tokens on which the critic of `run` was not trained."""
+    if run.estimator == "step_gae":
         return other.needs_critic and other.estimator != "step_gae"
     masked = other.advantage_mask.recursion and other.advantage_mask.critic
-    return other.needs_critic and own.advantage_mask.critic and not masked
+    return other.needs_critic and run.advantage_mask.critic and not masked
 
 
 def replay(
@@ -142,19 +143,19 @@ def replay(
     folder: Path | None = None,
     iterations: Sequence[str] = (),
     with_gradient: bool = True,
-) -> list[Replayed]:
+) -> list[IterationReplay]:
     """Credits a run's stored trajectories under all `configurations`.
 
     Gradients are compared in iterations whose policy is on disk. `folder` replaces the run's own folder; for
     `iterations` see `StoredRun.choose`.
     """
-    stored = opened(settings, run, folder)
-    chosen = stored.choose(iterations)
+    stored = stored_run(settings, run, folder)
+    numbers = stored.choose(iterations)
     replayer = Replayer(stored, compared, settings.of(run), with_gradient=with_gradient)
-    return [replayer.replay(number) for number in track(chosen, "replay", disable=not sys.stderr.isatty())]
+    return [replayer.replay(number) for number in track(numbers, "replay", disable=not sys.stderr.isatty())]
 
 
-def opened(settings: Params, run: RunId, folder: Path | None = None) -> StoredRun:
+def stored_run(settings: Params, run: RunId, folder: Path | None = None) -> StoredRun:
     """A run on disk, in its own folder or another one."""
     places = settings.of(run).places
     return StoredRun(run.run, folder or places.training(run), places.warm_start)
@@ -166,36 +167,48 @@ class Replayer:
     def __init__(
         self, stored: StoredRun, compared: list[Configuration], settings: Params, *, with_gradient: bool
     ) -> None:
-        self.stored, self.compared, self.with_gradient = stored, compared, with_gradient
-        self.max_tokens, self.model, self.limits = settings.env.max_tokens, settings.model, settings.engine.server
+        self.stored = stored
+        self.compared = compared
+        self.with_gradient = with_gradient
+        self.max_tokens = settings.env.max_tokens
+        self.model = settings.model
+        self.limits = settings.engine.server
         self.taken: Path | None = None  # the folder of the policy that the learner has taken over
-        trained, rank = adapter_in(stored.policy_folder).is_dir(), settings.model.lora.rank
+        trained = adapter_in(stored.policy_folder).is_dir()
+        rank = settings.model.lora.rank
         if with_gradient and trained != bool(rank):
             how = f"{'with' if trained else 'without'} adapters, and model.lora.rank is {rank}"
             raise ValueError(f"{stored.run} was trained {how}; set it back, or compare without gradients")
-        needed = any(each.train.needs_reference for each in compared)
+        needed = any(config.train.needs_reference for config in compared)
         self.reference = self._reference(compared[0].train) if needed else None
 
-    def replay(self, number: int) -> Replayed:
+    def replay(self, number: int) -> IterationReplay:
         """Replays one iteration under every configuration."""
-        logger.info("iteration %d: credit under %s", number, ", ".join(each.name for each in self.compared))
-        trajectories, stored = self.stored.trajectories(number), self.stored.credits(number)
+        logger.info("iteration %d: credit under %s", number, ", ".join(config.name for config in self.compared))
+        trajectories = self.stored.trajectories(number)
+        stored = self.stored.credits(number)
         policy = self.stored.policy(trajectories[0].policy_version)
-        assigned = [self._assign(trajectories, stored, each) for each in self.compared]
-        self._compare_with_stored(number, assigned[0][0], stored)
-        replays, first = [], None
-        for each, (credits_, metrics) in zip(self.compared, assigned, strict=True):
-            gradient = self._gradient(number, policy, trajectories, credits_, each.train)
+        assigned = [self._assign(trajectories, stored, config) for config in self.compared]
+        run_credits = assigned[0][0]
+        self._compare_with_stored(number, run_credits, stored)
+        replays = []
+        first = None
+        for config, (credits_, metrics) in zip(self.compared, assigned, strict=True):
+            gradient = self._gradient(number, policy, trajectories, credits_, config.train)
             first = first or gradient
-            compared = advantage_comparison(trajectories, credits_, assigned[0][0])
-            angles = gradient.compared_with(first) if gradient and first else {}
-            replays.append(Replay(each, metrics | compared | angles))
-        credit = self.compared[0].train.credit
-        values = value_errors(trajectories, stored, credit, self.max_tokens) if credit.needs_critic else {}
-        own = partial(self._gradient, number, policy, config=self.compared[0].train)
-        parts = spreads(trajectories, assigned[0][0], own, first) if first else []
-        inputs = thoughts(trajectories, self.learner_at(policy)) if first else {}
-        return Replayed(number, policy, replays, values, parts, inputs)
+            metrics |= advantage_comparison(trajectories, credits_, run_credits)
+            replays.append(Replay(config, metrics | (gradient.compared_with(first) if gradient and first else {})))
+        run = self.compared[0].train
+        critic = run.credit.needs_critic
+        gradient_of = partial(self._gradient, number, policy, config=run)
+        return IterationReplay(
+            iteration=number,
+            policy=policy,
+            replays=replays,
+            values=value_errors(trajectories, stored, run.credit, self.max_tokens) if critic else {},
+            spreads=list(spreads(trajectories, run_credits, gradient_of, first)) if first else [],
+            thoughts=thoughts(trajectories, self.learner_at(policy)) if first else {},
+        )
 
     def _compare_with_stored(self, number: int, assigned: list[Credit], stored: list[Credit]) -> None:
         gap = max(np.abs(new.advantages - old.advantages).max() for new, old in zip(assigned, stored, strict=True))
@@ -208,8 +221,9 @@ class Replayer:
 
     def credited(self, number: int) -> list[list[Credit]]:
         """The credits of an iteration under every configuration."""
-        trajectories, stored = self.stored.trajectories(number), self.stored.credits(number)
-        return [self._assign(trajectories, stored, each)[0] for each in self.compared]
+        trajectories = self.stored.trajectories(number)
+        stored = self.stored.credits(number)
+        return [self._assign(trajectories, stored, config)[0] for config in self.compared]
 
     def learner_at(self, policy: PolicyOnDisk) -> Learner:
         """The learner with the weights of a policy that is on disk."""
@@ -222,32 +236,36 @@ class Replayer:
         self, trajectories: list[Trajectory], stored: list[Credit], configuration: Configuration
     ) -> tuple[list[Credit], losses.Metrics]:
         """Assigns credit with the values that the run's critic gave in training."""
-        credit = configuration.train.credit
-        values = [row.values for row in stored] if credit.needs_critic else None
+        train = configuration.train
+        values = [row.values for row in stored] if train.credit.needs_critic else None
         reference = None
-        if self.reference is not None and configuration.train.needs_reference:
-            reference = self.reference.logprobs(trajectories, [each.action_mask for each in trajectories])
-        questions = configuration.train.rollout.questions
+        if self.reference is not None and train.needs_reference:
+            reference = self.reference.logprobs(trajectories, [row.action_mask for row in trajectories])
         credits_, metrics = assign(
-            trajectories, values, credit, reference=reference, questions=questions, max_tokens=self.max_tokens
+            trajectories,
+            values,
+            train.credit,
+            reference=reference,
+            questions=train.rollout.questions,
+            max_tokens=self.max_tokens,
         )
         if values and any(new.kept and not old.kept for new, old in zip(credits_, stored, strict=True)):
-            kept = f"{configuration.name} keeps trajectories that the filter of {self.stored.run} dropped"
+            dropped = f"{configuration.name} keeps trajectories that the filter of {self.stored.run} dropped"
             remedy = "choose the same filter, or an estimator without a critic"
-            raise ValueError(f"{kept}, and no values are stored for those; {remedy}")
+            raise ValueError(f"{dropped}, and no values are stored for those; {remedy}")
         return credits_, metrics
 
     @cached_property
     def learner(self) -> Learner:
         """The run's learner at its start, without a critic. It needs no more memory than training did."""
-        own = self.compared[0].train
-        return Learner(self.stored.warm_start, own.update, self.model, with_critic=False, seed=own.seed)
+        run = self.compared[0].train
+        return Learner(self.stored.warm_start, run.update, self.model, with_critic=False, seed=run.seed)
 
     def _reference(self, config: TrainParams) -> Reference | ServedTeacher:
         """The run's own, or the warm start; with adapters, the learner's own model without them."""
         start = self.stored.warm_start
-        if served := config.reference_at:
-            return ServedTeacher(served, self.limits, load_tokenizer(start))
+        if config.reference_at:
+            return ServedTeacher(config.reference_at, self.limits, load_tokenizer(start))
         if self.with_gradient and self.model.adapter:
             return reference_of(self.learner, start, config.reference)
         return frozen(config.reference or start, compute_of(self.model, config.update, default_device()))
@@ -274,17 +292,17 @@ def spreads(
     credits_: Sequence[Credit],
     gradient_of: Callable[[list[Trajectory], list[Credit]], PolicyGradient | None],
     whole: PolicyGradient,
-) -> list[Spread]:
+) -> Iterator[Spread]:
     """The gradients of an iteration's groups by how much their returns differ; none if no question was tried twice."""
-    found, groups = list[Spread](), groups_of(rows)
+    groups = groups_of(rows)
     if len({*groups.tolist()}) == len(rows):
-        return found
-    _, stds, _ = group_statistics(np.array([each.return_ for each in credits_]), groups)
+        return
+    _, stds, _ = group_statistics(np.array([credit.return_ for credit in credits_]), groups)
     for part in by_spread(stds, groups):
-        if gradient := gradient_of([rows[i] for i in part], [credits_[i] for i in part]):
+        gradient = gradient_of([rows[i] for i in part], [credits_[i] for i in part])
+        if gradient:
             count = len({*groups[part].tolist()})
-            found.append(Spread(stds[part].min(), stds[part].max(), count, gradient.compared_with(whole)))
-    return found
+            yield Spread(stds[part].min(), stds[part].max(), count, gradient.compared_with(whole))
 
 
 def by_spread(stds: Floats, groups: NDArray[np.int64]) -> list[Indices]:
@@ -306,15 +324,16 @@ def advantage_comparison(
     `advantage/nonzero_share` is of the tokens after the first prompt of all trajectories, kept or not. Pearson's
     `advantage/correlation` is at the action tokens that both keep; NaN without such tokens, or if one side is constant.
     """
-    after = np.concatenate([after_prompt(trajectory.source) for trajectory in trajectories])
+    after_prompts = np.concatenate([after_prompt(trajectory.source) for trajectory in trajectories])
     rows = zip(trajectories, credits_, others, strict=True)
-    acting = np.concatenate([t.action_mask & one.kept & other.kept for t, one, other in rows])
-    ours, theirs = (np.concatenate([row.advantages for row in each], dtype=np.float64) for each in (credits_, others))
-    varied = acting.any() and ours[acting].std() and theirs[acting].std()
+    acting = np.concatenate([t.action_mask & credit.kept & other.kept for t, credit, other in rows])
+    advantages = np.concatenate([credit.advantages for credit in credits_], dtype=np.float64)
+    compared = np.concatenate([credit.advantages for credit in others], dtype=np.float64)
+    varied = acting.any() and advantages[acting].std() and compared[acting].std()
     return {
         "advantage/kept_share": float(np.mean([credit.kept for credit in credits_])),
-        "advantage/nonzero_share": float(np.mean(ours[after] != 0)),
-        "advantage/correlation": float(np.corrcoef(ours[acting], theirs[acting])[0, 1]) if varied else math.nan,
+        "advantage/nonzero_share": float(np.mean(advantages[after_prompts] != 0)),
+        "advantage/correlation": float(np.corrcoef(advantages[acting], compared[acting])[0, 1]) if varied else math.nan,
     }
 
 
@@ -326,19 +345,18 @@ def value_errors(
     For action and observation tokens, if they occur: `value/<tokens>_rmse`, and `value/<tokens>_std` of that return,
     the error of the best constant.
     """
-    kept = [(t, credit) for t, credit in zip(trajectories, credits_, strict=True) if credit.kept]
-    if not kept:
+    rows = [(t, credit) for t, credit in zip(trajectories, credits_, strict=True) if credit.kept]
+    if not rows:
         return {}
-    values = np.concatenate([credit.values for _, credit in kept])
-    to_come = np.concatenate([returns_to_go(t, step_rewards(t, params, max_tokens)[0]) for t, _ in kept])
-    acted = np.concatenate([trajectory.action_mask for trajectory, _ in kept])
-    read = np.concatenate([after_prompt(trajectory.source) for trajectory, _ in kept]) & ~acted
+    values = np.concatenate([credit.values for _, credit in rows])
+    targets = np.concatenate([returns_to_go(t, step_rewards(t, params, max_tokens)[0]) for t, _ in rows])
+    actions = np.concatenate([trajectory.action_mask for trajectory, _ in rows])
+    observations = np.concatenate([after_prompt(trajectory.source) for trajectory, _ in rows]) & ~actions
     errors: dict[str, float] = {}
-    for name, chosen in (("action", acted), ("observation", read)):
-        if chosen.any():
-            target = to_come[chosen]
-            errors[f"value/{name}_rmse"] = float(np.sqrt(np.mean((values[chosen] - target) ** 2)))
-            errors[f"value/{name}_std"] = float(target.std())
+    for name, mask in (("action", actions), ("observation", observations)):
+        if mask.any():
+            errors[f"value/{name}_rmse"] = float(np.sqrt(np.mean((values[mask] - targets[mask]) ** 2)))
+            errors[f"value/{name}_std"] = float(targets[mask].std())
     return errors
 
 
@@ -359,8 +377,9 @@ class PolicyGradient:
     @property
     def observed_share(self) -> float:
         """The observed part's share of both squared norms, in [0, 1]; 0 for a gradient of 0."""
-        sampled, observed = (part.double().square().sum().item() for part in (self.sampled, self.observed))
-        return observed / (sampled + observed) if sampled + observed else 0.0
+        observed = _squared_norm(self.observed)
+        both = _squared_norm(self.sampled) + observed
+        return observed / both if both else 0.0
 
     def compared_with(self, other: PolicyGradient) -> losses.Metrics:
         """The metrics of this gradient, and its cosine with another one of the same policy."""
@@ -389,33 +408,51 @@ def policy_gradient(
     divisor = losses.normaliser([row.loss_tokens for row in rows], params)
     weights = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     sampled, observed = torch.zeros(2, sum(weight.numel() for weight in weights))
-    seen: list[losses.LossTokens] = []
+    batches: list[losses.LossTokens] = []
     for tokens, _ in policy_pass(policy, rows, params, compute, learn=True, whole=True):
-        for part, total in ((tokens.sampled, sampled), (~tokens.sampled, observed)):
+        for part, gradient in ((tokens.sampled, sampled), (~tokens.sampled, observed)):
             if part.any():
                 loss = (losses.token_losses(_only(tokens, part), params) * tokens.weights).sum() / divisor
-                gradients = torch.autograd.grad(loss, weights, retain_graph=True, materialize_grads=True)
-                for piece, each in zip(total.split([each.numel() for each in gradients]), gradients, strict=True):
-                    piece += each.flatten().cpu()
-        seen.append(tokens.detach())
-    if not seen:
+                _add_gradient(gradient, loss, weights)
+        batches.append(tokens.detach())
+    if not batches:
         return PolicyGradient(sampled, observed, {}, 0.0)
-    step = losses.concatenate(seen)
+    step = losses.concatenate(batches)
+    return PolicyGradient(sampled, observed, _step_metrics(step, params, divisor), _observed_loss_share(step, params))
+
+
+def _step_metrics(step: losses.LossTokens, params: UpdateParams, divisor: int) -> losses.Metrics:
     acting = step.sampled
     metrics = losses.policy_metrics(step, params, divisor, int(acting.sum()))
-    metrics |= losses.mismatch_metrics(step.logprobs[acting], step.sampler_logprobs[acting])
+    return metrics | losses.mismatch_metrics(step.logprobs[acting], step.sampler_logprobs[acting])
+
+
+def _observed_loss_share(step: losses.LossTokens, params: UpdateParams) -> float:
     sizes = (losses.token_losses(step, params) * step.weights).abs().double()
-    whole = sizes.sum().item()
-    return PolicyGradient(sampled, observed, metrics, sizes[~acting].sum().item() / whole if whole else 0.0)
+    total = sizes.sum().item()
+    return sizes[~step.sampled].sum().item() / total if total else 0.0
+
+
+def _add_gradient(total: Tensor, loss: Tensor, weights: Sequence[Tensor]) -> None:
+    """Adds the gradient of a loss to a total [P], and leaves the loss's graph as it is."""
+    gradients = torch.autograd.grad(loss, weights, retain_graph=True, materialize_grads=True)
+    for piece, gradient in zip(total.split([weight.numel() for weight in weights]), gradients, strict=True):
+        piece += gradient.flatten().cpu()
+
+
+def _squared_norm(vector: Tensor) -> float:
+    return vector.double().square().sum().item()
 
 
 def cosine(one: Tensor, other: Tensor) -> float:
     """The cosine of the angle between two vectors [P]; NaN if one of them is 0."""
-    one, other = one.double(), other.double()
+    one = one.double()
+    other = other.double()
     return float((one @ other / (one.norm() * other.norm())).item())
 
 
 def _only(tokens: losses.LossTokens, part: Tensor) -> losses.LossTokens:
     """Cuts the graph of all tokens outside `part` [N]. Tokens of one span share a ratio, not a gradient."""
-    logprobs, entropy = (torch.where(part, each, each.detach()) for each in (tokens.logprobs, tokens.entropy))
+    logprobs = torch.where(part, tokens.logprobs, tokens.logprobs.detach())
+    entropy = torch.where(part, tokens.entropy, tokens.entropy.detach())
     return replace(tokens, logprobs=logprobs, entropy=entropy)

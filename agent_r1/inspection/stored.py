@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import takewhile, zip_longest
+from itertools import islice, takewhile, zip_longest
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -48,7 +48,10 @@ class StoredRun:
         progress = checkpoint.peek(folder / "checkpoint")
         if progress is None or not progress.iterations:
             raise FileNotFoundError(f"{folder} holds no finished iteration of {run}; train it first")
-        self.run, self.folder, self.warm_start, self.progress = run, folder, warm_start, progress
+        self.run = run
+        self.folder = folder
+        self.warm_start = warm_start
+        self.progress = progress
         self.policy_folder = policy_in(folder)  # of the latest policy, in Hugging Face's form
         finished = range(progress.iterations)
         self.kept = [number for number in finished if self._rows("trajectories", number).exists()]
@@ -79,22 +82,23 @@ class StoredRun:
         path = self._rows("proof", iteration)
         return read_rows(path, Proof) if path.exists() else []
 
-    def choose(self, wanted: Sequence[str]) -> list[int]:
+    def choose(self, numbers: Sequence[str]) -> list[int]:
         """The wanted iterations, by number or `all`; by default the last that the warm start sampled, and the last."""
-        if list(wanted) == ["all"]:
+        if list(numbers) == ["all"]:
             return list(self.kept)
-        if not wanted:
+        if not numbers:
             by_warm_start = takewhile(lambda number: self.trajectories(number)[0].policy_version == 0, self.kept)
             return sorted({max(by_warm_start, default=0), self.kept[-1]})
-        for number in wanted:
+        for number in numbers:
             if not number.isdecimal() or int(number) not in self.kept:
                 there_are = ", ".join(map(str, self.kept))
                 raise ValueError(f"{self.run} keeps no iteration {number!r}; choose of {there_are}, or all")
-        return sorted(set(map(int, wanted)))
+        return sorted(set(map(int, numbers)))
 
     def policy(self, version: int) -> PolicyOnDisk:
         """The policy of this version, or the one that is a single update later."""
-        latest, path = self.progress.policy_version, self.policy_folder
+        latest = self.progress.policy_version
+        path = self.policy_folder
         on_disk = {
             latest - 1: PolicyOnDisk(path, False, "the checkpoint, one update later than the policy that sampled them"),
             latest: PolicyOnDisk(path, True, "the checkpoint, which sampled them"),
@@ -116,7 +120,7 @@ class When(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Shown(Rewarded):
+class PageTrajectory(Rewarded):
     """One trajectory of the page, from one `When`."""
 
     credit: Credit | None = None  # None outside training
@@ -129,10 +133,15 @@ class Selection:
     def __init__(
         self, stored: StoredRun, questions: Mapping[str, Question], params: CreditParams, max_tokens: int, seed: int
     ) -> None:
-        self._stored, self._questions, self._seed = stored, questions, seed
-        self._credit, self._max_tokens = params, max_tokens
+        self._stored = stored
+        self._questions = questions
+        self._seed = seed
+        self._credit = params
+        self._max_tokens = max_tokens
 
-    def groups(self, count: int, before: Path, after: Path, examples: Collection[str] = ()) -> list[list[Shown]]:
+    def groups(
+        self, count: int, before: Path, after: Path, examples: Collection[str] = ()
+    ) -> list[list[PageTrajectory]]:
         """At most `count` trajectories in groups of one question; test and training questions alternate.
 
         Half of them answer test questions before and after training, if `_tested` finds any. The rest are of training,
@@ -141,53 +150,57 @@ class Selection:
         tested = self._tested(count // 4, before, after)
         return interleaved([tested, self._trained(count - sum(map(len, tested)), examples)])
 
-    def _tested(self, count: int, before: Path, after: Path) -> list[list[Shown]]:
+    def _tested(self, count: int, before: Path, after: Path) -> list[list[PageTrajectory]]:
         """Pairs of answers before and after training; none, and a line in the log, without two that can be compared."""
         if not all((folder / "hashes.json").exists() for folder in (before, after)):
             logger.info("the page shows no test questions: %s or %s is not there yet", before, after)
             return []
-        evaluations = [read_evaluation(str(folder), folder) for folder in (before, after)]
-        if evaluations[1].hashes[POLICY] != sha256(self._stored.policy_folder):
+        first, second = (read_evaluation(str(folder), folder) for folder in (before, after))
+        if second.hashes[POLICY] != sha256(self._stored.policy_folder):
             policy = self._stored.policy_folder
             logger.warning("the page shows no test questions: %s is of another policy than %s", after, policy)
             return []
-        if unlike := differences_of_setting(evaluations):
-            said = "the page shows no test questions: %s and %s were not evaluated alike, they differ in %s"
-            logger.warning(said, before, after, ", ".join(unlike))
+        differences = differences_of_setting([first, second])
+        if differences:
+            message = "the page shows no test questions: %s and %s were not evaluated alike, they differ in %s"
+            logger.warning(message, before, after, ", ".join(differences))
             return []
-        earlier = [self._shown(When.BEFORE, row) for row in evaluations[0].trajectories]
-        later = [self._shown(When.AFTER, row) for row in evaluations[1].trajectories]
-        samples = max(map(len, of_questions(later).values()), default=1)
-        return pairs(earlier, later, count // samples, seed=self._seed)
+        answers = [self._entry(When.AFTER, row) for row in second.trajectories]
+        samples = max(map(len, of_questions(answers).values()), default=1)
+        untrained = [self._entry(When.BEFORE, row) for row in first.trajectories]
+        return pairs(untrained, answers, count // samples, seed=self._seed)
 
-    def _trained(self, count: int, examples: Collection[str]) -> list[list[Shown]]:
+    def _trained(self, count: int, examples: Collection[str]) -> list[list[PageTrajectory]]:
         """Groups of one question, whose trajectories are taken from the kept iterations in turns."""
         kept = self._stored.kept
         places = [kept[place] for place in spread(len(kept), max(1, count // PER_ITERATION))]
-        ends = [{each.question_id for each in self._stored.trajectories(place)} for place in {places[0], places[-1]}]
+        ends = [{row.question_id for row in self._stored.trajectories(place)} for place in {places[0], places[-1]}]
         recurring = set.intersection(*ends) if len(ends) > 1 else set()
         shares = Counter(int(name.partition("/")[0]) for name in examples)
         shares.update(dict(zip(places, quotas(len(places), count - len(examples), len(recurring)), strict=True)))
-        rows = [self._iteration(place, share, recurring, examples) for place, share in sorted(shares.items())]
-        return list(of_questions(interleaved(rows)).values())
+        episodes = [self._iteration(place, share, recurring, examples) for place, share in sorted(shares.items())]
+        return list(of_questions(interleaved(episodes)).values())
 
-    def _iteration(self, iteration: int, count: int, recurring: set[str], examples: Collection[str]) -> list[Shown]:
+    def _iteration(
+        self, iteration: int, count: int, recurring: set[str], examples: Collection[str]
+    ) -> list[PageTrajectory]:
         credits_ = {credit.trajectory_id: credit for credit in self._stored.credits(iteration)}
         proofs = {proof.trajectory_id: proof.learner_logprobs for proof in self._stored.proofs(iteration)}
         rows = self._stored.trajectories(iteration)
+        first = [row for row in rows if row.trajectory_id in examples]
         drawn = from_iteration(rows, count, recurring=recurring, proved=proofs, seed=self._seed)
-        first = [each for each in rows if each.trajectory_id in examples]
-        named = [*{each.trajectory_id: each for each in [*first, *drawn]}.items()][:count]
-        questions = {row.question_id for _, row in named}
-        demonstrations = [row for row in self._stored.demonstrations(iteration) if row.question_id in questions]
-        return [
-            *(self._shown(When.TRAINING, each, credits_[name], proofs.get(name)) for name, each in named),
-            *(self._shown(When.DEMONSTRATION, row) for row in demonstrations),
+        by_id = {row.trajectory_id: row for row in [*first, *drawn]}
+        episodes = [
+            self._entry(When.TRAINING, row, credits_[name], proofs.get(name))
+            for name, row in islice(by_id.items(), count)
         ]
+        questions = {episode.question.question_id for episode in episodes}
+        demonstrations = [row for row in self._stored.demonstrations(iteration) if row.question_id in questions]
+        return [*episodes, *(self._entry(When.DEMONSTRATION, row) for row in demonstrations)]
 
-    def _shown(
+    def _entry(
         self, when: When, trajectory: Trajectory, credit: Credit | None = None, learners: Floats32 | None = None
-    ) -> Shown:
+    ) -> PageTrajectory:
         question = self._questions.get(trajectory.question_id)
         if question is None:
             lacking = f"question {trajectory.question_id!r} of {self._stored.run} is not among the prepared ones"
@@ -199,7 +212,7 @@ class Selection:
             stored = f"trajectory {trajectory.trajectory_id!r} has a return of {credit.return_:g}"
             now = f"{totals.sum():g} with the reward weights of {self._stored.run} in params.yaml"
             raise ValueError(f"{stored}, and {now}; set them as they were or train again")
-        return Shown(when, question, trajectory, totals, parts, credit, learners)
+        return PageTrajectory(when, question, trajectory, totals, parts, credit, learners)
 
 
 def spread(count: int, at_most: int) -> list[int]:
@@ -233,27 +246,31 @@ def from_iteration(
     return sorted(trajectories, key=rank)[:count]
 
 
-def pairs(before: Sequence[Shown], after: Sequence[Shown], count: int, *, seed: int) -> list[list[Shown]]:
+def pairs(
+    before: Sequence[PageTrajectory], after: Sequence[PageTrajectory], count: int, *, seed: int
+) -> list[list[PageTrajectory]]:
     """All samples of two policies for `count` questions: more or less often right, never or as often, in turns."""
-    kinds: dict[tuple[bool, bool, bool], list[list[Shown]]] = {
+    kinds: dict[tuple[bool, bool, bool], list[list[PageTrajectory]]] = {
         (False, True, True): [],
         (True, False, True): [],
         (False, False, False): [],
         (False, False, True): [],
     }
-    earlier, later = of_questions(before), of_questions(after)
-    for question_id in sorted(earlier.keys() & later.keys(), key=lambda each: derive(seed, each)):
-        was, now = (sum(bool(each.trajectory.success) for each in of[question_id]) for of in (earlier, later))
-        kinds[was > now, now > was, was + now > 0].append([*earlier[question_id], *later[question_id]])
+    first = of_questions(before)
+    second = of_questions(after)
+    for question_id in sorted(first.keys() & second.keys(), key=lambda name: derive(seed, name)):
+        samples = (first[question_id], second[question_id])
+        old, new = (sum(bool(sample.trajectory.success) for sample in policy) for policy in samples)
+        kinds[old > new, new > old, old + new > 0].append([*samples[0], *samples[1]])
     return interleaved(list(kinds.values()))[:count]
 
 
-def of_questions(shown: Iterable[Shown]) -> dict[str, list[Shown]]:
+def of_questions(trajectories: Iterable[PageTrajectory]) -> dict[str, list[PageTrajectory]]:
     """The episodes of each question, in their order."""
-    found: dict[str, list[Shown]] = {}
-    for each in shown:
-        found.setdefault(each.question.question_id, []).append(each)
-    return found
+    groups: dict[str, list[PageTrajectory]] = {}
+    for trajectory in trajectories:
+        groups.setdefault(trajectory.question.question_id, []).append(trajectory)
+    return groups
 
 
 def interleaved(rows: Sequence[Sequence[T]]) -> list[T]:

@@ -42,10 +42,10 @@ def thought_metrics(scores: Floats) -> Metrics:
     `thought/information` is the mean of log p(z | x) - log mean_j p(z | x_j), at most log T; `thought/retrieved` is the
     share of thoughts that are likeliest under their own input. Thoughts alike for all inputs have 0 and 1 / T.
     """
-    own = scores.diagonal()
+    matching = scores.diagonal()
     alike = np.logaddexp.reduce(scores, axis=1) - np.log(len(scores))
     retrieved = scores.argmax(axis=1) == np.arange(len(scores))
-    return {"thought/information": float(np.mean(own - alike)), "thought/retrieved": float(np.mean(retrieved))}
+    return {"thought/information": float(np.mean(matching - alike)), "thought/retrieved": float(np.mean(retrieved))}
 
 
 def crossed(trajectories: Sequence[Trajectory], decode: Decode) -> list[Trajectory]:
@@ -57,7 +57,8 @@ def crossed(trajectories: Sequence[Trajectory], decode: Decode) -> list[Trajecto
     for trajectory in trajectories:
         if trajectory.group in groups or len(groups) == CROSSED:
             continue
-        if thought := _first_thought(trajectory, decode):
+        thought = _first_thought(trajectory, decode)
+        if thought:
             groups[trajectory.group] = trajectory, thought
     pairs = groups.values()
     return [with_action(trajectory, thought) for _, thought in pairs for trajectory, _ in pairs]

@@ -25,8 +25,8 @@ from agent_r1.evaluation.comparison import latest_folder
 from agent_r1.evaluation.scores import BASE_TOOL_CALL
 from agent_r1.files import sha256, write_text
 from agent_r1.inspection.health import FailureKind, audit
-from agent_r1.inspection.stored import Selection, Shown, StoredRun, When
-from agent_r1.params import load
+from agent_r1.inspection.stored import PageTrajectory, Selection, StoredRun, When
+from agent_r1.params import Params, load
 from agent_r1.params.places import RunId
 from agent_r1.params.train import TrainParams
 from agent_r1.records import QA, Decode, Question, StopReason, words_of
@@ -63,9 +63,9 @@ class Payload:
         self._questions: dict[str, dict[str, Any]] = {}  # by id
         self._episodes: list[dict[str, Any]] = []
 
-    def add(self, shown: Shown) -> None:
+    def add(self, entry: PageTrajectory) -> None:
         """Adds a trajectory, and its question if it is new."""
-        question = shown.question
+        question = entry.question
         self._questions[question.question_id] = {
             "id": question.question_id,
             "dataset": question.dataset,
@@ -75,7 +75,7 @@ class Payload:
             "drawn": question.env != QA,  # a world may draw its state with characters, one below the other
             "words": words_of([question]),
         }
-        self._episodes.append(self._episode(shown))
+        self._episodes.append(self._episode(entry))
 
     def content(self, about: Mapping[str, Any]) -> dict[str, Any]:
         """The page's data: `about`, and all that was added."""
@@ -87,38 +87,39 @@ class Payload:
             "episodes": self._episodes,
         }
 
-    def _episode(self, shown: Shown) -> dict[str, Any]:
-        trajectory = shown.trajectory
+    def _episode(self, entry: PageTrajectory) -> dict[str, Any]:
+        trajectory = entry.trajectory
         ids = trajectory.token_ids.tolist()
         pieces = [text for context in trajectory.contexts for text in self._pieces.of(ids[context])]
-        sampled, credit = trajectory.action_mask, shown.credit
+        sampled = trajectory.action_mask
+        credit = entry.credit
         choices = {"kept": credit.kept, "loss": run_lengths(credit.loss_mask.astype(int).tolist())} if credit else {}
         return {
             "id": trajectory.trajectory_id,
-            "question": list(self._questions).index(shown.question.question_id),
-            "when": shown.when,
+            "question": list(self._questions).index(entry.question.question_id),
+            "when": entry.when,
             "iteration": trajectory.iteration,
             "version": trajectory.policy_version,
             "outcome": trajectory.outcome,
             "answer": trajectory.answer,
             "right": bool(trajectory.success),
-            "return": _number(float(shown.totals.sum())),
+            "return": _number(float(entry.totals.sum())),
             "contexts": trajectory.context_starts,
             "tokens": self._tokens.spell(zip(ids, pieces, strict=True)),
             "source": run_lengths(trajectory.source.tolist()),
-            "steps": _steps(shown, pieces),
+            "steps": _steps(entry, pieces),
             **choices,
-            **{name: self._spelled(numbers, sampled) for name, numbers in _numbers(shown).items()},
+            **{name: self._spelled(numbers, sampled) for name, numbers in _numbers(entry).items()},
         }
 
     def _spelled(self, numbers: Numbers, sampled: NDArray[np.bool_]) -> str:
         """Spells the numbers [L] of the sampled tokens; of all tokens if another one has a number too."""
-        told = numbers if numbers[~sampled].any() else numbers[sampled]
-        return self._numbers.spell(map(_number, told.tolist()))
+        chosen_numbers = numbers if numbers[~sampled].any() else numbers[sampled]
+        return self._numbers.spell(map(_number, chosen_numbers.tolist()))
 
 
-def _steps(shown: Shown, pieces: Sequence[str]) -> list[dict[str, Any]]:
-    trajectory = shown.trajectory
+def _steps(entry: PageTrajectory, pieces: Sequence[str]) -> list[dict[str, Any]]:
+    trajectory = entry.trajectory
     return [
         {
             "start": step.action_start,
@@ -132,30 +133,31 @@ def _steps(shown: Shown, pieces: Sequence[str]) -> list[dict[str, Any]]:
                 {"tool": call.tool, "status": call.status, "latency_ms": _number(1e3 * call.latency_s)}
                 for call in step.calls
             ],
-            "rewards": {name: _number(part[place]) for name, part in shown.parts.items() if part[place]},
-            "reward": _number(shown.totals[place]),
+            "rewards": {name: _number(part[place]) for name, part in entry.parts.items() if part[place]},
+            "reward": _number(entry.totals[place]),
         }
         for place, (step, reply) in enumerate(zip(trajectory.steps, trajectory.replies, strict=True))
     ]
 
 
-def _numbers(shown: Shown) -> dict[str, Numbers]:
+def _numbers(entry: PageTrajectory) -> dict[str, Numbers]:
     """The known numbers [L] of the tokens. Gap and drift are the sampler's logprobs minus another model's."""
-    found: dict[str, Numbers] = {"logprobs": shown.trajectory.logprobs}
-    if shown.learner_logprobs is not None:
-        found["gap"] = _distance(shown, shown.learner_logprobs)
-    if (credit := shown.credit) is not None:
-        found["advantages"] = credit.advantages
+    numbers: dict[str, Numbers] = {"logprobs": entry.trajectory.logprobs}
+    if entry.learner_logprobs is not None:
+        numbers["gap"] = _distance(entry, entry.learner_logprobs)
+    credit = entry.credit
+    if credit is not None:
+        numbers["advantages"] = credit.advantages
         if credit.values.any():
-            found |= {"values": credit.values, "targets": credit.value_targets}
+            numbers |= {"values": credit.values, "targets": credit.value_targets}
         if credit.reference_logprobs.any():
-            found["drift"] = _distance(shown, credit.reference_logprobs)
-    return found
+            numbers["drift"] = _distance(entry, credit.reference_logprobs)
+    return numbers
 
 
-def _distance(shown: Shown, logprobs: NDArray[np.float32]) -> NDArray[np.float64]:
+def _distance(entry: PageTrajectory, logprobs: NDArray[np.float32]) -> NDArray[np.float64]:
     """The sampler's logprobs minus others, at the sampled tokens; 0 elsewhere."""
-    trajectory = shown.trajectory
+    trajectory = entry.trajectory
     return np.where(trajectory.action_mask, np.subtract(trajectory.logprobs, logprobs, dtype=np.float64), 0.0)
 
 
@@ -190,7 +192,8 @@ class Pieces:
                 texts.append("")
                 continue
             texts.append(text)
-            before, group = (() if UNFINISHED in self._text((token,)) else (token,)), ()
+            before = () if UNFINISHED in self._text((token,)) else (token,)
+            group = ()
         return texts
 
 
@@ -200,15 +203,15 @@ def action_parts(pieces: Sequence[str], *, ended: bool) -> list[tuple[str, int]]
     A token belongs to the part of its first letter; white space, and an end token, belong to the part before them.
     """
     kinds = [kind for kind, text in split_action("".join(pieces)) for _ in text]  # of every character
-    found: list[str | None] = []  # None: as the one before
+    of_tokens: list[str | None] = []  # None: as the one before
     offset = 0
     for piece in pieces:
-        found.append(kinds[offset + len(piece) - len(piece.lstrip())] if piece.strip() else None)
+        of_tokens.append(kinds[offset + len(piece) - len(piece.lstrip())] if piece.strip() else None)
         offset += len(piece)
-    if ended and found:
-        found[-1] = None
-    first = next(filter(None, found), "text")
-    filled = accumulate(found, lambda before, kind: kind or before, initial=first)
+    if ended and of_tokens:
+        of_tokens[-1] = None
+    first = next(filter(None, of_tokens), "text")
+    filled = accumulate(of_tokens, lambda previous, kind: kind or previous, initial=first)
     return [(str(kind), len(list(tokens))) for kind, tokens in groupby(islice(filled, 1, None))]
 
 
@@ -230,23 +233,34 @@ logger = logging.getLogger(__name__)
 def view(run: RunId, out: Path | None = None, trajectories: int = 200, traces: int = 20) -> None:
     """Writes a training's page to outputs/view/LABEL.html or `out`; MLflow gets it too, and traces that it lacks."""
     settings = load().of(run)
-    config, places = settings.run(run), settings.places
+    config = settings.run(run)
+    places = settings.places
     stored = StoredRun(run.run, places.training(run), places.warm_start)
+    kinds = audit(stored, config.credit, settings.env.max_tokens)
+    groups = _groups(settings, run, stored, trajectories, kinds)
+    text = page(run.label, _about(stored, config, kinds), groups, stored.decode)
+    path = out or places.page(run)
+    write_text(path, text)
+    logger.info("%s: %.1f MB", path, len(text) / 1e6)
+    recent = [entry for entry in chain.from_iterable(groups) if entry.when is not When.BEFORE]
+    _track(stored, text, recent[:traces])
+
+
+def _groups(
+    settings: Params, run: RunId, stored: StoredRun, count: int, kinds: Sequence[FailureKind]
+) -> list[list[PageTrajectory]]:
+    """At most `count` trajectories, with the latest of each kind of failure."""
+    config = settings.run(run)
+    places = settings.places
     questions = {row.question_id: row for row in read_rows(places.questions, Question)}
     selection = Selection(stored, questions, config.credit, settings.env.max_tokens, config.seed)
     version = registry.of_policy(sha256(stored.policy_folder), places.model)
     after = (latest_folder(version, places) if version else None) or places.evaluation(run.label, run.sweep)
-    found = audit(stored, config.credit, settings.env.max_tokens)
-    examples = {each.episodes[-1] for each in found[: trajectories // 8]}
-    groups = selection.groups(trajectories, places.evaluation(BASE_TOOL_CALL), after, examples)
-    text, path = page(run.label, _about(stored, config, found), groups, stored.decode), out or places.page(run)
-    write_text(path, text)
-    logger.info("%s: %.1f MB", path, len(text) / 1e6)
-    later = [shown for shown in chain.from_iterable(groups) if shown.when is not When.BEFORE]
-    _track(stored, text, later[:traces])
+    examples = {kind.episodes[-1] for kind in kinds[: count // 8]}
+    return selection.groups(count, places.evaluation(BASE_TOOL_CALL), after, examples)
 
 
-def _track(stored: StoredRun, text: str, traced: Sequence[Shown]) -> None:
+def _track(stored: StoredRun, text: str, traced: Sequence[PageTrajectory]) -> None:
     """Has MLflow keep a page, and traces that it lacks."""
     tracked = tracking.run_of(stored.folder)
     if tracked is None:
@@ -273,29 +287,33 @@ def _about(stored: StoredRun, config: TrainParams, kinds: Sequence[FailureKind])
     }
 
 
-def page(title: str, about: Mapping[str, Any], groups: Sequence[Sequence[Shown]], decode: Decode) -> str:
+def page(title: str, about: Mapping[str, Any], groups: Sequence[Sequence[PageTrajectory]], decode: Decode) -> str:
     """The page of groups of trajectories; beyond LARGEST_PAGE bytes the last are left out, and a note says so.
 
     The script reads `about`: `facts` (label, text), `weights` by a reward's part, ids by kind of `failures`, `notes`.
     """
     text = _page(title, about, groups, decode)
+    size = len(text.encode())
     count = len(groups)
-    while (size := len(text.encode())) > LARGEST_PAGE and count > 1:
+    while size > LARGEST_PAGE and count > 1:
         count = max(1, int(0.95 * count * LARGEST_PAGE / size))
-        shown, there_are = (sum(map(len, each)) for each in (groups[:count], groups))
-        most = f"{LARGEST_PAGE / 1e6:.0f} MB"
-        cut = f"{shown} of {there_are} trajectories are shown; the rest would make the page larger than {most}."
+        cut = (
+            f"{sum(map(len, groups[:count]))} of {sum(map(len, groups))} trajectories are shown; the rest would make "
+            f"the page larger than {LARGEST_PAGE / 1e6:.0f} MB."
+        )
         text = _page(title, {**about, "notes": [*about["notes"], cut]}, groups[:count], decode)
+        size = len(text.encode())
     if count < len(groups):
         logger.warning("%s", cut)
     return text
 
 
-def _page(title: str, about: Mapping[str, Any], groups: Sequence[Sequence[Shown]], decode: Decode) -> str:
+def _page(title: str, about: Mapping[str, Any], groups: Sequence[Sequence[PageTrajectory]], decode: Decode) -> str:
     payload = Payload(decode)
-    for shown in chain.from_iterable(groups):
-        payload.add(shown)
-    script, style = "\n".join(map(_file, SCRIPTS)), _file("viewer.css")
+    for entry in chain.from_iterable(groups):
+        payload.add(entry)
+    script = "\n".join(map(_file, SCRIPTS))
+    style = _file("viewer.css")
     filled = {
         "TITLE": html.escape(title),
         "SCRIPT_HASH": _csp_hash(script),

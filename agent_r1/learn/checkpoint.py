@@ -32,7 +32,6 @@ POLICY = "policy"
 LEARNER = "learner"
 PROGRESS = "progress.json"
 SUMS = "SHA256SUMS"
-FORMER_LEARNER = "learner.pt"  # instead of LEARNER in checkpoints of older versions of the project
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,11 +184,6 @@ def load(folder: Path, learner: Learner) -> Progress:
     record = progress(folder)
     if record is None:
         raise FileNotFoundError(f"{folder} holds no checkpoint; train first")
-    if (folder / FORMER_LEARNER).exists():
-        raise ValueError(
-            f"{folder} is of an older version of the project, whose {FORMER_LEARNER} is not read any more; finish the "
-            "run with that version, or train it again with --fresh"
-        )
     require_whole(folder)
     learner.restore(folder / POLICY, folder / LEARNER)
     return record

@@ -28,6 +28,7 @@ class CreditedTrajectory:
     credit: Credit
     sampler_logprobs: Floats32  # [L] nats; at tokens that were not sampled, the learner's before the update
     old_logprobs: Floats32  # [L] nats; `sampler_logprobs`, or with an importance cap the learner's
+    importance: Floats32  # [L] of its loss tokens, from `losses.importance_weights`; 1 without an importance cap
     spans: list[int] | None  # loss tokens of each span that shares a ratio; None where every token has its own
     weights: Floats32  # [L] of its loss tokens in the step's sum
 
@@ -80,11 +81,16 @@ def credited(
         raise ValueError(f"trajectory {trajectory.trajectory_id!r} came with the credit of {credit.trajectory_id!r}")
     samplers = np.where(trajectory.action_mask, trajectory.logprobs, learner_logprobs)
     weight = losses.token_weight(int(credit.loss_mask.sum()), params)
+    importance = np.ones_like(learner_logprobs)
+    if params.importance_cap:
+        log_ratio = torch.from_numpy((learner_logprobs - samplers)[credit.loss_mask])
+        importance[credit.loss_mask] = losses.importance_weights(log_ratio, params).numpy()
     return CreditedTrajectory(
         trajectory=trajectory,
         credit=credit,
         sampler_logprobs=samplers,
         old_logprobs=learner_logprobs if params.importance_cap else samplers,
+        importance=importance,
         spans=span_lengths(trajectory, credit.loss_mask, params),
         weights=np.full(len(learner_logprobs), weight, np.float32),
     )
@@ -146,6 +152,7 @@ def loss_tokens(
         entropy=entropy,
         old_logprobs=batch.take([row.old_logprobs for row in rows]),
         sampler_logprobs=batch.take([row.sampler_logprobs for row in rows]),
+        importance=batch.take([row.importance for row in rows]),
         reference_logprobs=batch.take([row.credit.reference_logprobs for row in rows]),
         advantages=batch.take([row.credit.advantages for row in rows]),
         weights=batch.take([row.weights for row in rows]) * (not batch.idle),

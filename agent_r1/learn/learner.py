@@ -29,6 +29,8 @@ from agent_r1.records import Credit, Floats32, Mask, Trajectory
 from agent_r1.seeds import derive
 from agent_r1.weight_sums import adapter_sums, sums_of
 
+MOSTLY = 0.5  # share of masked action tokens above which a warning says so
+
 logger = logging.getLogger(__name__)
 
 
@@ -199,8 +201,16 @@ class Learner(Models):
         teaching = [row for row in rows if row.has_gradient(self.params)]
         samples = {row.trajectory_id for row in trajectories if not row.demonstration_mask.any()}
         sampled = [row for row in rows if row.trajectory.trajectory_id in samples]
+        metrics = losses.means(steps)
+        if metrics.get("policy/importance_masked", 0.0) > MOSTLY:
+            logger.warning(
+                "train.update.importance_rule %s left %.0f %% of the action tokens out of the policy loss: compute in "
+                "another precision (model.dtype), widen its bounds, or take another rule",
+                self.params.importance_rule,
+                100 * metrics["policy/importance_masked"],
+            )
         return {
-            **losses.means(steps),
+            **metrics,
             **losses.means(critics),
             **rates,
             "update/episodes": float(sum(row.loss_tokens > 0 for row in sampled) if learn else 0),

@@ -29,6 +29,7 @@ class LossTokens:
     entropy: Tensor  # [N] of the distribution that predicts the token, nats
     old_logprobs: Tensor  # [N] the denominators of the ratio, nats
     sampler_logprobs: Tensor  # [N] nats; at tokens that were not sampled, the learner's before the update
+    importance: Tensor  # [N] from `importance_weights`; 1 without an importance cap
     reference_logprobs: Tensor  # [N] nats; 0 without a reference, and where not sampled
     advantages: Tensor  # [N]
     weights: Tensor  # [N] in the step's sum, from `token_weight`; 0 where a rank idles
@@ -64,8 +65,7 @@ def token_losses(tokens: LossTokens, params: UpdateParams) -> Tensor:
     if tokens.demonstrated.any():
         terms = torch.where(tokens.demonstrated, -tokens.advantages * tokens.logprobs, terms)
     if params.importance_cap:
-        weights = importance_weights(tokens.old_logprobs, tokens.sampler_logprobs, cap=params.importance_cap)
-        terms = terms * weights
+        terms = terms * tokens.importance
     if params.kl_loss:
         terms = terms + params.kl_loss * tokens.sampled * k3(tokens.logprobs, tokens.reference_logprobs)
     if params.entropy_bonus:
@@ -115,6 +115,10 @@ def policy_metrics(tokens: LossTokens, params: UpdateParams, divisor: int, acted
         clipped = clipped_tokens(ratios(tokens, params), tokens.advantages, params)
         metrics["policy/clip_fraction"] = (clipped & tokens.sampled).sum().item() / acted
         metrics["policy/entropy"] = tokens.entropy[tokens.sampled].mean().item()
+    if tokens.sampled.any() and params.importance_cap:
+        weights = tokens.importance[tokens.sampled].double()
+        metrics["policy/importance_masked"] = (weights == 0).double().mean().item()
+        metrics["policy/importance_ess"] = effective_share(weights)
     return metrics
 
 
@@ -128,14 +132,19 @@ def mismatch_metrics(learners: Tensor, samplers: Tensor) -> Metrics:
     """
     difference = learners - samplers
     weights = difference.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).double().exp()
-    squares = weights.square()
     return {
         "policy/mismatch_kl": k3(samplers, learners).mean().item(),
         "policy/mismatch_mean": difference.abs().mean().item(),
         "policy/mismatch_max": difference.abs().max().item(),
-        "policy/mismatch_ess": (weights.sum().square() / squares.sum()).item() / len(weights),
-        "policy/mismatch_chi2": squares.mean().item() - 1,
+        "policy/mismatch_ess": effective_share(weights),
+        "policy/mismatch_chi2": weights.square().mean().item() - 1,
     }
+
+
+def effective_share(weights: Tensor) -> float:
+    """The effective sample size of weights [N] as a share of N; 0 if all are 0."""
+    squares = weights.square().sum().item()
+    return weights.sum().item() ** 2 / squares / len(weights) if squares else 0.0
 
 
 def ratios(tokens: LossTokens, params: UpdateParams) -> Tensor:
@@ -206,15 +215,26 @@ def clipped_tokens(ratio: Tensor, advantages: Tensor, params: UpdateParams) -> T
     return ((advantages > 0) & above) | ((advantages < 0) & (below | far_above))
 
 
-def importance_weights(logprobs: Tensor, sampler_logprobs: Tensor, *, cap: float) -> Tensor:
-    """[N] min(exp(logprob - sampler_logprob), cap): the weight of a token of the sampler for the learner.
+def importance_weights(log_ratio: Tensor, params: UpdateParams) -> Tensor:
+    """[N] the weights of the sampler's tokens for the learner, of one trajectory.
 
-    Both logprobs [N] are in nats: the learner's before the update, and the sampler's, recorded with the tokens.
+    `log_ratio` [N] is the learner's logprob before the update less the sampler's, in nats. A weight is the token's own
+    ratio, with `mask_sequence` the product of all, and with `mask_mean` their geometric mean, which does not grow with
+    the length. The rule `cap` cuts it at `importance_cap`; the others make it 0 beyond `importance_floor` and the cap.
 
-    Source: truncated importance sampling, Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You
-    Off-Policy RL Training" (fengyao.notion.site/off-policy-rl).
+    Source: cap: truncated importance sampling, Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You
+    Off-Policy RL Training" (fengyao.notion.site/off-policy-rl); mask_token: IcePop, in Ring-1T (arXiv 2510.18855);
+    mask_sequence, mask_mean: masked importance sampling and its geometric form, Liu et al. 2025, "When Speed Kills
+    Stability" (richardli.xyz/rl-collapse).
     """
-    return torch.exp((logprobs - sampler_logprobs).clamp(max=math.log(cap)))
+    if params.importance_rule == "cap":
+        return torch.exp(log_ratio.clamp(max=math.log(params.importance_cap)))
+    if params.importance_rule == "mask_sequence":
+        log_ratio = log_ratio.double().sum().expand(len(log_ratio))
+    elif params.importance_rule == "mask_mean":
+        log_ratio = log_ratio.double().mean().expand(len(log_ratio))
+    weights = torch.exp(log_ratio.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)).float()
+    return weights * ((weights >= params.importance_floor) & (weights <= params.importance_cap))
 
 
 def k3(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:

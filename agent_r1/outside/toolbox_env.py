@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from pydantic import Field
@@ -13,10 +14,15 @@ from agent_r1 import own_code
 from agent_r1.envs.base import Transition
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.text_env import Setup, ToolWorld, ended, meant, number
-from agent_r1.faults import WorldTimeout
+from agent_r1.envs.tool_env import told
+from agent_r1.faults import WorldFault, WorldTimeout
+from agent_r1.http.client import in_words
 from agent_r1.params.env import EnvParams, ToolboxParams
 from agent_r1.records import Outcome, Question
-from agent_r1.tools.base import methods, within
+from agent_r1.tools.arguments import ArgumentCheck
+from agent_r1.tools.base import FunctionTool, function_schema, methods, within
+
+ANSWER = "Answer the question."
 
 
 class ToolboxSetup(Setup):
@@ -31,12 +37,46 @@ class Box(Protocol):
 
     `get_reward` gives a finite number at the end, now or when awaited; its parameter `answer`, if any, is the agent's
     answer. Without it `self.reward` is the reward. `self.done = True` ends the episode. `state_key` gives a text, equal
-    for equal states.
+    for equal states. Without tools it is a question, whose `get_reward` takes the answer.
     """
 
     def reset(self, **row: Any) -> Any:
         """Begins the episode, now or when awaited; a result other than None is shown below the question."""
         ...
+
+
+@runtime_checkable
+class Offering(Protocol):
+    """A `Box` that offers tools by their schemas, which may depend on the row, in place of its methods."""
+
+    def tools(self) -> Sequence[dict[str, Any]]:
+        """The tools in the OpenAI function form, asked for after `reset`."""
+        ...
+
+    def call(self, name: str, arguments: dict[str, Any]) -> Any:
+        """The result of a call whose arguments fit, now or when awaited; the policy is told what it raises."""
+        ...
+
+
+class OfferedTool(FunctionTool):
+    """A tool of an `Offering`."""
+
+    def __init__(self, tool: dict[str, Any], box: Offering, timeout_s: float | None) -> None:
+        """Raises ValueError if the tool has no name, or a schema that cannot be checked."""
+        function = tool.get("function", tool)
+        self.name = str(function.get("name"))
+        parameters = function.get("parameters") or {"type": "object"}
+        self.schema = function_schema(self.name, str(function.get("description") or ""), parameters)
+        self.waits = inspect.iscoroutinefunction(box.call)
+        self._check = ArgumentCheck(parameters)
+        self._function = partial(box.call, self.name)
+        self._timeout_s = timeout_s
+        self._refusal = Exception
+
+    def _values(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        if not self._check.fits(arguments):
+            raise ValueError("the arguments do not fit the tool's schema")
+        return {"arguments": arguments}
 
 
 class ToolboxEnv(ToolWorld):
@@ -52,7 +92,10 @@ class ToolboxEnv(ToolWorld):
         super().__init__(question, self._params.task, shared)
         self._where = f"env.toolbox.{self._setup.name}"
         self._box = _new_box(self._where, self._params)
-        self.offer(methods(self._box, timeout_s=self._params.timeout_s, refusal=Exception))
+        offers = isinstance(self._box, Offering)
+        self.offer([] if offers else methods(self._box, timeout_s=self._params.timeout_s, refusal=Exception))
+        if not offers and not self.tools:
+            self.system = told(ANSWER, shared.limits)
 
     @property
     def state(self) -> str:
@@ -63,9 +106,20 @@ class ToolboxEnv(ToolWorld):
         return key
 
     async def open(self) -> None:
-        opening = await self._awaited("reset", self._box.reset(**self._setup.row))
+        opening = await self._begun()
+        if isinstance(self._box, Offering):
+            self.offer([OfferedTool(tool, self._box, self._params.timeout_s) for tool in self._box.tools()])
         if opening is not None:
             self.show(str(opening))
+
+    async def _begun(self) -> Any:
+        try:
+            return await self._awaited("reset", self._box.reset(**self._setup.row))
+        except WorldFault:
+            raise
+        except Exception as fault:
+            row = str(self._setup.row)[:200]
+            raise ValueError(f"{self._where}: reset of the row {row} raised {in_words(fault)}") from fault
 
     async def step(self, action: str) -> Transition:
         """Takes an action's text, without its end token."""
@@ -120,11 +174,13 @@ def _require_row(question: Question, setup: ToolboxSetup, box: Box) -> None:
 
 def _require_tools(where: str, box: Box, params: ToolboxParams) -> None:
     try:
-        tools = methods(box, timeout_s=params.timeout_s)
+        tools = [box] if isinstance(box, Offering) else methods(box, timeout_s=params.timeout_s)
     except ValueError as fault:
         raise ValueError(f"{where}: {fault}") from None
-    if not tools:
-        raise ValueError(f"{where}: {params.class_} has no public method that could be a tool")
+    get_reward = getattr(box, "get_reward", None)
+    scores = get_reward is not None and "answer" in inspect.signature(get_reward).parameters
+    if not tools and not scores:
+        raise ValueError(f"{where}: {params.class_} has no public method that could be a tool, and scores no answer")
     if bool(inspect.getmembers(type(box), inspect.iscoroutinefunction)) != (params.timeout_s is not None):
         mend = "a method waits, and for ever; set" if params.timeout_s is None else "no method waits; leave out"
         raise ValueError(f"{where}: {mend} timeout_s")

@@ -88,6 +88,13 @@ Answers = Literal[
 ]
 
 
+# The texts that are calls.
+Calls = Literal[
+    "strict",  # in the form of the chat template or of Hermes
+    "lenient",  # also bare or fenced JSON, a list, `parameters`, no arguments, no closing mark; see `rollout.calls`
+]
+
+
 class GamesParams(Section):
     """How the games of `agent_r1.games` are played; see `agent_r1.envs.game_env`."""
 
@@ -206,6 +213,7 @@ class EnvParams(Section):
     max_action_tokens: Count
     context: ContextParams
     parallel_calls: Count
+    calls: Calls
     aborted_share: Share
     too_long_share: Share
     order: Order

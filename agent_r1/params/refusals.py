@@ -33,6 +33,7 @@ ALIKE = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline")  # one advantage fo
 ROUNDING = 1e-9  # by which a sum of shares may miss 1
 RUN_NAME = re.compile(r"\w+", re.ASCII)
 FILTERS = ("top_p", "top_fraction")
+MASKS = ("mask_token", "mask_sequence", "mask_mean")
 CRITIC = tuple(sorted(WITH_CRITIC))
 WHITENING = tuple(sorted(WITH_WHITENING))
 DECLARE = "; declare it there"
@@ -83,6 +84,7 @@ NEEDS = [
     Needs(AgentParams, "environment", [], "url", (None,), ", which starts no process"),
     Needs(ContextParams, "every", 0, "kind", ("window", "summary"), ", which keeps everything", REWRITES),
     Needs(UpdateParams, "dual_clip", 0, "loss", ("clip",), ", whose weights clip_high bounds for every advantage"),
+    Needs(UpdateParams, "importance_floor", 0, "importance_rule", MASKS, ", which leaves out no weight"),
     Needs(UpdateParams, "constant_length", 0, "aggregation", ("constant_length",), missing=DIVIDES),
     Needs(MonitorParams, "max_rollbacks", 0, "on_collapse", ("rollback",), missing="set it to 1 or more"),
     Needs(CreditParams, "whitening_floor", 0, "estimator", WHITENING, ", which does not whiten over the batch"),
@@ -258,6 +260,9 @@ def update(p: UpdateParams) -> Refusals:
     if 0 < p.importance_cap < 1:
         why = "cuts the weight even where sampler and learner agree"
         yield f"importance_cap {p.importance_cap} {why}; set it to 1 or more, or to 0 to switch it off"
+    if p.importance_rule != "cap" and not p.importance_cap:
+        why = "has no upper bound, which importance_cap: 0 switches off; set that to one, such as 5.0 as IcePop does"
+        yield f"importance_rule: {p.importance_rule} {why}"
     if p.loss == "cispo" and p.ratio == "sequence_token":
         why = "is ratio: sequence with loss: cispo, which takes no gradient through the ratio"
         yield f"ratio: sequence_token {why}; set ratio: sequence"

@@ -22,8 +22,9 @@ KINDS = {
         train.update.learning_rate train.update.learning_rate_decay train.update.learning_rate_warmup
         train.update.weight_decay train.update.betas train.update.epochs train.update.minibatches train.update.loss
         train.update.ratio train.update.clip_low train.update.clip_high train.update.dual_clip
-        train.update.importance_cap train.update.kl_loss train.update.entropy_bonus train.update.aggregation
-        train.update.constant_length train.update.critic.learning_rate train.update.critic.epochs
+        train.update.importance_cap train.update.importance_rule train.update.importance_floor
+        train.update.kl_loss train.update.entropy_bonus train.update.aggregation train.update.constant_length
+        train.update.critic.learning_rate train.update.critic.epochs
         train.update.critic.minibatches train.update.critic.value_clip train.update.critic.warmup.iterations
         train.update.critic.warmup.explained_variance train.update.critic.warmup.limit train.update.max_grad_norm
         train.monitor.on_collapse train.monitor.max_rollbacks train.monitor.patience
@@ -33,7 +34,7 @@ KINDS = {
         train.monitor.thresholds.grad_norm_spike train.monitor.thresholds.valid_call_fall
         train.monitor.thresholds.answer_repetition train.monitor.thresholds.thought_repetition
         train.validation.keep_best train.validation.patience
-        env.agent env.instructions env.examples env.answers env.agents.*.examples
+        env.agent env.instructions env.examples env.answers env.calls env.agents.*.examples
         env.max_result_characters env.top_k env.max_steps env.context.kind
         env.context.every env.parallel_calls env.games.protocol env.games.moves_per_step env.games.moves
         env.tools.search env.tools.calculator env.tools.read.part_characters env.tools.functions.*.module

@@ -93,34 +93,20 @@ CONSTANTS: dict[str, Any] = {
     "train.monitor.stabilise.filter.share": 0.25,
     "train.monitor.stabilise.rollback": False,
     "train.monitor.thoughts_every": 0,
-    "train.rollout.temperature": 1.0,
-    "train.rollout.top_p": 1.0,
-    "warm_start.go_on": 0.0,
-    "warm_start.longest": 0,
 }
 
 # Keys that stored runs of earlier versions lack -> the value under which today's code does as theirs; * is any name.
 NEUTRAL: dict[str, Any] = {
-    "env.agent": None,
     "env.agents.*.examples": False,
     "env.answers": "tagged",
+    "env.calls": "strict",
     "env.examples": "",
     "env.too_long_share": 0.0,
     "evaluate.examples": "",
-    "env.gymnasium.*.observation": "",
-    "env.gymnasium.*.success": None,
-    "model.packing": False,
     "model.template": {},
-    "train.credit.gigpo.history": 0,
-    "train.credit.gigpo.state": "context",
-    "train.monitor.thresholds.long_step": 0.0,
-    "train.monitor.thresholds.surprisal_jump": 0.0,
-    "train.reference": "",
+    "train.update.importance_floor": 0.0,
+    "train.update.importance_rule": "cap",
     "train.rollout.demonstrate": 0.0,
-    "train.validation.samples": 1,
-    "warm_start.checkpoint_every": 0,
-    "warm_start.by_relation": 0.0,
-    "warm_start.contexts": [],
     "warm_start.quotes": False,
 }
 

@@ -64,6 +64,8 @@ class UpdateParams(Section):
     clip_high: Positive
     dual_clip: Multiple
     importance_cap: Weight
+    importance_rule: Literal["cap", "mask_token", "mask_sequence", "mask_mean"]
+    importance_floor: Annotated[float, Field(ge=0, lt=1)]
     kl_loss: Weight
     entropy_bonus: Weight
     aggregation: Literal["token_mean", "sequence_mean", "constant_length"]

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent_r1.envs.base import ParsedCall, hermes, parse_action
+from agent_r1.envs.base import ParsedCall, hermes, object_of, parse_action, refuse_constant
 
 Render = Callable[[Sequence[ParsedCall]], str | None]  # the assistant's text for these calls; None if there is none
 Types = dict[str, dict[str, Any]]  # the JSON schemas of a tool's arguments, by the tool's name
@@ -34,6 +34,10 @@ _NONE = [ParsedCall(NAME, {})]
 _NEW = [ParsedCall("find.all-of_it", {"count": 3, "named": "a b\nc"})]
 _BLOCKS = re.compile(r"\s*<tool_call>.*</tool_call>", re.DOTALL)
 _TOOL = r"\s*(?P<tool>[\w.-]{1,128}?)\s*"
+_FENCE = re.compile(r"\A\s*```\w*\s(.*?)(?:```\s*)?\Z", re.DOTALL)
+_LENIENT = re.compile(
+    r"<tool_call>(?P<call>.*?)(?:</tool_call>|\Z)|(?P<text>```\w*\s.*?(?:```|\Z)|\A\s*[\[{].*\Z)", re.DOTALL
+)
 _DECODER = json.JSONDecoder()
 _MOST_CALLS = 64  # in an action
 
@@ -132,6 +136,40 @@ class CallForm:
         """An action whose calls are as environments read them, with the calls as the model writes them."""
         calls = parse_action(action, _MOST_CALLS).calls
         return _BLOCKS.sub(lambda _: self.write(calls), action, count=1) if calls else action
+
+
+def leniently(action: str, names: Container[str]) -> str:
+    """An action whose calls are written as small models do, with the calls as environments read them.
+
+    Calls are JSON between tags, the last of which may miss its end, in a code fence, or bare, the whole action behind
+    its thought; one or a list, with `parameters` for `arguments`, or null. Without tags they are calls if they name
+    tools by these `names`. The same action if its calls are well formed, or it has none of these forms.
+    """
+    if parse_action(action, _MOST_CALLS).calls:
+        return action
+    thought, mark, rest = action.rpartition("</think>")
+    try:
+        return thought + mark + _LENIENT.sub(lambda block: hermes(_calls(block, names)), rest)
+    except (ValueError, RecursionError):
+        return action
+
+
+def _calls(block: re.Match[str], names: Container[str]) -> list[ParsedCall]:
+    """The calls of a block. Raises ValueError if it holds anything else."""
+    tagged = block["text"] is None
+    value = json.loads(_FENCE.sub(r"\1", block["call"] if tagged else block["text"]), parse_constant=refuse_constant)
+    calls = list[ParsedCall]()
+    for call in value if isinstance(value, list) else [value]:
+        fields = dict(call) if isinstance(call, dict) else {}
+        name = fields.pop("name", None)
+        given = fields.pop("arguments", fields.pop("parameters", {}))
+        arguments = object_of(given) if isinstance(given, str) else given or {}
+        if not isinstance(name, str) or not isinstance(arguments, dict) or fields.keys() - {"id", "type"}:
+            raise ValueError(f"no call: {str(call)[:80]}")
+        if not tagged and name not in names:
+            raise ValueError(f"no call of a tool: {name[:80]!r}")
+        calls.append(ParsedCall(name, arguments))
+    return calls
 
 
 def types_of(tools: Sequence[dict[str, Any]]) -> Types:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
@@ -11,6 +12,7 @@ from agent_r1.envs.base import Attempt, Env, Restart, Transition, is_prose, spli
 from agent_r1.faults import WorldFault
 from agent_r1.params.env import ContextParams, EnvParams
 from agent_r1.records import CallStatus, Outcome, Source, Step, StopReason, Trajectory
+from agent_r1.rollout.calls import leniently, types_of
 from agent_r1.rollout.chat import Chat, Dialogue
 from agent_r1.rollout.codec import Encoded
 from agent_r1.rollout.sampling import Action, EngineError, Request
@@ -201,11 +203,13 @@ class Episode:
         self._logprobs = list[float]()
         self._steps = list[Step]()
         self._answer = ""
+        self.lenient = 0  # actions whose calls were read leniently
         self.outcome: Outcome | None = None
         self.fault = self.full = ""  # the world's fault, and the words with which the model's context was full
 
     async def open(self) -> None:
         """Opens the environment and begins the first context; raises PromptTooLong if an action has no room there."""
+        self._step_began_s = time.monotonic()
         try:
             await self._env.open()
         except WorldFault as fault:
@@ -277,6 +281,10 @@ class Episode:
         closed = action.stop_reason is StopReason.END
         action_text = self._chat.decode(action.token_ids[:-1] if closed else action.token_ids)
         text = self._chat.understood(self._chat.opened(request.context) + action_text, self._env.tools)
+        if self._limits.calls == "lenient":
+            strict = text
+            text = leniently(strict, types_of(self._env.tools))
+            self.lenient += text != strict
         state = stored_state(self._env)
         try:
             transition = await self._env.step(text)
@@ -284,6 +292,7 @@ class Episode:
             transition = Transition(outcome=Outcome.ABORTED, fault=fault.words)
         self._observe(transition, action.token_ids, closed)
         read = self.outcome is None
+        now_s = time.monotonic()
         step = Step(
             action_start=start,
             action_stop=start + len(action.token_ids),
@@ -291,7 +300,9 @@ class Episode:
             calls=list(transition.calls),
             rewards=transition.rewards | (transition.rewards_when_read if read else {}),
             state=state,
+            duration_s=now_s - self._step_began_s,
         )
+        self._step_began_s = now_s
         self._steps.append(step)
         return StepView(
             step=step,

@@ -136,6 +136,8 @@ def collect(
     )
     if full := [episode.full for episode in episodes.values() if episode.full]:
         logger.warning("%d of %d episodes end where the model has no room left: %s", len(full), len(episodes), full[0])
+    if limits.calls == "lenient":
+        shared.measured["rollout/lenient_actions"] += sum(episode.lenient for episode in episodes.values())
     return [episode.finish() for episode in episodes.values()]
 
 

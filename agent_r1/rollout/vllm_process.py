@@ -30,6 +30,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
+from agent_r1.http.dialects.conversation import Refused
 from agent_r1.http.guard import Unsignalled, refusal
 from agent_r1.params.places import adapter_in
 from agent_r1.rollout import engine_wire as wire
@@ -255,11 +256,11 @@ def _endpoint(worker: Worker, answer: Callable[[HttpRequest], Awaitable[BaseMode
                 raise worker.failure
             result = await answer(http)
         except BusyError as error:
-            return refusal(409, str(error), "busy")
+            return refusal(Refused(str(error), None, 409, "busy"))
         except ValueError as error:
-            return refusal(400, str(error), "bad_request")
+            return refusal(Refused(str(error), None, 400, "bad_request"))
         except Exception as error:
-            return refusal(500, f"{type(error).__name__}: {error}", "failed")
+            return refusal(Refused(f"{type(error).__name__}: {error}", None, 500, "failed"))
         return Response(result.model_dump_json() if result else "{}", media_type="application/json")
 
     return endpoint

@@ -214,7 +214,7 @@ class _Column:
 
     def at(self, passages: Int32s) -> Float32s:
         """The scores of some passages, 0 for passages without the word."""
-        places = np.searchsorted(self.passages, passages).clip(max=len(self.passages) - 1)
+        places = np.minimum(np.searchsorted(self.passages, passages), len(self.passages) - 1)
         return np.where(self.passages[places] == passages, self.scores[places], np.float32(0))
 
 
@@ -275,9 +275,11 @@ def _candidates(columns: Sequence[_Column], size: int, k: int) -> Int32s:
         sums[column.passages] = reached
         least = max(least, _kth_best(column.passages, reached, columns[added:], k))
     enough = least - rest[added] - slack
-    candidates = np.unique(
+    # sorted, as `np.unique` is not, while other threads go on
+    candidates = np.sort(
         np.concatenate([column.passages[sums[column.passages] >= enough] for column in columns[:added]])
     )
+    candidates = candidates[np.diff(candidates, prepend=-1) > 0]
     reached = sums[candidates]
     for column in columns[added:]:
         reached += np.float32(column.times) * column.at(candidates)

@@ -36,7 +36,7 @@ class Cached(Search):
         self._entries = entries
         self._results: OrderedDict[tuple[str, str, int], list[Passage]] = OrderedDict()
         self._searches = self._hits = 0
-        self._lock = Lock()  # an index that waits is asked from several threads
+        self._lock = Lock()  # an index is asked from other threads than the loop's
 
     @property
     def waits(self) -> bool:
@@ -46,18 +46,18 @@ class Cached(Search):
         keys = [(self.index_hash, query, k) for query in queries]
         with self._lock:
             results = {key: self._results[key] for key in keys if key in self._results}
-            missing = [key for key in dict.fromkeys(keys) if key not in results]
-            self._searches += len(keys)
-            self._hits += sum(key in results for key in keys)
+        missing = [key for key in dict.fromkeys(keys) if key not in results]
         if missing:
             fresh = self._index.search([query for _, query, _ in missing], k)
             results.update(zip(missing, fresh, strict=True))
         with self._lock:
-            for key, passages in results.items():
-                self._results[key] = passages
+            for key in keys:  # remembers and counts as one search after the other
+                self._searches += 1
+                self._hits += key in self._results
+                self._results[key] = results[key]
                 self._results.move_to_end(key)
-            while len(self._results) > self._entries:
-                self._results.popitem(last=False)
+                if len(self._results) > self._entries:
+                    self._results.popitem(last=False)
         return [list(results[key]) for key in keys]
 
     def read(self, title: str) -> list[Passage]:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import psutil
 import uvicorn
-from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI, HTTPException, Request
 
 from agent_r1.http.client import BadAnswerError, Shape, parsed
@@ -18,6 +17,7 @@ from agent_r1.params.sections import LOOPBACK
 from agent_r1.search.base import Search
 from agent_r1.search.index import describe, open_local
 from agent_r1.search.remote import Health, ReadRequest, SearchReply, SearchRequest
+from agent_r1.search.together import Together
 
 MAX_BODY_BYTES = 1 << 21  # more than `BATCH` of the longest queries take
 
@@ -28,7 +28,7 @@ def create_app(index: Search, health: Health, hosts: Sequence[str] = LOOPBACK) -
     """The server's three routes: POST /search, POST /read and GET /health, under its own names only."""
     app = FastAPI(title="agent_r1 search")
     app.add_middleware(by_name, names=hosts)
-    one_at_a_time = CapacityLimiter(1)  # tokenizers are not made for threads; clients take turns by query
+    together = Together(index)
 
     async def message(request: Request, kind: type[Shape]) -> Shape:
         body = await read_body(request, MAX_BODY_BYTES, "ask fewer queries at a time")
@@ -40,17 +40,17 @@ def create_app(index: Search, health: Health, hosts: Sequence[str] = LOOPBACK) -
     @app.post("/read")
     async def read(request: Request) -> SearchReply:
         read_request = await message(request, ReadRequest)
-        passages = await to_thread.run_sync(index.read, read_request.title, limiter=one_at_a_time)
+        passages = await together.read(read_request.title)
         return SearchReply(index_hash=health.index_hash, results=[passages])
 
     @app.post("/search")
     async def search(request: Request) -> SearchReply:
         search_request = await message(request, SearchRequest)
         results = []
-        for query in search_request.queries:
+        for query in search_request.queries:  # one of each client, so that they take turns
             if await request.is_disconnected():
                 break
-            results += await to_thread.run_sync(index.search, [query], search_request.k, limiter=one_at_a_time)
+            results.append(await together.search(query, search_request.k))
         return SearchReply(index_hash=health.index_hash, results=results)
 
     @app.get("/health")

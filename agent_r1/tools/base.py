@@ -24,7 +24,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-MAX_CHARACTERS = 16_384  # of a schema as JSON: the policy reads all of it in every prompt
+MAX_CHARACTERS = 32_768  # of a schema as JSON: the policy reads all of it in every prompt
 MAX_DEPTH = 32  # of values inside of each other
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _NOT_TOOLS = ("reset", "get_reward", "state_key")  # public methods of an episode's object that are not for the policy
@@ -193,14 +193,20 @@ class FunctionTool(Tool):
     """
 
     def __init__(
-        self, function: Function, *, timeout_s: float | None = None, refusal: type[Exception] = ToolError
+        self,
+        function: Function,
+        *,
+        timeout_s: float | None = None,
+        refusal: type[Exception] = ToolError,
+        waits: bool | None = None,
     ) -> None:
         """A `refusal`, raised by the function, is the agent's fault like any ToolError.
 
+        By default an `async def` waits, as `Tool.waits` says, and a `def` does not.
         Raises ValueError unless the function has a docstring, and annotated parameters that JSON can give.
         """
         self.name = function.__name__
-        self.waits = inspect.iscoroutinefunction(function)
+        self.waits = inspect.iscoroutinefunction(function) if waits is None else waits
         if timeout_s is not None and not self.waits:
             raise ValueError(
                 f"tool {self.name!r}: timeout_s {timeout_s} has no effect on a `def`, which nothing can cancel; make "
@@ -222,11 +228,11 @@ class FunctionTool(Tool):
         other ToolError or refusal FAILED.
         """
         try:
-            values = self._arguments.model_validate_json(json.dumps(arguments))
-        except (ValidationError, RecursionError) as error:
+            values = self._values(arguments)
+        except (ValueError, RecursionError) as error:
             return ToolResult(text=_explain(error), call_status=CallStatus.BAD_ARGUMENTS)
         try:
-            return await self._answer({name: getattr(values, name) for name in self._arguments.model_fields})
+            return await self._answer(values)
         except ToolTimeout as error:
             return ToolResult(text=str(error), call_status=CallStatus.TIMEOUT)
         except WorldFault:
@@ -235,6 +241,11 @@ class FunctionTool(Tool):
             if not isinstance(error, ToolError | ValueError):
                 logger.warning("tool %r raised %r, which the agent is told", self.name, error)
             return ToolResult(text=str(error), call_status=CallStatus.FAILED)
+
+    def _values(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The arguments as the function takes them. Raises ValueError or RecursionError if they do not fit."""
+        values = self._arguments.model_validate_json(json.dumps(arguments))
+        return {name: getattr(values, name) for name in self._arguments.model_fields}
 
     async def _answer(self, values: dict[str, Any]) -> ToolResult:
         answer = self._function(**values)
@@ -297,8 +308,10 @@ def _descriptions(function: Function) -> dict[str, str]:
     return {name.split("(")[0].strip(): " ".join(text.split()) for name, _, text in entries if text}
 
 
-def _explain(error: ValidationError | RecursionError) -> str:
+def _explain(error: ValueError | RecursionError) -> str:
     if isinstance(error, RecursionError):
         return "the arguments are nested too deeply"
+    if not isinstance(error, ValidationError):
+        return str(error)
     problems = error.errors(include_url=False)
     return "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in problems)

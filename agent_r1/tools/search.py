@@ -2,42 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
-from functools import partial, wraps
-from typing import Any
 
 from agent_r1.records import Passage
 from agent_r1.search.base import Search, one_line
+from agent_r1.search.together import Together
 from agent_r1.tools.base import FunctionTool, ToolError, ToolResult
 
 
 def search_tool(index: Search, *, top_k: int, threads: Executor | None = None) -> FunctionTool:
-    """A tool that shows the `top_k` best passages for a query."""
+    """A tool that shows the `top_k` best passages for a query; it searches as `Together` does, in `threads`."""
+    together = Together(index, threads)
 
-    def search(query: str) -> ToolResult:
+    async def search(query: str) -> ToolResult:
         """Finds passages about a query."""
         if not query.strip():
             raise ToolError("the query is empty")
-        [passages] = index.search([query], top_k)
+        passages = await together.search(query, top_k)
         return ToolResult(
             text=render_passages(passages) or "nothing found", titles=tuple(passage.title for passage in passages)
         )
 
-    return tool_on(index, search, threads)
-
-
-def tool_on(index: Search, function: Callable[..., ToolResult], threads: Executor | None) -> FunctionTool:
-    """A tool of a function that asks an index: on the spot; where that waits, in `threads`, by default the loop's."""
-    if not index.waits:
-        return FunctionTool(function)
-
-    @wraps(function)
-    async def in_thread(**arguments: Any) -> ToolResult:
-        return await asyncio.get_running_loop().run_in_executor(threads, partial(function, **arguments))
-
-    return FunctionTool(in_thread)
+    return FunctionTool(search, waits=index.waits)
 
 
 def render_passages(passages: Sequence[Passage]) -> str:
@@ -47,12 +34,13 @@ def render_passages(passages: Sequence[Passage]) -> str:
 
 def read_tool(index: Search, *, part_characters: int, threads: Executor | None = None) -> FunctionTool:
     """A tool that shows parts of so many characters of the passages with a title, one after the other."""
+    together = Together(index, threads)
 
-    def read(title: str, part: int = 1) -> ToolResult:
+    async def read(title: str, part: int = 1) -> ToolResult:
         """Shows a part of the passage with a title, which a search has shown; parts count from 1."""
         if not title.strip():
             raise ToolError("the title is empty")
-        passages = index.read(title)
+        passages = await together.read(title)
         if not passages:
             raise ToolError("there is no passage of this title; give one as a search shows it")
         text = one_line(" ".join(passage.text for passage in passages))
@@ -62,4 +50,4 @@ def read_tool(index: Search, *, part_characters: int, threads: Executor | None =
         place = f" (part {part} of {len(parts)})" if len(parts) > 1 else ""
         return ToolResult(text=f"{one_line(title)}{place}: {parts[part - 1]}", titles=(passages[0].title,))
 
-    return tool_on(index, read, threads)
+    return FunctionTool(read, waits=index.waits)

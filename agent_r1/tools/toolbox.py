@@ -6,7 +6,6 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -19,12 +18,12 @@ from agent_r1 import own_code
 from agent_r1.params.env import EnvParams, ToolsParams
 from agent_r1.records import Call, CallStatus, Trajectory
 from agent_r1.search.base import Search
+from agent_r1.search.together import search_threads
 from agent_r1.tools.base import FunctionTool, Schema, Tool, ToolResult
 from agent_r1.tools.calculator import calculator
 from agent_r1.tools.search import read_tool, search_tool
 
 _HALF = re.compile("[\ud800-\udfff]")  # of a character
-_THREADS = 64  # searches that wait for a server at once
 
 
 class UnderWay:
@@ -113,7 +112,8 @@ class Toolbox:
     def _offered(self, opening: AsyncExitStack) -> Iterator[Callable[[int], Sequence[Tool]]]:
         """The tools that `env.tools` switches on, in the order in which the policy is told of them."""
         offered = self._params.tools
-        threads = opening.enter_context(ThreadPoolExecutor(_THREADS, "search"))  # has none before it is asked
+        threads = search_threads(self._index)
+        opening.callback(threads.shutdown, cancel_futures=True)
         if self._index is not None and offered.search is not None:
             yield _shared(search_tool(self._index, top_k=self._params.top_k, threads=threads))
         if offered.calculator is not None:

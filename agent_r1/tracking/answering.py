@@ -23,13 +23,15 @@ class Answering(ResponsesAgent):
     """A registered version that answers questions, one at a time, in a thread that holds its policy."""
 
     def __init__(self, opening: Opening) -> None:
-        self._opening, self._thread = opening, ThreadPoolExecutor(1)
+        self._opening = opening
+        self._thread = ThreadPoolExecutor(1)
 
     def load_context(self, context: PythonModelContext) -> None:
         """Opens the policy. It stays open until the process ends."""
-        opened, files = ExitStack(), [Path(context.artifacts[name]) for name in ("descriptor", "settings")]
-        self._ask = self._thread.submit(opened.enter_context, self._opening(*files)).result()
-        atexit.register(opened.close)
+        stack = ExitStack()
+        files = [Path(context.artifacts[name]) for name in ("descriptor", "settings")]
+        self._ask = self._thread.submit(stack.enter_context, self._opening(*files)).result()
+        atexit.register(stack.close)
 
     def predict(self, request: ResponsesAgentRequest) -> ResponsesAgentResponse:  # type: ignore[override]
         """The calls, observations and answer of an episode; ValueError for anything but one question."""
@@ -37,8 +39,8 @@ class Answering(ResponsesAgent):
             case [{"role": "user", "content": str(question)}] if question.strip():
                 calls, answer = self._thread.submit(self._ask, question).result()
             case messages:
-                sent = f"was sent {[message['role'] for message in messages[:8]]}"
-                raise ValueError(f"this agent answers one question, in one message of role user, and {sent}")
+                roles = f"was sent {[message['role'] for message in messages[:8]]}"
+                raise ValueError(f"this agent answers one question, in one message of role user, and {roles}")
         items = list[dict[str, Any]]()
         for number, (call, observation) in enumerate(calls):
             name = f"call-{number}"

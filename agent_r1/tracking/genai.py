@@ -15,14 +15,12 @@ def keep_questions(name: str, digest: str, questions: Sequence[Question]) -> Non
     """Stores questions with their right answers as the evaluation data set of that name, whose version is a hash."""
     client, experiment = open_store()
     with allowed("the evaluation data set", client):
-        known = client.search_datasets([experiment], f"name = '{name}'")
-        made = known[0] if known else client.create_dataset(name, [experiment])
-        if made.tags.get(HASH) != digest:
-            rows = [
-                {"inputs": {"question": each.text}, "expectations": {"answers": each.answers}} for each in questions
-            ]
-            made.merge_records(rows)
-            client.set_dataset_tags(made.dataset_id, {HASH: digest})
+        stored = client.search_datasets([experiment], f"name = '{name}'")
+        dataset = stored[0] if stored else client.create_dataset(name, [experiment])
+        if dataset.tags.get(HASH) != digest:
+            rows = [{"inputs": {"question": row.text}, "expectations": {"answers": row.answers}} for row in questions]
+            dataset.merge_records(rows)
+            client.set_dataset_tags(dataset.dataset_id, {HASH: digest})
 
 
 def keep_prompt(run_id: str, name: str, digest: str, text: str) -> None:
@@ -33,7 +31,7 @@ def keep_prompt(run_id: str, name: str, digest: str, text: str) -> None:
     client, experiment = open_store()
     with allowed("the prompt", client):
         prompts = f"name = '{name}' AND tags.`mlflow.prompt.is_prompt` = 'true'"  # else MLflow leaves them out
-        known = client.search_model_versions(f"{prompts} AND tags.{HASH} = '{digest}'")
+        stored = client.search_model_versions(f"{prompts} AND tags.{HASH} = '{digest}'")
         tags = {HASH: digest, OF_EXPERIMENTS: f",{experiment},"}
-        number = known[0].version if known else client.register_prompt(name, text, tags=tags).version
+        number = stored[0].version if stored else client.register_prompt(name, text, tags=tags).version
         client.link_prompt_version_to_run(run_id, f"prompts:/{name}/{number}")

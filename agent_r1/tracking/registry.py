@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -127,41 +128,45 @@ def register(descriptor: Descriptor, model: str = MODEL, files: Sequence[Path] =
     """
     client, _ = open_store()
     with locked(_LOCK):
-        found = of_policy(descriptor.policy_hash, model)
-        if found is None:
+        registered = of_policy(descriptor.policy_hash, model)
+        if registered is None:
             number = _create(client, descriptor, model, files)
             version = Version(number=number, descriptor=descriptor, model=model)
         else:
-            version = dataclasses.replace(found, descriptor=_moved(found.descriptor, descriptor))
-            stored = client.get_model_version(model, str(found.number))
-            if _HASH in stored.tags:
-                for name, value in sorted(_tags(version.descriptor).items() - _tags(found.descriptor).items()):
-                    client.set_model_version_tag(model, stored.version, name, value)
-            elif version != found:
-                _describe(client, SOURCE.sub(r"\1", stored.source or ""), version.descriptor, files)
+            version = dataclasses.replace(registered, descriptor=_moved(registered.descriptor, descriptor))
+            entry = client.get_model_version(model, str(registered.number))
+            if _HASH in entry.tags:
+                for name, value in sorted(_tags(version.descriptor).items() - _tags(registered.descriptor).items()):
+                    client.set_model_version_tag(model, entry.version, name, value)
+            elif version != registered:
+                _describe(client, SOURCE.sub(r"\1", entry.source or ""), version.descriptor, files)
         client.set_tag(version.descriptor.mlflow_run_id, VERSION_TAG, version.tag)
         return version
 
 
-def versions(model: str = MODEL, asked: Choice = lambda *_: True) -> list[Version]:
-    """The versions that are asked for, by number; one with a bad descriptor is left out, with a warning."""
+def versions(model: str = MODEL, is_wanted: Choice = lambda *_: True) -> list[Version]:
+    """The versions that are wanted, by number; one with a bad descriptor is left out, with a warning."""
     client, experiment = open_store()
-    models = client.search_registered_models(f"name = '{model}'")  # one, or none yet
-    aliases = [(alias, number) for found in models for alias, number in sorted(found.aliases.items())]
-    read = list[Version]()
-    for entry in sorted(client.search_model_versions(f"name = '{model}'"), key=lambda each: int(each.version)):
-        own = tuple(alias for alias, number in aliases if int(number) == int(entry.version))
-        if asked(entry, own) and (made := _read(client, experiment, entry)):
-            score = entry.tags.get(SCORE, "")
-            read.append(Version(number=int(entry.version), descriptor=made, aliases=own, model=model, score=score))
-    return read
+    aliases_of = defaultdict[int, list[str]](list)  # a version's number -> its aliases
+    for entry in client.search_registered_models(f"name = '{model}'"):  # one, or none yet
+        for alias, number in sorted(entry.aliases.items()):
+            aliases_of[int(number)].append(alias)
+    result = list[Version]()
+    for row in sorted(client.search_model_versions(f"name = '{model}'"), key=lambda row: int(row.version)):
+        aliases = tuple(aliases_of[int(row.version)])
+        descriptor = _read(client, experiment, row) if is_wanted(row, aliases) else None
+        if descriptor:
+            score = row.tags.get(SCORE, "")
+            number = int(row.version)
+            result.append(Version(number=number, descriptor=descriptor, aliases=aliases, model=model, score=score))
+    return result
 
 
 def of_policy(policy_hash: str, model: str = MODEL) -> Version | None:
     """The version with this policy, whose source is named after it."""
-    named = f"/policies/{policy_hash[:8]}"
-    known = versions(model, lambda entry, _: policy_hash == entry.tags.get(_HASH) or named in (entry.source or ""))
-    return next((version for version in known if version.descriptor.policy_hash == policy_hash), None)
+    folder = f"/policies/{policy_hash[:8]}"
+    matches = versions(model, lambda row, _: policy_hash == row.tags.get(_HASH) or folder in (row.source or ""))
+    return next((version for version in matches if version.descriptor.policy_hash == policy_hash), None)
 
 
 def champion(model: str = MODEL) -> Version | None:
@@ -173,11 +178,13 @@ def find(reference: str) -> Version:
     """The version of `models:/agent_r1@champion` or `models:/agent_r1/3`; ValueError if there is no such one."""
     parts = REFERENCE.fullmatch(reference)
     if parts is None:
-        known = f"{THE_CHAMPION} and {SCHEME}{MODEL}/NUMBER, at a scale {MODEL}-SCALE"
-        raise ValueError(f"{reference!r} is no reference to a model of this project; they are {known}")
-    model, alias, number = parts["model"], parts["alias"], parts["number"]
-    if found := versions(model, lambda entry, aliases: alias in aliases or number == str(entry.version)):
-        return found[0]
+        references = f"{THE_CHAMPION} and {SCHEME}{MODEL}/NUMBER, at a scale {MODEL}-SCALE"
+        raise ValueError(f"{reference!r} is no reference to a model of this project; they are {references}")
+    model = parts["model"]
+    alias = parts["alias"]
+    number = parts["number"]
+    if matches := versions(model, lambda entry, aliases: alias in aliases or number == str(entry.version)):
+        return matches[0]
     if registered := versions(model):
         raise ValueError(f"{reference}: {_missing(alias, registered)}")
     raise ValueError(f"{reference}: the registry is empty; a training that finishes registers its policy")
@@ -190,29 +197,33 @@ def promote(version: Version, *, expected: Version | None) -> Version:
     """
     client, _ = open_store()
     with locked(_LOCK):
-        now = champion(version.model)
-        seen, current = (f"version {each.number}" if each else "no version" for each in (expected, now))
-        if current != seen:
-            wanted = f"version {version.number} was to take the place of {seen}"
+        current = _in_words(champion(version.model))
+        if current != _in_words(expected):
+            intent = f"version {version.number} was to take the place of {_in_words(expected)}"
             remedy = "promote it again, against that one"
-            raise Outpaced(f"{wanted}, and the champion is {current} by now; {remedy}")
+            raise Outpaced(f"{intent}, and the champion is {current} by now; {remedy}")
         client.set_registered_model_alias(version.model, CHAMPION, str(version.number))
         return find(version.reference)
 
 
-def no_champion(known: Sequence[Version]) -> str:
+def _in_words(version: Version | None) -> str:
+    return f"version {version.number}" if version else "no version"
+
+
+def no_champion(versions: Sequence[Version]) -> str:
     """How the best of some versions becomes the first champion."""
-    best = max(known, key=lambda version: version.score)
+    best = max(versions, key=lambda version: version.score)
     command = f"`agent-r1 promote {best.reference} --first`, the best so far"
     return f"the registry has no champion; the first becomes one only by {command}"
 
 
 def _read(client: MlflowClient, experiment: str, version: ModelVersion) -> Descriptor | None:
     """The descriptor of a version; None if no training registered it, and with a warning if it is wrong or gone."""
+    source = version.source or ""
     try:
         if _HASH in version.tags:
             return TypeAdapter(Descriptor).validate_python(version.tags)
-        if SOURCE.fullmatch(source := version.source or ""):
+        if SOURCE.fullmatch(source):
             return TypeAdapter(Descriptor).validate_json(_stored(client, experiment, source))
         return None
     except ValidationError as error:
@@ -235,28 +246,30 @@ def _stored(client: MlflowClient, experiment: str, source: str) -> bytes:
     run_id, folder = SOURCE.sub(r"\1 \2", source).split(" ")
     file = source if source.endswith(DESCRIPTOR) else f"{source}/{DESCRIPTOR}"
     runs = client.search_runs([experiment], f"attributes.run_id = '{run_id}'", ViewType.ALL)
-    within = client.list_artifacts(run_id, folder) if runs else []
-    sizes = [each.file_size or 0 for each in within if f"{runs[0].info.artifact_uri}/{each.path}" == file]
+    artifacts = client.list_artifacts(run_id, folder) if runs else []
+    sizes = [
+        artifact.file_size or 0 for artifact in artifacts if f"{runs[0].info.artifact_uri}/{artifact.path}" == file
+    ]
     if not sizes or sizes[0] > LARGEST:
         raise ValueError(f"source: no run of this project has {source!r}, or it is larger than {LARGEST} bytes")
     with TemporaryDirectory() as scratch:
         return Path(client.download_artifacts(run_id, f"{folder}/{DESCRIPTOR}", scratch)).read_bytes()
 
 
-def _missing(alias: str | None, known: list[Version]) -> str:
+def _missing(alias: str | None, versions: list[Version]) -> str:
     if alias is None:
-        return f"there is no such version; the latest is {known[-1].number}"
+        return f"there is no such version; the latest is {versions[-1].number}"
     if alias == CHAMPION:
-        return no_champion(known)
-    aliases = sorted({alias for version in known for alias in version.aliases})
+        return no_champion(versions)
+    aliases = sorted({alias for version in versions for alias in version.aliases})
     return f"there is no alias {alias!r}; aliases: {', '.join(aliases) or 'none'}"
 
 
-def _moved(known: Descriptor, given: Descriptor) -> Descriptor:
+def _moved(old: Descriptor, new: Descriptor) -> Descriptor:
     """A known policy with its present whereabouts; an older copy of DVC's stays if there is no newer one."""
-    copies = ("dvc_file", "dvc_hash", "dvc_training_hash") if given.dvc_hash else ()
-    present = dataclasses.asdict(given)
-    return dataclasses.replace(known, **{name: present[name] for name in ("mlflow_run_id", "policy", *copies)})
+    copies = ("dvc_file", "dvc_hash", "dvc_training_hash") if new.dvc_hash else ()
+    present = dataclasses.asdict(new)
+    return dataclasses.replace(old, **{name: present[name] for name in ("mlflow_run_id", "policy", *copies)})
 
 
 def _create(client: MlflowClient, descriptor: Descriptor, model: str, files: Sequence[Path]) -> int:
@@ -269,13 +282,13 @@ def _create(client: MlflowClient, descriptor: Descriptor, model: str, files: Seq
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
     run = client.get_run(descriptor.mlflow_run_id)
-    folder, about = _describe(client, run.info.run_id, descriptor, files), run.data.tags.get(NOTE)
-    shown = {"run": descriptor.label}
+    folder = _describe(client, run.info.run_id, descriptor, files)
+    about = run.data.tags.get(NOTE)
+    tags = {"run": descriptor.label}
     if INTERVAL in run.data.tags:
-        shown |= {SCORE: f"{run.data.metrics[FINAL]:.3f}", INTERVAL: run.data.tags[INTERVAL]}
+        tags |= {SCORE: f"{run.data.metrics[FINAL]:.3f}", INTERVAL: run.data.tags[INTERVAL]}
     source = f"{run.info.artifact_uri}/{folder}"
-    created = client.create_model_version(model, source, run.info.run_id, tags=shown, description=about)
-    return int(created.version)
+    return int(client.create_model_version(model, source, run.info.run_id, tags=tags, description=about).version)
 
 
 def _describe(client: MlflowClient, run_id: str, descriptor: Descriptor, files: Sequence[Path]) -> str:

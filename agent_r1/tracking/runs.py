@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import re
 import subprocess
@@ -22,7 +21,7 @@ from agent_r1.params import Params, fingerprint
 from agent_r1.params.places import MODEL, NAMED_BY_DVC, RunId, project_root
 from agent_r1.params.sections import flatten
 from agent_r1.params.train import TrainParams
-from agent_r1.tracking.store import FINAL, INTERVAL, NOTE, SCORE, allowed, lay_view, open_store, tested
+from agent_r1.tracking.store import INTERVAL, NOTE, SCORE, allowed, lay_view, open_store, tested
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -282,8 +281,6 @@ def start(
     }
     known = {name: value for name, value in shown.items() if value}
     created = client.create_run(experiment, since, {**tags, **known}, run_name=name)
-    if tags.get(KIND_TAG) == "training":  # so that the score is the first metric on MLflow's pages
-        client.log_metric(created.info.run_id, FINAL, math.nan)
     entries = [Param(key, str(value)) for key, value in params.items()]
     for first in range(0, len(entries), PARAMS_PER_CALL):
         client.log_batch(created.info.run_id, params=entries[first : first + PARAMS_PER_CALL])

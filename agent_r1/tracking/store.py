@@ -58,8 +58,8 @@ QUIET = {
     "GIT_PYTHON_REFRESH": "quiet",
 }
 IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}  # seconds
-PORT = 5000  # of MLflow's UI, as `make ui` starts it
-MLFLOW_UI = "AGENT_R1_MLFLOW_UI"  # set by `make serve` for its worker: where a browser finds MLflow
+PORT = 5000  # of MLflow's UI, as `agent-r1 serving` starts it
+MLFLOW_UI = "AGENT_R1_MLFLOW_UI"  # set by `agent-r1 serving` for its worker: where a browser finds MLflow
 NOTE, KIND = "mlflow.note.content", "mlflow.experimentKind"  # MLflow's own tags
 VIEW = "comparison"
 SHARED = "mlflow.sharedViewState."  # begins tags of views
@@ -323,7 +323,7 @@ def comparison(port: int = PORT) -> str:
 
 
 def address(port: int = PORT) -> str:
-    """A browser's way to MLflow: the one that `make serve` says, the tracking server, or this port of this machine."""
+    """A browser's way to MLflow: the one that `agent-r1 serving` says, a server, or this port of this machine."""
     server = without_password(os.environ.get(SERVER, ""))
     return os.environ.get(MLFLOW_UI) or (server if server.startswith("http") else f"http://127.0.0.1:{port}")
 

@@ -1,8 +1,7 @@
 """Trajectories as MLflow traces: a span per step and per tool call, rewards as feedback.
 
-A trace's state says whether the answer was right, and its session is the question, which joins the samples of it. Only
-tools are timed, because the sampler works on many episodes at once. A trace begins when it is logged, and a step lasts
-as long as its tool call.
+A trace's state says whether the answer was right, and its session is the question, which joins the samples of it. It
+lasts as long as the episode took, which waits for others that are sampled with it, and ends when it is logged.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent_r1.params import fingerprint
-from agent_r1.records import Call, CallStatus, Decode, Question, Source, Trajectory
+from agent_r1.records import Call, CallStatus, Decode, Question, Source, Step, Trajectory
 from agent_r1.tracking.store import allowed, open_store
 
 if TYPE_CHECKING:
@@ -66,24 +65,29 @@ def _assess(trace_id: str, episode: Rewarded) -> None:
 
     source = AssessmentSource(source_type="CODE", source_id="agent_r1")
     mlflow.log_expectation(trace_id=trace_id, name="gold answers", value=episode.question.answers, source=source)
-    given = {name: float(part.sum()) for name, part in episode.parts.items()}
+    feedback: dict[str, bool | float] = {"right": bool(episode.trajectory.success)}
     if episode.totals.size:
-        given = {"return": float(episode.totals.sum()), **given}
-    for name, value in {"right": bool(episode.trajectory.success), **given}.items():
+        feedback["return"] = float(episode.totals.sum())
+    feedback |= {name: float(part.sum()) for name, part in episode.parts.items()}
+    for name, value in feedback.items():
         mlflow.log_feedback(trace_id=trace_id, name=name, value=value, source=source)
 
 
 class _Trace:
     def __init__(self, client: MlflowClient, episode: Rewarded, decode: Decode) -> None:
-        self._client, self._episode, self._trajectory = client, episode, episode.trajectory
-        self._decode, self._now_ns = decode, time.time_ns()
+        self._client = client
+        self._episode = episode
+        self._trajectory = episode.trajectory
+        self._decode = decode
+        self._now_ns = time.time_ns() - sum(map(_duration_ns, episode.trajectory.steps))
 
     def log(self, experiment: str, run_id: str, identity: str) -> str:
         """Logs the episode and its steps; returns the trace's id."""
         from mlflow.tracing.constant import TraceMetadataKey
         from mlflow.tracing.trace_manager import InMemoryTraceManager
 
-        trajectory, question = self._trajectory, self._episode.question
+        trajectory = self._trajectory
+        question = self._episode.question
         root = self._client.start_trace(
             "episode",
             span_type="AGENT",
@@ -111,14 +115,15 @@ class _Trace:
         for number, step in enumerate(trajectory.steps):
             self._log_step(root, number, slice(read, step.action_start))
             read = step.action_stop
-        said = {"answer": trajectory.answer, "outcome": trajectory.outcome}
+        outputs = {"answer": trajectory.answer, "outcome": trajectory.outcome}
         status = "OK" if trajectory.success else "ERROR"
-        self._client.end_trace(root.trace_id, outputs=said, status=status, end_time_ns=self._now_ns)
+        self._client.end_trace(root.trace_id, outputs=outputs, status=status, end_time_ns=self._now_ns)
         return root.trace_id
 
     def _log_step(self, root: Span, number: int, read: slice) -> None:
         """A span of the tokens that the policy read and sampled, with its tool calls' inside."""
-        episode, step, begins_ns = self._episode, self._trajectory.steps[number], self._now_ns
+        episode = self._episode
+        step = self._trajectory.steps[number]
         span = self._client.start_span(
             f"step {number + 1}",
             root.trace_id,
@@ -135,16 +140,17 @@ class _Trace:
                 **({"reward": float(episode.totals[number])} if episode.totals.size else {}),
                 "rewards": {name: float(part[number]) for name, part in episode.parts.items() if part[number]},
             },
-            start_time_ns=begins_ns,
+            start_time_ns=self._now_ns,
         )
-        self._now_ns += round(1e9 * max((call.latency_s for call in step.calls), default=0.0))
+        self._now_ns += _duration_ns(step)
         observed = self._text(self._trajectory.replies[number], Source.OBSERVATION)
         for call in step.calls:
-            self._log_call(span, call, observed, begins_ns)
-        said = {"action": self._text(slice(step.action_start, step.action_stop))}
-        self._client.end_span(span.trace_id, span.span_id, said, end_time_ns=self._now_ns)
+            self._log_call(span, call, observed)
+        outputs = {"action": self._text(slice(step.action_start, step.action_stop))}
+        self._client.end_span(span.trace_id, span.span_id, outputs, end_time_ns=self._now_ns)
 
-    def _log_call(self, parent: Span, call: Call, observed: str, begins_ns: int) -> None:
+    def _log_call(self, parent: Span, call: Call, observed: str) -> None:
+        """A span at the end of its step."""
         span = self._client.start_span(
             call.tool or "tool call",
             parent.trace_id,
@@ -152,11 +158,16 @@ class _Trace:
             span_type="TOOL",
             inputs=json.loads(call.arguments) if call.arguments else {},
             attributes={"call_status": call.status, "latency_s": call.latency_s},
-            start_time_ns=begins_ns,
+            start_time_ns=self._now_ns - round(1e9 * call.latency_s),
         )
-        said, status = {"observation": observed}, "OK" if call.status is CallStatus.OK else "ERROR"
-        ends_ns = begins_ns + round(1e9 * call.latency_s)
-        self._client.end_span(span.trace_id, span.span_id, said, status=status, end_time_ns=ends_ns)
+        status = "OK" if call.status is CallStatus.OK else "ERROR"
+        outputs = {"observation": observed}
+        self._client.end_span(span.trace_id, span.span_id, outputs, status=status, end_time_ns=self._now_ns)
 
     def _text(self, span: slice, source: Source | None = None) -> str:
         return self._decode(self._trajectory.ids(span, source))
+
+
+def _duration_ns(step: Step) -> int:
+    """What a step took; of one that an earlier version stored, what its slowest tool took."""
+    return round(1e9 * max([step.duration_s, *(call.latency_s for call in step.calls)]))

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from transformers import AutoConfig
 
 from agent_r1.credit import own as own_rewards
+from agent_r1.devices.sharing import ALONE, Ranks
 from agent_r1.envs.kinds import attempts_at, openings, require_playable, warn_of_alike
 from agent_r1.envs.shared import Shared
 from agent_r1.files import load_pretrained, model_hash, sha256
+from agent_r1.identity import Identity
 from agent_r1.learn import adapter, checkpoint, memory
 from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import Params
 from agent_r1.params.places import RunId
+from agent_r1.params.train import TrainParams
 from agent_r1.pretrained import compute_dtype, default_device
 from agent_r1.records import Question
 from agent_r1.rollout.chat import Chat
@@ -25,7 +29,6 @@ from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
 from agent_r1.training.fitness import require_fit
 from agent_r1.training.folder import RunFolder
-from agent_r1.training.identity import Identity
 from agent_r1.training.loop import Training
 from agent_r1.training.questions import draw_unseen, require_gold_titles
 
@@ -50,27 +53,23 @@ class Assembly:
         own_rewards.load(self.config.credit.rewards)
 
     @contextmanager
-    def taken_up(
-        self, folder: Path, aside: Path, *, code: Mapping[str, str] = {}, fresh: bool = False
-    ) -> Iterator[tuple[RunFolder, Callable[..., Training]]]:
-        """Takes the run's folder up; gives it, and a function that loads the model, for the `ranks` of a stage.
-
-        Raises as `memory.check`, `open_index`, `without_room` and `RunFolder.opened`.
-        """
-        # before the folder is taken up: a run that cannot start replaces nothing
+    def prepared(self, code: Mapping[str, str] = {}) -> Iterator[Prepared]:
+        """The run with its tools and index open. Raises as `require_fit`, `memory.check` and `open_index`."""
         require_fit(self.model, self.settings)
         memory.check(load_pretrained(AutoConfig, self.model), self.settings, [self.run])
         adapter.warn_of_rounding(self.settings)
         index = open_index(self.settings.search, self._places.passages, self._places.index)
         with Shared(self.settings.env, index) as shared:
             warn_of_alike(self._questions, shared)
-            identity = Identity.of(self.settings, self.config, self.inputs(shared), code)
-            config = self.config.model_copy(update={"reference": self.teacher or self.config.reference})
-            run_folder = RunFolder(folder, identity, config)
-            left_out = self._without_room(shared) if fresh or not run_folder.was_completed() else set[str]()
-            opening = partial(Training, self.settings, questions=self._questions, left_out=left_out)
-            with run_folder.opened(aside, fresh=fresh) as run:
-                yield run, partial(opening, shared=shared, model=self.model, folder=run)
+            yield Prepared(
+                settings=self.settings,
+                config=self.config.model_copy(update={"reference": self.teacher or self.config.reference}),
+                model=self.model,
+                questions=self._questions,
+                chat=self._chat,
+                shared=shared,
+                identity=Identity.of(self.settings, self.config, self.inputs(shared), code),
+            )
 
     def inputs(self, shared: Shared) -> dict[str, str]:
         """Hashes of all inputs of the run."""
@@ -91,13 +90,48 @@ class Assembly:
     def _chat(self) -> Chat:
         return Chat(load_tokenizer(self.model))
 
-    def _without_room(self, shared: Shared) -> set[str]:
-        """The training questions that are left out."""
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A run whose parts are checked and hashed."""
+
+    settings: Params
+    config: TrainParams  # of the run, with the folder of its reference
+    model: str | Path
+    questions: Sequence[Question]
+    chat: Chat
+    shared: Shared
+    identity: Identity
+
+    @contextmanager
+    def open(self, path: Path, aside: Path, *, fresh: bool = False) -> Iterator[RunFolder]:
+        """Opens the run's folder. Raises as `without_room`, for a run that cannot start, and as `RunFolder.opened`."""
+        folder = RunFolder(path, self.identity, self.config)
+        if fresh or not folder.was_completed():
+            _ = self.left_out  # before the folder is opened: a run that cannot start replaces nothing
+        with folder.opened(aside, fresh=fresh):
+            yield folder
+
+    @cached_property
+    def left_out(self) -> set[str]:
+        """The training questions that leave no room for an answer."""
         if self.config.validation.every:
-            validated = attempts_at(draw_unseen(self._questions, self.config), shared)
-            without_room(validated, self._chat, shared, "dev questions", UNANSWERED)
-        learned = attempts_at([question for question in self._questions if question.split == "train"], shared)
-        return without_room(learned, self._chat, shared, "training questions")
+            validated = attempts_at(draw_unseen(self.questions, self.config), self.shared)
+            without_room(validated, self.chat, self.shared, "dev questions", UNANSWERED)
+        learned = attempts_at([question for question in self.questions if question.split == "train"], self.shared)
+        return without_room(learned, self.chat, self.shared, "training questions")
+
+    def training(self, folder: RunFolder, ranks: Ranks = ALONE) -> Training:
+        """The verbs of the run's iterations, in its open folder; loads the model."""
+        return Training(
+            self.settings,
+            questions=self.questions,
+            shared=self.shared,
+            model=self.model,
+            folder=folder,
+            left_out=self.left_out,
+            ranks=ranks,
+        )
 
     def finish(self, folder: RunFolder) -> None:
         """Leaves the folder of a complete run with its policy, adapters merged, and no file that nothing reads."""

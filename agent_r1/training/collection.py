@@ -33,7 +33,7 @@ from agent_r1.rollout.episodes import prove_order
 from agent_r1.rollout.sampling import Actor, Engine, Request
 from agent_r1.seeds import derive
 from agent_r1.tables import read_rows, write_rows
-from agent_r1.training.demonstrator import Demonstrator
+from agent_r1.teaching.demonstrator import Demonstrator
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.questions import draw, draw_further
 from agent_r1.training.watch import StaleWeightsError, prove_held, prove_sampled, require_own, with_action

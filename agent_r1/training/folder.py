@@ -20,12 +20,12 @@ from agent_r1.files import (
     trained_alone,
     write_text,
 )
+from agent_r1.identity import Identity, read_start, write_start
 from agent_r1.learn import checkpoint
 from agent_r1.learn.checkpoint import Progress
 from agent_r1.params.places import is_copy
 from agent_r1.params.same_run import ITERATIONS
 from agent_r1.params.train import TrainParams
-from agent_r1.training.identity import Identity, read_start, write_start
 
 if TYPE_CHECKING:  # who only reads a folder depends on no learner
     from agent_r1.learn.learner import Learner

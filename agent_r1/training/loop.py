@@ -25,9 +25,10 @@ from agent_r1.params import Params
 from agent_r1.records import Credit, Floats32, Proof, Question, Trajectory, words_of
 from agent_r1.rollout.sampling import EngineError, EngineUnavailable
 from agent_r1.tables import read_rows, write_rows
+from agent_r1.teaching.demonstrator import Demonstrator
+from agent_r1.teaching.teacher import ServedTeacher
 from agent_r1.training import watch
 from agent_r1.training.collection import Collector, TrainedEngine, start_engine
-from agent_r1.training.demonstrator import Demonstrator
 from agent_r1.training.findings import findings, strays
 from agent_r1.training.folder import RunFolder, failed_before
 from agent_r1.training.questions import (
@@ -39,7 +40,6 @@ from agent_r1.training.questions import (
     require_gold_titles,
     validation_scores,
 )
-from agent_r1.training.teacher import ServedTeacher
 from agent_r1.training.watch import announce, judge
 
 LOST = 0.75  # of an iteration's groups: from this share on it is said that their returns are equal

@@ -10,11 +10,12 @@ from pydantic import TypeAdapter
 from rich.console import Console
 
 from agent_r1.http.client import Answer
+from agent_r1.http.dialects.chat import ChatCompletions
 from agent_r1.http.endpoint import MAX_TEXT, Endpoint
-from agent_r1.inspection.conversation import Screen
-from agent_r1.inspection.wire import Cards, Event, Limits, Questioned
 from agent_r1.records import Call, CallStatus, Step, StopReason
 from agent_r1.rollout.episode import StepView
+from agent_r1.serving.conversation import Screen
+from agent_r1.serving.wire import Cards, Event, Limits, Questioned
 from benchmarks.hostile.kind import Kind, require
 from benchmarks.hostile.mutations import as_bytes, as_json, mutated, odd_value
 from benchmarks.hostile.servers import Scripted, answered
@@ -91,6 +92,6 @@ class AgentRequests(Kind):
         return as_bytes(as_json(made, rng), rng)
 
     def judge(self, made: bytes) -> None:
-        asked = Questioned.read(made)
-        asked.require_askable(0.0)
+        asked = Questioned(ChatCompletions().read(made, {}))
+        asked.require_askable()
         require(bool(asked.question.encode().strip()), "a question that asks nothing")

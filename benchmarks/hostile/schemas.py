@@ -11,8 +11,9 @@ from random import Random
 from typing import Any, NamedTuple
 
 from agent_r1.agents.gateway import Asking, OpenEpisode
-from agent_r1.agents.session import Completing, Session
-from agent_r1.http.completions import Refused
+from agent_r1.agents.session import Session
+from agent_r1.http.dialects.chat import ChatCompletions
+from agent_r1.http.dialects.conversation import Refused
 from agent_r1.learn.builtin import train_tokenizer
 from agent_r1.params import SHIPPED, load
 from agent_r1.params.env import AgentParams
@@ -135,7 +136,7 @@ class ToolSchemas(Kind):
             messages = [{"role": "user", "content": f"Who asked {number}?"}]
             body = json.dumps({"model": "policy", "messages": messages, "tools": [tool]}).encode()
             try:
-                asking: Asking = episode.ask(Completing.read(body), body, again=False)
+                asking: Asking = episode.ask(ChatCompletions().read(body, {}), body, again=False)
                 await asyncio.shield(asking.drawing)
             except Refused as fault:
                 refused = str(fault)

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from agent_r1.envs.shared import Shared
+from agent_r1.identity import Identity
 from agent_r1.params import RunId
 from agent_r1.records import Question, Trajectory
 from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
 from agent_r1.training.folder import RunFolder
-from agent_r1.training.identity import Identity
 from agent_r1.training.loop import Training, iterate
 from benchmarks.peers.course import RUN, await_turn, settings_of, tell_lap
 

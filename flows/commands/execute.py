@@ -40,10 +40,11 @@ def index() -> None:
     from agent_r1.search.index import build, describe
 
     settings = params.load()
-    search, folder = settings.search, settings.places.index
-    started = time.perf_counter()
+    search = settings.search
+    folder = settings.places.index
+    start = time.perf_counter()
     build(search, settings.places.passages, folder)
-    seconds = time.perf_counter() - started
+    seconds = time.perf_counter() - start
     megabytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
     size = describe(folder).size
     logger.info("built the %s index of %d passages: %.1f MB in %.1f s", search.kind, size, megabytes, seconds)
@@ -104,10 +105,10 @@ def evaluate(
     from flows.evaluate import EvaluationRequest
     from flows.evaluate import evaluate as stage
 
-    asked = EvaluationRequest(
+    request = EvaluationRequest(
         RunId.exact(policy), endpoint=endpoint, protocol=protocol, dataset=dataset, as_label=as_label, into=into
     )
-    run_stage(stage, asked=asked)
+    run_stage(stage, request=request)
 
 
 @app.command(rich_help_panel=PANEL)
@@ -186,7 +187,7 @@ def update(
     """Brings a project of your own up to the installed package."""
     from flows.update import plan, take
 
-    planned = plan()
-    show(planned.in_words)
-    if planned.files and (yes or (sys.stdin.isatty() and typer.confirm("Do this?"))):
-        take(planned)
+    changes = plan()
+    show(changes.in_words)
+    if changes.files and (yes or (sys.stdin.isatty() and typer.confirm("Do this?"))):
+        take(changes)

@@ -67,19 +67,19 @@ def results(
 
         if best is None:
             write_text(html, report_page(page.parent, ""))
-        elif (viewed := settings.places.page(best)).exists():
-            write_text(html, report_page(page.parent, viewed.read_text()))
+        elif (viewer := settings.places.page(best)).exists():
+            write_text(html, report_page(page.parent, viewer.read_text()))
         else:
-            raise ValueError(f"{viewed} is not there to be part of it; `agent-r1 view {best.word}` makes it")
+            raise ValueError(f"{viewer} is not there to be part of it; `agent-r1 view {best.word}` makes it")
         return
     _, about, *parts = harmless_lines(page.read_text()).split("\n\n")
     tables = [part for part in parts if part.startswith("|")][:1]
-    shown = [about, *(tables if whole else map(_narrow, tables))]
+    blocks = [about, *(tables if whole else map(_narrow, tables))]
     costs = page.with_name("costs.md")
-    shown += harmless_lines(costs.read_text()).split("\n\n")[1:] if whole and costs.exists() else []
+    blocks += harmless_lines(costs.read_text()).split("\n\n")[1:] if whole and costs.exists() else []
     agent = "the best run of the report" if best else "the untrained warm start"
-    following = NEXT.format(page=page, agent=agent, word=f" {best.word}" if best else "")
-    show(Markdown("\n\n".join([*shown, following])))
+    commands = NEXT.format(page=page, agent=agent, word=f" {best.word}" if best else "")
+    show(Markdown("\n\n".join([*blocks, commands])))
 
 
 def _narrow(table: str) -> str:
@@ -90,8 +90,8 @@ def _narrow(table: str) -> str:
         return f"{cell[1]} ±{(high - low) / 2:.2f}".replace("0.", ".")
 
     rows = [row.split("|") for row in INTERVAL.sub(short, table).splitlines()]
-    kept = [place for place, name in enumerate(rows[0]) if name.strip() in NARROW]
-    return "\n".join("|".join(["", *(row[place] for place in kept), ""]) for row in rows)
+    columns = [place for place, name in enumerate(rows[0]) if name.strip() in NARROW]
+    return "\n".join("|".join(["", *(row[place] for place in columns), ""]) for row in rows)
 
 
 def best_run(settings: params.Params, sweep: str) -> RunId | None:
@@ -100,8 +100,8 @@ def best_run(settings: params.Params, sweep: str) -> RunId | None:
 
     runs = [RunId.parse(label, sweep) for label in settings.reported(sweep) if label not in BASELINES]
     files = {run: settings.places.evaluation(run.label, sweep) / "scores.json" for run in runs}
-    found = {run: json.loads(file.read_text())[SUCCESS] for run, file in files.items() if file.exists()}
-    return max(found, key=lambda run: found[run], default=None)
+    scores = {run: json.loads(file.read_text())[SUCCESS] for run, file in files.items() if file.exists()}
+    return max(scores, key=lambda run: scores[run], default=None)
 
 
 @app.command(rich_help_panel=PANEL)
@@ -112,9 +112,9 @@ def compare(
     anyway: Annotated[bool, Option("--anyway", help="Also if they were not measured alike.")] = False,
 ) -> None:
     """Compares two evaluations."""
-    from agent_r1.inspection.printed import compared, comparison_tables
+    from agent_r1.inspection.printed import compare_labels, comparison_tables
 
-    show(comparison_tables(compared(params.load(), a, b, sweep=sweep or "", anyway=anyway)))
+    show(comparison_tables(compare_labels(params.load(), a, b, sweep=sweep or "", anyway=anyway)))
 
 
 @app.command(cls=OfPolicy, rich_help_panel=PANEL)
@@ -133,8 +133,8 @@ def chat(
     must not be those of a training.
     """
     from agent_r1.http.endpoint import Endpoint
-    from agent_r1.inspection.conversation import chat as talk
-    from agent_r1.inspection.conversation import elsewhere, here, made_for
+    from agent_r1.serving.conversation import chat as talk
+    from agent_r1.serving.conversation import introduction, local_answerer, remote_answerer
     from flows.operation.answering import agent_of
     from flows.policies import policy_of
 
@@ -147,15 +147,15 @@ def chat(
     if endpoint and temperature:
         raise ValueError("--temperature is said where the agent is served, not to --endpoint")
     if endpoint:
-        served = Endpoint(endpoint, timeout_s=PATIENCE_S)
-        talk(elsewhere(served, policy or None), question)
+        remote = Endpoint(endpoint, timeout_s=PATIENCE_S)
+        talk(remote_answerer(remote, policy or None), question)
         return
     settings = params.load()
-    acting = policy_of(settings, policy)
-    title = acting.title if policy else f"{acting.title}, untrained (`chat RUN` asks a run),"
-    built_in = acting.seed is not None and not settings.model.path
-    known = made_for(settings, Path(acting.path), built_in=built_in)
-    talk(here(agent_of(acting, settings, temperature), draws or 0, title, *known), question)
+    acting_policy = policy_of(settings, policy)
+    title = acting_policy.title if policy else f"{acting_policy.title}, untrained (`chat RUN` asks a run),"
+    built_in = acting_policy.seed is not None and not settings.model.path
+    about = introduction(settings, Path(acting_policy.path), built_in=built_in)
+    talk(local_answerer(agent_of(acting_policy, settings, temperature), draws or 0, title, *about), question)
 
 
 @app.command("try", rich_help_panel=PANEL)
@@ -177,8 +177,8 @@ def try_run(
     from flows.tryout import play
 
     logging.getLogger("agent_r1").setLevel(logging.WARNING)  # it has a line per engine
-    for shown in play(RunId.meant(run), model, endpoint, episodes=episodes, seed=seed, prompt=prompt):
-        show(shown)
+    for text in play(RunId.meant(run), model, endpoint, episodes=episodes, seed=seed, prompt=prompt):
+        show(text)
 
 
 @app.command(rich_help_panel=PANEL)
@@ -201,21 +201,23 @@ def profile(
     from flows.stage import accelerator
     from flows.terminal import counted
 
-    settings, label = params.load(), RunId.meant(run)
-    train, settings = settings.run(label), settings.of(label)
+    settings = params.load()
+    label = RunId.meant(run)
+    train = settings.run(label)
+    settings = settings.of(label)
     sampled = settings.evaluate.model_copy(update={"samples": samples, "temperature": 1.0})
     settings = settings.model_copy(update={"evaluate": sampled})
-    asked = training_questions(read_rows(settings.places.questions, Question), questions, sampled.seed)
-    require_playable(asked, settings.env)
+    drawn = training_questions(read_rows(settings.places.questions, Question), questions, sampled.seed)
+    require_playable(drawn, settings.env)
     policy = policy_of(settings, model)
     _, chat = policy.read(settings)
-    beneath = policy.beneath(settings)
-    held = accelerator(settings.operate.side_by_side, settings.engine.gpus)
-    with held, counted("playing", samples * len(asked)) as over:
+    base = policy.base_model(settings)
+    lock = accelerator(settings.operate.side_by_side, settings.engine.gpus)
+    with lock, counted("playing", samples * len(drawn)) as on_end:
         players = players_of(
-            settings, asked, chat, lambda exam: exam.by_policy(policy.path, policy.updates, beneath, over)
+            settings, drawn, chat, lambda exam: exam.by_policy(policy.path, policy.updates, base, on_end)
         )
-    show(*profile_tables(players, asked, train, settings))
+    show(*profile_tables(players, drawn, train, settings))
 
 
 @app.command("plan", rich_help_panel=PANEL)
@@ -252,11 +254,11 @@ def health(run: Label) -> None:
     from agent_r1.inspection.printed import health_tables
     from agent_r1.inspection.stored import StoredRun
 
-    meant = RunId.meant(run)
-    settings = params.load().of(meant)
-    stored = StoredRun(meant.run, settings.places.training(meant), settings.places.warm_start)
-    found = audit(stored, settings.run(meant).credit, settings.env.max_tokens)
-    show(*health_tables(found, meant, settings.places.page(meant)))
+    run_id = RunId.meant(run)
+    settings = params.load().of(run_id)
+    stored = StoredRun(run_id.run, settings.places.training(run_id), settings.places.warm_start)
+    kinds = audit(stored, settings.run(run_id).credit, settings.env.max_tokens)
+    show(*health_tables(kinds, run_id, settings.places.page(run_id)))
 
 
 @app.command(rich_help_panel=PANEL)
@@ -275,7 +277,9 @@ def recipe(
     from agent_r1.evaluation.plots import recipe_band
     from agent_r1.inspection.recipes import check, curve_of, read_curves, write_band
 
-    places, curves, band = params.load().places, {}, RECIPES / f"{name}.csv"
+    places = params.load().places
+    curves = {}
+    band = RECIPES / f"{name}.csv"
     for run in runs:
         file = Path(places.outputs, "recipe", Path(run).stem)
         if run.endswith(".json"):
@@ -315,10 +319,12 @@ def replay(
     from flows.policies import teacher_of
 
     logging.getLogger("agent_r1.credit").setLevel(logging.WARNING)  # it has a line per iteration and configuration
-    settings, meant, chosen = params.load(), RunId.meant(run), iterations or []
-    compared = stored.configurations(settings, meant, others or [], changes or [], teacher_of(settings, meant))
-    replayed = stored.replay(settings, meant, compared, folder=folder, iterations=chosen, with_gradient=gradient)
-    show(*replay_tables(replayed))
+    settings = params.load()
+    run_id = RunId.meant(run)
+    numbers = iterations or []
+    compared = stored.configurations(settings, run_id, others or [], changes or [], teacher_of(settings, run_id))
+    replays = stored.replay(settings, run_id, compared, folder=folder, iterations=numbers, with_gradient=gradient)
+    show(*replay_tables(replays))
 
 
 @app.command(rich_help_panel=PANEL)
@@ -333,6 +339,6 @@ def lineage(
     ],
 ) -> None:
     """Shows the origins of a model, or the models of data."""
-    from flows.operation.lineage import lineage as found
+    from flows.operation.lineage import trees
 
-    show(*found(subject))
+    show(*trees(subject))

@@ -179,24 +179,25 @@ def serve_agent(
 ) -> None:
     """Serves an agent with its tools, for OpenAI's clients.
 
-    They find chat completions at http://HOST:PORT/v1. Without POLICY the warm start answers.
+    They find chat completions, Responses and messages at http://HOST:PORT/v1. Without POLICY the warm start answers.
     AGENT_R1_ENDPOINT_KEY holds the key that clients send.
     """
     from agent_r1.http.endpoint import ENDPOINT_KEY
     from agent_r1.http.guard import open_to_all
-    from agent_r1.inspection.served import serve
+    from agent_r1.serving.served import serve
     from flows.operation.answering import agent_of
     from flows.policies import policy_of
 
     settings = params.load()
-    served = policy_of(settings, policy)
-    if (outside := served.as_trained(settings).env.agent) is not None:
-        given = f"env.agent is {outside!r}, whose own program asks the policy"
-        raise ValueError(f"{given}; serve it with `agent-r1 serve-policy`, or set env.agent: null")
+    acting_policy = policy_of(settings, policy)
+    program = acting_policy.as_trained(settings).env.agent
+    if program is not None:
+        refusal = f"env.agent is {program!r}, whose own program asks the policy"
+        raise ValueError(f"{refusal}; serve it with `agent-r1 serve-policy`, or set env.agent: null")
     if warning := open_to_all(ENDPOINT_KEY, host, "ask it, and have it use its tools as you"):
         logger.warning(warning)
-    with agent_of(served, settings, temperature) as agent:
-        serve(agent, served.name, host=host, port=port, temperature=temperature)
+    with agent_of(acting_policy, settings, temperature) as agent:
+        serve(agent, acting_policy.name, host=host, port=port)
 
 
 @app.command("serve-policy", cls=OfPolicy, rich_help_panel=SERVERS)
@@ -216,19 +217,21 @@ def serve_policy(
     """
     from agent_r1.http.endpoint import ENDPOINT_KEY
     from agent_r1.http.guard import open_to_all
-    from agent_r1.inspection.policy_server import declared_as, serve
-    from agent_r1.training.agent import open_policy
+    from agent_r1.serving.agent import open_policy
+    from agent_r1.serving.policy_server import declared_as, serve
     from flows.policies import policy_of
 
     settings = params.load()
-    served = policy_of(settings, policy)
-    trained = served.as_trained(settings)
-    declared = declared_as(agent, trained.env)
+    acting_policy = policy_of(settings, policy)
+    trained_settings = acting_policy.as_trained(settings)
+    declaration = declared_as(agent, trained_settings.env)
     if warning := open_to_all(ENDPOINT_KEY, host, "ask it"):
         logger.warning(warning)
-    beneath = served.beneath(settings)
-    with open_policy(trained, served.path, served.updates, beneath=beneath, temperature=temperature) as (engine, chat):
-        serve(engine, chat, trained.env, declared, host=host, port=port)
+    base = acting_policy.base_model(settings)
+    with open_policy(
+        trained_settings, acting_policy.path, acting_policy.updates, beneath=base, temperature=temperature
+    ) as (engine, chat):
+        serve(engine, chat, trained_settings.env, declaration, host=host, port=port)
 
 
 @app.command("serve-search", rich_help_panel=SERVERS)

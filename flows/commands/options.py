@@ -45,20 +45,20 @@ class OfPolicy(TyperCommand):
 
 def in_one_word(args: list[str]) -> list[str]:
     """Arguments whose first is a word for a policy, where earlier options named it. Raises ValueError without one."""
-    given, words = EARLIER.parse_known_args(args)
-    words = [*filter(None, (given.run, given.baseline, given.model)), *words]
-    graph = given.sweep or (REPRO if given.run else "")
-    if graph or given.seed:
+    options, words = EARLIER.parse_known_args(args)
+    words = [*filter(None, (options.run, options.baseline, options.model)), *words]
+    graph = options.sweep or (REPRO if options.run else "")
+    if graph or options.seed:
         if not words or words[0].startswith("-"):
             raise ValueError("--seed and --sweep tell apart runs; name one, such as ppo-seed3 or ablations/ppo-seed3")
-        words[0] = "/".join(filter(None, (graph, words[0]))) + (f"-seed{given.seed}" if given.seed else "")
+        words[0] = "/".join(filter(None, (graph, words[0]))) + (f"-seed{options.seed}" if options.seed else "")
     _tell(" ".join(args), " ".join(words))
     return words
 
 
-def _tell(earlier: str, today: str) -> None:
-    if earlier != today and not started_by_another():
-        logger.warning("%s is spelled %s now", earlier, today)
+def _tell(old: str, new: str) -> None:
+    if old != new and not started_by_another():
+        logger.warning("%s is spelled %s now", old, new)
 
 
 app = typer.Typer(help=ABOUT, no_args_is_help=True, cls=Hyphened)

@@ -11,10 +11,10 @@ from pydantic import TypeAdapter
 from agent_r1 import params
 from agent_r1.params.places import project_root
 from agent_r1.rollout.episode import StepView
+from agent_r1.serving.agent import Agent, open_agent
 from agent_r1.tools.toolbox import require_own
 from agent_r1.tracking.answering import Ask, Episode
 from agent_r1.tracking.registry import Descriptor
-from agent_r1.training.agent import Agent, open_agent
 from flows.policies import Policy, of_descriptor
 from flows.stage import prepare_process
 
@@ -24,10 +24,10 @@ def agent_of(policy: Policy, settings: params.Params, temperature: float) -> Abs
 
     It holds no lock: a conversation or a server may last, and trainings would wait for it.
     """
-    trained = policy.as_trained(settings)
-    require_own(trained.env)
-    beneath = policy.beneath(settings)
-    return open_agent(trained, policy.path, policy.updates, beneath=beneath, temperature=temperature)
+    trained_settings = policy.as_trained(settings)
+    require_own(trained_settings.env)
+    base = policy.base_model(settings)
+    return open_agent(trained_settings, policy.path, policy.updates, beneath=base, temperature=temperature)
 
 
 @contextmanager
@@ -38,10 +38,10 @@ def opened(descriptor: Path, settings: Path) -> Iterator[Ask]:
     `folder_of`, and ValueError outside of a project.
     """
     registered = TypeAdapter(Descriptor).validate_json(descriptor.read_bytes())
-    stored = params.load(settings)
+    loaded = params.load(settings)
     project_root()
     prepare_process()
-    with agent_of(of_descriptor(registered), stored, temperature=0.0) as agent:
+    with agent_of(of_descriptor(registered), loaded, temperature=0.0) as agent:
         yield lambda question: _episode(list(agent.ask(question, seed=0)))
 
 

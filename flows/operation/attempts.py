@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from agent_r1 import params, tracking
 from agent_r1.files import move_aside, trained_alone
+from agent_r1.identity import Identity, read_start
 from agent_r1.learn import checkpoint
 from agent_r1.params.places import RunId
 from agent_r1.tracking.runs import CODE_TAG
-from agent_r1.training.identity import Identity, read_start
 from flows.dvc_files import entries_of, put_entries, require_dvc
 from flows.graph import out_of_date
 from flows.made_of import code_of
@@ -29,21 +29,23 @@ def keep(run: RunId) -> None:
     date stay so. Raises ValueError for a training that is not complete or another run's.
     """
     settings = params.load().of(run)
-    path, config = settings.places.training(run), settings.run(run)
-    started, record = read_start(path), checkpoint.peek(path / "checkpoint")
-    if not started or not record or not record.is_complete(config):
+    path = settings.places.training(run)
+    config = settings.run(run)
+    start = read_start(path)
+    record = checkpoint.peek(path / "checkpoint")
+    if not start or not record or not record.is_complete(config):
         raise ValueError(f"{path} is not complete; `agent-r1 train {run.word}` trains it, or goes on")
-    identity = Identity.of(settings, config, started.inputs, code_of("train"))
+    identity = Identity.of(settings, config, start.inputs, code_of("train"))
     if reason := identity.refusal(path, complete=False):
         raise ValueError(f"{reason}; go back to that, or let it be trained anew: it is not the code alone")
     with trained_alone(path):
         names = entries_of(run.lock, path)
-        edited = out_of_date(*map(run.stage, names)) if names else set()
+        stale = out_of_date(*map(run.stage, names)) if names else set()
         record = replace(record, accepted=identity.code_digest)
         checkpoint.amend(path / "checkpoint", record)
     if tracked := tracking.run_of(path):
         tracked.tag(CODE_TAG, record.code_in_words)
-    current = [run.stage(name) for name in names if name.startswith(MAKER) or run.stage(name) not in edited]
+    current = [run.stage(name) for name in names if name.startswith(MAKER) or run.stage(name) not in stale]
     if current:
         require_dvc("commit", "--force", *current)
     logger.info("%s is kept: %s", path, record.code_in_words)
@@ -54,19 +56,24 @@ def restore(word: str) -> None:
 
     The training in its place is moved aside. Raises ValueError if there is none of that name or label.
     """
-    places, run = params.load().places, RunId.meant(re.sub(f"{TIME}$", "", word))
-    path, aside, name = places.training(run), places.aside / run.sweep, word.rpartition("/")[2]
-    moved = sorted(each for each in aside.glob("*") if re.fullmatch(f"{name}({TIME})?", each.name))
-    if not moved:
+    places = params.load().places
+    run = RunId.meant(re.sub(f"{TIME}$", "", word))
+    path = places.training(run)
+    aside = places.aside / run.sweep
+    name = word.rpartition("/")[2]
+    folders = sorted(folder for folder in aside.glob("*") if re.fullmatch(f"{name}({TIME})?", folder.name))
+    if not folders:
         raise ValueError(f"there is no {name} in {aside}, where trainings are that made room")
     with trained_alone(path):
         if path.exists():
             logger.info("%s was moved to %s", path, move_aside(path, aside))
-        moved[-1].rename(path)
-        if (stored := path / run.lock.name).exists():
-            entries = entries_of(stored, path)
+        folders[-1].rename(path)
+        lock = path / run.lock.name
+        if lock.exists():
+            entries = entries_of(lock, path)
             put_entries(run.lock, entries)
-            stored.unlink()
-            if readers := [run.stage(each) for each in entries if not each.startswith(MAKER)]:  # else DVC takes all
+            lock.unlink()
+            readers = [run.stage(stage) for stage in entries if not stage.startswith(MAKER)]
+            if readers:  # else DVC takes all
                 require_dvc("checkout", "--force", *readers)
-    logger.info("%s is back from %s", path, moved[-1])
+    logger.info("%s is back from %s", path, folders[-1])

@@ -97,38 +97,39 @@ def _offer_choices(client: SyncPrefectClient, settings: params.Params) -> None:
     """Limits the deployments to the runs and data sets of params.yaml, which the server's UI then lists."""
     datasets = ("dataset", [*settings.prepare.datasets])
     choices = {"training/training": ("run", [*settings.runs])} | dict.fromkeys(EVALUATIONS, datasets)
-    for name, (parameter, offered) in choices.items():
+    for name, (parameter, values) in choices.items():
         deployment = client.read_deployment_by_name(name)
         schema = deployment.parameter_openapi_schema or {}
-        taken = schema["properties"][parameter]
-        for kind in taken.get("anyOf", [taken]):  # an optional parameter is of two kinds
-            kind |= {"enum": offered} if kind["type"] == "string" else {}
+        parameter_schema = schema["properties"][parameter]
+        for kind in parameter_schema.get("anyOf", [parameter_schema]):  # an optional parameter is of two kinds
+            kind |= {"enum": values} if kind["type"] == "string" else {}
         client.update_deployment(deployment.id, DeploymentUpdate(parameter_openapi_schema=schema))
 
 
 def _close_left_behind(client: SyncPrefectClient) -> None:
     """Shows unfinished runs of an earlier server as crashed: they would hold the pool's slots for ever."""
     unfinished = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
-    own = WorkPoolFilter.model_validate({"name": {"any_": [POOL]}})
-    chosen = FlowRunFilter.model_validate({"state": {"type": {"any_": unfinished}}})
-    for run in client.read_flow_runs(work_pool_filter=own, flow_run_filter=chosen):
+    pool_filter = WorkPoolFilter.model_validate({"name": {"any_": [POOL]}})
+    run_filter = FlowRunFilter.model_validate({"state": {"type": {"any_": unfinished}}})
+    for run in client.read_flow_runs(work_pool_filter=pool_filter, flow_run_filter=run_filter):
         client.set_flow_run_state(run.id, Crashed(message="the server and its worker were ended"), force=True)
         logger.warning("run %s was not finished when the server ended: shown as crashed", run.name)
 
 
-def ensure_pool(client: SyncPrefectClient, made: WorkPoolCreate) -> None:
+def ensure_pool(client: SyncPrefectClient, pool: WorkPoolCreate) -> None:
     """Makes a work pool, or mends the template of one and keeps its limit; ValueError if it is of another type."""
-    pool, template = made.name, made.base_job_template
+    name = pool.name
+    template = pool.base_job_template
     try:
-        client.create_work_pool(made)
+        client.create_work_pool(pool)
     except ObjectAlreadyExists:  # perhaps made by another worker that started at the same time
-        found = client.read_work_pool(pool)
-        if found.type != made.type:
+        stored = client.read_work_pool(name)
+        if stored.type != pool.type:
             raise ValueError(
-                f"the pool {pool!r} of the server is of type {found.type!r}; choose another name"
+                f"the pool {name!r} of the server is of type {stored.type!r}; choose another name"
             ) from None
-        if found.base_job_template != template:
-            client.update_work_pool(pool, WorkPoolUpdate(base_job_template=template))
+        if stored.base_job_template != template:
+            client.update_work_pool(name, WorkPoolUpdate(base_job_template=template))
 
 
 def of_processes(pool: str, limit: int | None) -> WorkPoolCreate:
@@ -163,21 +164,21 @@ def closed(template: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def ensure_automation(client: SyncPrefectClient, wanted: AutomationCore) -> None:
+def ensure_automation(client: SyncPrefectClient, expected: AutomationCore) -> None:
     """Puts an automation on the server, once for all workers; an equal one stays, with the runs that it watches."""
-    found = client.read_automations_by_name(wanted.name)
-    if not any(_equals(each, wanted) for each in found):
-        client.create_automation(wanted)
-        found = client.read_automations_by_name(wanted.name)  # others may have made some since
-    kept = min(each.id for each in found if _equals(each, wanted))
-    for each in found:
-        if each.id != kept:
+    automations = client.read_automations_by_name(expected.name)
+    if not any(_equals(automation, expected) for automation in automations):
+        client.create_automation(expected)
+        automations = client.read_automations_by_name(expected.name)  # others may have made some since
+    oldest = min(automation.id for automation in automations if _equals(automation, expected))
+    for automation in automations:
+        if automation.id != oldest:
             with suppress(ObjectNotFound):
-                client.delete_automation(each.id)
+                client.delete_automation(automation.id)
 
 
-def _equals(found: Automation, wanted: AutomationCore) -> bool:
-    return AutomationCore.model_validate(found.model_dump(exclude={"id"})) == wanted
+def _equals(automation: Automation, expected: AutomationCore) -> bool:
+    return AutomationCore.model_validate(automation.model_dump(exclude={"id"})) == expected
 
 
 def no_answer(promotion: UUID, hours: float) -> AutomationCore:
@@ -207,23 +208,23 @@ def errand(stage: str, made_of: dict[str, str], inputs: dict[str, str]) -> State
     """
     speak()
     graph.require_shared()
-    found = graph.stages(collect_graph(Path(SWEEP)) if stage.startswith(f"{SWEEP}/") else "dvc.yaml")
-    if stage not in found or not graph.Pool.takes(stage):
+    needs = graph.stages(collect_graph(Path(SWEEP)) if stage.startswith(f"{SWEEP}/") else "dvc.yaml")
+    if stage not in needs or not graph.Pool.takes(stage):
         raise ValueError(f"this clone on {platform.node()} has no stage {stage!r:.200} for a pool; bring it up to date")
-    known = graph.described(stage, *found[stage])
+    state = graph.described(stage, *needs[stage])
     # First, so that a refused clone does not change:
-    graph.require_alike(stage, made_of, known[stage].made_of, but=inputs)
+    graph.require_alike(stage, made_of, state[stage].made_of, but=inputs)
     try:
-        graph.bring({need: known[need] for need in found[stage]}, inputs)
+        graph.bring({need: state[need] for need in needs[stage]}, inputs)
         graph.require_alike(stage, made_of, graph.described(stage)[stage].made_of)
         reproduce(stage)
         require_dvc("push", stage)
     except (graph.StageUnavailable, OSError) as fault:
         return Failed(name=graph.UNAVAILABLE, message=f"on {platform.node()}: {fault}")
-    made = graph.described(stage)[stage]
-    graph.require_alike(stage, made_of, made.made_of)
+    result = graph.described(stage)[stage]
+    graph.require_alike(stage, made_of, result.made_of)
     with get_client(sync_client=True) as client:
-        client.update_flow_run_labels(UUID(flow_run.id), dict(made.outs))
+        client.update_flow_run_labels(UUID(flow_run.id), dict(result.outs))
     return Completed(message=f"made on {platform.node()}")
 
 
@@ -271,15 +272,15 @@ def _require_named(pool: str) -> None:
         raise ValueError(f"no pool can be called {pool!r}; {remedy}")
 
 
-def offer(client: SyncPrefectClient, made: WorkPoolCreate) -> None:
+def offer(client: SyncPrefectClient, pool: WorkPoolCreate) -> None:
     """Makes a pool, and deploys the errand for it; the server refuses other parameters."""
-    ensure_pool(client, made)
+    ensure_pool(client, pool)
     ensure_automation(client, CRASH_DETECTION)
     client.create_deployment(
         flow_id=client.create_flow(errand),
-        name=made.name,
+        name=pool.name,
         description="A stage of the graph for another clone; `agent-r1 pipeline --pool` sends it.",
-        work_pool_name=made.name,
+        work_pool_name=pool.name,
         path=".",
         entrypoint="flows.operation.deploy.errand",
         pull_steps=[{"prefect.deployments.steps.set_working_directory": {"directory": "."}}],

@@ -66,9 +66,9 @@ Overrides = Annotated[dict[str, Any] | None, WithJsonSchema(_CHECKED)]
 
 def _run_name() -> str:
     """What a training is called: `grpo-seed3, 16 iterations`."""
-    given = flow_run.parameters
-    changes = flatten(given.get("overrides") or {})
-    label = RunId(given["run"], given.get("seed")).label
+    parameters = flow_run.parameters
+    changes = flatten(parameters.get("overrides") or {})
+    label = RunId(parameters["run"], parameters.get("seed")).label
     return shorten(", ".join([label, *(f"{value} {name}" for name, value in changes.items())]), 100)
 
 
@@ -85,31 +85,34 @@ def training(run: str, seed: Natural | None = None, overrides: Overrides = None)
         overrides: of `train`, for this one training, such as {"iterations": 5}; it is a run of its own, `ppo-0a1b2c3d`.
     """
     speak()
-    settings, meant = params.load(), RunId(run, seed)
+    settings = params.load()
+    run_id = RunId(run, seed)
     try:
-        settings.run(meant)
-        meant = meant if overrides is None else settings.varied(meant, overrides)
+        settings.run(run_id)
+        run_id = run_id if overrides is None else settings.varied(run_id, overrides)
     except ValueError as fault:  # beyond the form's schema: values that do not go together, or change nothing
         return Failed(name="Invalid", message=str(fault))
     if overrides is not None:
-        write_text(settings.places.variant(meant), json.dumps(overrides))
+        write_text(settings.places.variant(run_id), json.dumps(overrides))
     for stage in STARTS_FROM:
         reproduce(stage)
-    run_command("train", meant.word)
-    run_command("register", meant.word)
-    registered = json.loads(settings.places.version(meant).read_text())["version"]
-    said = show_training(settings.places.training(meant), settings.places)
+    run_command("train", run_id.word)
+    run_command("register", run_id.word)
+    registered = json.loads(settings.places.version(run_id).read_text())["version"]
+    summary = show_training(settings.places.training(run_id), settings.places)
     with expendable("the training has no new page of its trajectories"):
-        run_command("view", meant.word)
-    emit_event(REGISTERED, {"prefect.resource.id": f"{MODEL}.{meant.label}"}, payload={"model": registered})
-    return Completed(message=f"{said}; registered as {registered}")
+        run_command("view", run_id.word)
+    emit_event(REGISTERED, {"prefect.resource.id": f"{MODEL}.{run_id.label}"}, payload={"model": registered})
+    return Completed(message=f"{summary}; registered as {registered}")
 
 
 def show_training(folder: Path, places: Places) -> str:
     """Shows the scores by iteration, and a link to the run in MLflow; returns the first and last score in words."""
-    name, rows = folder.name, scores(folder)
+    name = folder.name
+    rows = scores(folder)
     create_table_artifact(rows, key=artifact_key("scores", name), description=f"Scores of {name}, by iteration")
-    page, key = run_page((folder / "mlflow_run_id").read_text()), artifact_key("mlflow", name)
+    page = run_page((folder / "mlflow_run_id").read_text())
+    key = artifact_key("mlflow", name)
     about = f"The run of {name}: curves, parameters, viewer"
     create_link_artifact(page, link_text=f"{name} in MLflow", key=key, description=about)
     word = words_of(read_rows(places.questions, Question)).right
@@ -143,22 +146,22 @@ def evaluation(models: list[str] | None = None, dataset: str | None = None) -> S
         dataset: the one whose questions are asked, in place of all.
     """
     speak()
-    if ended := expired():
-        return ended
+    if cancelled := expired():
+        return cancelled
     settings = params.load()
     prepared = settings.prepare.datasets
     if dataset is not None and dataset not in prepared:
         raise ValueError(f"no data set is prepared called {dataset!r}{nearest(dataset, prepared)}")
     champion = f"{SCHEME}{settings.places.model}@{registry.CHAMPION}"
     versions = [version_of(model, settings) for model in models or [champion]]
-    said, drifts = zip(*(_evaluated(version, dataset, settings) for version in versions), strict=True)
-    beyond = [explain(found, SHOWN) for found in drifts if found and found.beyond]
+    summaries, drifts = zip(*(_evaluated(version, dataset, settings) for version in versions), strict=True)
+    beyond = [explain(change, SHOWN) for change in drifts if change and change.beyond]
     if beyond:
         raise Drifted("\n".join(beyond))
     challengers = [version for version in versions if not version.is_champion]
-    decided = [*_decide(challengers, asking=bool(settings.promote.yes_within_h))]
+    verdicts = [*_decide(challengers, asking=bool(settings.promote.yes_within_h))]
     _show_pages([version for version in challengers if in_training(version)])
-    return Completed(message="; ".join([*said, *decided]))
+    return Completed(message="; ".join([*summaries, *verdicts]))
 
 
 def expired() -> State[None] | None:
@@ -166,8 +169,8 @@ def expired() -> State[None] | None:
     if flow_run.id is None or deployment.id is None:
         return None
     with get_client(sync_client=True) as client:
-        own = client.read_flow_run(UUID(flow_run.id))
-        if not own.auto_scheduled:
+        this_run = client.read_flow_run(UUID(flow_run.id))
+        if not this_run.auto_scheduled:
             return None
         if not any(schedule.active for schedule in client.read_deployment(deployment.id).schedules):
             return Cancelled(message="its schedule was paused while it waited")
@@ -176,22 +179,22 @@ def expired() -> State[None] | None:
             "state": {"type": {"any_": [StateType.SCHEDULED]}},
             "next_scheduled_start_time": {"before_": datetime.now(UTC)},
         }
-        found = client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(waiting))
-        for other in (run for run in found if run.auto_scheduled):
-            client.set_flow_run_state(other.id, Cancelled(message=f"{own.name}, which waited too, stands for it"))
+        due = client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(waiting))
+        for run in (run for run in due if run.auto_scheduled):
+            client.set_flow_run_state(run.id, Cancelled(message=f"{this_run.name}, which waited too, stands for it"))
     return None
 
 
 def _evaluated(version: registry.Version, dataset: str | None, settings: Params) -> tuple[str, Drift | None]:
     """Evaluates and shows a version; returns its score in words, and its drift if there is an earlier evaluation."""
     folder = measure(version, dataset, settings, lambda arguments: run_command("evaluate", *arguments))
-    found = _drifted(version, folder, settings)
-    said = show_evaluation(version, folder, settings, found)
-    logger.info("%s", said)
-    return said, found
+    change = _drifted(version, folder, settings)
+    summary = show_evaluation(version, folder, settings, change)
+    logger.info("%s", summary)
+    return summary, change
 
 
-def show_evaluation(version: registry.Version, folder: Path, settings: Params, found: Drift | None) -> str:
+def show_evaluation(version: registry.Version, folder: Path, settings: Params, change: Drift | None) -> str:
     """Shows a version's scores, and the drift since the previous evaluation; returns the overall score in words."""
     questions = read_rows(settings.places.questions, Question)
     measured = read_scores(folder, questions, settings.evaluate)
@@ -200,48 +203,50 @@ def show_evaluation(version: registry.Version, folder: Path, settings: Params, f
         for name, mean in measured.items()
         if not name.endswith(BOUNDS)
     }
-    home, page = folder.parent.name, run_page((folder / "mlflow_run_id").read_text())
+    home = folder.parent.name
+    page = run_page((folder / "mlflow_run_id").read_text())
     parts = [
         f"{home}, of {version.descriptor.label}. [In MLflow]({page})",
         markdown_table(["", "mean [95 % interval]"], [[in_markdown(name), cell] for name, cell in cells.items()]),
-        in_markdown(explain(found, 0)) if found else "There is no earlier evaluation that was measured alike.",
+        in_markdown(explain(change, 0)) if change else "There is no earlier evaluation that was measured alike.",
     ]
-    changed = f", {len(found.changed)} answers changed" if found and found.changed else ""
-    said = f"{in_words(measured, words_of(questions).right)}{changed}"
-    create_markdown_artifact("\n\n".join(parts) + "\n", key=artifact_key("evaluation", home), description=said)
-    return f"{version.name}: {said}"
+    changed = f", {len(change.changed)} answers changed" if change and change.changed else ""
+    summary = f"{in_words(measured, words_of(questions).right)}{changed}"
+    create_markdown_artifact("\n\n".join(parts) + "\n", key=artifact_key("evaluation", home), description=summary)
+    return f"{version.name}: {summary}"
 
 
 def _drifted(version: registry.Version, folder: Path, settings: Params) -> Drift | None:
     """The drift since the previous evaluation, logged to this one's MLflow run; None if there is no previous one."""
-    before, current = previous(folder), read(folder)
+    earlier = previous(folder)
+    current = read(folder)
     if current.aborted:
         logger.warning("%s: no drift is looked for: %s", version.reference, current.aborted)
         return None
-    if before is None:
+    if earlier is None:
         logger.info("%s: there is no earlier evaluation that was measured alike", version.reference)
         return None
-    found = drift(current, before, read_rows(settings.places.questions, Question), settings.evaluate)
-    (logger.warning if found.changed else logger.info)("%s", explain(found, SHOWN))
+    change = drift(current, earlier, read_rows(settings.places.questions, Question), settings.evaluate)
+    (logger.warning if change.changed else logger.info)("%s", explain(change, SHOWN))
     run = tracking.run_of(folder)
     if run is None:
         raise ValueError(f"MLflow no longer has the run of {folder}, which was there a moment ago; evaluate it again")
-    run.final({"changed_questions": len(found.changed)})
-    run.text(f"{explain(found)}\n", "drift.txt")
-    return found
+    run.final({"changed_questions": len(change.changed)})
+    run.text(f"{explain(change)}\n", "drift.txt")
+    return change
 
 
 def _decide(challengers: Sequence[registry.Version], *, asking: bool) -> Iterator[str]:
     """Has the gate compare each challenger with the current champion; gives its verdicts in words."""
     if challengers and registry.champion(challengers[0].model) is None:
-        unmatched = registry.no_champion(registry.versions(challengers[0].model))
-        logger.warning("%s", unmatched)
-        yield unmatched
+        reason = registry.no_champion(registry.versions(challengers[0].model))
+        logger.warning("%s", reason)
+        yield reason
         return
     for challenger in challengers:
         if asking:  # in a run of its own, since Prefect suspends no part of another
-            asked = {"challenger": challenger.reference}
-            run_deployment("promote/promote", parameters=asked, timeout=0, as_subflow=False)
+            parameters = {"challenger": challenger.reference}
+            run_deployment("promote/promote", parameters=parameters, timeout=0, as_subflow=False)
             yield f"{challenger.name} is decided in a run of its own"
             continue
         state = promote(challenger.reference, return_state=True)
@@ -254,6 +259,6 @@ def _show_pages(challengers: Sequence[registry.Version]) -> None:
     if challengers:
         with expendable("no page shows test questions before and after training"):
             reproduce(f"baseline@{BASE_TOOL_CALL}")
-    for made in (challenger.descriptor for challenger in challengers):
-        with expendable(f"{made.label} has no new page of its trajectories"):
-            run_command("view", RunId.parse(made.label, made.sweep).word)
+    for descriptor in (challenger.descriptor for challenger in challengers):
+        with expendable(f"{descriptor.label} has no new page of its trajectories"):
+            run_command("view", RunId.parse(descriptor.label, descriptor.sweep).word)

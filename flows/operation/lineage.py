@@ -21,16 +21,16 @@ from agent_r1.tracking.runs import CODE_TAG
 HASH = re.compile(r"[0-9a-f]{6,64}(\.dir)?")
 
 
-def lineage(subject: str) -> list[Tree]:
+def trees(subject: str) -> list[Tree]:
     """The origins of a model, by reference or label, or the models of the data that `data_of` gives."""
     settings = params.load()
     if subject.startswith(SCHEME):
         return [_origins(registry.find(subject), settings.places)]
-    known = registry.versions(settings.places.model)
-    if models := [version for version in known if subject == version.descriptor.label]:
+    versions = registry.versions(settings.places.model)
+    if models := [version for version in versions if subject == version.descriptor.label]:
         return [_origins(version, settings.places) for version in models]
-    name, hashes = data_of(subject, known, settings.places)
-    trained = [version for version in known if hashes <= _hashes_of(version.descriptor)]
+    name, hashes = data_of(subject, versions, settings.places)
+    trained = [version for version in versions if hashes <= _hashes_of(version.descriptor)]
     tree = Tree(escape(name))
     below = tree.add(f"{len(trained)} models were trained on it" if trained else "no model was trained on it")
     for version in trained:
@@ -43,9 +43,9 @@ def _head(version: registry.Version, places: Places) -> Iterator[tuple[str, str]
     """The facts of a model that a reader asks for first."""
     model = version.descriptor
     yield "policy", f"{model.policy_hash}, after {model.policy_version} updates"
-    if evaluated := latest_folder(version, places):
-        scores = json.loads((evaluated / "scores.json").read_text())
-        yield "score", f"{SUCCESS} {scores[SUCCESS]:.3f} on {scores['questions']} questions, in {evaluated}"
+    if evaluation := latest_folder(version, places):
+        scores = json.loads((evaluation / "scores.json").read_text())
+        yield "score", f"{SUCCESS} {scores[SUCCESS]:.3f} on {scores['questions']} questions, in {evaluation}"
     sweep = f", sweep {model.sweep}" if model.sweep else ""
     yield "run", f"{model.run}, seed {model.seed}{sweep}; all parameters in MLflow run {model.mlflow_run_id}"
     yield "commit", model.git_commit or "not known"
@@ -88,7 +88,7 @@ def _grow(tree: Tree, branch: str, facts: Iterable[tuple[str, str]]) -> None:
         grown.add(escape(f"{name} {value}".rstrip()), style="default")
 
 
-def data_of(subject: str, known: Sequence[registry.Version], places: Places) -> tuple[str, set[str]]:
+def data_of(subject: str, versions: Sequence[registry.Version], places: Places) -> tuple[str, set[str]]:
     """The name and hashes of data at a path, or of data that a model was trained on, by a hash or its beginning."""
     if Path(subject).exists():
         hashed = (places.questions, places.passages, places.index)
@@ -97,15 +97,15 @@ def data_of(subject: str, known: Sequence[registry.Version], places: Places) -> 
             choices = ", ".join(str(path) for path in (places.prepared, *hashed))
             raise ValueError(f"{subject} is there, but models are not trained on it; ask for {choices}")
         return subject, {sha256(path) for path in below}
-    hashes = set[str]().union(*(_hashes_of(version.descriptor) for version in known))
+    hashes = set[str]().union(*(_hashes_of(version.descriptor) for version in versions))
     matches = sorted(value for value in hashes if HASH.fullmatch(subject) and value.startswith(subject))
     if len(matches) > 1:
         raise ValueError(f"{subject!r} begins several hashes: {', '.join(matches)}; give more of it")
     if matches:
         return matches[0], {*matches}
-    models = ", ".join(version.reference for version in known) or "none is registered"
-    labels = ", ".join(sorted({version.descriptor.label for version in known})) or "none"
-    questions = ", ".join(sorted({version.descriptor.questions[:12] for version in known})) or "none"
+    models = ", ".join(version.reference for version in versions) or "none is registered"
+    labels = ", ".join(sorted({version.descriptor.label for version in versions})) or "none"
+    questions = ", ".join(sorted({version.descriptor.questions[:12] for version in versions})) or "none"
     choices = f"models: {models}; labels: {labels}; questions that models were trained on: {questions}"
     raise ValueError(f"{subject!r} is no model, path or hash of data here; {choices}")
 

@@ -76,8 +76,12 @@ def read(folder: Path) -> comparison.Evaluation:
 def previous(folder: Path) -> comparison.Evaluation | None:
     """The latest earlier evaluation of the same policy that is whole and was measured alike."""
     current = read(folder)
-    before = (read(each) for each in reversed(comparison.finished_folders(folder.parent)) if each.name < folder.name)
-    return next((each for each in before if comparison.same_setting(current, each) and not each.aborted), None)
+    for earlier in reversed(comparison.finished_folders(folder.parent)):
+        if earlier.name < folder.name:
+            evaluation = read(earlier)
+            if comparison.same_setting(current, evaluation) and not evaluation.aborted:
+                return evaluation
+    return None
 
 
 @flow(name="promote", flow_run_name="promotion of {challenger}")
@@ -90,15 +94,17 @@ def promote(challenger: str) -> State[None]:
     speak()
     settings = params.load()
     page = run_page(version_of(challenger, settings).descriptor.mlflow_run_id)
-    asked = partial(ask, page=page, hours=hours) if (hours := settings.promote.yes_within_h) else None
-    decision = gate(challenger, lambda arguments: run_command("evaluate", *arguments), objection=asked)
+    hours = settings.promote.yes_within_h
+    objection = partial(ask, page=page, hours=hours) if hours else None
+    decision = gate(challenger, lambda arguments: run_command("evaluate", *arguments), objection=objection)
     if decision is None:
         return Completed(message=f"{challenger} is the champion already")
-    table, said = decision_table(decision), verdict(decision)
+    table = decision_table(decision)
+    words = verdict(decision)
     text = f"{table}\n[The training of {decision.challenger} in MLflow]({page})\n"
-    create_markdown_artifact(text, key=artifact_key("decision", decision.challenger), description=harmless(said))
+    create_markdown_artifact(text, key=artifact_key("decision", decision.challenger), description=harmless(words))
     logger.info("%s", table.splitlines()[0])
-    return Completed(name="Promoted" if decision.promoted else "Refused", message=said)
+    return Completed(name="Promoted" if decision.promoted else "Refused", message=words)
 
 
 class Consent(RunInput):
@@ -116,16 +122,17 @@ def ask(decision: Decision, page: str, hours: float) -> str:
     success = f"{decision.challenger_success:.3f} against {decision.champion_success:.3f}"
     if decision.greedily:
         success += " (greedily {:.3f} against {:.3f})".format(*decision.greedily)
-    about = f"Is {decision.challenger} to take the place of {decision.champion}? Success {success}, {decision.reason}."
+    pair = f"Is {decision.challenger} to take the place of {decision.champion}?"
+    question = f"{pair} Success {success}, {decision.reason}. [Its training]({page}). No answer in {hours:g} h is a no."
     answer = suspend_flow_run(
-        wait_for_input=Consent.with_initial_data(f"{about} [Its training]({page}). No answer in {hours:g} h is a no."),
+        wait_for_input=Consent.with_initial_data(question),
         timeout=int((hours + 1) * 3600),  # where the automation of `agent-r1 deploy` does not end it
         key=artifact_key(decision.challenger, f"against-{decision.champion}"),
     )
     if answer.promote:
         return ""
-    told = "a person said no" if answer.model_fields_set else f"nobody said yes within {hours:g} h"
-    return f"{decision.reason}, but {told}"
+    objection = "a person said no" if answer.model_fields_set else f"nobody said yes within {hours:g} h"
+    return f"{decision.reason}, but {objection}"
 
 
 def run_page(run_id: str) -> str:
@@ -148,9 +155,10 @@ def gate(
     if version.number == champion.number:
         logger.info("%s is the champion already", version.reference)
         return None
-    ours, theirs = _measured_alike(version, champion, settings, evaluate)
-    decision = decide(ours, theirs, settings.promote, settings.evaluate, anyway=anyway)
-    if decision.promoted and objection and (reason := objection(decision)):
+    challenging, defending = _measured_alike(version, champion, settings, evaluate)
+    decision = decide(challenging, defending, settings.promote, settings.evaluate, anyway=anyway)
+    reason = objection(decision) if decision.promoted and objection else ""
+    if reason:
         decision = dataclasses.replace(decision, promoted=False, reason=reason)
     if decision.promoted:
         _promote(version, expected=champion)
@@ -191,15 +199,16 @@ def _measured_alike(
 
     def latest(version: registry.Version) -> comparison.Evaluation | None:
         folder = comparison.latest_folder(version, settings.places)
-        found = comparison.read_evaluation(version.name, folder) if folder else None
-        return None if found and found.aborted else found
+        evaluation = comparison.read_evaluation(version.name, folder) if folder else None
+        return None if evaluation and evaluation.aborted else evaluation
 
-    old = latest(challenger), latest(champion)
-    ours, theirs = old[0] or measured(challenger), old[1] or measured(champion)
-    if comparison.differences_of_setting([ours, theirs]):
-        ours = measured(challenger) if old[0] else ours
-        theirs = measured(champion) if old[1] else theirs
-    return ours, theirs
+    stored = latest(challenger), latest(champion)
+    first = stored[0] or measured(challenger)
+    second = stored[1] or measured(champion)
+    if comparison.differences_of_setting([first, second]):
+        first = measured(challenger) if stored[0] else first
+        second = measured(champion) if stored[1] else second
+    return first, second
 
 
 def _run_evaluate(arguments: Sequence[str]) -> None:

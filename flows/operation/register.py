@@ -18,12 +18,12 @@ from pathlib import Path
 
 from agent_r1 import params, tracking
 from agent_r1.files import remove_folder, sha256, write_text
+from agent_r1.identity import read_start
 from agent_r1.learn import checkpoint
 from agent_r1.params.places import PARAMS, RunId, policy_in, registered_policy, registered_training
 from agent_r1.tracking import registry
 from agent_r1.tracking.runs import CODE_TAG, KIND_TAG
-from agent_r1.training.identity import read_start
-from flows.dvc_files import is_linked, kept, link, link_to_cache, run_dvc
+from flows.dvc_files import is_linked, link, link_to_cache, recorded_md5, run_dvc
 
 LOADED = Path(__file__).with_name("version")  # by which MLflow loads a version
 ORIGIN = ("git_commit", "data_hash", CODE_TAG)  # of a descriptor: tags of the training's MLflow run
@@ -40,30 +40,29 @@ def register(run: RunId) -> None:
     settings = params.load()
     files = [Path(PARAMS), *(file for file in LOADED.iterdir() if file.is_file())]
     version = registry.register(_describe(settings, run), settings.places.model, files)
-    made = version.descriptor
-    logger.info("%s is %s", made.policy, version.reference)
-    named = {"version": version.reference, "policy": made.policy_hash} | {name: getattr(made, name) for name in ORIGIN}
-    write_text(settings.places.version(run), json.dumps(named, indent=2) + "\n")
-    _push(made)
+    descriptor = version.descriptor
+    logger.info("%s is %s", descriptor.policy, version.reference)
+    facts = {"version": version.reference, "policy": descriptor.policy_hash} | {
+        name: getattr(descriptor, name) for name in ORIGIN
+    }
+    write_text(settings.places.version(run), json.dumps(facts, indent=2) + "\n")
+    _push(descriptor)
 
 
 def _describe(settings: params.Params, run: RunId) -> registry.Descriptor:
     training = settings.places.training(run)
-    policy, started = policy_in(training), read_start(training)
+    policy = policy_in(training)
+    start = read_start(training)
     progress = checkpoint.peek(policy.parent)
-    if progress is None or started is None:
+    if progress is None or start is None:
         missing = f"{training} holds no training of this version of the project"
         raise FileNotFoundError(f"{missing}; train it first (`agent-r1 train {run.word}`)")
-    config, done = settings.run(run), progress.iterations
-    if not progress.stopped and done < (planned := progress.planned(config)):
-        raise ValueError(f"{training} is at iteration {done} of {planned}; train it to its end")
-    if checkpoint.is_adapters_alone(policy):
-        raise ValueError(f"the adapters in {policy} are not merged yet; start the training again, which does it")
-    checkpoint.require_whole(policy.parent, checkpoint.POLICY)
+    config = settings.run(run)
+    _require_complete(training, progress, progress.planned(config))
     policy_hash = sha256(policy)
-    known = registry.of_policy(policy_hash, settings.places.model)
-    tracked, origin = _tracked(settings, run, policy_hash, known)
-    dvc_file = registered_policy(known.descriptor.label if known else run.label, policy_hash)
+    registered = registry.of_policy(policy_hash, settings.places.model)
+    tracked, origin = _tracked(settings, run, policy_hash, registered)
+    dvc_file = registered_policy(registered.descriptor.label if registered else run.label, policy_hash)
     dvc_hash = keep(policy, dvc_file)
     return registry.Descriptor(
         label=run.label,
@@ -76,34 +75,48 @@ def _describe(settings: params.Params, run: RunId) -> registry.Descriptor:
         policy_version=progress.policy_version,
         dvc_file=dvc_file.as_posix() if dvc_hash else "",
         dvc_hash=dvc_hash,
-        config=started.fingerprint,
+        config=start.fingerprint,
         dvc_training_hash=keep(training, registered_training(dvc_file)),
-        **{name: started.inputs[name] for name in ("questions", "passages", "index", "prompt")},
+        **{name: start.inputs[name] for name in ("questions", "passages", "index", "prompt")},
         **origin,
     )
 
 
+def _require_complete(training: Path, progress: checkpoint.Progress, planned: int) -> None:
+    policy = policy_in(training)
+    if not progress.stopped and progress.iterations < planned:
+        raise ValueError(f"{training} is at iteration {progress.iterations} of {planned}; train it to its end")
+    if checkpoint.is_adapters_alone(policy):
+        raise ValueError(f"the adapters in {policy} are not merged yet; start the training again, which does it")
+    checkpoint.require_whole(policy.parent, checkpoint.POLICY)
+
+
 def _tracked(
-    settings: params.Params, run: RunId, policy_hash: str, known: registry.Version | None
+    settings: params.Params, run: RunId, policy_hash: str, registered: registry.Version | None
 ) -> tuple[tracking.Run, dict[str, str]]:
     """The training's MLflow run, and its origin; in a store without that run a new one stands for it."""
-    training, file = settings.places.training(run), settings.places.version(run)
+    training = settings.places.training(run)
     run_id = (training / "mlflow_run_id").read_text()
-    if found := tracking.resume(run_id):
-        tags = found.tags()
-        return found, {name: tags.get(name, "") for name in ORIGIN}
-    written = json.loads(file.read_text()) if file.exists() else {}
-    if written.get("policy") != policy_hash:
+    tracked = tracking.resume(run_id)
+    if tracked:
+        tags = tracked.tags()
+        return tracked, {name: tags.get(name, "") for name in ORIGIN}
+    file = settings.places.version(run)
+    stored = json.loads(file.read_text()) if file.exists() else {}
+    if stored.get("policy") != policy_hash:
         raise ValueError(f"MLflow's store has no run {run_id} of {training}; start the training again, which logs it")
-    origin = {name: written[name] for name in ORIGIN}
-    if known and (found := tracking.resume(known.descriptor.mlflow_run_id)):
-        return found, origin
+    origin = {name: stored[name] for name in ORIGIN}
+    tracked = tracking.resume(registered.descriptor.mlflow_run_id) if registered else None
+    return tracked or _stand_in(settings, run, origin), origin
+
+
+def _stand_in(settings: params.Params, run: RunId, origin: dict[str, str]) -> tracking.Run:
     config = settings.run(run)
     tags = tracking.provenance(settings.prepare.dataset, run.sweep) | origin | {KIND_TAG: "training"}
-    shown = tracking.run_params(run.name, settings.of(run), config)
-    about = tracking.overrides(settings, run)
-    with tracking.start(dataclasses.replace(run, seed=config.seed).label, shown, tags, about=about) as stands_for_it:
-        return stands_for_it, origin
+    parameters = tracking.run_params(run.name, settings.of(run), config)
+    label = dataclasses.replace(run, seed=config.seed).label
+    with tracking.start(label, parameters, tags, about=tracking.overrides(settings, run)) as tracked:
+        return tracked
 
 
 def keep(folder: Path, dvc_file: Path) -> str:
@@ -112,7 +125,7 @@ def keep(folder: Path, dvc_file: Path) -> str:
         return ""
     content = dvc_file.with_suffix("")
     if is_linked(dvc_file) and sha256(content) == sha256(folder):
-        return kept(dvc_file)
+        return recorded_md5(dvc_file)
     remove_folder(content)
     try:
         shutil.copytree(folder, content, copy_function=link)
@@ -122,7 +135,7 @@ def keep(folder: Path, dvc_file: Path) -> str:
     if failed:
         raise OSError(f"DVC could not keep {folder} ({failed}); mend that and register again")
     link_to_cache(dvc_file)
-    return kept(dvc_file)
+    return recorded_md5(dvc_file)
 
 
 def _push(model: registry.Descriptor) -> None:

@@ -37,7 +37,8 @@ def serve(prefect_port: int, mlflow_port: int, *, with_password: bool = True) ->
     """
     remote = os.environ.get("PREFECT_API_URL")
     logger.info("starting %sMLflow and a worker; a minute on a busy machine", "" if remote else "Prefect, ")
-    url, parts = remote or processes.api_on(prefect_port), list[processes.Supervised]()
+    url = remote or processes.api_on(prefect_port)
+    parts = list[processes.Supervised]()
     environment = processes.prefect_environment(url)
     password = own_password() if with_password else ""
     if remote:
@@ -46,7 +47,7 @@ def serve(prefect_port: int, mlflow_port: int, *, with_password: bool = True) ->
         environment[processes.OF_CLIENTS] = password
         parts.append(processes.server_part(claim(prefect_port, "PREFECT_PORT"), password))
     parts += _mlflow_servers(mlflow_port, password)
-    with nullcontext() if remote else processes.known(url), processes.servers(parts, GRACE_S) as begun:
+    with nullcontext() if remote else processes.known(url), processes.servers(parts, GRACE_S) as running:
         logger.info("putting the deployments of prefect.yaml on the server")
         command = [sys.executable, "-m", "flows", "deploy", *([] if remote else ["--restarted"])]
         if code := subprocess.run(command, env=environment, check=False).returncode:
@@ -58,7 +59,7 @@ def serve(prefect_port: int, mlflow_port: int, *, with_password: bool = True) ->
         logger.info("the runs and their results: %s/runs", page)
         logger.info("compare the runs in MLflow: %s", comparison(mlflow_port))
         logger.info("Ctrl-C ends everything")
-        keep_working(worker_part("worker", POOL, {**environment, MLFLOW_UI: address(mlflow_port)}), begun)
+        keep_working(worker_part("worker", POOL, {**environment, MLFLOW_UI: address(mlflow_port)}), running)
 
 
 def worker_part(name: str, pool: str, environment: Mapping[str, str], *options: str) -> processes.Supervised:
@@ -86,20 +87,22 @@ def show_mlflow(port: int, *, with_password: bool = True) -> None:
     """Runs the MLflow UI alone, until interrupted."""
     logger.info("starting MLflow; half a minute on a busy machine")
     password = own_password() if with_password else ""
-    found = _mlflow_servers(port, password)
-    if not found:
+    parts = _mlflow_servers(port, password)
+    if not parts:
         raise ValueError(f"MLFLOW_TRACKING_URI names a server, which shows its runs itself: {address()}")
-    with processes.servers(found, GRACE_S) as begun:
+    with processes.servers(parts, GRACE_S) as running:
         _tell(password)
         logger.info("the runs side by side: %s", comparison(port))
         logger.info("MLflow at %s; Ctrl-C ends it", address(port))
-        raise OSError(processes.first_to_end(begun)[1])
+        raise OSError(processes.first_to_end(running)[1])
 
 
 def _tell(password: str) -> None:
     if password:
-        said = "browsers ask for the password %s: Prefect takes it alone, MLflow with any user; commands read %s and %s"
-        logger.info(said, password, processes.OF_CLIENTS, apps.PASSWORD)
+        sentence = (
+            "browsers ask for the password %s: Prefect takes it alone, MLflow with any user; commands read %s and %s"
+        )
+        logger.info(sentence, password, processes.OF_CLIENTS, apps.PASSWORD)
     else:
         logger.warning("without a password everybody who can log in to this machine can run commands as you here")
 
@@ -129,16 +132,16 @@ def _mlflow_servers(port: int, password: str) -> list[processes.Supervised]:
     ]
 
 
-def keep_working(worker: processes.Supervised, begun: Sequence[processes.Running]) -> None:
+def keep_working(worker: processes.Supervised, others: Sequence[processes.Running]) -> None:
     """Runs the worker beside servers; raises OSError once one of them has ended, or the worker died at once."""
     worker.log.unlink(missing_ok=True)
     while True:
         started = time.monotonic()
         with processes.running(worker, GRACE_S) as working:
-            ended, said = processes.first_to_end([*begun, working])
+            ended, reason = processes.first_to_end([*others, working])
         if ended is not worker or time.monotonic() - started < STEADY_S:
-            raise OSError(f"{said}; everything else was ended too")
-        logger.warning("%s; starting another, its runs are shown as crashed", said)
+            raise OSError(f"{reason}; everything else was ended too")
+        logger.warning("%s; starting another, its runs are shown as crashed", reason)
 
 
 def claim(port: int, variable: str) -> socket.socket:
@@ -160,24 +163,25 @@ def require_server(api_url: str) -> None:
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    shown, ours = without_password(api_url), version("prefect")
+    server = without_password(api_url)
+    installed = version("prefect")
     try:
         with (
             temporary_settings({PREFECT_API_URL: api_url}),
             get_client(httpx_settings={"timeout": ANSWER_S}, sync_client=True) as client,
         ):
-            found = str(client.api_version())
+            served_version = str(client.api_version())
     except (HTTPStatusError, ValueError) as fault:
         if isinstance(fault, HTTPStatusError) and fault.response.status_code in (401, 403):
             remedy = f"set {processes.OF_CLIENTS} to its password, or PREFECT_API_KEY to a key of yours"
-            raise ValueError(f"the Prefect server at {shown} wants to know who asks; {remedy}") from fault
-        raise ValueError(f"PREFECT_API_URL {shown} is no Prefect server; it should end in /api") from fault
+            raise ValueError(f"the Prefect server at {server} wants to know who asks; {remedy}") from fault
+        raise ValueError(f"PREFECT_API_URL {server} is no Prefect server; it should end in /api") from fault
     except (HTTPError, OSError) as fault:
-        said = without_password(str(fault))
+        problem = without_password(str(fault))
         remedy = "start it there, correct the address, or unset PREFECT_API_URL for a server on this machine"
-        raise OSError(f"no Prefect server answers at PREFECT_API_URL {shown} ({said}); {remedy}") from fault
-    unlike = f"the server at PREFECT_API_URL {shown} is Prefect {found}, and this project has {ours}"
-    if found.split(".")[0] != ours.split(".")[0]:
+        raise OSError(f"no Prefect server answers at PREFECT_API_URL {server} ({problem}); {remedy}") from fault
+    unlike = f"the server at PREFECT_API_URL {server} is Prefect {served_version}, and this project has {installed}"
+    if served_version.split(".")[0] != installed.split(".")[0]:
         raise ValueError(f"{unlike}; run the same major version on both sides")
-    if found.split(".")[1] != ours.split(".")[1]:
+    if served_version.split(".")[1] != installed.split(".")[1]:
         logger.warning("%s; where they misunderstand each other, run the same minor version on both sides", unlike)

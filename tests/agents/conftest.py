@@ -1,7 +1,5 @@
 """Agents outside that run in the test's own process, in place of programs, and asks over real HTTP."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path

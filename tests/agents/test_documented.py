@@ -1,7 +1,5 @@
 """The agent of docs/agents.md, run as the page says, and a training with an agent outside beside the built-in one."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Callable, Sequence

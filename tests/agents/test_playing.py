@@ -1,7 +1,5 @@
 """Episodes of agents outside against the built-in loop's: the same rows from the same draws."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -16,17 +14,17 @@ from agent_r1.envs.base import parse_action
 from agent_r1.envs.kinds import attempts_at, played_by, require_playable
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import SYSTEM, advice, example_call
-from agent_r1.inspection.conversation import Screen
-from agent_r1.inspection.wire import Limits
 from agent_r1.params import SHIPPED, load
 from agent_r1.records import CallStatus, Outcome, Question, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.collecting import collect_all
 from agent_r1.rollout.episode import PLAY, StepView
 from agent_r1.rollout.episodes import ScriptedSampler
+from agent_r1.serving.agent import Agent
+from agent_r1.serving.conversation import Screen
+from agent_r1.serving.wire import Limits
 from agent_r1.tools.base import Tool
 from agent_r1.tools.search import search_tool
-from agent_r1.training.agent import Agent
 from tests.agents.test_session import SEARCH
 from tests.trajectories import question_fields
 
@@ -141,8 +139,6 @@ def test_a_question_may_name_the_agent_that_plays_it_and_has_no_answer_then(
 
 
 def test_a_person_asks_an_agent_outside(chat: Chat, outside: Callable[..., Any]) -> None:
-    """A chat shows what the policy said and read, and the answer that the agent made of it."""
-
     async def solve(task: Task) -> Ending:
         messages = [{"role": "user", "content": task.text}]
         async with httpx.AsyncClient(headers={"authorization": f"Bearer {task.key}"}) as client:

@@ -1,7 +1,5 @@
 """Agents' programs as real processes: honest ones, and ones that would get away from a naive keeper."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -24,6 +22,7 @@ from agent_r1.agents import programs, supervisor
 from agent_r1.agents.programs import Programs
 from agent_r1.agents.task import Ending, Task
 from agent_r1.params.env import AgentParams
+from tests.cases import cases
 
 T = TypeVar("T")
 TASK = Task(
@@ -103,7 +102,6 @@ def processes_of(root: Path, command: str = "") -> list[psutil.Process]:
 
 
 def script(text: str, **further: Any) -> AgentParams:
-    """A command that runs a program of Python's."""
     return AgentParams(command=[sys.executable, "-I", "-S", "-c", text], **{"timeout_s": 60.0, **further})
 
 
@@ -122,7 +120,6 @@ def during(agent: AgentParams, act: Callable[[Programs], Awaitable[T]], concurre
 
 
 def played(agent: AgentParams, *tasks: Task, concurrency: int = 64) -> list[Ending]:
-    """What comes of tasks that are played at the same time."""
     return during(agent, lambda opened: asyncio.gather(*(opened.play("mine", task) for task in tasks)), concurrency)
 
 
@@ -143,7 +140,10 @@ def test_a_command_is_told_of_its_episode_and_of_nothing_else(home: Path, monkey
     assert asked == {"question": QUESTION, "reward_key": "sk-reward-key"}
     variables.pop("LC_CTYPE", None)  # which Python itself sets
     openai = {"BASE_URL": "http://127.0.0.1:9/v1", "API_KEY": "sk-client-key", "MODEL": "policy"}
-    assert variables == {"GIVEN": "1", **{f"OPENAI_{name}": value for name, value in openai.items()}}
+    anthropic = openai | {"BASE_URL": "http://127.0.0.1:9"}
+    clients = {"OPENAI": openai, "ANTHROPIC": anthropic}
+    of_clients = {f"{name}_{key}": value for name, client in clients.items() for key, value in client.items()}
+    assert variables == {"GIVEN": "1", **of_clients}
     assert (Path(folder).parent, files) == (home / "episodes", [])
 
 
@@ -154,19 +154,7 @@ def test_the_last_line_is_what_came_of_it(home: Path) -> None:
     assert played(shell("cat >/dev/null"), TASK) == [Ending()]
 
 
-@pytest.mark.parametrize(
-    ("said", "fault"),
-    [
-        ("so long", "what it stated is no outcome: Invalid JSON"),
-        ('{"parts": {"speed": NaN}}', "no outcome: parts.speed: Input should be a finite number"),
-        ('{"parts": {"speed": "1"}}', "parts.speed: Input should be a valid number"),
-        ('{"parts": {"luck": 1}}', "'luck' is no part in env.agents.mine.rewards; name it there"),
-        ('{"success": 1}', "success: Input should be a valid boolean"),
-        ('{"reward": 1}', "reward: Extra inputs are not permitted"),
-        ("[1]", "no outcome: Input should be an object"),
-        ("[" * 100_000, "Invalid JSON"),
-    ],
-)
+@cases("said, fault")
 def test_another_last_line_is_a_fault(home: Path, said: str, fault: str) -> None:
     Path("said").write_text(said)
     [ending] = played(AgentParams(command=["cat", "said"], timeout_s=60, rewards=["speed"]), TASK)
@@ -174,15 +162,7 @@ def test_another_last_line_is_a_fault(home: Path, said: str, fault: str) -> None
     assert ending == Ending(fault=ending.fault)
 
 
-@pytest.mark.parametrize(
-    ("does", "fault"),
-    [
-        ("echo '{}'; echo why >&2; exit 3", "it ended with exit code 3\nwhy"),
-        ("kill -SEGV $$", "it ended with signal 11"),
-        ('echo $OPENAI_API_KEY; printf "\\033[31mred $OPENAI_API_KEY $MY_TOKEN" >&2; exit 1', "�[31mred *** ***"),
-        ("head -c 3000000 /dev/zero | tr '\\0' x", "no outcome: Invalid JSON"),
-    ],
-)
+@cases("does, fault")
 def test_a_fault_has_its_last_words_and_no_key(
     home: Path, monkeypatch: pytest.MonkeyPatch, does: str, fault: str
 ) -> None:
@@ -208,7 +188,6 @@ def test_a_process_that_never_ends_is_ended_with_all_that_it_started(home: Path,
 
 
 def test_what_a_process_leaves_behind_ends_before_its_episode_is_over(home: Path) -> None:
-    """Before the episode is over, and not only with the stage."""
     leaves = f"cd {home}; setsid sh -c '(setsid sleep 86399 &)'; sleep 86399 & setsid sleep 86399 & echo '{{}}'"
 
     async def play(opened: Programs) -> tuple[Ending, list[psutil.Process]]:
@@ -331,15 +310,7 @@ def test_each_call_of_a_function_that_blocks_has_a_process_of_its_own(
     assert (child.answer or "").split(" ")[0] != pid
 
 
-@pytest.mark.parametrize(
-    ("agent", "fault"),
-    [
-        ({"function": "own_agents:missing"}, "agents.mine.function cannot be used: .*no attribute 'missing'"),
-        ({"function": "own_agent:alone"}, "agents.mine.function cannot be used: .*No module named 'own_agent'"),
-        ({"command": ["own-agent"]}, "agents.mine.command: there is no 'own-agent'; install it, or name its path"),
-        ({"command": ["sh"], "environment": ["MY_UNSET"]}, "agents.mine hands on MY_UNSET, which is not set"),
-    ],
-)
+@cases("agent, fault")
 def test_an_agent_that_is_not_there_is_refused_at_its_first_episode(home: Path, agent: Any, fault: str) -> None:
     with pytest.raises(ValueError, match=f"(?s){fault}"):
         played(AgentParams(timeout_s=1, **agent), TASK)
@@ -394,7 +365,6 @@ def runs(process: psutil.Process) -> bool:
 
 
 def left_of(begun: Sequence[psutil.Process], root: Path) -> list[psutil.Process]:
-    """The processes that run still, some time after."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         left = [each for each in begun if runs(each)]
@@ -445,11 +415,7 @@ OK = b"HTTP/1.1 200 OK\r\n"
     ids=["well", "twice", "twice whole", "large", "with keys", "elsewhere", "no HTTP", "never"],
 )
 def test_a_service_is_asked_once(
-    home: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    free_port: Callable[[], int],
-    answer: bytes,
-    expected: Ending | str,
+    home: Path, monkeypatch: pytest.MonkeyPatch, free_port: Callable[[], int], answer: bytes, expected: Ending | str
 ) -> None:
     monkeypatch.setenv("AGENT_R1_AGENT_KEY_MINE", "sk-service")
     asked: list[bytes] = []

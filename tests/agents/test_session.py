@@ -1,15 +1,15 @@
 """Messages as contexts, by hand: what goes on, what begins anew, and what each token is."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent_r1.agents.session import Completing, GivenAction, Session
-from agent_r1.http.completions import Refused
+from agent_r1.agents.session import GivenAction, Session
+from agent_r1.http.dialects.chat import ChatCompletions
+from agent_r1.http.dialects.conversation import ChatRequest, Refused
 from agent_r1.params import SHIPPED, load
 from agent_r1.params.env import AgentParams
 from agent_r1.records import CallStatus, Outcome, Source, StopReason
@@ -17,16 +17,10 @@ from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episode import PLAY
 from agent_r1.rollout.sampling import Action, Request
 from agent_r1.seeds import derive
+from tests.cases import tables
 
 LIMITS = load(SHIPPED).env.model_copy(update={"max_tokens": 400, "max_action_tokens": 80, "max_steps": 8})
-SEARCH = {
-    "type": "function",
-    "function": {
-        "name": "search",
-        "description": "Searches.",
-        "parameters": {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
-    },
-}
+SEARCH = tables(Path(__file__).parent)["search_schema"]
 PARTS = (7, 0, "q", 0)
 CALL = '<think>So.</think><tool_call>{"name": "search", "arguments": {"query": "it"}}</tool_call>'
 SYSTEM, WHO = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"}
@@ -43,7 +37,9 @@ class Episode:
 
     def ask(self, messages: Sequence[Any], said: str | Sequence[int], **fields: Any) -> GivenAction:
         body = {"model": "policy", "messages": messages, "tools": [SEARCH], **fields}
-        asked = Completing.read(json.dumps(body).encode())
+        return self.take(ChatCompletions().read(json.dumps(body).encode(), {}), said)
+
+    def take(self, asked: ChatRequest, said: str | Sequence[int]) -> GivenAction:
         place = self.session.place(asked)
         request, first = self.session.request(place, asked, 0)
         ids = self.chat.encode_action(said) if isinstance(said, str) else list(said)
@@ -53,7 +49,6 @@ class Episode:
 
 
 def shown(drawn: GivenAction) -> dict[str, Any]:
-    """The answer as a client gets it, without its thought."""
     calls = [
         {"id": name, "type": "function", "function": {"name": call.tool, "arguments": json.dumps(call.arguments)}}
         for name, call in drawn.calls
@@ -66,7 +61,6 @@ def result(drawn: GivenAction, text: str = "Quill.") -> dict[str, Any]:
 
 
 def runs(chat: Chat, read: Any) -> list[tuple[str, str]]:
-    """Consecutive tokens of one source, as text."""
     found: list[tuple[str, list[int]]] = []
     for index, source in zip(read.ids, read.source, strict=True):
         if not found or found[-1][0] != Source(source).name:
@@ -191,16 +185,73 @@ def test_what_is_malformed(chat: Chat) -> None:
     assert (unknown.step.call_status, wrong.step.call_status) == (CallStatus.UNKNOWN_TOOL, CallStatus.BAD_ARGUMENTS)
 
 
+def test_a_call_is_read_leniently_where_it_is_declared(chat: Chat) -> None:
+    """A bare call of an offered tool, which is read again as it was sampled; the same text of no tool is an answer."""
+    bare = '{"name": "search", "parameters": {"query": "it"}}'
+    strict = Episode(chat).ask([SYSTEM, WHO], bare)
+    assert (strict.calls, strict.content) == ([], bare)
+    episode = Episode(chat, limits={"calls": "lenient"})
+    first = episode.ask([SYSTEM, WHO], bare)
+    assert (first.content, first.calls[0][1]) == ("", ("search", {"query": "it"}))
+    assert first.step.call_status is CallStatus.OK
+    second = episode.ask([SYSTEM, WHO, shown(first), result(first)], '{"name": "Quill", "parameters": {}}')
+    assert second.place.parent is first
+    assert (second.calls, episode.session.counts.lenient) == ([], 1)
+
+
+SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+FORM = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
+JSON = {"type": "json_object"}
+OTHER = {"type": "function", "function": {"name": "other"}}
+NAMED = {"tools": [SEARCH, OTHER], "tool_choice": {"type": "function", "function": {"name": "other"}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said", "meets"),
+    [
+        ({"tool_choice": "required"}, CALL, True),
+        ({"tool_choice": "required"}, "yes", False),
+        (NAMED, '<tool_call>{"name": "other", "arguments": {}}</tool_call>', True),
+        (NAMED, CALL, False),
+        ({"response_format": JSON}, '<think>So.</think>{"a": 1}', True),
+        ({"response_format": JSON}, "[1]", False),
+        ({"response_format": FORM}, '{"name": "Quill"}', True),
+        ({"response_format": FORM}, '{"name": 3}', False),
+        ({"response_format": FORM}, CALL, True),
+        ({"response_format": {"type": "text"}}, "yes", True),
+    ],
+)
+def test_an_action_without_the_demanded_form_failed(chat: Chat, fields: Any, said: str, meets: bool) -> None:
+    """It is sampled freely, and the client sees what was said."""
+    episode = Episode(chat)
+    drawn = episode.ask([SYSTEM, WHO], said, **fields)
+    assert episode.session.counts.unmet_form == (not meets)
+    assert episode.session.may_be_at_fault is not meets
+    assert (drawn.step.call_status is CallStatus.MALFORMED) is not meets
+    assert drawn.content in said
+    assert bool(drawn.calls) == ("tool_call" in said)
+
+
+def test_a_schema_that_cannot_be_checked_is_refused_by_its_field(chat: Chat) -> None:
+    for schema in ({"type": "nothing"}, {"properties": 3}, {"properties": {"a": {"$ref": "http://x.example"}}}):
+        form = {"type": "json_schema", "json_schema": {"schema": schema}}
+        with pytest.raises(Refused, match="response_format: ") as fault:
+            Episode(chat).ask([SYSTEM, WHO], "yes", response_format=form)
+        assert fault.value.param == "response_format"
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"n": 2}, "n: this agent takes null or 1 alone"),
-        ({"tool_choice": "required"}, "tool_choice"),
+        ({"n": 2}, "n: null or 1 alone is taken here"),
+        ({"tool_choice": "some"}, "tool_choice: takes auto"),
+        ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "no tool 'x' is offered"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
         ({"messages": [WHO, {"role": "assistant", "content": "x"}]}, "the last one is the assistant's"),
         ({"messages": [WHO, {"role": "tool", "content": "x", "tool_call_id": "y"}]}, "nobody made"),
         ({"messages": [WHO] * 10_000}, "messages"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "a name is made of"),
+        ({"tools": [{"type": "function", "function": {"name": "a", "description": "x" * 40_000}}]}, "tools: .*shorten"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(changes: dict[str, Any], said: str, chat: Chat) -> None:

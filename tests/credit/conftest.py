@@ -1,7 +1,5 @@
 """Properties draw the same examples in every run and are not timed: a busy machine must not fail them."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Trajectories written as letters, one per token: P prompt, A action, O observation, T template."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

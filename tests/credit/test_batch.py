@@ -1,21 +1,12 @@
 """Masks, recursions over sequences of different lengths, and whitening, worked by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.credit.batch import (
-    after_prompt,
-    discounted_sums,
-    generalized_advantages,
-    select_tokens,
-    whiten,
-)
+from agent_r1.credit.batch import after_prompt, whiten
 from agent_r1.credit.estimators import estimate
 from agent_r1.params.credit import WITH_CRITIC, WITH_WHITENING
 from tests.credit.letters import batch, params
@@ -39,35 +30,8 @@ def test_after_prompt_starts_at_the_first_sampled_token(source: Any, after: list
     assert after_prompt(np.array(source, np.uint8)).tolist() == after
 
 
-def test_a_switch_selects_actions_or_all_after_the_prompt() -> None:
-    assert select_tokens(SOURCE, True).tolist() == ACTIONS
-    assert select_tokens(SOURCE, False).tolist() == AFTER_PROMPT
-
-
 sequences = st.lists(st.lists(st.tuples(st.floats(-4, 4), st.floats(-4, 4)), max_size=9), min_size=1, max_size=6)
 share = st.floats(0, 1)
-
-
-def test_discounted_sums() -> None:
-    # Two entries, none, three: 1 + 4/2, 4 | | 8 + (2 + 6/2)/2, 2 + 6/2, 6.
-    sums = discounted_sums(np.array([1.0, 4, 8, 2, 6]), np.array([2, 0, 3]), 0.5)
-    assert sums.tolist() == [3, 4, 10.5, 5, 6]
-    assert discounted_sums(np.zeros(0), np.array([0, 0]), 0.5).tolist() == []
-
-
-@given(sequences, share, share)
-def test_generalized_advantages_are_discounted_sums_of_deltas(
-    drawn: list[list[tuple[float, float]]], gamma: float, lam: float
-) -> None:
-    expected = []
-    for sequence in drawn:
-        values = [value for _, value in sequence] + [0]
-        deltas = [reward + gamma * values[n + 1] - values[n] for n, (reward, _) in enumerate(sequence)]
-        expected += [sum((gamma * lam) ** j * d for j, d in enumerate(deltas[n:])) for n in range(len(deltas))]
-    flat = np.array([entry for sequence in drawn for entry in sequence]).reshape(-1, 2)
-    lengths = np.array([len(sequence) for sequence in drawn])
-    advantages = generalized_advantages(flat[:, 0], flat[:, 1], lengths, gamma=gamma, lam=lam)
-    np.testing.assert_allclose(advantages, expected, atol=1e-12)
 
 
 @pytest.mark.parametrize(("floor", "divisor"), [(0.0, 2.0), (1.5, 2.0), (4.0, 4.0)])

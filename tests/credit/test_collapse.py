@@ -1,7 +1,5 @@
 """The collapse monitor on histories written by hand."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,44 +12,22 @@ from hypothesis import strategies as st
 from agent_r1.credit.collapse import SIGNS, Alarm, Iteration, alarms, is_clean
 from agent_r1.params import load
 from agent_r1.params.train import MonitorParams
+from tests.cases import cases, tables
 
 MONITOR = load(Path(__file__).parents[2] / "params.yaml").train.monitor
 
 # An iteration in which nothing is wrong. Returns are 0 or 1.
-CALM = {
-    "reward/total": 0.5,
-    "reward/max": 1.0,
-    "reward/std": 0.5,
-    "reward/std_in_groups": 0.4,
-    "rollout/surprisal": 0.3,
-    "policy/grad_norm": 0.2,
-    "policy/kl_step": 0.01,
-    "rollout/valid_call_share": 0.9,
-    "rollout/answer_repetition": 0.1,
-    "rollout/thought_repetition": 0.4,
-}
+CALM = tables(Path(__file__).parent)["calm"]
 # One sign each: threshold, where it begins by hand, a value that shows it and one that just does not.
-WORKED: dict[str, tuple[str, float, float, float, float]] = {
-    "reward_std_fall": ("reward/std_in_groups", 0.5, 0.2, 0.19, 0.2),  # 0.5 x 0.4
-    "entropy_fall": ("rollout/surprisal", 0.1, 0.03, 0.02, 0.03),  # 0.1 x 0.3
-    "entropy_rise": ("rollout/surprisal", 4.0, 1.2, 1.3, 1.2),  # 4 x 0.3
-    "surprisal_jump": ("rollout/surprisal", 2.0, 0.6, 0.61, 0.6),  # 2 x 0.3
-    "long_step": ("policy/kl_step", 0.1, 0.1, 0.11, 0.1),  # whatever it was before
-    "grad_norm_spike": ("policy/grad_norm", 5.0, 1.0, 1.1, 1.0),  # 5 x 0.2
-    "valid_call_fall": ("rollout/valid_call_share", 0.5, 0.45, 0.44, 0.45),  # 0.5 x 0.9
-    "answer_repetition": ("rollout/answer_repetition", 0.5, 0.55, 0.56, 0.55),  # 0.1 + 0.5 x (1 - 0.1)
-    "thought_repetition": ("rollout/thought_repetition", 0.5, 0.7, 0.71, 0.7),  # 0.4 + 0.5 x (1 - 0.4)
-}
+WORKED = tables(Path(__file__).parent)["worked_signs"]
 
 
 def monitor(patience: int = 1, first_iterations: int = 3, **thresholds: float) -> MonitorParams:
-    """Looks for the named signs only."""
     signs = MONITOR.thresholds.model_copy(update=dict.fromkeys(SIGNS, 0.0) | thresholds)
     return MONITOR.model_copy(update={"patience": patience, "first_iterations": first_iterations, "thresholds": signs})
 
 
 def history(metric: str, *values: float) -> list[Iteration]:
-    """Iterations that are calm but for one metric."""
     return [{**CALM, metric: value} for value in values]
 
 
@@ -61,9 +37,6 @@ def seen(rows: Sequence[Iteration], params: MonitorParams, samples: int = 4) -> 
 
 def without(row: Iteration, metric: str) -> Iteration:
     return {name: value for name, value in row.items() if name != metric}
-
-
-ENTROPY = {"entropy_fall": 0.1, "entropy_rise": 4.0}
 
 
 def test_every_threshold_has_its_sign_and_every_sign_is_worked_here() -> None:
@@ -99,29 +72,7 @@ def test_a_run_that_collapses_at_once_is_held_against_its_only_calm_iteration() 
     assert [n for n in range(1, 8) if seen(rows[:n], patient)] == [4, 5, 6, 7]
 
 
-@pytest.mark.parametrize(
-    ("metric", "values", "signs", "shown"),
-    [
-        # Thoughts were as different as can be since: half of the way from 0.4 to 1 is the limit, not half from 0.
-        ("rollout/thought_repetition", [0.4, 0.4, 0.4, 0.0, 0.6], {"thought_repetition": 0.5}, []),
-        ("rollout/thought_repetition", [0.4, 0.0, 0.4, 0.4, 0.6], {"thought_repetition": 0.5}, ["thought_repetition"]),
-        # The median of 0.3 2.0 0.4: the limits are 0.1 x 0.4 and 4 x 0.4, whatever the extremes.
-        ("rollout/surprisal", [0.3, 2.0, 0.4, 0.1], ENTROPY, []),
-        ("rollout/surprisal", [0.3, 2.0, 0.4, 0.039], ENTROPY, ["entropy_fall"]),
-        ("rollout/surprisal", [0.3, 2.0, 0.4, 1.5], ENTROPY, []),
-        ("rollout/surprisal", [0.3, 2.0, 0.4, 1.61], ENTROPY, ["entropy_rise"]),
-        # A jump is from the last iterations without one, though it was higher once, and though one before had jumped.
-        ("rollout/surprisal", [0.8, 0.8, 0.8, 0.4, 0.4, 0.61], {"surprisal_jump": 1.5}, ["surprisal_jump"]),
-        ("rollout/surprisal", [0.8, 0.8, 0.8, 0.4, 0.4, 0.59], {"surprisal_jump": 1.5}, []),
-        ("rollout/surprisal", [0.4, 0.5, 0.6, 0.61], {"surprisal_jump": 1.5}, []),
-        ("rollout/surprisal", [0.4, 0.4, 0.9, 0.9, 0.9, 0.61], {"surprisal_jump": 1.5}, ["surprisal_jump"]),
-        # A step is too long also where those before were no shorter.
-        ("policy/kl_step", [0.5, 0.11], {"long_step": 0.1}, ["long_step"]),
-        # The lower median of all before is 0.2, so 1.1 spikes at a threshold of 5. After 0.8 more it is 0.4.
-        ("policy/grad_norm", [0.1, 0.2, 0.4, 0.8, 1.1], {"grad_norm_spike": 5.0}, ["grad_norm_spike"]),
-        ("policy/grad_norm", [0.1, 0.2, 0.4, 0.8, 0.8, 1.1], {"grad_norm_spike": 5.0}, []),
-    ],
-)
+@cases("metric, values, signs, shown")
 def test_an_iteration_is_held_against_the_earlier_ones_that_its_sign_names(
     metric: str, values: list[float], signs: dict[str, float], shown: list[str]
 ) -> None:

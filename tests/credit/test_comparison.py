@@ -1,7 +1,5 @@
 """Credits against each other and values against what came, worked out by hand."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent_r1.credit.batch import returns_to_go
 from agent_r1.inspection.replay import advantage_comparison, value_errors
 from agent_r1.params import load
 from agent_r1.params.credit import RewardWeights
 from agent_r1.records import Credit
+from tests.cases import cases
 from tests.credit.letters import progress, trajectory
 
 WEIGHTS = RewardWeights.model_validate({**dict.fromkeys(RewardWeights.model_fields, 0.0), "progress": 1.0})
@@ -36,16 +34,7 @@ def credit(advantages: Sequence[float], values: Sequence[float] | None = None, *
     )
 
 
-@pytest.mark.parametrize(
-    ("other", "correlation"),
-    [
-        ([0, 1, 2, 9, 3], 1.0),  # the 9 is at an observation
-        ([0, 10, 20, 0, 30], 1.0),
-        ([0, -1, -2, 0, -3], -1.0),
-        ([0, 1, 3, 0, 2], 0.5),  # deviations (-1, 0, 1) and (-1, 1, 0): 1 / 2
-        ([0, 4, 4, 0, 4], math.nan),
-    ],
-)
+@cases("other, correlation")
 def test_correlation_at_action_tokens(other: list[float], correlation: float) -> None:
     compared = advantage_comparison([trajectory("PAAOA")], [credit([0, 1, 2, 0, 3])], [credit(other)])
     assert compared["advantage/correlation"] == pytest.approx(correlation, nan_ok=True)
@@ -60,11 +49,6 @@ def test_shares() -> None:
     assert math.isnan(dropped["advantage/correlation"])
     assert compared["advantage/nonzero_share"] == pytest.approx(2 / 6)
     assert compared["advantage/kept_share"] == 0.5
-
-
-def test_returns_to_go() -> None:
-    row = trajectory("PAAOTAO", progress(2, 1))
-    assert returns_to_go(row, np.array([2.0, 1.0])).tolist() == [3, 3, 3, 1, 1, 1, 0]
 
 
 def test_value_errors() -> None:

@@ -1,9 +1,6 @@
 """The StarPO-S filter: worked examples, and what holds of every choice."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +9,7 @@ from hypothesis import strategies as st
 
 from agent_r1.credit.assign import select, top_fraction, top_p
 from agent_r1.params.credit import FilterParams
+from tests.cases import cases
 
 SIZE = 4  # trajectories of a group
 
@@ -19,25 +17,10 @@ Rule = Callable[[np.ndarray, float], np.ndarray]
 
 
 def chosen(rule: Rule, stds: list[float], share: float) -> list[int]:
-    """The indices of the groups that are kept."""
     return np.flatnonzero(rule(np.array(stds), share, len(stds))).tolist()
 
 
-@pytest.mark.parametrize(
-    ("stds", "share", "expected"),
-    [
-        # Sum 10. From the largest: 4 covers .4, 4 + 3 covers .7, 4 + 3 + 2 covers .9.
-        ([1, 4, 3, 2], 0.9, [1, 2, 3]),
-        ([1, 4, 3, 2], 0.91, [0, 1, 2, 3]),
-        ([1, 4, 3, 2], 0.7, [1, 2]),
-        ([1, 4, 3, 2], 0.4, [1]),
-        ([1, 4, 3, 2], 0.01, [1]),  # the group that reaches the share is kept
-        ([0, 4, 0, 2], 1.0, [1, 3]),  # all that differ, and no other
-        ([0.1] * 10, 0.9, list(range(9))),  # nine tenths, though .1 added up nine times is not .9
-        ([0, 0], 0.9, []),
-        ([1e-17, 1], 1.0, [1]),  # equal but for rounding
-    ],
-)
+@cases("stds, share, expected")
 def test_top_p_by_hand(stds: list[float], share: float, expected: list[int]) -> None:
     assert chosen(top_p, stds, share) == expected
 
@@ -81,11 +64,6 @@ def test_after_a_refill_the_share_is_still_of_the_questions_asked_first() -> Non
     assert sorted(set(groups[select(returns, groups, params)[0]])) == [1, 4, 5]
 
 
-def test_no_filter_keeps_groups_without_differences_too() -> None:
-    kept, share, _ = select(np.ones(4), np.array([0, 0, 1, 1]), FilterParams(kind="none", share=1.0, refill=0))
-    assert (kept.all(), share) == (True, 1)
-
-
 def test_equal_returns_added_up_in_another_order_do_not_differ() -> None:
     returns = np.array([0.1 + 0.2 + 0.3, 0.3 + 0.2 + 0.1])
     assert returns[0] != returns[1]
@@ -120,39 +98,3 @@ def test_a_kept_group_is_whole_differs_and_differs_no_less_than_a_dropped_one(
         assert threshold == pytest.approx(stds[kept].min())
         assert stds[~kept].max(initial=0) <= stds[kept].min() + 1e-12
     assert kept_share == kept.mean()
-
-
-@given(iterations, shares)
-def test_top_p_covers_its_share_and_with_one_group_less_would_not(drawn: list[list[int]], share: float) -> None:
-    returns = np.array(drawn, np.float64)
-    stds = returns.std(axis=1, ddof=1)
-    kept = selected(returns, "top_p", share)[0][::SIZE]
-    covered = stds[kept].sum()
-    assert covered >= share * stds.sum() - 1e-6
-    if kept.any():
-        assert covered - stds[kept].min() < share * stds.sum()
-
-
-@given(iterations, shares)
-def test_top_fraction_keeps_at_most_its_share(drawn: list[list[int]], share: float) -> None:
-    returns = np.array(drawn, np.float64)
-    kept = selected(returns, "top_fraction", share)[0][::SIZE]
-    varying = int((returns.std(axis=1) > 0).sum())
-    assert kept.sum() == min(max(int(share * len(drawn)), 1), varying)
-
-
-@given(iterations, kinds, shares, st.integers(-5, 5), st.sampled_from([0.5, 2.0, 8.0]), st.randoms())
-def test_shifting_a_group_scaling_all_returns_or_another_order_changes_no_choice(
-    drawn: list[list[int]], kind: str, share: float, shift: int, scale: float, rng: Any
-) -> None:
-    """Exactly: whole numbers shift and powers of two scale without rounding."""
-    returns = np.array(drawn, np.float64)
-    moved = returns.copy()
-    moved[0] += shift
-    expected = selected(returns, kind, share)[0]
-    assert selected(moved, kind, share)[0].tolist() == expected.tolist()
-    assert selected(returns * scale, kind, share)[0].tolist() == expected.tolist()
-    order = np.array(rng.sample(range(returns.size), returns.size))
-    groups = np.repeat(np.arange(len(drawn)), SIZE)
-    params = FilterParams.model_validate({"kind": kind, "share": share, "refill": 0})
-    assert select(returns.ravel()[order], groups[order], params)[0].tolist() == expected[order].tolist()

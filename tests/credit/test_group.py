@@ -1,7 +1,5 @@
 """Group-relative estimators, against numbers worked by hand."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable
@@ -9,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_r1.credit.batch import Batch
@@ -27,8 +24,7 @@ def advantages(estimator: Callable[..., Any], made: Batch, chosen: CreditParams)
     estimate = estimator(made, chosen)
     assert not estimate.value_targets.any()
     assert not estimate.critic_mask.any()
-    found: np.ndarray = estimate.advantages[np.arange(len(made.rewards)), made.time_steps.argmax(axis=1)]
-    return found
+    return estimate.advantages[np.arange(len(made.rewards)), made.time_steps.argmax(axis=1)]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +52,6 @@ def test_grpo_divides_by_the_std_plus_1e_6() -> None:
 
 
 def test_maxrl_takes_no_return_below_0() -> None:
-    """A group that earned nothing learns nothing."""
     assert not advantages(maxrl, batch([("PA", [0]), ("PA", [0])]), params("maxrl")).any()
     with pytest.raises(ValueError, match="maxrl takes returns of 0 and above, and one is -1; weigh no part below 0"):
         maxrl(batch([("PA", [2]), ("PA", [-1])]), params("maxrl"))
@@ -73,15 +68,3 @@ def test_a_group_of_one_gets_nothing_and_a_warning(caplog: pytest.LogCaptureFixt
 
 
 members = st.lists(st.tuples(st.integers(0, 3), st.integers(-16, 16)), min_size=2, max_size=16)  # group, return
-
-
-@ESTIMATORS
-@given(rows=members)
-def test_advantages_sum_to_nothing_within_every_group(
-    estimator: Callable[..., Any], rows: list[tuple[int, int]]
-) -> None:
-    returns = [abs(reward) if estimator is maxrl else reward for _, reward in rows]
-    made = batch([("PA", [reward]) for reward in returns], groups=[group for group, _ in rows])
-    found = advantages(estimator, made, params("grpo"))
-    for group in set(made.groups):
-        assert abs(found[made.groups == group].sum()) < 1e-9

@@ -1,7 +1,5 @@
 """Rewards of one's own: what a function sees, when it is asked, and what it may not give."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,14 +14,15 @@ from agent_r1.credit.own import Episode, load, sources, state, view
 from agent_r1.credit.rewards import step_rewards
 from agent_r1.envs.shared import Shared
 from agent_r1.faults import TooManyAborted
+from agent_r1.identity import Identity
 from agent_r1.params.credit import CreditParams, RewardWeights
 from agent_r1.params.places import RunId
 from agent_r1.params.sections import override, validated
 from agent_r1.records import Call, CallStatus, Outcome, Passage, Question, Source, StopReason, Trajectory
 from agent_r1.tables import read_rows
 from agent_r1.training.folder import RunFolder
-from agent_r1.training.identity import Identity
 from agent_r1.training.loop import Training, iterate
+from tests.cases import cases
 from tests.trajectories import from_parts, question_fields
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
@@ -140,36 +139,14 @@ def test_a_fault_of_the_world_is_asked_again_and_then_aborts(
         stated(function, rows, share=0.4, batched=batched)
 
 
-@pytest.mark.parametrize(
-    ("function", "answer", "message"),
-    [
-        ("bad", "x", r"trajectory 0/q0/0: the value of 0/q0/0 is nan; give a finite number"),
-        ("bad", "y", "is inf; give a finite number"),
-        ("bad", "z", "is '1'; give a finite number"),
-        ("bad", "w", r"credit\.rewards\.own \(users_rewards:bad\) of trajectory 0/q0/0 raised KeyError: 'w'; mend it"),
-        ("few", "x", "gave 1 values for 2 episodes; give one for each"),
-        ("wrds", "x", r"credit\.rewards\.own: users_rewards has no 'wrds'; did you mean 'words'"),
-        ("constant", "x", "users_rewards has no 'constant'"),
-    ],
-)
+@cases("function, answer, message")
 @pytest.mark.usefixtures("module")
 def test_what_it_may_not_give_is_refused_with_its_trajectory(function: str, answer: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         stated(function, [trajectory(0, answer), trajectory(1, answer)], batched=function == "few")
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("no.where", "", r"credit\.rewards\.own: module 'no\.where' cannot be imported \(ModuleNotF"),
-        ("users_rewards", "1 +", r"module 'users_rewards' cannot be imported \(SyntaxError"),
-        ("users_rewards", "1 / 0", r"module 'users_rewards' cannot be imported \(ZeroDivisionError"),
-        ("users_rewards", "exit(3)", r"module 'users_rewards' cannot be imported \(SystemExit: 3"),
-        ("flows", "", r"flows\.py has the name of a module that Python or a library needs; rename it"),
-        ("itertools", "", r"itertools\.py has the name"),
-        ("agent_r1.answers", "", r"'agent_r1\.answers' is .*, which hides agent_r1/answers\.py; rename yours"),
-    ],
-)
+@cases("name, text, message")
 def test_a_module_that_does_not_load_or_is_hidden_is_refused(
     module: SimpleNamespace, name: str, text: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

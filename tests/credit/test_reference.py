@@ -1,7 +1,5 @@
 """What the reference adds to the rewards, worked by hand."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -68,7 +66,6 @@ def test_a_teacher_alone_gives_every_token_its_own_advantage(episode: Trajectory
 
 @pytest.mark.parametrize("masks", [True, False])
 def test_a_reference_without_a_price_changes_no_credit_and_is_kept(episode: Trajectory, masks: bool) -> None:
-    """Its logprobs are kept at action tokens, whatever the loss mask."""
     values = [np.array([0, 0.5, 1, 0, -1], np.float32)]
     chosen = params(loss_mask=masks, recursion=masks)
     [bare], metrics = assign([episode], values, chosen)

@@ -1,13 +1,10 @@
 """Repetition of answers and thoughts, counted by hand on small batches."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_r1.credit.metrics import answer_repetition, repetition_metrics, thought_repetition
@@ -57,30 +54,3 @@ def test_no_answer_and_one_question_have_nothing_in_common() -> None:
 
 
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=6)
-BATCH = st.lists(st.tuples(st.integers(0, 3), TOKENS, st.sampled_from(["", "a b", "c"])), min_size=2, max_size=8)
-
-
-@given(batch=BATCH, data=st.data())
-def test_order_and_the_names_of_tokens_and_questions_do_not_matter(
-    batch: list[tuple[int, list[int], str]], data: st.DataObject
-) -> None:
-    rows = [says(group, ids, answer=answer) for group, ids, answer in batch]
-    renamed = [says(9 - group, [150_000 - token for token in ids], answer=answer) for group, ids, answer in batch]
-    found = repetition_metrics(rows)
-    assert repetition_metrics(data.draw(st.permutations(renamed))) == pytest.approx(found)
-    assert all(0 <= value <= 1 for value in found.values())
-
-
-@given(batch=BATCH)
-def test_thoughts_agree_with_the_definition(batch: list[tuple[int, list[int], str]]) -> None:
-    """Pair by pair, with sets of tuples."""
-    rows = [says(group, ids) for group, ids, _ in batch]
-    sets = [{tuple(ids[i : i + 2]) for i in range(len(ids) - 1)} for _, ids, _ in batch]
-    shares = [
-        np.mean([ngram in others for (group, _, _), others in zip(batch, sets, strict=True) if group != own])
-        for (own, _, _), ngrams in zip(batch, sets, strict=True)
-        for ngram in ngrams
-        if len({group for group, _, _ in batch}) > 1
-    ]
-    if len({group for group, _, _ in batch}) > 1:
-        assert thought_repetition(rows, 2) == pytest.approx(np.mean(shares) if shares else 0)

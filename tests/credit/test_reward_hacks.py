@@ -4,8 +4,6 @@ Every test shows the farm, what it earns, and where it ends: a cap, another part
 but the number of steps, which is why such a part must weigh little beside the answer.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -35,8 +33,6 @@ Play = Callable[..., Trajectory]
 
 @pytest.fixture
 def play(chat: Chat) -> Play:
-    """The trajectory of a script, one text per action."""
-
     def _play(*script: str) -> Trajectory:
         env = ToolEnv(QUESTION, [search_tool(TitleSearch(), top_k=2)], max_steps=MAX_STEPS)
         attempt = Attempt(question_id="q", group=0, sample=0, env=lambda _: env)

@@ -1,7 +1,5 @@
 """Reward parts, each against its definition."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from agent_r1.credit.rewards import parts_of, step_rewards
 from agent_r1.params import load
 from agent_r1.params.credit import CreditParams, RewardWeights
 from agent_r1.records import Call, CallStatus, Outcome
+from tests.cases import cases
 from tests.credit.letters import trajectory
 
 FILE = Path(__file__).parents[2] / "params.yaml"
@@ -119,9 +118,7 @@ def test_same_arguments_of_another_tool_and_unread_arguments_are_no_repeat() -> 
 
 def test_totals_weigh_the_parts() -> None:
     episode = trajectory(
-        "PAOAOA",
-        [call(CallStatus.OK, progress=1.0), call(CallStatus.FAILED), answer(1.0)],
-        outcome=Outcome.ANSWERED,
+        "PAOAOA", [call(CallStatus.OK, progress=1.0), call(CallStatus.FAILED), answer(1.0)], outcome=Outcome.ANSWERED
     )
     totals, parts = step_rewards(
         episode, weights(agent_r1=2.0, valid_call=0.5, failed_call=0.25, progress=0.125, repeat_call=4.0)
@@ -160,25 +157,16 @@ def test_an_episode_that_the_world_cut_short_earns_and_loses_nothing() -> None:
     assert {tuple(part) for part in parts.values()} == {(0, 0)}
 
 
-@pytest.mark.parametrize(
-    ("letters", "outcome", "expected"),
-    [
-        # A limit of 10 and a buffer of 4: from the seventh token on a quarter each.
-        ("PPPPPA", Outcome.ANSWERED, 0.0),
-        ("PPPPPAA", Outcome.ANSWERED, -0.25),
-        ("PPPPPAAOA", Outcome.TURN_LIMIT, -0.75),
-        ("PPPPPAAAAA", Outcome.MALFORMED, -1.0),
-        ("PA", Outcome.TOKEN_LIMIT, -1.0),  # the observation that did not fit would have gone beyond
-    ],
-)
-def test_overlong_falls_towards_the_token_limit(letters: str, outcome: Outcome, expected: float) -> None:
+@cases("letters, outcome, expected")
+def test_overlong_falls_towards_the_token_limit(letters: str, outcome: str, expected: float) -> None:
     """DAPO, Eq. 13."""
     priced = weights(overlong=2.0).model_copy(update={"overlong_buffer": 4})
-    totals, parts = step_rewards(trajectory(letters, outcome=outcome), priced, 10)
+    episode = trajectory(letters, outcome=Outcome(outcome))
+    totals, parts = step_rewards(episode, priced, 10)
     assert parts["overlong"][-1] == expected
     assert totals.sum() == 2 * expected
     with pytest.raises(ValueError, match=r"rewards\.overlong 2\.0 needs env\.max_tokens"):
-        step_rewards(trajectory(letters, outcome=outcome), priced)
+        step_rewards(episode, priced)
 
 
 def test_overlong_looks_at_the_last_context() -> None:

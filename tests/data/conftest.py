@@ -1,7 +1,5 @@
 """A small Atlas, and the one of params.yaml, each generated once."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The demonstrator: worked examples of each habit, their frequency, how many there are, and what is copied."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
@@ -14,7 +12,7 @@ import pytest
 from agent_r1.answers import contains
 from agent_r1.data.atlas import World, tell
 from agent_r1.data.demonstrations import Demonstration, _chance, demonstrate, with_tools, without_tools
-from agent_r1.data.questions import Hop, Plan, generate_questions, look_up
+from agent_r1.data.questions import Plan, generate_questions, look_up
 from agent_r1.envs.base import parse_action
 from agent_r1.params import load
 from agent_r1.params.prepare import AtlasParams, AtlasShares
@@ -60,7 +58,6 @@ def queries(actions: list[str]) -> list[str]:
 
 def answer(actions: list[str]) -> str:
     match = re.search(r"<answer> (.*) </answer>$", actions[-1])
-    assert match
     return match[1]
 
 
@@ -148,13 +145,6 @@ def test_by_relation_it_believes_its_mistakes_and_makes_the_same_ones() -> None:
     assert answer([last]) == "Jon"
 
 
-def test_quotes_in_an_entity_stay_json() -> None:
-    plan = Plan((Hop('The "Kiss" é', 'The "Kiss" é', "", "x"),), "x")
-    actions = demonstrate(plan, question("lookup"), {}, habits(0, 0), random.Random(0))
-    assert queries(actions) == ['The "Kiss" é']
-    assert "é" in actions[0]
-
-
 def test_everything_it_copies_can_be_seen(atlas: World, rows: Rows, index: Search) -> None:
     """A query's entity stands in the question or in the results so far; so does the answer, unless yes or no."""
     rng = random.Random(0)
@@ -172,7 +162,6 @@ def test_everything_it_copies_can_be_seen(atlas: World, rows: Rows, index: Searc
 
 @pytest.fixture(scope="session")
 def warm_start_params() -> WarmStartParams:
-    """The parameters of params.yaml, for as many demonstrations as the small world has questions."""
     return WARM_START.model_copy(update={"seed": 0, "demonstrations": 280, "naive_rag_demonstrations": 280})
 
 
@@ -206,21 +195,6 @@ def test_there_are_as_many_as_asked_for(
     for demonstrate_nothing in (lambda: searching(atlas, [], params), lambda: answering([], index, params)):
         with pytest.raises(ValueError, match=r"no training questions to demonstrate on; give a data set of prepare"):
             demonstrate_nothing()
-
-
-def test_a_repeated_question_is_not_a_repeated_demonstration(
-    atlas: World, rows: Rows, warm_start_params: WarmStartParams
-) -> None:
-    """One question of three hops, 60 times: it stops at each of them."""
-    [chosen, *_] = [(question, plan) for question, plan in rows if len(plan.hops) == 3]
-    found = searching(atlas, [chosen], warm_start_params.model_copy(update={"demonstrations": 60}))
-    assert {len(each.actions) for each in found} == {2, 3, 4}
-
-
-def test_the_seed_decides(atlas: World, rows: Rows, index: Search, warm_start_params: WarmStartParams) -> None:
-    one, again, other = (warm_start_params.model_copy(update={"seed": seed}) for seed in (0, 0, 1))
-    assert searching(atlas, rows, one) == searching(atlas, rows, again) != searching(atlas, rows, other)
-    assert answering(rows, index, one) == answering(rows, index, again) != answering(rows, index, other)
 
 
 def test_without_tools_it_answers_at_once_with_what_is_shown(

@@ -1,7 +1,5 @@
 """The three releases' rows and a user's own: worked examples, awkward ones, refusals, and all the shared rows."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from decimal import Decimal
@@ -18,6 +16,8 @@ from agent_r1.data.sources import Row, read
 from agent_r1.params.prepare import FilesParams, PrepareParams, SplitParams
 from agent_r1.records import Passage, Question
 from agent_r1.tables import read_rows
+from tests.cases import cases, tables
+from tests.trajectories import question_fields
 
 HOTPOTQA, WIKI, MUSIQUE, GENERIC, FLASHRAG = (
     FORMATS[name] for name in ("hotpotqa", "2wikimultihopqa", "musique", "generic", "flashrag")
@@ -65,7 +65,6 @@ SUPPORTED = (supported_row, r"dev\.json, row 2")
 
 
 def asked(form: str, **changes: Any) -> Question:
-    """The question of a row of a format, with some fields changed."""
     build, _ = BUILDERS.get(form, SUPPORTED)
     return FORMATS[form].question(build(**changes), form, "test")
 
@@ -73,15 +72,9 @@ def asked(form: str, **changes: Any) -> Question:
 @pytest.mark.parametrize("name", ["hotpotqa", "2wikimultihopqa"])
 def test_a_supported_row_becomes_a_question(name: str) -> None:
     """Two gold passages, though three sentences are cited."""
-    assert asked(name) == Question(
-        question_id="id2",
-        dataset=name,
-        split="test",
-        text="Who directed Kiss?",
-        answers=["Mara"],
-        gold_titles=["Kiss", "Mara"],
-        strata={"hops": "2", "kind": "comparison"},
-    )
+    known = {"gold_titles": ["Kiss", "Mara"], "strata": {"hops": "2", "kind": "comparison"}}
+    expected = question_fields("id2", dataset=name, text="Who directed Kiss?", answers=["Mara"], **known)
+    assert asked(name) == Question(**expected)
     assert asked(name, _id=37).question_id == "37"
 
 
@@ -113,18 +106,7 @@ def test_sentences_join_as_each_release_cuts_them() -> None:
     assert WIKI.paragraphs(cut) == [("Kiss", "A film. By Mara.")]
 
 
-@pytest.mark.parametrize("kind", ["bridge_comparison", "compositional", "inference", "comparison"])
-def test_2wiki_has_four_kinds(kind: str) -> None:
-    assert asked("2wikimultihopqa", type=kind).strata["kind"] == kind
-
-
-@pytest.mark.parametrize(
-    ("facts", "titles"),
-    [
-        ([["A", 0], ["B", 1], ["A", 2], ["C", 0], ["D", 0]], ["A", "B", "C", "D"]),
-        ([["Kiss", 9], ["Mara", -1]], ["Kiss", "Mara"]),  # sentence numbers beyond their paragraphs
-    ],
-)
+@cases("facts, titles")
 def test_every_gold_passage_is_a_hop(facts: list[Any], titles: list[str]) -> None:
     question = asked("2wikimultihopqa", supporting_facts=facts)
     assert (question.gold_titles, question.strata["hops"]) == (titles, str(len(titles)))
@@ -146,13 +128,7 @@ TEXTS = {
     "supporting_facts": json.dumps([["Kiss", 0], ["Mara", 0]]),
     "context": json.dumps([["Kiss", ["A film.", " By Mara."]], ["Mara", ["A director."]]]),
 }
-OBJECTS = {
-    "supporting_facts": [{"title": "Kiss", "sent_id": 0}, {"title": "Mara", "sent_id": 0}],
-    "context": [
-        {"title": "Kiss", "sentences": ["A film.", " By Mara."]},
-        {"title": "Mara", "sentences": ["A director."]},
-    ],
-}
+OBJECTS = tables(Path(__file__).parent)["layout_of_objects"]
 
 
 @pytest.mark.parametrize("layout", [HUB, TEXTS, OBJECTS])
@@ -184,39 +160,8 @@ def test_a_row_of_musique_without_aliases_or_a_telling_id_is_taken() -> None:
     assert (found.question_id, found.answers, found.strata["kind"]) == ("7", ["G. Stanley Hall"], "3hop")
 
 
-@pytest.mark.parametrize(
-    ("form", "changes", "message"),
-    [
-        *(("hotpotqa", {field: ...}, f"'{field}'") for field in ("_id", "question", "answer", "type")),
-        ("hotpotqa", {"_id": True}, "'_id'"),
-        ("hotpotqa", {"type": "inference"}, "'type' must be one of bridge, comparison"),
-        ("2wikimultihopqa", {"type": "bridge"}, "'type' must be one of comparison, bridge_comparison"),
-        *(
-            ("hotpotqa", {"supporting_facts": facts}, "'supporting_facts'")
-            for facts in (..., [], ["Kiss"], [[7, 0]], "no JSON", {"title": ["Kiss"], "sent_id": []}, {"title": ["K"]})
-        ),
-        ("musique", {"answer_aliases": "Hall"}, "'answer_aliases' must be a list of texts"),
-        ("musique", {"question_decomposition": []}, "'question_decomposition' must be a list of objects"),
-        ("musique", {"paragraphs": [{"title": "A", "is_supporting": True}]}, "'paragraphs' must hold objects"),
-        ("musique", {"paragraphs": [paragraph("x")]}, "'paragraphs' must hold at least one"),
-        ("musique", {"answerable": False}, "use the files named musique_ans"),
-        ("generic", {}, "'answer' must"),
-        ("generic", {"answers": []}, "'answers' must"),
-        ("generic", {"answers": "Ann"}, "'answers' must"),
-        ("generic", {"answer": "Ann", "question": ""}, "'question' must"),
-        ("generic", {"answer": "Ann", "gold_titles": "A"}, "'gold_titles' must"),
-        ("generic", {"answer": "Ann", "kind": 2}, "'kind' must"),
-        *(("generic", {"answer": "A", "hops": hops}, "'hops'") for hops in (0, "0", "x", "9" * 5000, "2.5")),
-        *(("generic", {"answer": value}, "'answer' must") for value in (None, True, float("nan"), float("inf"), [3])),
-        ("generic", {"answers": ["Ann", True]}, "'answers' must be a list of texts"),
-        ("generic", {"answer": "Ann", "answers": ["Bea"]}, r"'answer' must be one of .* \['Bea'\]"),
-        ("flashrag", {"answer": "Ann", "golden_answers": ["Bea"]}, "'answer' must be one of the accepted answers"),
-        ("flashrag", {"answer": "Ann"}, "'golden_answers' must hold at least one"),
-        ("flashrag", {"golden_answers": ["Ann"], "metadata": "{}"}, "'metadata' must be an object"),
-        ("flashrag", {"golden_answers": ["Ann"], "metadata": {"supporting_facts": 3}}, "'supporting_facts' must hold"),
-    ],
-)
-def test_a_malformed_row_is_named(form: str, changes: dict[str, Any], message: str) -> None:
+@cases("form, changes, message")
+def test_a_malformed_question_is_named(form: str, changes: dict[str, Any], message: str) -> None:
     _, where = BUILDERS.get(form, SUPPORTED)
     with pytest.raises(ValueError, match=rf"^{where}: .*{message}"):
         asked(form, **changes)
@@ -257,13 +202,6 @@ def test_a_row_of_flashrag_has_its_metadata(metadata: dict[str, Any]) -> None:
     assert (question.question_id, question.answers) == ("dev_7", ["Mara", "M. Quill"])
     assert (question.gold_titles, question.strata) == (["Kiss", "Mara"], {"hops": "2", "kind": "comparison"})
     assert FLASHRAG.paragraphs(row) == [("Kiss", "A film. By Mara."), ("Mara", "A director.")]
-
-
-@pytest.mark.parametrize("metadata", [{}, {"metadata": None}, {"metadata": {"choices": ["a"]}}])
-def test_a_row_of_flashrag_needs_no_metadata(metadata: dict[str, Any]) -> None:
-    row = own_row(golden_answers=["Mara"], **metadata)
-    assert FLASHRAG.question(row, "nq", "test") == GENERIC.question(own_row(answer="Mara"), "nq", "test")
-    assert FLASHRAG.paragraphs(row) == []
 
 
 @pytest.mark.parametrize(

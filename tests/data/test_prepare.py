@@ -1,7 +1,5 @@
 """The prepare stage and the mixture that it writes: sizes, order, ids that mean one thing, passages that stand once."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import json
@@ -20,13 +18,13 @@ from hypothesis import strategies as st
 
 from agent_r1.data import prepare as prepare_module
 from agent_r1.data import sources
-from agent_r1.data.formats import FORMATS
 from agent_r1.data.from_titles import make_plans
 from agent_r1.data.prepare import Distinct, content_id, from_files, interleave, prepare, read_passages, write
 from agent_r1.data.quality import complaints
 from agent_r1.params.prepare import AtlasParams, FilesParams, PrepareParams
 from agent_r1.records import Passage, Question
 from agent_r1.tables import read_rows
+from tests.cases import cases
 from tests.trajectories import question_fields
 
 
@@ -66,11 +64,6 @@ def test_every_data_set_keeps_its_share_and_order(sizes: list[int]) -> None:
         assert [mixed[at][1] for at in places] == list(range(size))
         for taken, at in enumerate(places):  # never ahead or behind by more than one of each other
             assert abs(taken - at * size / len(mixed)) <= len(sizes)
-
-
-def test_every_format_that_params_allow_can_be_read() -> None:
-    allowed = FilesParams.model_fields["format"].annotation
-    assert set(FORMATS) == set(allowed.__args__)  # type: ignore[union-attr]
 
 
 def test_rows_keep_their_ids_or_are_named_by_their_content(tmp_path: Path) -> None:
@@ -113,16 +106,7 @@ def test_every_paragraph_of_a_text_is_a_passage_of_its_files_name(tmp_path: Path
     }
 
 
-@pytest.mark.parametrize(
-    ("row", "field"),
-    [
-        ({"text": "x"}, "title"),
-        ({"title": "A"}, "text"),
-        ({"id": [], "title": "A", "text": "x"}, "id"),
-        ({"contents": ""}, "contents"),
-        ({"contents": "Only a text"}, "contents"),
-    ],
-)
+@cases("row, field")
 def test_a_malformed_row_is_named(tmp_path: Path, row: dict[str, Any], field: str) -> None:
     (tmp_path / "corpus.jsonl").write_text(json.dumps(row))
     with pytest.raises(ValueError, match=rf"corpus\.jsonl, row 1: field '{field}' must be a "):
@@ -199,7 +183,6 @@ def hotpotqa_row(number: int, **changes: Any) -> dict[str, Any]:
 
 
 def with_files(params: PrepareParams, **files: dict[str, Any]) -> PrepareParams:
-    """The parameters for exactly these data sets."""
     checked = {name: FilesParams.model_validate(content) for name, content in files.items()}
     return params.model_copy(update={"datasets": list(files), "files": checked})
 
@@ -269,7 +252,7 @@ def test_ids_count_within_data_set_and_split(params: PrepareParams, tmp_path: Pa
     write(mixed.model_copy(update={"datasets": ["first", "atlas", "second"]}), tmp_path)
     rows = read_rows(tmp_path / "questions.parquet", Question)
     assert [row.question_id for row in rows if row.dataset != "atlas"] == [
-        *("first/train/0", "first/train/1", "own", "first/test/0", "second/test/1", "first/test/atlas-test-00001"),
+        *("first/train/0", "first/train/1", "own", "first/test/0", "second/test/1", "first/test/atlas-test-00001")
     ]
     generated = {row.question_id: row.text for row in rows if row.dataset == "atlas"}
     assert "atlas-test-00001" in generated

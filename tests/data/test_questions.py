@@ -1,16 +1,15 @@
 """Questions: true, of the promised mix, and apart from each other."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest
 
 from agent_r1.answers import contains
 from agent_r1.data.atlas import World
-from agent_r1.data.questions import Facts, Plan, generate_atlas, generate_questions, plan_from_titles
+from agent_r1.data.questions import Facts, Plan, generate_questions, plan_from_titles
 from agent_r1.params.prepare import AtlasParams, AtlasShares
 from agent_r1.records import Question
+from tests.cases import cases
 from tests.trajectories import question_fields
 
 Rows = list[tuple[Question, Plan]]
@@ -18,7 +17,6 @@ NOTHING = dict.fromkeys(AtlasShares.model_fields, 0.0)
 
 
 def reference_answer(question: Question, plan: Plan, facts: Facts) -> str:
-    """The answer worked out anew from the facts, the first entity and the relations."""
     relations = [hop.relation for hop in plan.hops]
     if question.strata["kind"] != "comparison":
         value = plan.hops[0].entity
@@ -78,13 +76,6 @@ def test_no_two_questions_are_alike(rows: Rows) -> None:
     assert len(asked) == len(texts) == len(ids) == len(rows)
 
 
-def test_the_same_seed_gives_the_same_questions_and_plans(rows: Rows, atlas_params: AtlasParams) -> None:
-    found = generate_atlas(atlas_params, 3)
-    assert found.questions == [question for question, _ in rows]
-    assert found.plans == {question.question_id: plan for question, plan in rows}
-    assert generate_atlas(atlas_params, 4).questions != found.questions
-
-
 def test_a_world_too_small_and_shares_of_less_than_all_are_refused(atlas: World, atlas_params: AtlasParams) -> None:
     """61 people with 4 facts (one unmarried), 30 films with 4, 12 companies with 3, 10 cities with 2, 4 countries
     with 3: 243 + 120 + 36 + 20 + 12 = 431 lookups."""
@@ -98,20 +89,13 @@ def test_a_world_too_small_and_shares_of_less_than_all_are_refused(atlas: World,
 TEXT = "Where was the director of Kiss and Tell born?"
 
 
-@pytest.mark.parametrize(
-    ("titles", "hops"),
-    [
-        # The one that is mentioned comes first.
-        (["Mara Quill", "Kiss and Tell"], [("Kiss and Tell", "Mara Quill"), ("Mara Quill", "Tesk")]),
-        ([], [(TEXT, "Tesk")]),
-    ],
-)
+@cases("titles, hops")
 def test_titles_become_a_plan_and_without_them_the_question_is_searched_for(
-    titles: list[str], hops: list[tuple[str, str]]
+    titles: list[str], hops: list[list[str]]
 ) -> None:
     fields = question_fields(text=TEXT, answers=["Tesk", "Tesk City"], gold_titles=titles)
     plan = plan_from_titles(Question(**fields))
-    assert [(hop.query, hop.value) for hop in plan.hops] == hops
+    assert [[hop.query, hop.value] for hop in plan.hops] == hops
     assert plan.answer == "Tesk"
 
 

@@ -1,7 +1,5 @@
 """Reading files row by row, whatever their form, and saying which file and row is broken."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json
@@ -16,6 +14,7 @@ from hypothesis import strategies as st
 
 from agent_r1.data import sources
 from agent_r1.data.sources import Row, count, data_files, read
+from tests.cases import cases
 
 ROWS = [{"a": 1, "text": "x, [y] {z} \u00e9"}, {"a": 2, "text": ""}, {"a": 3, "text": '"quoted"\\'}]
 LIST, LINES = json.dumps(ROWS), "\n".join(map(json.dumps, ROWS))
@@ -26,7 +25,6 @@ def fields(location: Path) -> list[dict[str, Any]]:
 
 
 def written(path: Path, content: str) -> Path:
-    """A file of a text, packed where its name says so."""
     data = content.encode()
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return path
@@ -50,47 +48,14 @@ def test_lists_and_lines_are_the_same_rows(tmp_path: Path, name: str, content: s
     assert count(path) == 3
 
 
-def test_parquet_rows_come_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "_BATCH", 2)
-    nested = [{**row, "context": {"title": ["A"], "sentences": [["B", "C"]]}} for row in ROWS]
-    pq.write_table(pa.Table.from_pylist(nested), tmp_path / "rows.parquet")
-    assert fields(tmp_path / "rows.parquet") == nested
-    assert count(tmp_path / "rows.parquet") == 3
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "expected"),
-    [
-        ("x.csv", "a,b\nNA,007\nNone,2001\nnull,true\n", [("NA", "007"), ("None", "2001"), ("null", "true")]),
-        ("x.tsv.gz", "a\tb\nx, y\t1.0\n", [("x, y", "1.0")]),
-        ("x.csv", '\ufeffa,b\r\n"one ""word"",\r\nand more",2\r\n', [('one "word",\nand more', "2")]),
-        ("x.csv", 'a;b\n"x;y";1,5\n', [("x;y", "1,5")]),  # as a spreadsheet writes it where a comma is in numbers
-        ("x.csv", "a\tb\n1\t2\n", [("1", "2")]),
-        ("x.csv", 'a, b\n1, "x, y"\n', [("1", "x, y")]),  # typed by hand
-        ("x.csv", "a,b\n,x\n,\n  , \n\ny,\n", [(None, "x"), ("y", None)]),  # empty cells and rows
-        ("x.csv", ",a,b\n0,x,y\n", [("x", "y")]),  # the index of pandas
-        ("x.csv", f"a,b\n{'x' * 200_000},y", [("x" * 200_000, "y")]),
-        ("x.csv", "a,b\n", []),
-    ],
-)
-def test_text_in_a_table_stays_text(
-    tmp_path: Path, name: str, content: str, expected: list[tuple[str | None, str | None]]
-) -> None:
+@cases("name, content, expected")
+def test_text_in_a_table_stays_text(tmp_path: Path, name: str, content: str, expected: list[list[str | None]]) -> None:
     path = written(tmp_path / name, content)
     assert fields(path) == [{"a": a, "b": b} for a, b in expected]
     assert [row.number for row in read(path)] == [*range(1, len(expected) + 1)]
 
 
-@pytest.mark.parametrize(
-    ("cell", "texts"),
-    [
-        ("Mara", ["Mara"]),
-        ("Mara | M. Quill|", ["Mara", "M. Quill"]),
-        ('["A|B", "C"]', ["A|B", "C"]),
-        ("[Rec] 2", ["[Rec] 2"]),  # a title
-        ("['A', 'B']", None),  # as pandas writes a list
-    ],
-)
+@cases("cell, texts")
 def test_a_cell_holds_several_texts(tmp_path: Path, cell: str, texts: list[str] | None) -> None:
     row = Row({"titles": cell}, tmp_path / "x.csv.gz", 1)
     if texts:
@@ -139,15 +104,7 @@ def test_hidden_copies_are_no_data(tmp_path: Path) -> None:
         data_files(folder / "__MACOSX")
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("nowhere.json", r"nowhere.*json does not exist; .*correct prepare\.files in params"),
-        ("nowhere/*.json", r"nowhere.*json does not exist; .*correct prepare\.files in params"),
-        ("", r"holds no \.json, \.jsonl, \.parquet, \.csv, \.tsv file"),
-        ("x.json", r"x\.json holds no rows"),
-    ],
-)
+@cases("name, message")
 @pytest.mark.parametrize("content", ["", "[]"])
 def test_a_file_that_is_missing_or_empty_is_named(tmp_path: Path, name: str, message: str, content: str) -> None:
     if name == "x.json":
@@ -235,16 +192,8 @@ def test_a_row_beyond_the_limits_is_named(
         list(read(tmp_path / name))
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b'{"a": 1%s}' % (b"0" * 5000), "row 1: a number has 5001 digits"),
-        (b'{"context": "%s"}' % (b"[" * 100_000), r"row 1: field 'context' must hold .title, x. pairs, found '\[\[\["),
-        (b'{"context": %s1%s}' % (b"[" * 900, b"]" * 900), r"row 1: field 'context' must hold .title, x. pairs"),
-        (rb'{"context": "[[\"\\ud800\", 1]]"}', r"row 1: field 'context' must hold .title, x. pairs"),
-    ],
-)
-def test_a_field_that_no_row_has_is_named(tmp_path: Path, content: bytes, message: str) -> None:
-    (tmp_path / "x.jsonl").write_bytes(content)
+@cases("content, message")
+def test_a_field_that_no_row_has_is_named(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "x.jsonl").write_text(content)
     with pytest.raises(ValueError, match=message):
         [row.pairs("context", "x") for row in read(tmp_path / "x.jsonl")]

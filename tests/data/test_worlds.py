@@ -1,7 +1,5 @@
 """Boards and starts as rows of data: drawn by seeds, told apart by their solutions, in one split each."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections import Counter
@@ -18,13 +16,13 @@ from agent_r1.params.prepare import BanditParams, LakeParams, OthersParams, Prep
 from agent_r1.params.sections import override, validated
 from agent_r1.records import Passage, Question
 from agent_r1.tables import read_rows
+from tests.cases import cases
 
 LAKE: dict[str, Any] = {"env": "frozen_lake", "size": 4, "frozen": 0.8, "intended": 1.0}
 ROOM: dict[str, Any] = {"env": "sokoban", "size": 6, "walls": 0.12, "most_moves": 10}
 
 
 def checked(**changes: Any) -> PrepareParams:
-    """The `prepare` section of params.yaml with some changes."""
     shipped = load(Path(__file__).parents[2] / "params.yaml").prepare.model_dump(mode="json")
     return validated(PrepareParams, override(shipped, changes), "prepare")
 
@@ -80,20 +78,7 @@ TASK = {"split": "{split}", "index": "{index}", "title": "{split} {seed}"}
 FILED = {"n": 8, "question": "Eight?", "answer": 8}
 
 
-@pytest.mark.parametrize(
-    ("given", "key", "content"),
-    [
-        ({"env": "gymnasium"}, "seed", 7),
-        ({"env": "openenv"}, "reset", SEED),
-        ({"env": "toolbox"}, "row", SEED),
-        ({"env": "openenv", "reset": TASK}, "reset", {"split": "test", "index": 1, "title": "test 7"}),
-        ({"env": "toolbox", "row": LEVEL}, "row", {"level": 3, "at": [7]}),
-        ({"env": "toolbox", "row": {"seed": {"seed": None}}}, "row", SEED),  # YAML's {seed} without quotes
-        ({"env": "toolbox", "row": {}}, "row", {}),
-        ({"env": "toolbox", "file": "ROWS"}, "row", FILED),
-        ({"env": "openenv", "file": "ROWS", "reset": LEVEL}, "reset", FILED | {"level": 3, "at": [7]}),
-    ],
-)
+@cases("given, key, content")
 def test_a_row_holds_what_its_world_is_begun_with(
     given: dict[str, Any], key: str, content: Any, tmp_path: Path
 ) -> None:
@@ -144,20 +129,7 @@ def test_worlds_are_prepared_beside_questions_and_alone(tmp_path: Path) -> None:
 OTHER = {"name": "w", "test": [0, 1]}
 
 
-@pytest.mark.parametrize(
-    ("world", "message"),
-    [
-        ({**LAKE}, r"a world needs seeds: give it train, dev or test, such as"),
-        ({**LAKE, "test": [7, 7]}, r"test \[7, 7\] holds no seed"),
-        ({"env": "toolbox", **OTHER, "reset": {"seed": 1}}, "reset: .* has no effect with env: toolbox, .*; set reset"),
-        ({"env": "gymnasium", **OTHER, "file": "rows.jsonl"}, 'file: "rows.jsonl" has no effect with env: gymnasium'),
-        ({**LAKE, "test": [0, 1], "frozen": 0.0}, "frozen"),
-        ({**LAKE, "env": "lava", "test": [0, 1]}, "lava"),
-        ({**ROOM, "test": [0, 1], "walls": 0.9}, r"walls 0.9 leaves no room to push; take at most .5"),
-        ({**ROOM, "test": [0, 9], "test_lengths": {3: 4}}, r"test_lengths are 4 boards and test \[0, 9\] holds 9"),
-        ({**ROOM, "test": [0, 4], "test_lengths": {11: 4}}, "test_lengths names 11 moves and most_moves is 10"),
-    ],
-)
+@cases("world, message")
 def test_rules_that_draw_nothing_are_refused(world: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         checked(worlds={"mine": world})

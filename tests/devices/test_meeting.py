@@ -1,7 +1,5 @@
 """Ranks that meet in a file, or do not; strangers among them; and ranks that are alive, or not any more."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """Messages between ranks arrive as they were sent, bit for bit, and run nothing."""
 
-from __future__ import annotations
-
 import math
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Files of tensors have the bytes of safetensors' own, and their writer takes little memory and holds nobody up."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,28 +1,20 @@
 """A small index that finds passages by title words."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest
 
 from agent_r1.records import Passage, Question
 from agent_r1.search.base import Search
+from tests.trajectories import question_fields
 
 PASSAGES = [
     Passage(passage_id="0", title="Low Tide", text="Low Tide is a film\nby Mara Quill."),
     Passage(passage_id="1", title="Mara Quill", text="Mara Quill was born in Tesk."),
     Passage(passage_id="2", title="Tesk", text="Tesk is a city in Veld."),
 ]
-QUESTION = Question(
-    question_id="q1",
-    dataset="atlas",
-    split="train",
-    text="Where was the director of Low Tide born?",
-    answers=["Tesk"],
-    gold_titles=["Low Tide", "Mara Quill"],
-    strata={"hops": "2", "kind": "bridge"},
-)
+TEXT = "Where was the director of Low Tide born?"
+QUESTION = Question(**question_fields("q1", text=TEXT, gold_titles=["Low Tide", "Mara Quill"]))
 
 
 class TitleSearch(Search):

@@ -1,40 +1,26 @@
-from __future__ import annotations
-
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_r1.envs.base import ParsedCall, parse_action, split_action
+from tests.cases import cases
 
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "Tesk"}}\n</tool_call>'
 
 
-@pytest.mark.parametrize(
-    ("text", "thought", "calls", "answer"),
-    [
-        (f"<think> First Tesk. </think>\n{CALL}", "First Tesk.", [("search", {"query": "Tesk"})], None),
-        (f"I will search.\n{CALL} ok", "", [("search", {"query": "Tesk"})], None),
-        ("<answer> Tesk\n</answer>", "", [], "Tesk"),
-        ("<answer></answer>", "", [], ""),
-        ("<think>an <answer>x</answer>?</think><answer>y</answer>", "an <answer>x</answer>?", [], "y"),
-    ],
-)
+@cases("text, thought, calls, answer")
 def test_an_action_is_a_call_or_an_answer(text: str, thought: str, calls: list[object], answer: str | None) -> None:
     parsed = parse_action(text)
-    assert (parsed.thought, [*parsed.calls], parsed.answer, parsed.problem) == (thought, calls, answer, "")
+    assert (parsed.thought, [*parsed.calls], parsed.answer, parsed.problem) == (
+        thought,
+        [*map(tuple, calls)],
+        answer,
+        "",
+    )
 
 
-@pytest.mark.parametrize(
-    ("text", "answer", "problem"),
-    [
-        ("<think>Seen.</think> Tesk ", "Tesk", ""),
-        ("<answer>Tesk</answer>", "Tesk", ""),
-        ("<think>Seen.</think>", None, "neither a tool call nor an answer"),
-        ("Tesk</answer>", None, "the tags do not form one tool call or one answer"),
-    ],
-)
+@cases("text, answer, problem")
 def test_a_text_without_a_call_is_an_answer_where_answers_are_plain(
     text: str, answer: str | None, problem: str
 ) -> None:
@@ -56,56 +42,14 @@ def test_so_many_calls_are_read_as_are_allowed_and_in_their_order() -> None:
     assert (broken.calls, broken.problem) == ((), "the tool call is not valid JSON")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "Tesk",
-        "<answer>Tesk",
-        "</answer>Tesk<answer>",
-        "<think>hm<answer>Tesk</answer>",
-        "<answer>Tesk</answer></think>",
-        "<answer><answer>a</answer></answer>",
-        "<think>a</think><think>b</think><answer>c</answer>",
-        "<think>only</think>",
-        CALL + "<answer>Tesk</answer>",
-        "<tool_call><answer>Tesk</answer></tool_call>",
-        "<tool_call>Tesk</answer>",
-        *(
-            f"<tool_call>{content}</tool_call>"
-            for content in (
-                "",
-                "{",
-                "[1]",
-                '{"name": "search"}',
-                '{"name": 1, "arguments": {}}',
-                '{"name": "search", "arguments": []}',
-                '{"name": "search", "arguments": "[]"}',
-                '{"name": "search", "arguments": "{\\"query\\": NaN}"}',
-                '{"name": "search", "arguments": {}, "of": 1}',
-                '{"name": "search", "arguments": {"query": [-1e999]}}',
-                '{"name": "search", "arguments": {"query": "\\ud800"}}',
-                "[" * 100_000,
-                '{"name": "s", "arguments": {"n": ' + "1" * 5_000 + "}}",
-            )
-        ),
-    ],
-)
+@cases("text")
 def test_malformed(text: str) -> None:
     parsed = parse_action(text)
     assert parsed.problem
     assert (parsed.calls, parsed.answer) == ((), None)
 
 
-@pytest.mark.parametrize(
-    ("said", "arguments"),
-    [
-        ('{"query": "print(\'<answer>\')"}', {"query": "print('<answer>')"}),
-        ('{"query": "</tool_call><tool_call>"}', {"query": "</tool_call><tool_call>"}),
-        ('{"query": "<think>"}, "id": "call_1"', {"query": "<think>"}),
-        ('"{\\"query\\": \\"a\\"}"', {"query": "a"}),
-    ],
-)
+@cases("said, arguments")
 def test_a_call_is_read_before_the_tags_in_its_texts(said: str, arguments: dict[str, Any]) -> None:
     parsed = parse_action(f'<tool_call>{{"name": "search", "arguments": {said}}}</tool_call>')
     assert (parsed.problem, parsed.calls) == ("", (ParsedCall("search", arguments),))
@@ -119,14 +63,6 @@ def test_every_text_is_read_as_one_thing_and_its_pieces_are_the_text(parts: list
     assert "".join(piece.text for piece in split_action("".join(parts))) == "".join(parts)
 
 
-@pytest.mark.parametrize(
-    ("text", "pieces"),
-    [
-        (f"<think> Who? </think>\n{CALL}", [("thought", "Who?"), ("text", ""), ("call", CALL[11:-12].strip())]),
-        ("Who?</think><answer>Tesk</answer>.", [("thought", "Who?"), ("answer", "Tesk"), ("text", ".")]),
-        ("<think>hm", [("thought", "hm")]),  # cut off
-        ("<answer>a <think>b</think></answer> c", [("answer", "a <think>b</think>"), ("text", "c")]),
-    ],
-)
-def test_an_action_is_shown_piece_by_piece(text: str, pieces: list[tuple[str, str]]) -> None:
-    assert [(piece.kind, piece.inside) for piece in split_action(text)] == pieces
+@cases("text, pieces")
+def test_an_action_is_shown_piece_by_piece(text: str, pieces: list[list[str]]) -> None:
+    assert [[piece.kind, piece.inside] for piece in split_action(text)] == pieces

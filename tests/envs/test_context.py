@@ -1,7 +1,5 @@
 """Contexts that are rewritten, by hand: which answers begin a new one, and what it opens with."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 
@@ -91,9 +89,3 @@ def test_contexts_are_not_rewritten_twice(kind: str) -> None:
     env = in_context(Rewriting(), ContextParams(kind=kind, every=1))
     with pytest.raises(ValueError, match=r"Rewriting rewrites its contexts itself; set env\.context"):
         played(env, "a")
-
-
-@pytest.mark.parametrize(("keep", "said"), [(0, ("seen",)), (2, ())])
-def test_what_is_kept_ends_with_what_was_said(keep: int, said: tuple[str, ...]) -> None:
-    with pytest.raises(ValueError, match=rf"keeps {keep} exchanges comes with {len(said)} observations"):
-        Transition(observations=said, restart=Restart(user="u", keep=keep))

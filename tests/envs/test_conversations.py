@@ -1,7 +1,5 @@
 """Examples: conversations that open every context of an episode, and what makes one unfit."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -41,8 +39,6 @@ def index(bm25_index: Callable[[Sequence[Passage]], Search]) -> Search:
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """The settings of environments with a file of these examples."""
-
     def settings(*examples: Any, **limits: Any) -> EnvParams:
         path = tmp_path / "examples.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in examples))

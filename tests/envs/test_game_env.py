@@ -1,7 +1,5 @@
 """Games by RAGEN's protocol, by hand: what is told, what is done, and what comes of it."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 
@@ -14,6 +12,7 @@ from agent_r1.params import SHIPPED, load
 from agent_r1.params.env import EnvParams
 from agent_r1.params.sections import override, validated
 from agent_r1.records import CallStatus, Outcome
+from tests.cases import cases
 
 LAKE = lake.Board(rows=("SFH", "FFG")).write()
 ROOM = sokoban.Board(rows=("######", "#PX_O#", "######")).write()
@@ -34,7 +33,6 @@ def opened(setup: str = LAKE, name: str = "frozen_lake", max_steps: int = 5, **g
 
 
 def does(env: GameEnv, *answers: str) -> Transition:
-    """What the last of the answers leads to, each after a thought."""
     transitions = [asyncio.run(env.step(f"<think>so</think><answer>{answer}</answer>")) for answer in answers]
     return transitions[-1]
 
@@ -110,15 +108,7 @@ def test_surplus_moves_are_not_made_and_that_is_said() -> None:
     assert (last.outcome, last.rewards["success"]) == (Outcome.TURN_LIMIT, 0.0)  # no move is left, two turns are
 
 
-@pytest.mark.parametrize(
-    ("action", "told"),
-    [
-        ("Up", "neither a tool call nor an answer. Write "),
-        ("<answer> || </answer>", "there is no move in the answer. Write "),
-        ("<answer>Up</answer><answer>Up</answer>", "the tags do not form one tool call or one answer. Write "),
-        ('<tool_call>{"name": "move", "arguments": {}}</tool_call>', "there is no move in the answer. Write "),
-    ],
-)
+@cases("action, told")
 def test_an_action_without_a_move_is_malformed(action: str, told: str) -> None:
     env = opened(protocol="ragen_v2", max_steps=2)
     first = asyncio.run(env.step(action))
@@ -141,7 +131,6 @@ def test_an_action_of_unknown_moves_alone_changes_nothing() -> None:
 
 
 def test_the_chance_is_the_episodes_own() -> None:
-    """Of the same board, by the seed of the episode."""
     slippery = lake.Board(rows=("FFFFF", "FFSFF", "FFFFG"), intended=1 / 3).write()
 
     def ends(seed: int) -> str:
@@ -152,14 +141,7 @@ def test_the_chance_is_the_episodes_own() -> None:
     assert len({ends(seed) for seed in range(8)}) > 2
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"max_steps": 4, "moves_per_step": 2}, r"env.games.moves 10 has no effect: env.max_steps 4 times"),
-        ({"moves": 4}, r"moves_per_step 5 has no effect above an episode's moves, 4"),
-        ({"setup": '{"rows": ["FG"], "intended": 1}'}, r"field 'rows' has 0 cells with the start"),
-    ],
-)
+@cases("changes, message")
 def test_what_could_have_no_effect_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         opened(**changes)

@@ -1,7 +1,5 @@
 """Agents without a model: what they say by hand, that they play the best there is, and that they start again."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable, Iterator
@@ -149,8 +147,6 @@ def test_the_bandits_demonstrator_knows_better_than_it_does() -> None:
 
 
 class NoGame(Env):
-    """An environment that is something else."""
-
     system, user = "s", "u"
 
 
@@ -185,7 +181,6 @@ def test_a_script_starts_again_with_its_episode_and_plays_nothing_else(chat: Cha
 def answered(
     script: Callable[..., Iterator[str]], question: Question, index: Search, steps: int, seed: int = 0
 ) -> ToolEnv:
-    """The environment of a question after a script has answered it."""
     env = ToolEnv(question, [search_tool(index, top_k=2)], max_steps=steps)
     actions, transition = script(env, random.Random(seed)), Transition(observations=("?",))
     while transition.outcome is None:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Sequence
@@ -28,6 +26,7 @@ from agent_r1.search.base import Search
 from agent_r1.search.index import Cached
 from agent_r1.tools.base import FunctionTool, ToolError
 from agent_r1.tools.search import search_tool
+from tests.cases import cases
 from tests.envs.conftest import PASSAGES
 
 PARAMS = load(Path(__file__).parents[2] / "params.yaml").env
@@ -98,37 +97,12 @@ def test_a_fault_of_the_world_ends_the_episode_and_earns_nothing(
     assert (ended.observations, ended.rewards, ended.rewards_when_read) == ((), {}, {})
 
 
-@pytest.mark.parametrize(
-    ("action", "think"),
-    [
-        (f"<think>One more.</think>{call('seek', query='x')}", 1.0),  # well formed, though there is no such tool
-        ("<think>I know.</think><answer>Tesk</answer>", 1.0),
-        (f"<think> </think>{call('search', query='Low Tide')}", 0.0),  # says nothing
-        (call("search", query="Low Tide"), 0.0),
-        (f"{call('search', query='Low Tide')}<think>Afterwards.</think>", 0.0),
-        ("<think>Only a thought.</think>", 0.0),
-        ("<think>One.</think><think>Two.</think><answer>Tesk</answer>", 0.0),
-        ("<think>Open. <answer>Tesk</answer>", 0.0),
-    ],
-)
+@cases("action, think")
 def test_think_is_a_thought_before_a_well_formed_action(env: ToolEnv, action: str, think: float) -> None:
     assert act(env, action).rewards["think"] == think
 
 
-@pytest.mark.parametrize(
-    ("before", "answer", "grounded"),
-    [
-        ([call("search", query="Low Tide")], "the MARA quill!", 1.0),  # normalised, right or wrong
-        ([call("search", query="Low Tide")], "Tesk", 0.0),  # right, and nowhere to be seen
-        ([call("search", query="Mara Quill"), call("search", query="zzz")], "Tesk", 1.0),  # in an earlier one
-        ([call("search", query="Low Tide")], "Tide Mara", 0.0),  # both words, not in a row
-        ([call("search", query="Low Tide")], "Qu", 0.0),  # half a word
-        ([call("search", query="Low Tide")], "the", 0.0),  # nothing is left of it
-        ([call("search", query="Low Tide")], "", 0.0),
-        ([call("Tesk")], "Tesk", 0.0),  # "there is no tool 'Tesk'": the policy's own word
-        ([], "Low Tide", 0.0),  # in the question only
-    ],
-)
+@cases("before, answer, grounded")
 def test_an_answer_is_grounded_in_what_calls_have_shown(
     env: ToolEnv, before: list[str], answer: str, grounded: float
 ) -> None:
@@ -137,19 +111,10 @@ def test_an_answer_is_grounded_in_what_calls_have_shown(
     assert act(env, f"<answer>{answer}</answer>").rewards["grounded"] == grounded
 
 
-@pytest.mark.parametrize(
-    ("action", "status", "told"),
-    [
-        ("Tesk", CallStatus.MALFORMED, "neither a tool call nor an answer"),
-        ("<tool_call>{</tool_call>", CallStatus.MALFORMED, "not valid JSON"),
-        (call("seek", query="x"), CallStatus.UNKNOWN_TOOL, "no tool 'seek', only search"),
-        (call("search", text="x"), CallStatus.BAD_ARGUMENTS, "query: Field required"),
-        (call("search", query=" "), CallStatus.FAILED, "the query is empty"),
-    ],
-)
-def test_faults_are_told_and_the_episode_goes_on(env: ToolEnv, action: str, status: CallStatus, told: str) -> None:
+@cases("action, status, told")
+def test_faults_are_told_and_the_episode_goes_on(env: ToolEnv, action: str, status: str, told: str) -> None:
     transition = act(env, action)
-    assert transition.call_status is status
+    assert transition.call_status == status
     [said] = transition.observations
     assert said.startswith("Error: ")
     assert told in said
@@ -158,8 +123,7 @@ def test_faults_are_told_and_the_episode_goes_on(env: ToolEnv, action: str, stat
 
 
 @pytest.mark.parametrize(
-    ("last", "outcome"),
-    [(call("search", query="Low Tide"), Outcome.TURN_LIMIT), ("Tesk", Outcome.MALFORMED)],
+    ("last", "outcome"), [(call("search", query="Low Tide"), Outcome.TURN_LIMIT), ("Tesk", Outcome.MALFORMED)]
 )
 def test_out_of_steps(env: ToolEnv, last: str, outcome: Outcome) -> None:
     for _ in range(2):

@@ -1,7 +1,5 @@
 """Hand-made questions, and episodes that a small tokenizer spells out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Two evaluations of four hand-made questions."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -20,8 +18,6 @@ def questions(make_question: Any) -> list[Question]:
 
 @pytest.fixture
 def evaluation(questions: list[Question], make_evaluation: Any) -> Any:
-    """An evaluation by its name, from the questions it answers right and the calls it makes for each."""
-
     def make(name: str, right: list[int], calls: int, **hashes: str) -> Evaluation:
         answers = ["Tesk" if i in right else "Veld" for i in range(len(questions))]
         return make_evaluation(name, questions, answers, calls, **hashes)
@@ -78,20 +74,6 @@ def test_differences_of_setting_are_named_and_refused_unless_told(
         compared(a, nothing, questions, anyway=True)
     with pytest.raises(ValueError, match="question 'q3' of a is not prepared"):
         compared(a, b, questions[:3], anyway=True)
-
-
-def test_episodes_that_the_world_cut_short_are_in_neither(
-    make_evaluation: Any, compared: Any, questions: list[Question]
-) -> None:
-    """Of four questions a has lost the last, so that three are left; b is right on the first two."""
-    a = make_evaluation("a", questions, ["Tesk", "Veld", "Tesk", None])
-    b = make_evaluation("b", questions, ["Tesk", "Tesk", "Veld", "Tesk"])
-    assert (a.aborted, b.aborted, a.asked == b.asked) == ("aborted: 1 of 4", "", True)
-    with pytest.raises(ValueError, match=r"cut episodes short, a \(aborted: 1 of 4\).*compare --anyway"):
-        compared(a, b, questions)
-    found = compared(a, b, questions, anyway=True)
-    assert (len(found.pairs), found.aborted, found.differing) == (3, "a (aborted: 1 of 4)", [])
-    assert (ids(found.only_a_right), ids(found.only_b_right)) == (["q2"], ["q1"])
 
 
 def test_a_measure_that_no_question_has_is_left_out(

@@ -1,7 +1,5 @@
 """The pictures: what is placed where, and that ink ends up on paper."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -18,14 +16,8 @@ from agent_r1.evaluation.plots import (
     gained,
     learning_curves,
     seed_curves,
-    smoothed,
 )
 from agent_r1.evaluation.statistics import Interval
-
-
-def test_smoothed_by_hand() -> None:
-    # Means of the last five: 1, (1+2)/2, ..., (1+..+5)/5 = 3, (2+..+6)/5 = 4.
-    assert smoothed(np.array([1.0, 2, 3, 4, 5, 6])).tolist() == pytest.approx([1, 1.5, 2, 2.5, 3, 4])
 
 
 def test_a_curve_over_a_budget_has_its_points_at_the_amount_before_each_iteration(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """The page, from four hand-made questions and three agents."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
@@ -12,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent_r1.evaluation.comparison import Evaluation, differences_of_setting
-from agent_r1.evaluation.runs_report import PURPOSES, add_notes, render, write_costs, write_curves, write_scores
+from agent_r1.evaluation.runs_report import PURPOSES, add_notes, render, write_costs, write_curves
 from agent_r1.evaluation.statistics import Interval
 from agent_r1.files import METRICS, write_text
 from agent_r1.params.stages import EvaluateParams
@@ -40,8 +38,6 @@ def evaluations(questions: list[Question], make_evaluation: Any) -> list[Evaluat
 
 @pytest.fixture
 def rendered(questions: list[Question], decode: Any, tmp_path: Path, draws: EvaluateParams) -> Callable[..., str]:
-    """The page of some evaluations."""
-
     def render_page(evaluations: list[Evaluation], curves: dict[str, Any]) -> str:
         render(evaluations, curves, questions, decode, tmp_path, draws, PLAN)
         return (tmp_path / "report.md").read_text()
@@ -167,16 +163,6 @@ def test_several_samples_have_a_table(questions: list[Question], make_evaluation
     [row] = re.findall(r"## Several samples\n(?:.*\n)*?\| `ppo` \| (.*) \|", page)
     assert [cell.split()[0] for cell in row.split(" | ")] == ["0.667", "0.750", "0.333", "0.250"]
     assert "| `ppo` | 0.500 [" in page
-
-
-def test_scores_are_of_the_agents_there_are(tmp_path: Path) -> None:
-    folder = tmp_path / "scores"
-    write_scores(folder, {"gone": Interval(mean=0.5, low=0.5, high=0.5)})
-    write_scores(folder, {"ppo": Interval(mean=2 / 3, low=0.5, high=0.75)})
-    assert [path.name for path in folder.iterdir()] == ["ppo.json"]
-    found = json.loads((folder / "ppo.json").read_text())
-    assert found == {"lower": 0.5, "success": 0.6667, "upper": 0.75}
-    assert list(found) == sorted(found)  # as DVC shows them
 
 
 def test_a_curve_is_the_mean_of_the_seeds_that_have_it(tmp_path: Path) -> None:

@@ -1,17 +1,12 @@
 """Graded answers and the table of scores, from hand-made episodes and predictions."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agent_r1.evaluation.scores import (
     asked_questions,
@@ -22,25 +17,13 @@ from agent_r1.evaluation.scores import (
     in_words,
     measures,
     outcomes,
-    passes,
     predict,
     score,
 )
 from agent_r1.params.stages import EvaluateParams
 from agent_r1.records import GREEDY, Outcome, Passage, Question, words_of
 from agent_r1.tables import write_rows
-
-
-def test_one_prediction_per_trajectory_in_their_order(make_question: Any, make_trajectory: Any) -> None:
-    questions = [make_question("a"), make_question("b", answer="Mara Quill of Tesk")]
-    trajectories = [make_trajectory("b", answer="Mara Quill"), make_trajectory("a", answer="the Tesk!")]
-    first, second = predict(trajectories, questions, run="ppo", seed=7)
-    # "mara quill" against "mara quill of tesk": 2 shared of 2 + 4 words, F1 = 4/6.
-    assert (first.question_id, first.success, first.facts["em"], first.facts["contains"]) == ("b", 0.0, 0.0, 0.0)
-    assert first.facts["f1"] == pytest.approx(2 / 3)
-    assert (second.question_id, second.success) == ("a", 1.0)
-    assert second.facts == {"em": 1.0, "f1": 1.0, "contains": 1.0, "gold_recall": 1.0}
-    assert (second.run, second.seed, second.policy_version) == ("ppo", 7, 30)
+from tests.cases import cases
 
 
 def test_what_the_world_cut_short_is_in_neither_numerator_nor_denominator(
@@ -118,29 +101,12 @@ def test_a_question_that_lost_a_sample_counts_up_to_those_that_it_has(make_quest
     assert [name for name in second.values if name.startswith("pass_at")] == ["pass_at_2", "pass_at_4"]
 
 
-@given(n=st.integers(1, 12), data=st.data())
-def test_passes_are_the_shares_of_all_draws_of_k(n: int, data: st.DataObject) -> None:
-    right = data.draw(st.integers(0, n))
-    found = passes(n, right, n)
-    for k in {int(name.rpartition("_")[2]) for name in found}:
-        draws = list(combinations([True] * right + [False] * (n - right), k))
-        assert found[f"pass_at_{k}"] == pytest.approx(sum(map(any, draws)) / len(draws))
-        assert found[f"pass_hat_{k}"] == pytest.approx(sum(map(all, draws)) / len(draws))
-    assert (n == 1) == (not found)
-
-
-@pytest.mark.parametrize(
-    ("calls", "counted"),
-    [
-        (["ok", "malformed", "ok"], (4, 3, 2)),  # progress at the two good ones
-        ([], (1, 0, 0)),
-    ],
-)
+@cases("calls, counted")
 def test_attempted_calls_count_and_progress_adds_up(
-    make_question: Any, make_trajectory: Any, calls: list[str], counted: tuple[int, int, float]
+    make_question: Any, make_trajectory: Any, calls: list[str], counted: list[float]
 ) -> None:
     (found,) = predict([make_trajectory("a", calls=calls)], [make_question("a")], run="ppo", seed=0)
-    assert (found.steps, found.tool_calls, found.facts["gold_recall"]) == counted
+    assert (found.steps, found.tool_calls, found.facts["gold_recall"]) == tuple(counted)
 
 
 def test_every_token_is_read_or_sampled(make_question: Any, make_trajectory: Any) -> None:
@@ -255,27 +221,6 @@ def test_means_by_hand(scores: dict[str, float]) -> None:
     assert (scores["em/kind_bridge"], scores["em/kind_comparison"]) == (1.0, 0.0)
     assert scores["tool_calls/hops_2"] == 1.0
     assert [scores[f"questions{stratum}"] for stratum in ("", "/hops_1", "/hops_2")] == [3, 1, 2]
-
-
-def test_questions_without_gold_titles_have_no_recall(make_question: Any, make_trajectory: Any) -> None:
-    unknown = dataclasses.replace(make_question("a"), gold_titles=[])
-    known = dataclasses.replace(make_question("b"), gold_titles=["Veld", "Tesk"])
-    trajectories = [make_trajectory("a"), make_trajectory("b")]
-    predictions = predict(trajectories, [unknown, known], run="ppo", seed=0)
-    assert score(predictions, [unknown, known], DRAWS)["gold_recall"] == 0.5  # of b alone
-    alone = score(predictions[:1], [unknown], DRAWS)
-    assert not [key for key in alone if key.startswith("gold_recall")]
-    assert "gold_recall" not in headline(alone)
-
-
-def test_several_data_sets_are_scored_apart(make_question: Any, make_trajectory: Any) -> None:
-    questions = [make_question("a"), dataclasses.replace(make_question("b"), dataset="musique"), make_question("c")]
-    trajectories = [make_trajectory("a"), make_trajectory("b", answer="Tesk town"), make_trajectory("c", answer="x")]
-    found = score(predict(trajectories, questions, run="ppo", seed=0), questions, DRAWS)
-    assert (found["em/dataset_atlas"], found["em/dataset_musique"]) == (0.5, 0.0)
-    assert (found["questions/dataset_atlas"], found["questions/dataset_musique"]) == (2, 1)
-    shown = headline(found)
-    assert (shown["em/dataset_atlas"], shown["f1/dataset_musique"]) == (0.5, 0.6667)
 
 
 def test_what_a_world_calls_success_is_scored_by_the_strata_that_it_names(make_trajectory: Any) -> None:

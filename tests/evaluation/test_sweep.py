@@ -1,14 +1,11 @@
 """The sweep's page, from four hand-made questions, two runs with two seeds and a baseline."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from agent_r1.evaluation.comparison import Evaluation
@@ -150,8 +147,7 @@ def test_what_chance_reaches_bounds_every_claim(
     asked = [make_question(f"q{place}") for place in range(12)]
 
     def right(name: str, count: int) -> Evaluation:
-        found: Evaluation = make_evaluation(name, asked, ["Veld"] * (12 - count) + ["Tesk"] * count)
-        return found
+        return make_evaluation(name, asked, ["Veld"] * (12 - count) + ["Tesk"] * count)
 
     runs = {"ppo": [right("ppo-seed0", 2)], "grpo": [right("grpo-seed0", 12)]}
     baselines = [right("base_tool_call", 0), right("random", 0), right("oracle", 12)]
@@ -161,12 +157,6 @@ def test_what_chance_reaches_bounds_every_claim(
     assert "is the floor, and a solver, `oracle`, the ceiling" in page
     assert "which ends at 0.265; above it: `grpo`; not above it: `ppo`, `base_tool_call`." in page
     assert "| agent | less `ppo` | less `base_tool_call` | less `random` |" in page
-
-
-def test_questions_are_brought_into_one_order(evaluate: Evaluate) -> None:
-    forward = evaluate("ppo", 1)
-    backward = dataclasses.replace(forward, predictions=forward.predictions[::-1])
-    assert np.array_equal(successes({"ppo": [forward, backward]})["ppo"], [[0, 0, 0, 1], [0, 0, 0, 1]])
 
 
 def test_other_questions_and_aborted_episodes_are_refused(evaluate: Evaluate) -> None:

@@ -1,7 +1,5 @@
 """A trajectory as a person reads it, and which ones are shown."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,15 +7,12 @@ from typing import Any
 import pytest
 
 from agent_r1.evaluation.transcript import WIDTH, examples, transcript, worth_reading
-from agent_r1.records import Outcome
 
 Told = Callable[..., str]
 
 
 @pytest.fixture
 def told(make_question: Any, make_trajectory: Any, decode: Any) -> Told:
-    """The transcript of an episode, by the fields of it that differ."""
-
     def tell(
         *, calls: Any = ("ok",), answer: str = "Tesk", tool: str = "search", decode: Any = decode, **more: Any
     ) -> str:
@@ -49,30 +44,6 @@ def test_golden(told: Told) -> None:
     ]
 
 
-def test_a_thought_whose_tag_the_prompt_wrote(told: Told, decode: Any) -> None:
-    for calls in (["ok"], ["failed"]):
-        assert told(calls=calls, decode=lambda ids: str(decode(ids)).replace("<think>", "")) == told(calls=calls)
-
-
-def test_a_malformed_call_is_shown_as_it_is(told: Told) -> None:
-    text = told(calls=["malformed"], answer="")
-    assert "call       <tool_call>" in text
-    assert "</tool_call> (malformed)" in text
-    assert "reply      Veld: The capital" in text, "it is no search result"
-    assert "answer     (none) (no exact match)" in text
-    assert "reply      Veld: The capital" in told(tool="read"), "nor is another tool's"
-
-
-def test_an_action_without_call_and_answer_is_a_sentence(told: Told, decode: Any) -> None:
-    def without_tags(ids: Any) -> str:
-        return str(decode(ids)).replace("tool_call>", "call>")
-
-    text = told(calls=["malformed"], answer="", decode=without_tags)
-    assert "sentence   <call>" in text
-    assert "</call> (no call, no answer)" in text
-    assert "(malformed)" not in text
-
-
 def test_a_rewritten_context_is_shown_as_it_is_read(told: Told) -> None:
     lines = told(restarts=True).splitlines()
     begins = lines.index("a new context")
@@ -98,12 +69,6 @@ def test_the_hardest_right_and_wrong_ones_are_chosen(make_question: Any, make_tr
     assert worth_reading([easy, hard, harder, wrong], questions) == {"right": harder, "wrong": wrong}
     assert worth_reading([easy], questions) == {"right": easy}
     assert worth_reading([], questions) == {}
-
-
-def test_what_the_world_cut_short_before_its_first_step(make_question: Any, make_trajectory: Any, decode: Any) -> None:
-    cut = replace(make_trajectory("a"), steps=[], outcome=Outcome.ABORTED, answer="")
-    assert "outcome    aborted" in transcript(cut, make_question("a"), decode)
-    assert worth_reading([cut], [make_question("a")]) == {}
 
 
 def test_a_fence_in_the_text_gets_a_longer_one(make_question: Any, make_trajectory: Any, decode: Any) -> None:

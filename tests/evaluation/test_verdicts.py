@@ -1,7 +1,5 @@
 """Two evaluations of one policy on hand-made questions, and the gate on constructed predictions."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,8 +23,6 @@ def questions(make_question: Any) -> list[Question]:
 
 @pytest.fixture
 def answered(questions: list[Question], make_evaluation: Any) -> Any:
-    """An evaluation of the policy w by its name and the answers that are not the right one, by question."""
-
     def make(name: str, answers: dict[int, str], **hashes: str) -> Evaluation:
         told = [answers.get(i, "Tesk") for i in range(len(questions))]
         return make_evaluation(name, questions, told, **{"policy": "w", **hashes})
@@ -123,7 +119,6 @@ def test_what_the_world_cut_short_decides_nothing(
 
 
 def evaluation(name: str, right: Sequence[float] | np.ndarray, **hashes: str) -> Evaluation:
-    """Success by question."""
     counts: dict[str, Any] = {"steps": 2, "tool_calls": 1, "tokens_read": 10, "tokens_sampled": 10}
     fixed: dict[str, Any] = {"run": name, "seed": 0, "policy_version": 1, "answer": "Tesk", "facts": {}, **counts}
     rows = [Prediction(question_id=f"q{i}", success=float(one), **fixed) for i, one in enumerate(right)]
@@ -161,23 +156,6 @@ def test_greedy_answers_beside_samples_are_told_and_decide_nothing() -> None:
     assert ", greedily 0.000 against 1.000, the lower bound" in verdict(found)
     assert "| success of new, greedily | 0.000 |\n| success of old, greedily | 1.000 |" in decision_table(found)
     assert "greedily" not in verdict(plain) + decision_table(plain)
-
-
-def test_a_true_gain_is_promoted_nearly_always_and_luck_nearly_never() -> None:
-    """Draws of 300 questions: of 60 % and 70 % with luck in common, and of 60 % twice, independently."""
-    luck = np.random.default_rng(0).random((40, 300))
-    assert sum(decided(row < 0.7, row < 0.6).promoted for row in luck) == 40
-    draws = np.random.default_rng(0).random((40, 2, 300)) < 0.6
-    assert sum(not decided(a, b).promoted for a, b in draws) >= 38
-
-
-def test_two_points_on_100_questions_are_refused() -> None:
-    """Two gained and none lost: the most that two points can say. P(no gain in a resample) = .98^100 = .13."""
-    found = decided([1] * 62 + [0] * 38, [1] * 60 + [0] * 40)
-    assert not found.promoted
-    assert found.difference
-    assert (found.difference.mean, found.difference.low) == (pytest.approx(0.02), 0.0)
-    assert found.reason == "the lower bound +0.000 of the difference is not above the margin +0.000"
 
 
 @pytest.mark.parametrize(

@@ -3,20 +3,16 @@
 A stage runs in its project's folder. Actions are sampled in the stage's process, except where a test is about vLLM.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import yaml
 from mlflow.tracking._tracking_service import utils
@@ -28,6 +24,7 @@ from flows.commands.execute import index, prepare
 from flows.processes import api_on, await_health, listen, server_part
 from flows.train import train
 from flows.warm_start import warm_start
+from tests.fixtures import wait_until_healthy
 
 ROOT = Path(__file__).parents[2]
 PLACES = load(ROOT / "params.yaml").places
@@ -40,7 +37,6 @@ ServeIndex = Callable[[Path], str]
 LayDvc = Callable[..., None]
 WriteParams = Callable[[Path, dict[str, Any]], None]
 BuildOnce = Callable[[str, Callable[[Path], None]], Path]
-PATIENCE_S = 300.0
 
 SMALL: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("small.yaml").read_text())
 
@@ -115,18 +111,10 @@ def serve_index(start: Start, free_port: Callable[[], int]) -> ServeIndex:
     """Starts a search server of an index and waits until it answers; gives its address. It ends with the test."""
 
     def serve(folder: Path) -> str:
-        url, port = "http://127.0.0.1", str(free_port())
-        server = start("-m", "flows", "serve_search", "--index", str(folder), "--port", port)
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            assert server.poll() is None, server.communicate()[1]
-            assert time.monotonic() < deadline
-            try:
-                httpx.get(f"{url}:{port}/health", timeout=PATIENCE_S)
-            except httpx.TransportError:
-                time.sleep(0.1)
-            else:
-                return f"{url}:{port}"
+        port = free_port()
+        server = start("-m", "flows", "serve_search", "--index", str(folder), "--port", str(port))
+        wait_until_healthy(f"http://127.0.0.1:{port}", server, server.communicate)
+        return f"http://127.0.0.1:{port}"
 
     return serve
 
@@ -210,7 +198,6 @@ def small_project(
 
 @pytest.fixture(scope="session")
 def ppo(small_project: Path) -> Path:
-    """The folder of the small project's run."""
     return small_project / PLACES.training(RunId("ppo"))
 
 

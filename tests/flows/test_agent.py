@@ -1,7 +1,5 @@
 """Which policy is evaluated, how, and what the results are called."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ from agent_r1.params import Params, load
 from flows import evaluate as evaluate_module
 from flows.commands.execute import evaluate
 from flows.evaluate import Subject
+from tests.cases import cases
 from tests.fixtures import WriteParams
 
 POLICIES = ("outputs/warm_start", "outputs/train/ppo/checkpoint/policy", "outputs/train/ppo-seed3/checkpoint/policy")
@@ -40,7 +39,7 @@ def choose(tmp_path: Path, write_params: WriteParams, monkeypatch: pytest.Monkey
     def ask(_: Params, subject: Subject, folder: Path, *__: Any, **___: Any) -> None:
         raise Asked(subject, folder)
 
-    monkeypatch.setattr(evaluate_module, "_ask", ask)
+    monkeypatch.setattr(evaluate_module, "_examine", ask)
     monkeypatch.chdir(tmp_path)
 
     def make(**choice: Any) -> Any:
@@ -53,28 +52,7 @@ def choose(tmp_path: Path, write_params: WriteParams, monkeypatch: pytest.Monkey
     return make
 
 
-@pytest.mark.parametrize(
-    ("choice", "label", "policy", "protocol"),
-    [
-        ({"policy": "ppo"}, "ppo", POLICIES[1], "tool_call"),
-        ({"policy": "ppo-seed3"}, "ppo-seed3", POLICIES[2], "tool_call"),
-        ({"policy": "ppo-seed3", "protocol": "naive_rag"}, "ppo-seed3-naive_rag", POLICIES[2], "naive_rag"),
-        ({"policy": "ppo", "dataset": "atlas"}, "ppo-atlas", POLICIES[1], "tool_call"),
-        ({"policy": "ppo", "dataset": "atlas", "as_label": "mine"}, "mine", POLICIES[1], "tool_call"),
-        ({"policy": "base_tool_call"}, "base_tool_call", POLICIES[0], "tool_call"),
-        ({"policy": "gold_passages"}, "gold_passages", POLICIES[0], "gold_passages"),
-        ({"policy": "closed_book", "dataset": "atlas"}, "closed_book-atlas", POLICIES[0], "closed_book"),
-        ({"policy": "ppo-lab/tiny"}, "ppo-lab--tiny", "ppo-lab/tiny", "tool_call"),
-        ({"policy": "Qwen/Qwen2.5-3B-Instruct"}, "Qwen--Qwen2.5-3B-Instruct", "Qwen/Qwen2.5-3B-Instruct", "tool_call"),
-        (
-            {"policy": "others/mine/", "protocol": "closed_book"},
-            "others--mine-closed_book",
-            "others/mine",
-            "closed_book",
-        ),
-        ({"policy": "./others/mine", "as_label": "v2.1"}, "v2.1", "others/mine", "tool_call"),
-    ],
-)
+@cases("choice, label, policy, protocol")
 def test_a_label_says_what_is_evaluated(
     choose: Any, choice: dict[str, Any], label: str, policy: str, protocol: str
 ) -> None:
@@ -89,46 +67,16 @@ def test_only_a_run_as_it_was_trained_adds_to_its_training(choose: Any) -> None:
     for changed in ({"protocol": "naive_rag"}, {"dataset": "atlas"}, {"as_label": "mine"}):
         subject, folder = choose(policy="ppo", **changed)
         assert (subject.training, subject.name) == (None, folder.name)
-        assert subject.shown(subject.policy.as_trained(load()))["variant"] == subject.name
+        assert subject.parameters(subject.policy.as_trained(load()))["variant"] == subject.name
 
 
-@pytest.mark.parametrize(
-    ("choice", "message"),
-    [
-        ({"policy": "repro/ppoo"}, "no run 'ppoo' under runs:; did you mean 'ppo'"),
-        ({"policy": "ppo", "protocol": "naive"}, "no protocol 'naive'; did you mean 'naive_rag'"),
-        ({"policy": "ppo", "dataset": "musique"}, "no data set is prepared called 'musique'; valid names: atlas"),
-        (
-            {"policy": "naive_rag", "protocol": "tool_call"},
-            "the warm-started model under a protocol of its own; leave out --protocol, or",
-        ),
-        ({"policy": "org/tiny", "as_label": "ppo"}, "'ppo' is the label of ppo's own evaluation; choose another"),
-        (
-            {"policy": "ppo", "protocol": "naive_rag", "as_label": "naive_rag"},
-            "'naive_rag' is the label of naive_rag's own",
-        ),
-        ({"policy": "org/tiny", "as_label": "../up"}, "'../up' is to be a folder; give --as a name of letters"),
-        ({"policy": "org/my model"}, "'org--my model' is to be a folder; give --as"),
-    ],
-)
+@cases("choice, message")
 def test_what_cannot_be_meant_is_refused(choose: Any, choice: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message.replace(".", r"\.")):
         choose(**choice)
 
 
-@pytest.mark.parametrize(
-    ("choice", "message"),
-    [
-        ({"policy": "ppo-seed4"}, "no checkpoint at outputs/train/ppo-seed4/checkpoint; train it first"),
-        (
-            {"policy": "ppoo"},
-            "or a hub id such as owner/name, or a run; did you mean 'ppo'",
-        ),
-        ({"policy": "other/ppo/seed3"}, "there is no folder other/ppo/seed3; name one, or a hub id such as owner/name"),
-        ({"policy": "."}, ". has no config.json; save a model and its tokenizer into one folder"),
-        ({"policy": "./nowhere"}, "there is no folder ./nowhere; name one, or a hub id such as owner/name"),
-    ],
-)
+@cases("choice, message")
 def test_a_policy_that_is_not_there_is_named(choose: Any, choice: dict[str, Any], message: str) -> None:
     with pytest.raises(FileNotFoundError, match=message.replace(".", r"\.")):
         choose(**choice)

@@ -1,7 +1,5 @@
 """Conversations with the small project's agents: real processes behind a pipe and at a terminal, and their faults."""
 
-from __future__ import annotations
-
 import io
 import os
 import pty
@@ -21,18 +19,19 @@ from typer.main import get_command
 
 from agent_r1 import params
 from agent_r1.envs.shared import Shared
-from agent_r1.inspection.conversation import Screen, converse, here
 from agent_r1.params import SHIPPED, load
 from agent_r1.params.places import RunId
 from agent_r1.records import Passage, Question
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler
 from agent_r1.search.base import Search
+from agent_r1.serving.agent import Agent
+from agent_r1.serving.conversation import Screen, converse, local_answerer
 from agent_r1.tables import read_rows
-from agent_r1.training.agent import Agent
 from flows.commands import app
 from flows.operation.register import register
 from flows.policies import policy_of, version_of
+from tests.cases import cases
 from tests.fixtures import ROOT, Inside, WriteParams
 
 FOOTER = re.compile(r"\d steps?, \d calls?, \d+ tokens, \d+\.\d s")
@@ -77,7 +76,6 @@ class Terminal:
         os.write(self._master, text.encode())
 
     def until(self, text: str) -> str:
-        """What comes up to a text."""
         found = ""
         while text not in found:
             found += os.read(self._master, 65536).decode(errors="replace")
@@ -103,8 +101,6 @@ def test_lines_of_a_pipe_are_answered_plainly_by_the_default_engine(
 ) -> None:
     write_params(project, {})
     process = started(project, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdin
-    assert process.stdout
     process.stdin.write(f"{asked[0]}\n".encode())
     process.stdin.flush()
     who, first = (process.stdout.readline().decode() for _ in range(2))  # at once, though the pipe stays open
@@ -143,8 +139,6 @@ def test_a_conversation_at_a_terminal(project: Path, asked: list[str]) -> None:
 
 
 class Film(Search):
-    """Finds the same for everything."""
-
     def search(self, queries: list[str], k: int) -> list[list[Passage]]:
         return [[Passage(passage_id="0", title="Low Tide", text="by \x1b[31m[red]Mara Quill")]] * len(queries)
 
@@ -158,7 +152,7 @@ def test_a_session_by_hand(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     chat = Chat(tiny_tokenizer)
     script = Agent(ScriptedSampler([[CALL, "<answer>Mara Quill</answer>"]], chat), chat, Shared(env, Film()))
     file = io.StringIO()
-    with here(nullcontext(script), 0, "a script", (), ()) as agent:
+    with local_answerer(nullcontext(script), 0, "a script", (), ()) as agent:
         screen = Screen(Console(file=file, highlight=False, width=80), agent.limits)
         converse(agent, screen, ["Who?", "word " * 400, "Who?"], echo=False)
     episode = [
@@ -184,7 +178,7 @@ def test_a_repeated_question_draws_again(tiny_tokenizer: PreTrainedTokenizerFast
 
     for _ in range(2):
         noting = Agent(Noting([["<answer>a</answer>"]], chat), chat, Shared(env, Film()))
-        with here(nullcontext(noting), 3, "a script", (), ()) as agent:
+        with local_answerer(nullcontext(noting), 3, "a script", (), ()) as agent:
             for text in ("Who?", "Who?", "Where?"):
                 list(agent.ask(text))
     assert len(set(seeds[:3])) == 3
@@ -199,7 +193,6 @@ def said(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Callable[..., str]:
-    """The words with which the command ends in a project that has nothing but its parameters."""
     monkeypatch.setattr("flows.commands.options.prepare_process", lambda: None)  # this process is the tests'
     write_params(tmp_path, {})
 
@@ -211,28 +204,7 @@ def said(
     return run
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["pppo"],
-            "there is no folder pppo; name one, or a hub id such as owner/name, or a run; did you mean 'ppo'?",
-        ),
-        (
-            ["ablations/grpo-seed7"],
-            "there is no checkpoint at outputs/ablations/train/grpo-seed7/checkpoint; train it first "
-            "(`agent-r1 train ablations/grpo-seed7`)",
-        ),
-        (["--endpoint", "127.0.0.1"], "'127.0.0.1' is no server's address"),
-        ([], "there is no model at outputs/warm_start; make it (`dvc repro warm_start`), or name another model"),
-        (["models:/agent_r1@champion"], "the registry is empty; a training that finishes"),
-        (["--seed", "1"], "--seed and --sweep tell apart runs; name one, such as ppo-seed3 or ablations/ppo-seed3"),
-        (["--temperature", "nan"], "Invalid value for '--temperature'"),
-        (["--draws", "1"], "--draws has no effect at temperature 0; give --temperature"),
-        (["ppo", "."], "unexpected extra argument"),
-        (["--run", "ppo", "--model", "."], "unexpected extra argument"),
-    ],
-)
+@cases("arguments, message")
 def test_faults_of_the_command_line(arguments: list[str], message: str, said: Callable[..., str]) -> None:
     assert message in said(*arguments)
 

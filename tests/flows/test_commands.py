@@ -1,7 +1,5 @@
 """The command line as a whole: its help, its completion, and what is no command."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -18,11 +16,11 @@ from agent_r1.files import write_text
 from flows import commands
 from flows.commands.look import results
 from flows.commands.options import in_one_word
+from tests.cases import cases
 from tests.fixtures import ROOT, Inside, WriteParams
 
 
 def typed(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """What `agent-r1` does in a terminal of 80 columns."""
     return subprocess.run(
         [sys.executable, "-m", "flows", *arguments],
         cwd=ROOT,
@@ -34,7 +32,6 @@ def typed(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
 
 
 def completed(line: str) -> list[str]:
-    """What Bash offers after a line; its last word is what was begun."""
     asked = {"_AGENT_R1_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
     return typed(**asked).stdout.split()
 
@@ -75,15 +72,7 @@ def test_the_shell_completes_commands_options_runs_and_overlays() -> None:
     assert completed("agent-r1 evaluate nai") == ["naive_rag"]
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (["trian"], "No such command 'trian'. Did you mean 'train'?"),
-        (["train"], "Missing argument 'RUN'"),
-        (["train", "ppo", "grpo"], "unexpected extra argument"),
-        (["report", "--sweep", "other"], "'other' is not one of 'ablations'"),
-    ],
-)
+@cases("line, message")
 def test_what_is_no_command_is_refused_before_anything_is_loaded(line: list[str], message: str) -> None:
     ended = typed(*line)
     assert (ended.returncode, message in ended.stderr) == (2, True)
@@ -92,7 +81,6 @@ def test_what_is_no_command_is_refused_before_anything_is_loaded(line: list[str]
 @pytest.mark.parametrize(
     ("line", "code", "message"),
     [
-        (["train", "ppo-seedone"], 1, "'ppo-seedone' is no label of a training"),
         (["chat", "--endpoint", "http://127.0.0.1:9/v1"], 75, "http://127.0.0.1:9/v1 does not answer"),
         (["overlay", "moon"], 1, "there is no overlay 'moon'"),
     ],
@@ -103,18 +91,7 @@ def test_a_fault_is_one_line(line: list[str], code: int, message: str) -> None:
     assert message in ended.stderr
 
 
-@pytest.mark.parametrize(
-    ("earlier", "today"),
-    [
-        ("--run ppo", "repro/ppo"),
-        ("--fresh --run ppo --seed 3", "repro/ppo-seed3 --fresh"),
-        ("--run ppo-0a1b2c3d --seed=0 --sweep ablations", "ablations/ppo-0a1b2c3d-seed0"),
-        ("--baseline naive_rag --sweep ablations", "ablations/naive_rag"),
-        ("--model models:/agent_r1/3 --temperature 1", "models:/agent_r1/3 --temperature 1"),
-        ("ppo-seed1 --sweep ablations", "ablations/ppo-seed1"),
-        ("ppo-seed3 --as ppo", "ppo-seed3 --as ppo"),
-    ],
-)
+@cases("earlier, today")
 def test_earlier_options_are_one_word_which_is_said_once(
     earlier: str, today: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,17 +109,7 @@ def test_an_underscore_is_read_as_a_hyphen() -> None:
     assert "serve_agent is spelled serve-agent now" in ended.stderr
 
 
-@pytest.mark.parametrize(
-    ("sweep", "successes", "line"),
-    [
-        ("", {"ppo": 0.2, "grpo": 0.7, "base_tool_call": 0.9}, "the best run of the report: agent-r1 chat grpo"),
-        (
-            "ablations",
-            {"ppo-seed0": 0.2, "ppo-seed1": 0.3},
-            "the best run of the report: agent-r1 chat ablations/ppo-seed1",
-        ),
-    ],
-)
+@cases("sweep, successes, line")
 def test_the_results_lead_to_the_best_run(
     sweep: str,
     successes: dict[str, float],

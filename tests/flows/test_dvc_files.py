@@ -1,7 +1,5 @@
 """DVC's own files, and what another user of the machine may do to them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

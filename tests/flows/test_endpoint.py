@@ -1,7 +1,5 @@
 """A model behind an endpoint among the evaluations, and the small project's agent behind one of its own."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -19,7 +17,7 @@ from mlflow import MlflowClient
 from agent_r1.evaluation.scores import asked_questions
 from agent_r1.faults import TooManyAborted
 from agent_r1.http.endpoint import ENDPOINT_KEY
-from agent_r1.inspection.printed import compared
+from agent_r1.inspection.printed import compare_labels
 from agent_r1.params import load
 from agent_r1.params.places import RunId
 from agent_r1.records import Outcome, Prediction, Question, Trajectory
@@ -30,6 +28,7 @@ from flows.commands.operate import serve_agent
 from flows.evaluate import EvaluationRequest, evaluate
 from flows.report import report
 from tests.answering import Heard, Said, answering
+from tests.cases import cases
 from tests.fixtures import PLACES, FreePort, Inside, WriteParams
 
 PATIENCE_S = 300.0
@@ -73,7 +72,7 @@ def test_a_model_that_somebody_serves_stands_beside_a_baseline(project: Path, in
         with pytest.raises(FileNotFoundError, match="there is no evaluation 'org' in outputs/evaluate; evaluate it"):
             report(beside="org")
         rows = read_rows(PLACES.evaluation("org--big") / "trajectories.parquet", Trajectory)
-        found = compared(settings, "org--big", "base_tool_call", anyway=True)
+        found = compare_labels(settings, "org--big", "base_tool_call", anyway=True)
         client = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db")
         shown = client.get_run((PLACES.evaluation("org--big") / "mlflow_run_id").read_text()).data
         hashes = json.loads((PLACES.evaluation("org--big") / "hashes.json").read_text())
@@ -183,16 +182,7 @@ def test_a_question_without_room_counts_as_no_answer_and_more_of_them_are_refuse
     assert [(row.answer, row.success, row.steps) for row in found if row.question_id == long] == [("", 0.0, 0)] * 3
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"policy": "repro/ppo", "endpoint": "http://h"}, "--endpoint is where a model acts; name it"),
-        ({"policy": "m", "endpoint": "http://h", "protocol": "random"}, "no protocol under which no model does"),
-        ({"policy": "m", "endpoint": "h"}, "a server's address starts with http"),
-        ({"policy": "m", "endpoint": "http://me:secret@h"}, "leave it out, and set .*AGENT_R1_ENDPOINT_KEY"),
-        ({"policy": "m:7b", "endpoint": "http://h"}, "'m:7b' is to be a folder; give --as"),
-    ],
-)
+@cases("arguments, message")
 def test_what_no_endpoint_can_be_asked(project: Path, inside: Inside, arguments: dict[str, str], message: str) -> None:
     with inside(project), pytest.raises(ValueError, match=message):
         execute.evaluate(**arguments)  # type: ignore[arg-type]
@@ -267,7 +257,6 @@ def test_a_served_policy_answers_an_agent_that_has_a_loop_of_its_own(
 
 
 def await_model(server: subprocess.Popen[str], url: str, key: str = "none") -> dict[str, Any]:
-    """The model of a server that was started, as soon as it answers."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         assert server.poll() is None, server.communicate()[1]
@@ -282,7 +271,6 @@ def await_model(server: subprocess.Popen[str], url: str, key: str = "none") -> d
 
 
 def terminated(server: subprocess.Popen[str]) -> str:
-    """What a server logged until it ended as it should."""
     server.terminate()
     output, errors = server.communicate(timeout=PATIENCE_S)
     assert (server.returncode, output) == (143, ""), errors
@@ -290,7 +278,6 @@ def terminated(server: subprocess.Popen[str]) -> str:
 
 
 def ended(capsys: pytest.CaptureFixture[str], **asked: str) -> str:
-    """What a chat says at its end, in whatever way it ends."""
     try:
         chat(**asked)
     except ValueError as fault:

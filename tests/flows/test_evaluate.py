@@ -1,7 +1,5 @@
 """The whole graph on the small project, in one process: a trained run, its version, both baselines, and the page."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
@@ -23,7 +21,8 @@ from agent_r1.answers import exact_match
 from agent_r1.envs.tool_env import SYSTEM
 from agent_r1.evaluation.protocols import open_exam
 from agent_r1.files import read_metrics, sha256
-from agent_r1.inspection.printed import compared
+from agent_r1.identity import read_start
+from agent_r1.inspection.printed import compare_labels
 from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import Params, load
 from agent_r1.params.places import RunId, policy_in
@@ -33,7 +32,6 @@ from agent_r1.records import GREEDY, CallStatus, Outcome, Prediction, Question, 
 from agent_r1.rollout.chat import Chat
 from agent_r1.tables import read_rows
 from agent_r1.training.assembly import Assembly
-from agent_r1.training.identity import read_start
 from flows.commands.look import chat, profile
 from flows.evaluate import EvaluationRequest, evaluate
 from flows.operation.answering import agent_of
@@ -53,7 +51,6 @@ pytestmark = pytest.mark.walk
 
 @pytest.fixture(scope="module")
 def evaluated(small_project: Path, ppo: Path, inside: Inside) -> Path:
-    """The project with everything done that `dvc repro` does."""
     with inside(small_project):
         evaluate(EvaluationRequest(RunId("ppo")))
         for baseline in NAMES[1:]:
@@ -71,8 +68,7 @@ def trajectories(project: Path, name: str) -> list[Trajectory]:
 
 
 def content(project: Path, name: str, file: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((project / PLACES.evaluation(name) / file).read_text())
-    return found
+    return json.loads((project / PLACES.evaluation(name) / file).read_text())
 
 
 def test_a_policy_leaves_the_project_whole_with_a_card(
@@ -82,7 +78,6 @@ def test_a_policy_leaves_the_project_whole_with_a_card(
         settings = load()
         policy = policy_of(settings, RunId("ppo"))
         tracked = tracking.run_of(PLACES.training(RunId("ppo")))
-        assert tracked is not None
         tracked.tag("git_commit", COMMIT)  # the project of the tests is in no repository
         export(settings, policy, tmp_path / "agent", "mit")
         tracked.tag("git_commit", "")
@@ -104,7 +99,6 @@ def test_a_policy_leaves_the_project_whole_with_a_card(
     assert f"- sha256 of the weights' folder: {content(evaluated, 'ppo', 'hashes.json')['policy']}" in card.text
     assert (unscored.data.eval_results, NOT_SCORED in unscored.text) == (None, True)
     started = read_start(ppo)
-    assert started is not None
     assert f"- commit of the code: {COMMIT}\n" in card.text
     assert f"- sha256 of the passages: {started.inputs['passages']}" in card.text
     assert f"- fingerprint of the configuration: {started.fingerprint}" in card.text
@@ -185,14 +179,6 @@ def test_agents_are_asked_the_same_and_differ_in_what_they_should(evaluated: Pat
     assert asked[0] == asked[1] == asked[2]
 
 
-def test_an_episodes_limits_are_written_down(evaluated: Path) -> None:
-    tools = "tools {'search': {}, 'calculator': None, 'read': None, 'python': None, 'functions': {}, 'mcp': {}}"
-    limits = "max_result_characters 4000, top_k 2, max_steps 4, max_tokens 448, max_action_tokens 64"
-    context = "context {'kind': 'append', 'every': 0}, parallel_calls 1, order rounds"
-    found = content(evaluated, "ppo", "hashes.json")["limits"]
-    assert found == f"{tools}, {limits}, {context}, dtype auto, engine transformers"
-
-
 def test_several_samples_are_drawn_scored_and_told_apart_from_greedy_answers(
     evaluated: Path, tmp_path: Path, inside: Inside, write_params: WriteParams
 ) -> None:
@@ -216,13 +202,13 @@ def test_several_samples_are_drawn_scored_and_told_apart_from_greedy_answers(
         drawn = [[row.token_ids.tolist() for row in trajectories(Path(), label)] for label in ("sampled", "again")]
         assert drawn[0] == drawn[1]
         with pytest.raises(ValueError, match="they differ in samples, temperature; evaluate both"):
-            compared(load(), "sampled", "ppo")
-        found = compared(load(), "sampled", "ppo", anyway=True)
+            compare_labels(load(), "sampled", "ppo")
+        found = compare_labels(load(), "sampled", "ppo", anyway=True)
         assert (len(found.pairs), len(found.pairs[0].a.answers), len(found.pairs[0].b.answers)) == (ASKED, 3, 1)
         stored = PLACES.evaluation("ppo") / "hashes.json"  # of a version without these two
         old = {name: value for name, value in content(Path(), "ppo", "hashes.json").items() if name not in SAMPLING}
         stored.write_text(json.dumps(old))
-        assert compared(load(), "base_tool_call", "ppo").differing == []
+        assert compare_labels(load(), "base_tool_call", "ppo").differing == []
 
 
 def test_a_world_is_profiled_before_training(
@@ -290,7 +276,7 @@ def test_a_run_with_an_env_of_its_own_is_trained_measured_and_asked_in_it(
         assert max(len(row.steps) for row in rows) == 2
         for word in ("own", version.reference):
             asked = []
-            monkeypatch.setattr("agent_r1.inspection.conversation.chat", lambda *_: None)
+            monkeypatch.setattr("agent_r1.serving.conversation.chat", lambda *_: None)
             opened = "flows.operation.answering.open_agent"
             monkeypatch.setattr(opened, lambda own, *_, asked=asked, **__: asked.append(own.env))
             chat(word)
@@ -325,8 +311,7 @@ def prompt_ids(project: Path, tokenizer: Any, episode: Trajectory) -> list[int]:
     query = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
     search = {"type": "function", "function": {"name": "search", "description": "Finds.", "parameters": query}}
     text = tokenizer.apply_chat_template(messages, tools=[search], tokenize=False, add_generation_prompt=True)
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
-    return ids
+    return tokenizer.encode(text, add_special_tokens=False)
 
 
 def test_mlflow_has_the_final_scores_beside_the_training(evaluated: Path, inside: Inside) -> None:

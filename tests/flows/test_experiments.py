@@ -1,7 +1,5 @@
 """DVC's experiments and plots as docs/tracking.md has them, and results of any revision as docs/evaluating.md has."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -17,21 +15,11 @@ from agent_r1.files import write_text
 from agent_r1.records import Prediction, Source, Trajectory
 from agent_r1.tables import write_rows
 from flows.project import shipped_files
+from tests.cases import graph
 from tests.fixtures import ROOT
 from tests.trajectories import from_parts
 
-GRAPH = """
-stages:
-  train:
-    cmd: >-
-      python -c "import os, pathlib as p;
-      p.Path('scores.json').write_text('{\\"name\\": \\"' + os.environ.get('DVC_EXP_NAME', '') + '\\"}')"
-    params: [train.update.learning_rate]
-    deps: [data/rows]
-    metrics: [{scores.json: {cache: false}}]
-plots:
-  - success of the sampled episodes: {x: iteration, y: {curve.json: [ppo, grpo]}, template: runs}
-"""
+GRAPH = graph("experiment")
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Own code and data from `agent-r1 new` to five episodes of `agent-r1 try`, and the faults that are met on the way."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -28,6 +26,7 @@ from flows.overlay import switch
 from flows.tryout import play
 from flows.warm_start import warm_start
 from tests.answering import Heard, Said, answering
+from tests.cases import cases
 from tests.fixtures import ROOT
 
 KINDS = {"tool": "years", "reward": "brevity", "world": "higher", "data": "faq"}
@@ -40,7 +39,6 @@ SMALL = {
 
 @pytest.fixture
 def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copied clone, in which this process is."""
     shipped = params.load(ROOT / "params.yaml").model_dump(mode="json", by_alias=True)
     settings = validated(Params, override(shipped, SMALL), "small")
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(settings.model_dump(mode="json", by_alias=True)))
@@ -57,7 +55,6 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def begun(clone: Path) -> Path:
-    """A project with one of each kind."""
     for kind, name in KINDS.items():
         begin(kind, name)
     return clone
@@ -84,17 +81,7 @@ def test_each_kind_comes_with_a_test_that_passes_and_that_can_fail(begun: Path) 
     assert [name for name in KINDS.values() if f"FAILED tests/test_{name}.py" not in failed.stdout] == []
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "message"),
-    [
-        ("tool", "../years", "is to name a module"),
-        ("reward", "lambda", "'lambda' is to name a module"),
-        ("tool", "search", "'search' is the name of something that is there"),
-        ("reward", "total", "choose another, such as my_total"),
-        ("world", "torch", "'torch' is the name of something that is there"),
-        ("world", "years", "years.py exists, and nothing is replaced"),
-    ],
-)
+@cases("kind, name, message")
 def test_a_name_that_is_taken_or_cannot_be_used_is_refused(kind: str, name: str, message: str, clone: Path) -> None:
     begin("tool", "years")
     before = {path: path.read_bytes() for path in clone.rglob("*") if path.is_file()}

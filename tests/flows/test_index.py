@@ -1,7 +1,5 @@
 """The index stage, and an evaluation whose searches go to a search server."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

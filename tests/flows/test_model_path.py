@@ -1,10 +1,7 @@
 """Every stage on a model of `model.path`, as at full scale: adapters and gradient checkpointing."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,12 +9,9 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
-    PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
 )
 
 from agent_r1.files import model_hash, sha256
@@ -31,33 +25,14 @@ from flows.commands.execute import index, prepare
 from flows.evaluate import EvaluationRequest, evaluate
 from flows.train import train
 from flows.warm_start import warm_start
+from tests.cases import laid
 from tests.fixtures import PLACES, Inside, WriteParams
 from tests.reading import metrics
 
 TEMPLATES = Path(__file__).parents[1] / "rollout/templates"
-CHANGES: dict[str, Any] = {
-    "warm_start": {"demonstrations": 32, "naive_rag_demonstrations": 8, "batch_size": 8, "steps": 10},
-    "env": {"max_steps": 4, "max_tokens": 1024, "max_action_tokens": 24},
-    "train": {
-        "iterations": 2,
-        "update": {
-            "learning_rate": 1e-2,
-            "critic": {"learning_rate": 1e-3, "warmup": {"iterations": 0, "explained_variance": 0, "limit": 0}},
-        },
-    },
-    "evaluate": {"questions": 6},
-}
-TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}  # nats by which sampler and learner may differ
-SHAPE: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 32,
-    "max_position_embeddings": 2048,
-    "initializer_range": 0.1,
-}
+CHANGES = laid("foreign")
+TOLERANCE = 0.1  # nats by which sampler and learner may differ in bfloat16
+SHAPE = laid("foreign_shape")
 
 
 EXAMPLE = [{"role": "user", "content": "Where is Tesk?"}, {"role": "assistant", "content": "<answer>Veld</answer>"}]
@@ -67,19 +42,16 @@ SHIPPED = {
 }
 
 
-def foreign_model(family: str, tokenizer: PreTrainedTokenizerFast, folder: Path) -> Path:
+def foreign_model(tokenizer: PreTrainedTokenizerFast, folder: Path) -> Path:
     """A folder as the hub has it: weights in bfloat16, and more rows of embeddings than the tokenizer has tokens."""
     shape = SHAPE | {"vocab_size": len(tokenizer) + 28, "eos_token_id": tokenizer.eos_token_id}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        if family == "qwen3":
-            model: PreTrainedModel = Qwen3ForCausalLM(Qwen3Config(**shape, tie_word_embeddings=False))
-        else:
-            model = Qwen2ForCausalLM(Qwen2Config(**shape, tie_word_embeddings=True))
+        model = Qwen2ForCausalLM(Qwen2Config(**shape, tie_word_embeddings=True))
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     own = AutoTokenizer.from_pretrained(folder)
-    own.chat_template = (TEMPLATES / f"{family}.jinja").read_text()
+    own.chat_template = (TEMPLATES / "qwen2_5.jinja").read_text()
     own.save_pretrained(folder)
     return folder
 
@@ -108,11 +80,7 @@ def logprobs(folder: Path, trajectory: Trajectory) -> np.ndarray:
     return found
 
 
-@pytest.mark.parametrize(("family", "fine_tune", "dtype"), [("qwen2_5", False, "float32"), ("qwen3", True, "bfloat16")])
 def test_a_foreign_model_is_trained_with_adapters(
-    family: str,
-    fine_tune: bool,
-    dtype: str,
     tmp_path: Path,
     tiny_tokenizer: PreTrainedTokenizerFast,
     inside: Inside,
@@ -133,10 +101,10 @@ def test_a_foreign_model_is_trained_with_adapters(
         return concluded
 
     monkeypatch.setattr(Training, "conclude", look)
-    path = foreign_model(family, tiny_tokenizer, tmp_path / "foreign")
-    model = {"path": str(path), "dtype": dtype, "gradient_checkpointing": True, "lora": {"rank": 4, "alpha": 8}}
-    started = CHANGES["warm_start"] | {"fine_tune": fine_tune}
-    update = CHANGES["train"]["update"] | {"canary_tolerance": TOLERANCE}
+    path = foreign_model(tiny_tokenizer, tmp_path / "foreign")
+    model = {"path": str(path), "dtype": "bfloat16", "gradient_checkpointing": True, "lora": {"rank": 4, "alpha": 8}}
+    started = CHANGES["warm_start"] | {"fine_tune": True}
+    update = CHANGES["train"]["update"] | {"canary_tolerance": {"float32": 1e-4, "bfloat16": TOLERANCE}}
     changes = {"warm_start": started, "train": CHANGES["train"] | {"update": update}}
     write_params(tmp_path, CHANGES | changes | {"model": model} | SHIPPED)
     (tmp_path / "examples.jsonl").write_text(json.dumps({"messages": EXAMPLE}))
@@ -148,7 +116,6 @@ def test_a_foreign_model_is_trained_with_adapters(
         policy = policy_in(PLACES.training(RunId("ppo")))
         merged = sha256(policy)
         finished = checkpoint.progress(policy.parent)
-        assert finished
         for name in ("policy/model.safetensors", "SHA256SUMS"):
             (policy.parent / name).unlink()
         checkpoint.seal(policy.parent, finished)
@@ -162,11 +129,11 @@ def test_a_foreign_model_is_trained_with_adapters(
         AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
         for folder in (path, tmp_path / PLACES.warm_start)
     )
-    assert all(torch.equal(weight, taken[name]) for name, weight in given.items()) is not fine_tune
+    assert not all(torch.equal(weight, taken[name]) for name, weight in given.items())
 
     run = tmp_path / PLACES.training(RunId("ppo"))
     gaps = [max(row["rollout/canary_gap"], row["policy/mismatch_max"]) for row in metrics(run)]
-    assert [gap <= TOLERANCE[dtype] for gap in gaps] == [True, True]
+    assert [gap <= TOLERANCE for gap in gaps] == [True, True]
     rows = read_rows(run / "trajectories/001.parquet", Trajectory)
     assert {row.policy_version for row in rows} == {1}
     proofs = {proof.trajectory_id: proof.learner_logprobs for proof in read_rows(run / "proof/001.parquet", Proof)}
@@ -180,7 +147,7 @@ def test_a_foreign_model_is_trained_with_adapters(
     episodes = read_rows(tmp_path / PLACES.evaluation("ppo") / "trajectories.parquet", Trajectory)
     for episode in episodes:
         said = logprobs(policy, episode)[episode.action_mask]
-        np.testing.assert_allclose(said, episode.logprobs[episode.action_mask], atol=TOLERANCE[dtype])
+        np.testing.assert_allclose(said, episode.logprobs[episode.action_mask], atol=TOLERANCE)
     predictions = read_rows(tmp_path / PLACES.evaluation("ppo") / "predictions.parquet", Prediction)
     assert [row.policy_version for row in predictions] == [2] * 6
 
@@ -191,5 +158,4 @@ def test_a_foreign_model_is_trained_with_adapters(
         json.loads((tmp_path / PLACES.evaluation(label) / "hashes.json").read_text())["limits"]
         for label in ("ppo", "alone")
     ]
-    missed = ", adapters merged and rounded" if dtype == "bfloat16" else ""
-    assert limits[1] == limits[0] + missed, "an evaluation says what it could not run"
+    assert limits[1] == f"{limits[0]}, adapters merged and rounded", "an evaluation says what it could not run"

@@ -1,7 +1,5 @@
 """No stage asks anything of another machine: run in a network namespace without a route, where the kernel counts."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -14,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from agent_r1.learn.builtin import new_model
 from agent_r1.params import load
 from agent_r1.params.places import RunId
+from tests.cases import laid
 from tests.fixtures import ROOT, WriteParams
 
 # What keeps tools quiet from outside; the stages have to be quiet by themselves.
@@ -72,15 +71,7 @@ def test_no_stage_reaches_for_a_network(
     tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast, write_params: WriteParams
 ) -> None:
     """Not with the transformers engine; vLLM asks the kernel for its own address."""
-    changes = {
-        "engine": {"kind": "transformers"},
-        "env": {"max_steps": 4, "max_tokens": 1024, "max_action_tokens": 8},
-        "train": {
-            "iterations": 1,
-            "update": {"critic": {"warmup": {"iterations": 0, "explained_variance": 0, "limit": 0}}},
-        },
-        "evaluate": {"questions": 4},
-    }
+    changes = laid("offline")
     write_params(tmp_path, changes)
     model = new_model(tiny_tokenizer, hidden_size=64, layers=2, heads=2, max_tokens=1024, seed=0)
     model.save_pretrained(tmp_path / PLACES.warm_start)

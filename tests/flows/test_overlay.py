@@ -1,7 +1,5 @@
 """Overlays in a real DVC project: composed, refused where something would be lost, and taken off again."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -17,54 +15,18 @@ from agent_r1.params.places import RunId
 from flows.dvc_files import DVC
 from flows.overlay import compose, switch
 from flows.ranks import shortfalls
+from tests.cases import cases, graph, laid
 from tests.fixtures import ROOT
 
-STAGES = """
-stages:
-  prepare:
-    cmd: mkdir -p ${places.data} && touch ${places.data}/rows
-    params: [prepare]
-    outs: ["${places.data}/rows"]
-  train:
-    foreach: ${repro_runs}
-    do:
-      cmd: mkdir -p ${places.outputs} && touch ${places.outputs}/${item}
-      params: [train, "runs.${item}"]
-      deps: ["${places.data}/rows"]
-      outs: ["${places.outputs}/${item}"]
-  evaluate:
-    foreach: ${repro_baselines}
-    do:
-      cmd: echo ${item} > ${item}
-      params: [evaluate]
-      outs: ["${item}"]
-"""
-SWEEP = """
-vars: [../params.yaml]
-stages:
-  train:
-    foreach: [starpo, grpo]
-    do:
-      wdir: ..
-      cmd: mkdir -p ${places.outputs} && touch ${places.outputs}/${item}
-      deps: [agent_r1, "${places.data}/rows"]
-      outs: ["${places.outputs}/${item}"]
-"""
+STAGES = graph("overlaid")
+SWEEP = graph("overlaid_sweep")
 
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The project's own parameters and overlays, in the current folder."""
     shutil.copy(ROOT / "params.yaml", tmp_path)
     shutil.copytree(ROOT / "overlays", tmp_path / "overlays", ignore=shutil.ignore_patterns("base.yaml"))
-    overlays = {
-        "small": "places: {data: small/data, outputs: small/out}\ntrain:\n  iterations: 7  # few\n",
-        "own": "places: own\n",
-        "wrong": "train: {update: {clip_hihg: 0.3}}\n",
-        "list": "- train\n",
-        "mine": "places: mine\n",
-        "a b": "places: own\n",
-    }
+    overlays = laid("overlays")
     for name, text in overlays.items():
         (tmp_path / f"overlays/{name}.yaml").write_text(text)
     monkeypatch.chdir(tmp_path)
@@ -143,19 +105,6 @@ def test_the_overlay_at_full_scale_holds_the_published_settings(project: Path) -
     assert set(full.runs) == {*own.runs, "ppo_lam_95"}
 
 
-def test_at_full_scale_lambda_is_1_but_where_the_advantage_mask_is_compared(project: Path) -> None:
-    """Those runs stand beside one that differs from each of them in its masks alone."""
-    switch("qwen2.5-3b")
-    full = load()
-    first, *unmasked, ppo = (full.run(RunId(name)) for name in full.ablations.runs[:4])
-    assert ppo == full.train
-    assert (ppo.credit.lam, first.credit.lam) == (1.0, 0.95)
-    for run in unmasked:
-        masks = {"loss_mask": run.credit.loss_mask, "advantage_mask": run.credit.advantage_mask}
-        assert run.credit == first.credit.model_copy(update=masks) != first.credit
-        assert run.model_copy(update={"credit": first.credit}) == first
-
-
 def test_the_overlay_for_eight_gpus_samples_on_all_that_learn(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
@@ -169,17 +118,7 @@ def test_the_overlay_for_eight_gpus_samples_on_all_that_learn(project: Path, mon
     assert full.run(RunId("ppo")).update.learning_rate == 1e-6
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("smal", r"there is no overlay 'smal'; did you mean 'small'\?"),
-        ("../params", r"there is no overlay '\.\./params'"),
-        ("wrong", r"overlays/wrong\.yaml: unknown key 'train\.update\.clip_hihg'; did you mean 'clip_high'\?"),
-        ("list", r"overlays/list\.yaml: expected a mapping of what differs, found "),
-        ("mine", r"overlays/mine\.yaml: places: Input should be a valid dictionary .*; got 'mine'"),
-        ("a b", r"overlays/a b\.yaml: places\.scale: String should match pattern .*; got 'a b'"),
-    ],
-)
+@cases("name, message")
 def test_what_is_no_overlay_is_refused_and_nothing_is_written(project: Path, name: str, message: str) -> None:
     for on in ("base", "small"):
         switch(on)
@@ -200,10 +139,10 @@ def test_an_overlay_has_places_of_its_own_if_it_says_so_and_the_ones_that_it_nam
 
 def test_a_base_of_an_earlier_version_is_taken(project: Path) -> None:
     own = (project / "params.yaml").read_text()
-    earlier = "".join(line for line in own.splitlines(keepends=True) if "checkpoint_every" not in line)
+    earlier = "".join(line for line in own.splitlines(keepends=True) if "quotes" not in line)
     (project / "params.yaml").write_text(earlier)
     switch("own")
-    assert load().warm_start.checkpoint_every == 0
+    assert not load().warm_start.quotes
     switch("base")
     assert (project / "params.yaml").read_text() == earlier
 

@@ -1,7 +1,5 @@
 """A stage's command as a task, and the pipeline on a small DVC project: order, cached stages, failures, a cancel."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil
@@ -25,10 +23,11 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.dvc_files import DVC
-from flows.graph import StageFailed, StageUnavailable, edges, stages, waiting
+from flows.graph import StageFailed, StageUnavailable, stages
 from flows.operation.serving import require_server
 from flows.pipeline import ablations, pipeline, run_command, run_pipeline
 from flows.processes import Supervised, api_on, await_health, running
+from tests.cases import graph
 from tests.fixtures import WriteParams
 
 NEWER = "3.9.1"  # of Prefect, whose fastapi vLLM 0.32 refuses
@@ -103,26 +102,8 @@ def test_a_stage_that_takes_too_long_is_ended_once(prefect_api: str, stand_in: P
     assert attempts(stand_in) == 1
 
 
-TWO_STAGES = """
-stages:
-  index:
-    cmd: cp prepared.txt index.txt && echo index >> ../order.txt
-    deps: [prepared.txt]
-    outs: [index.txt]
-  prepare:
-    cmd: cp source.txt prepared.txt && echo prepare >> ../order.txt
-    deps: [source.txt]
-    outs: [prepared.txt]
-"""
-SWEEP = """
-stages:
-  train:
-    matrix: {run: [a, b]}
-    wdir: ..
-    cmd: cp index.txt ${item.run}.txt && echo ${item.run} >> ../order.txt
-    deps: [index.txt]
-    outs: ["${item.run}.txt"]
-"""
+TWO_STAGES = graph("two_stages")
+SWEEP = graph("two_runs")
 
 
 @pytest.fixture(scope="module")
@@ -290,13 +271,6 @@ def test_files_that_cannot_be_used_are_a_users_fault(
     write_params(project, {"repro_runs": runs})
     with pytest.raises(ValueError, match=said):
         stages("dvc.yaml")
-
-
-def test_a_stage_waits_for_all_it_depends_on() -> None:
-    """c needs a and b, b needs a, d stands alone."""
-    needs = edges('strict digraph {\n"c";\n"d";\n"a" -> "c";\n"b" -> "c";\n"a" -> "b";\n}\n')
-    assert needs == {"a": set(), "b": {"a"}, "c": {"a", "b"}, "d": set()}
-    assert waiting(needs) == {"a": {"b", "c"}, "b": {"c"}, "c": set(), "d": set()}
 
 
 STAGE_THAT_STAYS = """

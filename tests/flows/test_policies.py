@@ -1,7 +1,5 @@
 """What a policy's adapters run beside, and when its merged weights will do."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 from collections.abc import Callable
@@ -61,14 +59,12 @@ def learner(settings: Settings) -> Learner:
 
 @pytest.fixture
 def policy(learner: Learner) -> Policy:
-    """The policy of a finished training: merged weights beside its adapters."""
     learner.save_policy(FOLDER)
     adapter.merge(FOLDER, START, torch.bfloat16)
     return Policy(name="ppo", title="ppo", path=str(FOLDER))
 
 
 def first(settings: Params, policy: Policy, beneath: Beneath | None) -> list[Action]:
-    """Greedy actions of one token."""
     actor = Actor(model=policy.path, end_ids=[0], max_tokens=64, temperature=0.0, dtype=settings.model.dtype)
     with open_engine(settings.engine, actor.beside(beneath)) as engine:
         return engine.sample([replace(request, max_tokens=1) for request in ASKED])
@@ -79,7 +75,7 @@ def test_adapters_act_in_bfloat16_where_merging_loses_them(settings: Settings, p
     given = settings()
     merged, start = (load_policy(path, torch.bfloat16, CPU).state_dict() for path in (FOLDER, START))
     assert all(torch.equal(weight, merged[name]) for name, weight in start.items())
-    beneath = policy.beneath(given)
+    beneath = policy.base_model(given)
     assert beneath == Beneath(str(START), RANK)
     with_adapters, rounded = (first(given, policy, each) for each in (beneath, None))
     before = first(given, Policy(name="", title="", path=str(START)), None)
@@ -94,7 +90,7 @@ def test_merged_weights_act_in_float32_and_on_servers(
     """The one computes the same, to rounding; the others run nothing else. Neither needs the model beneath."""
     shutil.rmtree(START)
     given = settings(dtype, kind)
-    assert (policy.would_round(given), policy.beneath(given)) == (False, None)
+    assert (policy.would_round(given), policy.base_model(given)) == (False, None)
 
 
 def test_in_float32_merged_weights_say_what_the_adapters_do(settings: Settings, policy: Policy) -> None:
@@ -112,7 +108,7 @@ def test_without_the_model_beneath_merged_weights_act_and_it_is_told(
 ) -> None:
     change(START)
     with caplog.at_level(logging.WARNING):
-        assert policy.beneath(settings()) is None
+        assert policy.base_model(settings()) is None
     assert policy.would_round(settings())
     assert f"{START} is not the model that the adapters in {FOLDER} were trained beside; they are merged" in caplog.text
 
@@ -121,19 +117,19 @@ def test_adapters_alone_act_in_an_unfinished_run(settings: Settings, learner: Le
     """In float32 too, because there is nothing else; where they cannot, it is said what can."""
     learner.save_policy(FOLDER)
     alone = Policy(name="ppo", title="ppo", path=str(FOLDER))
-    assert alone.beneath(settings("float32")) == Beneath(str(START), RANK)
+    assert alone.base_model(settings("float32")) == Beneath(str(START), RANK)
     with pytest.raises(ValueError, match="holds adapters alone, and servers need weights; train the run to its end"):
-        alone.beneath(settings("float32", "server"))
+        alone.base_model(settings("float32", "server"))
     shutil.rmtree(START)
     with pytest.raises(ValueError, match=f"{START} is not the model .*; bring it back .*, or train the run to its end"):
-        alone.beneath(settings("float32"))
+        alone.base_model(settings("float32"))
 
 
 def test_adapters_that_no_training_wrote_do_not_act(settings: Settings, policy: Policy) -> None:
     file = adapter_in(FOLDER) / "adapter_config.json"
     file.write_text(file.read_text().replace(f'"r": {RANK}', '"r": 2'))
     with pytest.raises(ValueError, match=r"do not fit: .*lora_A\.weight' is \('F32', \[4, .*, not \('F32', \[2, "):
-        policy.beneath(settings())
+        policy.base_model(settings())
     file.write_text("{}")
     with pytest.raises(ValueError, match="holds no adapters that were written here"):
-        policy.beneath(settings())
+        policy.base_model(settings())

@@ -1,7 +1,5 @@
 """A process group leaves nothing behind, however its block ends; the Prefect server does not wait for itself."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil
@@ -72,7 +70,6 @@ def family(stubborn: str, leader_s: int) -> list[str]:
 @pytest.mark.parametrize("stubborn", ["pass", STUBBORN], ids=["willing", "stubborn"])
 def test_an_exception_ends_the_whole_group(stubborn: str, leader_s: int) -> None:
     with suppress(KeyboardInterrupt), process_group(family(stubborn, leader_s), os.environ, grace_s=0.2) as process:
-        assert process.stdout is not None
         child = int(process.stdout.readline())
         assert is_running(child)
         raise KeyboardInterrupt
@@ -84,7 +81,6 @@ def test_a_group_ends_with_its_leader() -> None:
     """Though its child holds the pipe, from which lines are read until it is closed."""
     command = family("pass", 600)
     with process_group(command, os.environ) as process, ended_after(process, 60.0, threading.Event()) as late:
-        assert process.stdout is not None
         assert process.stdout.readline()
         process.kill()
         assert process.stdout.read() == ""
@@ -144,14 +140,6 @@ def test_a_process_that_was_too_late_to_see_its_parent_go_ends_too(start: Any, t
     assert orphan.returncode == -signal.SIGTERM
 
 
-def test_output_and_errors_are_one_stream() -> None:
-    code = "import sys; print('out', flush=True); print('error', file=sys.stderr); sys.exit(3)"
-    with process_group([sys.executable, "-c", code], os.environ) as process:
-        assert process.stdout is not None
-        assert process.stdout.read() == "out\nerror\n"
-        assert process.wait() == 3
-
-
 def test_an_automation_is_saved_while_the_server_reads_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a thread of its own, because Prefect 3.7 itself never comes back."""
     from prefect.server.events import triggers  # the server, for which no other process of the suite is to wait
@@ -178,7 +166,7 @@ def test_an_automation_is_saved_while_the_server_reads_the_others(monkeypatch: p
     assert not thread.is_alive()
 
 
-def test_the_server_of_a_pipeline_answers_its_own_processes_alone(
+def test_server_of_a_pipeline_answers_its_own_processes_alone_and_names_a_newer_database(
     tmp_path: Path, inside: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     with inside(tmp_path), caplog.at_level("INFO"), prefect_server() as url:
@@ -190,11 +178,6 @@ def test_the_server_of_a_pipeline_answers_its_own_processes_alone(
         lines = [" ".join(each.info["cmdline"] or []) for each in psutil.process_iter(["cmdline"])]
         assert not any(password in line for line in lines)
         assert password not in (HOME / "server.log").read_text()
-
-
-def test_the_database_of_a_newer_prefect_is_named_with_its_remedies(tmp_path: Path, inside: Any) -> None:
-    with inside(tmp_path), prefect_server():
-        pass
     database = tmp_path / HOME / "prefect.db"
     with closing(sqlite3.connect(database)) as store, store:
         store.execute("UPDATE alembic_version SET version_num = 'ffffffffffff'")

@@ -1,7 +1,5 @@
 """Trainings whose learner is shared by processes: as with one, and none is left when one is lost; a stage's code."""
 
-from __future__ import annotations
-
 import math
 import os
 import re
@@ -11,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,16 +20,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from agent_r1.devices.meeting import Place
-from agent_r1.files import sha256
 from agent_r1.params import Params, load
 from agent_r1.params.places import RunId
 from agent_r1.params.sections import override
 from agent_r1.params.stages import LearnerParams
 from agent_r1.records import Trajectory
 from agent_r1.tables import read_rows
-from flows.made_of import code_of
 from flows.ranks import Loss, fault_of, given_place, shortfalls
 from flows.stage import accelerator
+from tests.cases import cases
 from tests.fixtures import PARAMS, PLACES, FreePort, WriteParams
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -53,16 +50,13 @@ def fresh(tmp_path: Path, small_project: Path, write_params: WriteParams) -> Pat
     return tmp_path
 
 
-def rank_of(training: Sequence[subprocess.Popen[str]], number: int, reached: Path) -> psutil.Process:
-    """A rank of a training that has come as far as a file, by one torchrun or several."""
+def rank_of(training: subprocess.Popen[str], number: int, reached: Path) -> psutil.Process:
     deadline = time.monotonic() + TIMEOUT_S
     while not reached.exists():
-        for torchrun in training:
-            assert torchrun.poll() is None, torchrun.communicate()[1]
+        assert training.poll() is None, training.communicate()[1]
         assert time.monotonic() < deadline, f"{reached} does not appear"
         time.sleep(0.002)
-    ranks = [child for torchrun in training for child in psutil.Process(torchrun.pid).children()]
-    [rank] = [child for child in ranks if child.environ().get("RANK") == str(number)]
+    [rank] = [each for each in psutil.Process(training.pid).children() if each.environ().get("RANK") == str(number)]
     return rank
 
 
@@ -76,14 +70,16 @@ def distance(left: dict[str, Tensor], right: dict[str, Tensor]) -> float:
     return math.sqrt(sum((left[name] - weight).square().sum().item() for name, weight in right.items()))
 
 
-def test_two_ranks_train_as_one_does_whatever_happens_to_them(fresh: Path, ppo: Path, start: Start) -> None:
-    """A torchrun that is killed leaves no rank; then they go on to what one comes to that was left alone."""
+def test_two_ranks_train_as_one_does_though_one_is_killed(fresh: Path, ppo: Path, start: Start) -> None:
+    """No other is left of it; then they go on to what one comes to that was left alone."""
     run = fresh / RUN
     training = start(*TRAIN)
-    ranks = [rank_of([training], number, run / "trajectories/001.parquet") for number in range(2)]
-    training.kill()
+    ranks = [rank_of(training, number, run / "trajectories/001.parquet") for number in range(2)]
+    ranks[1].kill()
+    errors = training.communicate(timeout=TIMEOUT_S)[1]
+    assert training.returncode == 75, errors
+    assert "rank 1 was lost, by signal 9; start again, and it goes on from its checkpoint" in errors
     assert not psutil.wait_procs(ranks, TIMEOUT_S)[1]
-
     training = start(*TRAIN)
     errors = training.communicate(timeout=TIMEOUT_S)[1]
     assert training.returncode == 0, errors
@@ -119,7 +115,7 @@ def machines() -> Iterator[list[list[str]]]:
         subprocess.run(["ip", "netns", "del", name], check=True)
 
 
-def test_ranks_of_two_machines_train_as_one_does_though_one_is_killed(
+def test_ranks_of_two_machines_train_as_one_does(
     fresh: Path, ppo: Path, write_params: WriteParams, start: Start, machines: list[list[str]], free_port: FreePort
 ) -> None:
     """Started by torchrun's own recipe for two; without namespaces over loopback."""
@@ -127,24 +123,15 @@ def test_ranks_of_two_machines_train_as_one_does_though_one_is_killed(
     apart = all(machines)
     endpoint = f"{'10.77.0.1' if apart else '127.0.0.1'}:{free_port()}"
 
-    def begun() -> list[subprocess.Popen[str]]:
-        nodes = []
-        for number, prefix in enumerate(machines, 1):
-            own = f"10.77.0.{number}" if apart else "127.0.0.1"
-            recipe = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "two"]
-            recipe += ["--rdzv-conf", f"is_host={int(number == 1)}"]  # namespaces have one host name
-            recipe += ["--rdzv-endpoint", endpoint, "--local-addr", own, "-m", "flows", "--", *TRAIN[2:]]
-            torchrun = [*prefix, sys.executable, "-m", "torch.distributed.run", *recipe]
-            nodes.append(start("-c", f"import os; os.execvp({torchrun[0]!r}, {torchrun!r})", **NETWORK[apart]))
-        return nodes
-
-    nodes = begun()
-    rank_of(nodes, 1, fresh / RUN / "trajectories/000.parquet").kill()
+    nodes = []
+    for number, prefix in enumerate(machines, 1):
+        own = f"10.77.0.{number}" if apart else "127.0.0.1"
+        recipe = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "two"]
+        recipe += ["--rdzv-conf", f"is_host={int(number == 1)}"]  # namespaces have one host name
+        recipe += ["--rdzv-endpoint", endpoint, "--local-addr", own, "-m", "flows", "--", *TRAIN[2:]]
+        torchrun = [*prefix, sys.executable, "-m", "torch.distributed.run", *recipe]
+        nodes.append(start("-c", f"import os; os.execvp({torchrun[0]!r}, {torchrun!r})", **NETWORK[apart]))
     errors = [node.communicate(timeout=TIMEOUT_S)[1] for node in nodes]
-    assert [node.returncode for node in nodes] == [1, 1], errors  # torchrun's own, for any fault
-    assert any("a rank was lost; start again, and it goes on from its checkpoint" in text for text in errors), errors
-
-    errors = [node.communicate(timeout=TIMEOUT_S)[1] for node in begun()]
     assert any("2 ranks share the learner" in text for text in errors), errors
     assert_as_one(fresh / RUN, ppo, fresh / WARM_START)
 
@@ -166,19 +153,7 @@ def test_a_place_that_the_parameters_do_not_ask_for_is_refused(monkeypatch: pyte
         given_place(learner(1))
 
 
-@pytest.mark.parametrize(
-    ("gpus", "learner", "engine", "lacking"),
-    [
-        (8, {"processes": 8}, {"kind": "vllm"}, "8 GPUs learn, .* on 1 of them; .* engine.vllm.replicas: 8"),
-        (8, {"processes": 8}, {"kind": "vllm", "tensor_parallel_size": 2}, "on 2 of them; .*replicas: 4"),
-        (8, {"processes": 8}, {"kind": "vllm", "tensor_parallel_size": 3, "replicas": 2}, ""),
-        (8, {"processes": 8}, {"kind": "transformers"}, "on 1 of them; set engine.kind: vllm and"),
-        (8, {"processes": 8}, {"kind": "vllm", "replicas": 0}, ""),
-        (8, {"processes": 8, "nodes": 2}, {"kind": "vllm", "replicas": 8}, "16 .* 8 of them; set engine.kind: server"),
-        (8, {"processes": 8, "nodes": 2}, {"kind": "server"}, ""),
-        (0, {"processes": 2}, {"kind": "vllm"}, ""),
-    ],
-)
+@cases("gpus, learner, engine, lacking")
 def test_gpus_that_learn_and_do_not_sample_are_named(
     gpus: int, learner: dict[str, int], engine: dict[str, Any], lacking: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,42 +248,3 @@ def test_a_rank_has_what_the_process_that_started_it_holds(monkeypatch: pytest.M
         monkeypatch.setenv("RANK", "1")
         with accelerator(1, 2):
             assert os.environ["CUDA_VISIBLE_DEVICES"] == "4"
-
-
-GRAPH = """
-stages:
-  warm_start:
-    cmd: python -m flows warm_start
-    deps: [agent_r1/tables.py, data/index]
-  train:
-    foreach: ${repro_runs}
-    do:
-      cmd: python -m flows train --run ${item}
-      deps: [agent_r1/policy, agent_r1/tables.py, flows/train.py, data/index]
-"""
-
-
-@pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "flows/shipped").mkdir(parents=True)
-    (tmp_path / "flows/shipped/pipeline.yaml").write_text(GRAPH)
-    listed = ("agent_r1/policy/deep/learner.py", "agent_r1/policy/chat.jinja", "agent_r1/tables.py", "flows/train.py")
-    others = ("agent_r1/policy/__pycache__/learner.pyc", "agent_r1/training/watch.py", "data/index/a")
-    for name in (*listed, *others):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(name)
-    monkeypatch.setattr("flows.made_of.CODE", tmp_path)
-    return tmp_path
-
-
-def test_a_stages_code_is_every_file_that_dvc_yaml_lists(root: Path) -> None:
-    expected = {"agent_r1/policy/chat.jinja", "agent_r1/policy/deep/learner.py", "agent_r1/tables.py", "flows/train.py"}
-    assert code_of("train") == {name: sha256(root / name) for name in expected}
-    assert {*code_of("warm_start")} == {"agent_r1/tables.py"}
-
-
-def test_trainings_code_is_its_flow_and_not_the_viewer() -> None:
-    found = code_of("train")
-    assert {"flows/train.py", "agent_r1/training/watch.py", "agent_r1/learn/learner.py"} <= found.keys()
-    others = ("agent_r1/inspection", "agent_r1/tracking", "agent_r1/params", "data")
-    assert not [name for name in found if name.startswith(others)]

@@ -3,8 +3,6 @@
 The questions are real ones where there are any, else some made here.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -18,25 +16,16 @@ from flows.commands.execute import index, prepare
 from flows.evaluate import EvaluationRequest, evaluate
 from flows.train import train
 from flows.warm_start import warm_start
+from tests.cases import laid
 from tests.fixtures import PLACES, Inside, WriteParams
 from tests.reading import metrics, predictions, trajectories
 
 REAL = Path(__file__).parents[2].parent / "shared/data/multihop/musique"
 FILES = ("musique_ans_v1.0_train.subset.jsonl.gz", "musique_ans_v1.0_dev.subset.jsonl.gz")
-CHANGES: dict[str, Any] = {
-    "warm_start": {"demonstrations": 48, "naive_rag_demonstrations": 8, "batch_size": 8, "steps": 4},
-    "env": {"top_k": 3, "max_steps": 4, "max_tokens": 3000, "max_result_characters": 1200, "max_action_tokens": 96},
-    "train": {
-        "iterations": 2,
-        "rollout": {"questions": 6},
-        "update": {"critic": {"warmup": {"iterations": 0, "explained_variance": 0, "limit": 0}}},
-    },
-    "evaluate": {"questions": 6},
-}
+CHANGES = laid("real_data")
 
 
 def musique_row(i: int) -> dict[str, Any]:
-    """A question over two paragraphs, with a third that has nothing to do with them."""
     paragraphs = {
         f"Film {i}": f"Film {i} is a film. It was directed by Person {i}.",
         f"Person {i}": f"Person {i} is a director. They were born in Town {i}.",
@@ -57,7 +46,6 @@ def musique_row(i: int) -> dict[str, Any]:
 
 
 def release(folder: Path) -> dict[str, Any]:
-    """The parameters of a data set with 24 questions for training and for testing."""
     paths = [REAL / file for file in FILES]
     if not REAL.is_dir():
         paths = [folder / file.removesuffix(".gz") for file in FILES]

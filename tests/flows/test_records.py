@@ -1,7 +1,5 @@
 """DVC's own records stay whole, or come back, whatever ends DVC while it writes them."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
@@ -17,6 +15,7 @@ from agent_r1.faults import Warned
 from flows.dvc_files import DVC, RUNNING
 from flows.graph import out_of_date
 from flows.operation.doctor import dvc
+from tests.cases import cases
 from tests.fixtures import WriteParams
 
 ENDS = {
@@ -66,16 +65,7 @@ def repro_meets(end: str, record: str) -> int:
     return subprocess.run([python, "-c", script, *arguments, "repro", "--quiet"], check=False).returncode
 
 
-@pytest.mark.parametrize(
-    ("end", "record"),
-    [
-        ("SIGINT", "dvc.lock"),
-        ("SIGTERM", "dvc.lock"),
-        ("kill -9", "dvc.lock"),
-        ("kill -9", "rwlock"),
-        ("a full disk", "rwlock"),
-    ],
-)
+@cases("end, record")
 def test_no_end_of_dvc_cuts_a_record_off(project: Path, end: str, record: str) -> None:
     finished = repro_meets(ENDS[end], record) == 0
     assert finished == (end == "SIGTERM"), "DVC finishes its writing before a signal ends it"

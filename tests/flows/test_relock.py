@@ -1,7 +1,5 @@
 """`make relock`: statements that differ, outputs that are equal, and the whole of it in a project of two stages."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -11,71 +9,8 @@ import pandas as pd
 import pytest
 
 from benchmarks.relock import MADE_BY, RECORD, data_of, maker, outputs, relock
-from benchmarks.statements import changed
 from flows.dvc_files import ask_dvc
-
-BEFORE = '''
-"""A module."""
-import os
-
-LIMIT = 3
-
-class Scale:
-    """A scale."""
-    factor: int = 2
-
-    def apply(self, value):
-        if value > LIMIT:
-            raise ValueError(value)
-        return value * self.factor
-
-    def close(self):
-        os.sync()
-
-def unused():
-    return 1
-'''
-
-
-def difference(before: dict[str, str], after: dict[str, str]) -> tuple[list[str], list[str]]:
-    """The last line of every statement that is gone, and of every one that came."""
-    gone, came = changed(before, after)
-    return [each.text.splitlines()[-1] for each in gone], [each.text.splitlines()[-1] for each in came]
-
-
-@pytest.mark.parametrize(
-    ("was", "becomes"),
-    [
-        ('"""A scale."""', '"""Scales."""  # a comment'),
-        ("import os\n", "import sys\nimport os\n"),
-        ("return value * self.factor", "return (\n            value * self.factor\n        )"),
-        ("def unused():\n    return 1\n", ""),  # who called it would have changed
-    ],
-)
-def test_what_does_nothing_is_no_difference(was: str, becomes: str) -> None:
-    assert was in BEFORE
-    gone, came = difference({"a.py": BEFORE}, {"a.py": BEFORE.replace(was, becomes)})
-    assert (gone, came) == (["def unused():"] if not becomes else [], [])  # a header is run by the import
-
-
-@pytest.mark.parametrize(
-    ("was", "becomes", "gone", "came"),
-    [
-        ("LIMIT = 3", "LIMIT = 4", ["LIMIT = 3"], ["LIMIT = 4"]),
-        # What stands below another condition is another statement.
-        (
-            "value > LIMIT",
-            "value >= LIMIT",
-            ["if value > LIMIT:", "body raise ValueError(value)"],
-            ["if value >= LIMIT:", "body raise ValueError(value)"],
-        ),
-        # A method that is gone may have stood before another of its name.
-        ("    def close(self):\n        os.sync()\n", "", ["def close(self):", "os.sync()"], []),
-    ],
-)
-def test_what_does_something_is_a_difference(was: str, becomes: str, gone: list[str], came: list[str]) -> None:
-    assert was in BEFORE
-    assert difference({"a.py": BEFORE}, {"a.py": BEFORE.replace(was, becomes)}) == (gone, came)
+from tests.cases import laid
 
 
 def test_outputs_are_equal_but_for_seconds(tmp_path: Path) -> None:
@@ -100,46 +35,7 @@ def test_outputs_are_equal_but_for_seconds(tmp_path: Path) -> None:
     }
 
 
-PROJECT = {
-    "dvc.yaml": """
-stages:
-  double:
-    cmd: python -m flows double
-    params: [factor]
-    deps: [agent_r1/numbers.py]
-    outs: [data/made.txt]
-  report:
-    cmd: python -m flows report
-    deps: [agent_r1/numbers.py, data/made.txt]
-    outs: [outputs/report.txt]
-""",
-    "params.yaml": "factor: 2\nplaces: {data: data, outputs: outputs}\n",
-    ".gitignore": "/.dvc/cache\n/.dvc/tmp\n/data\n/outputs\n/dvc.lock\n__pycache__\n",
-    "overlays/none.yaml": "",
-    "agent_r1/numbers.py": """
-def scaled(value, factor):
-    if value < 0:
-        raise ValueError(value)
-    return value * factor
-
-
-def told(text):
-    return text + "."
-""",
-    "flows/__main__.py": """
-import sys
-from pathlib import Path
-
-from agent_r1 import numbers
-
-if sys.argv[1] == "double":
-    Path("data").mkdir(exist_ok=True)
-    Path("data/made.txt").write_text(str(numbers.scaled(3, 2)))
-elif sys.argv[1] == "report":
-    Path("outputs").mkdir(exist_ok=True)
-    Path("outputs/report.txt").write_text(numbers.told(Path("data/made.txt").read_text()))
-""",
-}
+PROJECT = laid("relocked")
 
 
 def run(*command: str) -> str:

@@ -1,7 +1,5 @@
 """Every command that a message names, typed in the state that the message describes."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os
@@ -17,6 +15,7 @@ import pytest
 from typer.main import get_command
 
 from agent_r1.evaluation.plan import SHIPPED, plan
+from agent_r1.identity import read_start, write_start
 from agent_r1.learn import checkpoint
 from agent_r1.params import fingerprint, load
 from agent_r1.params.places import RunId
@@ -26,7 +25,6 @@ from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
 from agent_r1.tracking import registry
 from agent_r1.tracking.runs import run_of
-from agent_r1.training.identity import read_start, write_start
 from flows.commands import app
 from flows.dvc_files import entries_of, require_dvc
 from flows.graph import out_of_date
@@ -34,6 +32,7 @@ from flows.operation.attempts import restore
 from flows.policies import policy_of, version_of
 from flows.ranks import code_of
 from flows.train import train
+from tests.cases import graph
 from tests.fixtures import PLACES, Inside
 from tests.flows.conftest import ROOT, LayDvc, ServeIndex, WriteParams
 from tests.reading import contents
@@ -41,35 +40,7 @@ from tests.reading import contents
 TRAINING, SCORES = PLACES.training(RunId("ppo")), Path("outputs/ppo.jsonl")
 
 # The stages of the graph without their code, so that a copy of the small project is up to date.
-GRAPH = """
-stages:
-  prepare:
-    cmd: python -m flows prepare
-    params: [prepare]
-    outs: [data/prepared/passages.parquet, data/prepared/questions.parquet]
-  index:
-    cmd: python -m flows index
-    params: [search.kind, search.bm25, search.remote.url]
-    deps: [data/prepared/passages.parquet]
-    outs: [data/index]
-  warm_start:
-    cmd: python -m flows warm_start
-    deps: [data/index]
-    outs: [outputs/warm_start]
-  train:
-    foreach: [ppo]
-    do:
-      cmd: python -m flows train --run ${item}
-      params: [model, learner, engine, env, train]
-      deps: [outputs/warm_start]
-      outs: [{"outputs/train/${item}": {persist: true}}]
-  evaluate:
-    foreach: [ppo]
-    do:
-      cmd: cp outputs/train/${item}/metrics.jsonl outputs/${item}.jsonl
-      deps: ["outputs/train/${item}"]
-      outs: ["outputs/${item}.jsonl"]
-"""
+GRAPH = graph("remedied")
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +64,6 @@ def made(
 
 @pytest.fixture
 def project(made: Path, tmp_path: Path, inside: Inside) -> Path:
-    """A copy of `made`, in which this process is."""
     folder = tmp_path / "project"
     shutil.copytree(made, folder, symlinks=True)
     with inside(folder):
@@ -101,14 +71,12 @@ def project(made: Path, tmp_path: Path, inside: Inside) -> Path:
 
 
 def typed(command: str) -> None:
-    """Runs a command to its end. DVC asks nobody."""
     process = begun(command)
     said = process.communicate()[0]
     assert process.returncode == 0, said
 
 
 def begun(command: str) -> subprocess.Popen[str]:
-    """Starts a command as a shell does in which the project is installed."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return subprocess.Popen(
         command,
@@ -142,11 +110,6 @@ def other_settings(params: Path) -> None:
     params.write_text(re.sub(r"k1: [\d.]+", "k1: 2.5", params.read_text()))
 
 
-def forgotten(path: Path) -> None:
-    remove(path)
-    remove(Path("dvc.lock"))
-
-
 def begun_anew(training: Path) -> None:
     """As a training of other parameters leaves the folder, ended before its first checkpoint."""
     remove(training)
@@ -159,7 +122,6 @@ STATES: list[tuple[str, Callable[[Path], None], Path, Callable[[], object]]] = [
     ("dvc repro prepare", remove, PLACES.passages, lambda: list(read_batches(PLACES.passages))),
     ("dvc repro index", other_settings, Path("params.yaml"), configured_index),
     ("dvc checkout {}", remove, PLACES.warm_start, lambda: policy_of(load(), "")),
-    ("dvc repro warm_start", forgotten, PLACES.warm_start, lambda: policy_of(load(), "")),
     ("dvc checkout --force {}", begun_anew, PLACES.training(RunId("ppo")), lambda: policy_of(load(), RunId("ppo"))),
 ]
 
@@ -236,7 +198,6 @@ def test_a_training_that_made_room_is_restored_with_its_lock_and_scores(
 
 def test_a_finished_training_is_kept_under_changed_code_and_its_record_has_both_hashes(project: Path) -> None:
     started = read_start(TRAINING)
-    assert started
     write_start(TRAINING, replace(started, code={"agent_r1/learn/losses.py": "0"}))
     require_dvc("commit", "--force", "--quiet")
     with pytest.raises(ValueError, match="trained by other code") as refused:
@@ -248,11 +209,9 @@ def test_a_finished_training_is_kept_under_changed_code_and_its_record_has_both_
     train(RunId("ppo"))
     assert contents(TRAINING) == before
     record = checkpoint.peek(TRAINING / "checkpoint")
-    assert record
     accepted = fingerprint(code_of("train"))
     assert record.code_in_words == f"0-2 {started.code_digest}, accepted {accepted}"
     tracked = run_of(TRAINING)
-    assert tracked
     assert tracked.tags()["code"] == record.code_in_words
 
 

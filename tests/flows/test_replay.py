@@ -1,10 +1,7 @@
 """Replays of real small runs: what stays the same under the same configuration, what changes, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import logging
-import math
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,18 +14,10 @@ import yaml
 
 from agent_r1 import params
 from agent_r1.credit.batch import groups_of
-from agent_r1.inspection.printed import number, replay_tables
-from agent_r1.inspection.replay import (
-    Replayed,
-    by_spread,
-    configurations,
-    opened,
-    reads_untrained_values,
-    replay,
-)
+from agent_r1.inspection.printed import replay_tables
+from agent_r1.inspection.replay import IterationReplay, by_spread, configurations, replay, stored_run
 from agent_r1.inspection.stored import StoredRun
 from agent_r1.learn import checkpoint
-from agent_r1.params.credit import CreditParams
 from agent_r1.params.places import Places, RunId
 from agent_r1.records import Credit
 from agent_r1.tables import read_rows, write_rows
@@ -37,6 +26,7 @@ from agent_r1.training.watch import Verdict
 from benchmarks.truth import true_advantages
 from flows.commands import look
 from flows.train import train
+from tests.cases import cases, laid
 from tests.credit.letters import progress, trajectory
 from tests.fixtures import ROOT, Inside, WriteParams
 
@@ -46,10 +36,8 @@ NO_MASKS = ["credit.loss_mask=false", "credit.advantage_mask={recursion: false, 
 
 
 @pytest.fixture
-def replayed(ppo: Path, small_project: Path, inside: Inside) -> Callable[..., list[Replayed]]:
-    """Replays the run `ppo` inside its project."""
-
-    def call(*changes: str, others: Sequence[str] = (), **arguments: Any) -> list[Replayed]:
+def replayed(ppo: Path, small_project: Path, inside: Inside) -> Callable[..., list[IterationReplay]]:
+    def call(*changes: str, others: Sequence[str] = (), **arguments: Any) -> list[IterationReplay]:
         with inside(small_project):
             settings, run = params.load(), RunId("ppo")
             return replay(settings, run, configurations(settings, run, others, changes), **arguments)
@@ -57,13 +45,11 @@ def replayed(ppo: Path, small_project: Path, inside: Inside) -> Callable[..., li
     return call
 
 
-def last(replays: list[Replayed]) -> dict[str, float]:
-    """The metrics of the last iteration under the last configuration."""
+def last(replays: list[IterationReplay]) -> dict[str, float]:
     return replays[-1].replays[-1].metrics
 
 
 def with_rank(rank: int) -> params.Params:
-    """The parameters of the current folder, with adapters of this rank."""
     settings = params.Params.model_validate(yaml.safe_load(Path("params.yaml").read_text()))
     lora = settings.model.lora.model_copy(update={"rank": rank})
     return settings.model_copy(update={"model": settings.model.model_copy(update={"lora": lora})})
@@ -73,7 +59,7 @@ def contents(folder: Path) -> dict[Path, tuple[int, int]]:
     return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.rglob("*")}
 
 
-def test_the_same_configuration_changes_nothing(replayed: Callable[..., list[Replayed]], ppo: Path) -> None:
+def test_the_same_configuration_changes_nothing(replayed: Callable[..., list[IterationReplay]], ppo: Path) -> None:
     """Iteration 1 is the last that the warm start sampled (iteration 0 trains the critic alone), 2 the last of all."""
     before = contents(ppo)
     found = replayed(others=["ppo"])
@@ -90,7 +76,7 @@ def test_the_same_configuration_changes_nothing(replayed: Callable[..., list[Rep
 
 
 def test_the_run_itself_is_reproduced(
-    replayed: Callable[..., list[Replayed]], ppo: Path, caplog: pytest.LogCaptureFixture
+    replayed: Callable[..., list[IterationReplay]], ppo: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "flows"):
         found = replayed(others=["ppo"], iterations=["all"], with_gradient=False)
@@ -101,7 +87,7 @@ def test_the_run_itself_is_reproduced(
         assert "policy/grad_norm" not in one.replays[0].metrics
 
 
-def test_another_lambda_changes_advantages_and_gradient(replayed: Callable[..., list[Replayed]]) -> None:
+def test_another_lambda_changes_advantages_and_gradient(replayed: Callable[..., list[IterationReplay]]) -> None:
     found = replayed("credit.lam=0.5")
     assert 0 < last(found)["advantage/correlation"] < 0.999
     assert -1 < last(found)["policy/gradient_cosine"] < 0.9999
@@ -109,7 +95,7 @@ def test_another_lambda_changes_advantages_and_gradient(replayed: Callable[..., 
     assert own["reward/total"] == other["reward/total"]
 
 
-def test_without_masks_observations_have_a_share(replayed: Callable[..., list[Replayed]]) -> None:
+def test_without_masks_observations_have_a_share(replayed: Callable[..., list[IterationReplay]]) -> None:
     found = replayed(*NO_MASKS)
     masked, unmasked = (each.metrics for each in found[0].replays)
     for share in ("policy/observed_loss_share", "policy/observed_gradient_share"):
@@ -144,7 +130,7 @@ def test_the_gradients_of_groups_make_up_the_whole_one(small_project: Path, insi
     with inside(small_project):
         settings, run = params.load(), RunId("grpo")
         found = replay(settings, run, configurations(settings, run, [], []))
-        stored = opened(settings, run)
+        stored = stored_run(settings, run)
         rows = [(stored.trajectories(one.iteration), stored.credits(one.iteration)) for one in found]
     assert any(len(one.spreads) > 1 for one in found)
     for one, (trajectories, credited) in zip(found, rows, strict=True):
@@ -173,33 +159,10 @@ def test_values_are_refused_where_there_are_none() -> None:
     assert other.train.rollout == own.train.rollout
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (["credit.lam"], "is no change to make; write credit.lam=1.0"),
-        (["rollout.samples=4"], "has no effect: a replay looks at credit and update"),
-        (["update.learning_rate=1.0"], "has no effect: a replay compares gradients, and takes no step"),
-        (["credit.lamb=1"], "ppo replayed as ppo credit.lamb=1: unknown key 'credit.lamb'; did you mean 'lam'"),
-        (["credit.lam=2"], r"credit.lam: .*less than or equal to 1; got 2"),
-        (["credit.step_lam=0.5"], r"ppo replayed as ppo .*: estimator gae does not read credit.step_lam"),
-    ],
-)
+@cases("changes, message")
 def test_changes_are_checked_like_a_run(changes: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         configurations(params.load(ROOT / "params.yaml"), RunId("ppo"), [], changes)
-
-
-def test_values_that_no_critic_was_trained_for() -> None:
-    settings = params.load(ROOT / "params.yaml")
-
-    def credit(run: str) -> CreditParams:
-        return settings.run(RunId(run)).credit
-
-    assert reads_untrained_values(credit("ppo"), credit("ppo_no_masks"))
-    assert not reads_untrained_values(credit("ppo_no_masks"), credit("ppo"))
-    assert reads_untrained_values(credit("step_gae"), credit("ppo"))
-    assert not reads_untrained_values(credit("step_gae"), credit("step_gae"))
-    assert not reads_untrained_values(credit("ppo"), credit("reinforce_pp"))
 
 
 def test_iterations_that_are_not_there(ppo: Path, tmp_path: Path) -> None:
@@ -213,7 +176,7 @@ def test_iterations_that_are_not_there(ppo: Path, tmp_path: Path) -> None:
 
 
 def test_a_changed_params_yaml_is_told(
-    replayed: Callable[..., list[Replayed]], ppo: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    replayed: Callable[..., list[IterationReplay]], ppo: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = shutil.copytree(ppo, tmp_path / "ppo")
     path = folder / "credit" / "000.parquet"
@@ -225,7 +188,11 @@ def test_a_changed_params_yaml_is_told(
 
 @pytest.mark.parametrize("trained", [True, False])
 def test_adapters_where_the_run_had_none_and_the_other_way_round_are_refused(
-    replayed: Callable[..., list[Replayed]], ppo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: bool
+    replayed: Callable[..., list[IterationReplay]],
+    ppo: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    trained: bool,
 ) -> None:
     folder = shutil.copytree(ppo, tmp_path / "ppo")
     if trained:
@@ -241,14 +208,16 @@ def test_adapters_where_the_run_had_none_and_the_other_way_round_are_refused(
 
 
 def test_another_warm_start_is_refused(
-    replayed: Callable[..., list[Replayed]], ppo: Path, monkeypatch: pytest.MonkeyPatch
+    replayed: Callable[..., list[IterationReplay]], ppo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Places, "warm_start", ppo / "checkpoint" / "policy")
     with pytest.raises(ValueError, match=r"is not the model that sampled iteration 0 of ppo: .* \(max\)"):
         replayed(others=["ppo"], iterations=["0"])
 
 
-def test_a_filter_leaves_no_values_behind(ppo: Path, tmp_path: Path, replayed: Callable[..., list[Replayed]]) -> None:
+def test_a_filter_leaves_no_values_behind(
+    ppo: Path, tmp_path: Path, replayed: Callable[..., list[IterationReplay]]
+) -> None:
     folder = shutil.copytree(ppo, tmp_path / "ppo")
     path = folder / "credit" / "000.parquet"
     rows = read_rows(path, Credit)
@@ -257,17 +226,7 @@ def test_a_filter_leaves_no_values_behind(ppo: Path, tmp_path: Path, replayed: C
         replayed(others=["ppo"], iterations=["0"], folder=folder, with_gradient=False)
 
 
-ONE_STEP: dict[str, Any] = {
-    "iterations": 2,
-    "update": {
-        "minibatches": 1,
-        "epochs": 1,
-        "learning_rate": 1e-2,
-        "kl_loss": 0.05,
-        "max_tokens_per_microbatch": 900,
-        "critic": {"warmup": {"iterations": 0, "explained_variance": 0, "limit": 0}},
-    },
-}
+ONE_STEP = laid("one_step")
 
 
 @pytest.mark.parametrize("model", [{}, {"lora": {"rank": 4}, "gradient_checkpointing": True}], ids=str)
@@ -329,11 +288,3 @@ def test_true_advantages_by_hand() -> None:
     row = trajectory("PAAOTA", progress(1, 2))
     found = true_advantages(row, np.array([1.0, 2.0]), np.array([5.0, 3.0]))
     assert found.tolist() == [0, -1, -1, 0, 0, -1]
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [(0.0, "0.000"), (-0.00012, "-1.2e-04"), (math.nan, "-"), (-3e-10, "0.000"), (12.3456, "12.346")],
-)
-def test_numbers(value: float | None, shown: str) -> None:
-    assert number(value) == shown

@@ -1,7 +1,5 @@
 """The sweep on the small project: one run with two seeds, beside the main graph's run of the same name."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -21,7 +19,6 @@ SEEDS = (0, 1)
 
 @pytest.fixture(scope="module")
 def swept(small_project: Path, ppo: Path, inside: Inside) -> Path:
-    """The project with everything done that `make ablations` does."""
     with inside(small_project):
         for baseline in ("base_tool_call", "naive_rag"):
             evaluate(EvaluationRequest(RunId(baseline, sweep="ablations")))
@@ -49,7 +46,6 @@ def test_members_are_flat_runs_tagged_with_their_sweep(swept: Path, inside: Insi
     with inside(swept):
         client = MlflowClient(f"sqlite:///{swept}/.tracking/mlflow.db")
         experiment = client.get_experiment_by_name("agent_r1")
-        assert experiment is not None
         found = client.search_runs([experiment.experiment_id], "tags.sweep = 'ablations'")
         assert {(run.info.run_name, run.data.params["variant"], run.data.params["seed"]) for run in found} == {
             ("ppo-seed0", "ppo", "0"),

@@ -1,7 +1,5 @@
 """The train stage with all its parts: what an iteration leaves behind, and when it starts over or goes on."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys
@@ -19,17 +17,17 @@ from mlflow import MlflowClient
 from transformers import AutoModelForCausalLM
 
 from agent_r1.files import model_hash
+from agent_r1.identity import Identity, read_start
 from agent_r1.learn.learner import frozen
 from agent_r1.learn.scoring import Compute
 from agent_r1.params import load
 from agent_r1.params.places import RunId, policy_in
 from agent_r1.records import CallStatus, Credit, Source
+from agent_r1.serving.trainer import Trainer
 from agent_r1.tables import read_rows
 from agent_r1.training import collection
 from agent_r1.training.folder import AnotherRunError
-from agent_r1.training.identity import Identity, read_start
 from agent_r1.training.loop import Training
-from agent_r1.training.trainer import Trainer
 from flows import made_of
 from flows import train as train_module
 from flows.operation.register import register
@@ -46,8 +44,7 @@ ITERATIONS = {"ppo": 3, "grpo": 2}
 
 @pytest.fixture(params=["ppo", "grpo"])
 def run(request: pytest.FixtureRequest) -> Path:
-    folder: Path = request.getfixturevalue(request.param)
-    return folder
+    return request.getfixturevalue(request.param)
 
 
 def credits_(run: Path) -> list[list[Credit]]:
@@ -55,9 +52,7 @@ def credits_(run: Path) -> list[list[Credit]]:
 
 
 def started(run: Path) -> Identity:
-    found = read_start(run)
-    assert found is not None
-    return found
+    return read_start(run)
 
 
 def test_every_iteration_leaves_its_files_and_nothing_else(run: Path) -> None:
@@ -68,16 +63,7 @@ def test_every_iteration_leaves_its_files_and_nothing_else(run: Path) -> None:
     assert sorted(path.name for path in run.iterdir()) == files
 
 
-def test_logprobs_are_where_the_policy_sampled_and_nowhere_else(run: Path) -> None:
-    for row in (row for rows in trajectories(run) for row in rows):
-        assert (row.logprobs[row.action_mask] < 0).all()
-        assert (row.logprobs[~row.action_mask] == 0).all()
-        spans = [np.arange(step.action_start, step.action_stop) for step in row.steps]
-        assert np.concatenate(spans).tolist() == np.flatnonzero(row.action_mask).tolist()
-
-
 def test_episodes_search_and_answer(run: Path) -> None:
-    """Otherwise the other tests would hold of nothing."""
     rows = [row for rows in trajectories(run) for row in rows]
     assert {step.call_status for row in rows for step in row.steps} >= {CallStatus.OK, CallStatus.NONE}
     assert {int(source) for row in rows for source in row.source} == set(map(int, Source)) - {Source.DEMONSTRATION}
@@ -129,17 +115,6 @@ def test_weights_change_after_the_critics_warm_up(ppo: Path, grpo: Path) -> None
     for run, version in ((ppo, 2), (grpo, 2)):
         assert progress(run)["policy_version"] == version
         assert progress(run)["iterations"] == ITERATIONS[run.name]
-
-
-def test_credit_rows_belong_to_the_trajectories(run: Path) -> None:
-    for rows, credit_rows in zip(trajectories(run), credits_(run), strict=True):
-        for row, credit in zip(rows, credit_rows, strict=True):
-            assert credit.trajectory_id == row.trajectory_id
-            assert credit.loss_mask.tolist() == row.action_mask.tolist()
-            assert (credit.advantages[~row.action_mask] == 0).all()
-            assert (credit.critic_mask & ~row.action_mask).sum() == 0
-            assert credit.critic_mask.any() == (run.name == "ppo")
-            assert -1 <= credit.return_ <= 1
 
 
 def test_metrics_have_one_row_per_iteration_in_which_sampler_and_learner_agree(run: Path) -> None:
@@ -199,7 +174,6 @@ def finished(
 
 
 def moved_aside(project: Path) -> list[dict[str, bytes]]:
-    """The contents of every folder that made room."""
     return [contents(folder) for folder in sorted((project / PLACES.aside).glob("*"))]
 
 

@@ -1,7 +1,5 @@
 """What docs/installing.md and docs/upgrading.md say of wheels, projects and clones, walked with two versions."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -106,7 +104,6 @@ def test_a_project_from_a_wheel_is_upgraded_as_the_page_says(wheels: list[Path],
 
 @pytest.fixture
 def origin(tmp_path: Path) -> Path:
-    """A repository of this clone's files."""
     copy_sources(tmp_path / "origin")
     identity = "git config user.name a && git config user.email a@localhost"
     run(tmp_path / "origin", f"git init -q && {identity} && git add -A && git commit -qm shipped")

@@ -1,7 +1,5 @@
 """The warm start of a model from elsewhere: passed through as it is stored, refused where it cannot fit."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -26,7 +24,7 @@ from agent_r1.learn import memory
 from agent_r1.learn.model import load_tokenizer
 from agent_r1.records import Question
 from agent_r1.tables import read_rows, write_rows
-from agent_r1.training.supervised import Unfinished
+from agent_r1.teaching.supervised import Unfinished
 from flows.commands.execute import index, prepare
 from flows.warm_start import warm_start
 from tests.fixtures import PARAMS, PLACES, Inside, WriteParams
@@ -36,7 +34,6 @@ TIMEOUT_S = 300.0
 
 @pytest.fixture
 def stored(tmp_path: Path, tiny_model: Path) -> Path:
-    """A folder of a model in bfloat16."""
     folder = tmp_path / "stored"
     AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16).save_pretrained(folder)
     load_tokenizer(tiny_model).save_pretrained(folder)
@@ -95,34 +92,27 @@ def leading(folder: Path, processes: int, monkeypatch: pytest.MonkeyPatch) -> It
         follower.wait()
 
 
-@pytest.mark.parametrize("built_in", [True, False])
 def test_two_ranks_train_what_one_does(
-    built_in: bool,
-    stored: Path,
-    tmp_path: Path,
-    small_project: Path,
-    inside: Inside,
-    write_params: WriteParams,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, small_project: Path, inside: Inside, write_params: WriteParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Adapters of a model that each loads, and the built-in model from scratch, which the leader alone has at first.
+    """The built-in model from scratch, which the leader alone has at first.
 
-    That one is killed after the third of four steps, and one process goes on with what both wrote of the second.
+    It is killed after the third of four steps, and one process goes on with what both wrote of the second.
     """
-    model = {} if built_in else {"path": str(stored), "lora": {"rank": 4}, "dtype": "float32"}
-    keep, kept = Unfinished.keep, list[int]()
+    keep = Unfinished.keep
+    kept = list[int]()
 
     def keep_and_die(self: Unfinished, model: Any, optimizer: Any, steps: int, ranks: Ranks) -> None:
         keep(self, model, optimizer, steps, ranks)
         kept.append(steps)
-        if built_in and ranks.size == 2 and steps == 3:
+        if ranks.size == 2 and steps == 3:
             raise KeyboardInterrupt
 
     def trained(name: str, processes: int) -> dict[str, torch.Tensor]:
         folder = tmp_path / name
-        start = {"fine_tune": not built_in, "steps": 4, "learning_rate": 1e-4, "checkpoint_every": 2}
+        start = {"steps": 4, "learning_rate": 1e-4, "checkpoint_every": 2}
         shutil.copytree(small_project / PLACES.data, folder / PLACES.data, dirs_exist_ok=True)
-        write_params(folder, {"model": model, "warm_start": start, "learner": {"processes": processes}})
+        write_params(folder, {"warm_start": start, "learner": {"processes": processes}})
         with inside(folder), leading(folder, processes, monkeypatch):
             warm_start()
         assert not (folder / PLACES.unfinished_warm_start).exists()
@@ -130,15 +120,14 @@ def test_two_ranks_train_what_one_does(
 
     monkeypatch.setattr(Unfinished, "keep", keep_and_die)
     one = trained("one", 1)
-    if built_in:
-        with pytest.raises(KeyboardInterrupt):
-            trained("two", 2)
-        for thread in threading.enumerate():  # it misses the other rank
-            if thread.name == "alive":
-                thread.join()
-        dist.destroy_process_group()  # which the end of a process does too
-    two = trained("two", 1 if built_in else 2)
-    assert kept == [1, 2, 3, 4, 1, 2, 3, *([3, 4] if built_in else [4])]
+    with pytest.raises(KeyboardInterrupt):
+        trained("two", 2)
+    for thread in threading.enumerate():  # it misses the other rank
+        if thread.name == "alive":
+            thread.join()
+    dist.destroy_process_group()  # which the end of a process does too
+    two = trained("two", 1)
+    assert kept == [1, 2, 3, 4, 1, 2, 3, 3, 4]
     assert one.keys() == two.keys()
     assert max((one[name] - two[name]).abs().max().item() for name in one) < 2e-5  # after steps of 1e-4
 

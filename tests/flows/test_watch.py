@@ -1,7 +1,5 @@
 """A run whose collapse monitor alarms: it goes on, stops, or goes back, and ends with the same bits after a kill."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +25,6 @@ from tests.reading import lasting_metrics, progress
 def shown(project: Path) -> Run:
     client = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db")
     experiment = client.get_experiment_by_name("agent_r1")
-    assert experiment is not None
     [run] = client.search_runs([experiment.experiment_id])
     return run
 
@@ -147,10 +144,7 @@ KILLS: list[tuple[str, Callable[[RunFolder], bool]]] = [
 
 @pytest.mark.parametrize(("call", "when"), KILLS)
 def test_run_killed_around_its_rollback_ends_with_the_same_bits(
-    touchy: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch,
-    call: str,
-    when: Callable[[RunFolder], bool],
+    touchy: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, call: str, when: Callable[[RunFolder], bool]
 ) -> None:
     """The twin is killed once and started again."""
     run = touchy(on_collapse="rollback", max_rollbacks=1)

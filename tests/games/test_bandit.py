@@ -1,12 +1,11 @@
 """The bandit by hand: what its arms pay, and how often."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
 
 from agent_r1.games.bandit import TEST, TRAIN, Board, Game
+from tests.cases import cases
 
 BOARD = Board(arms=("Phoenix", "Dragon"), high="Dragon")
 
@@ -41,18 +40,7 @@ def test_boards_show_every_pair_in_both_orders_and_no_test_pair_in_training() ->
     )
 
 
-@pytest.mark.parametrize(
-    ("arms", "high", "problem"),
-    [
-        ('["A", "B"]', '"C"', "'high' is one of the arms"),
-        ('["A", "a"]', '"A"', "two different names"),
-        ('"AB"', '"A"', "two different names"),
-        ('["A", "B || A"]', '"A"', "letters and digits"),
-        ('["A", 1]', '"A"', "letters and digits"),
-        (f'["A", "{"b" * 41}"]', '"A"', "up to 40"),
-        ('["A", "B"]', "[]", "'high' is one of the arms"),
-    ],
-)
-def test_a_setup_that_is_wrong_is_named(arms: str, high: str, problem: str) -> None:
+@cases("arms, high, problem")
+def test_a_bandit_that_is_wrong_is_named(arms: str, high: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         Board.read(f'{{"arms": {arms}, "high": {high}}}')

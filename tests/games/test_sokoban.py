@@ -1,7 +1,5 @@
 """Sokoban by hand, and what chance reaches on boards drawn to the lengths of RAGEN's."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 
@@ -10,6 +8,7 @@ import pytest
 from agent_r1.games import sokoban
 from agent_r1.games.sokoban import RAGEN_LENGTHS, Board, Game, RoomState
 from benchmarks.games import uniform_in_sokoban
+from tests.cases import cases
 
 LINE = Board(rows=("######", "#PX_O#", "######"))
 TWO = Board(rows=("#####", "#O√P#", "#X__#", "#####"))
@@ -48,7 +47,6 @@ def test_every_plan_wins_in_the_fewest_moves(seed: int) -> None:
     board = Board.draw(seed)
     assert Board.read(board.write()) == board
     plan, game = board.solve(board.start, 10), Game(board)
-    assert plan
     rewards = [game.play(move) for move in plan]
     assert (game.won, round(sum(rewards), 6)) == (True, round(11 - 0.1 * len(plan), 6))
     assert board.solve(board.start, len(plan) - 1) is None
@@ -71,17 +69,7 @@ def test_boards_that_there_are_not_are_not_looked_for_for_ever(monkeypatch: pyte
         Board.drawn_to(0, {1: 13}, size=5, walls=0.0)
 
 
-@pytest.mark.parametrize(
-    ("rows", "problem"),
-    [
-        ('["#P_#"]', "0 boxes and 0 targets"),
-        ('["PXOX"]', "2 boxes and 1 targets"),
-        ('["XO_"]', "0 cells with the player"),
-        ('["PXOS"]', "2 cells with the player"),
-        ('["PXO."]', "holds '.'"),
-        ("7", "list of texts"),
-    ],
-)
+@cases("rows, problem")
 def test_a_setup_that_is_wrong_is_named(rows: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         Board.read(f'{{"rows": {rows}}}')

@@ -1,7 +1,5 @@
 """Small episodes whose tokens are words, and a real browser that looks at pages of them."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +11,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from agent_r1.inspection.stored import Shown, When
+from agent_r1.inspection.stored import PageTrajectory, When
 from agent_r1.records import Call, CallStatus, Credit, Question, Source, Trajectory
 from tests.trajectories import from_parts, question_fields
 
@@ -43,7 +41,7 @@ def words() -> Words:
 
 
 @pytest.fixture
-def make_shown(words: Words) -> Callable[..., Shown]:
+def make_entry(words: Words) -> Callable[..., PageTrajectory]:
     """An episode of a search and an answer: `Who is it (q)?`, `<think>`, `<tool_call>`, a passage, `<answer>`."""
 
     def make(
@@ -55,7 +53,7 @@ def make_shown(words: Words) -> Callable[..., Shown]:
         iteration: int = 0,
         hops: int = 1,
         status: CallStatus = CallStatus.OK,
-    ) -> Shown:
+    ) -> PageTrajectory:
         parts = [
             (Source.PROMPT, f"<s>user Who is it ({question_id})?"),
             (Source.ACTION, '<think>Look it up.</think>\n<tool_call>\n{"name": "search"}\n</tool_call><end>'),
@@ -64,7 +62,8 @@ def make_shown(words: Words) -> Callable[..., Shown]:
             (Source.TEMPLATE, "\n<s>assistant "),
             (Source.ACTION, f"<answer>{answer}</answer> <end>"),
         ]
-        right, training = float(answer == "Tesk"), when is When.TRAINING
+        right = float(answer == "Tesk")
+        training = when is When.TRAINING
         trajectory = from_parts(
             [(source, words.encode(text)) for source, text in parts],
             [
@@ -79,7 +78,7 @@ def make_shown(words: Words) -> Callable[..., Shown]:
         )
         sampled = trajectory.action_mask
         trajectory = replace(trajectory, logprobs=np.where(sampled, -0.25, 0).astype(np.float32))
-        return Shown(
+        return PageTrajectory(
             when=when,
             question=Question(**question_fields(question_id, strata={"hops": str(hops), "kind": "bridge"})),
             trajectory=trajectory,
@@ -106,11 +105,11 @@ def _credit(trajectory: Trajectory, sampled: Any) -> Credit:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """The machine's Chromium. Its driver's event loop runs as long, and no other file's test may be inside of one."""
-    found = next(filter(None, map(shutil.which, CHROMIUM)), None)
-    if found is None:
+    path = next(filter(None, map(shutil.which, CHROMIUM)), None)
+    if path is None:
         pytest.skip(f"no browser: none of {', '.join(CHROMIUM)} is on the PATH (apt-get install chromium)")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
         yield browser
         browser.close()
 

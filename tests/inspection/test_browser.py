@@ -1,7 +1,5 @@
 """The page in a real browser: what it shows, what it lets be done, and that text stays text."""
 
-from __future__ import annotations
-
 import base64
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -14,24 +12,23 @@ from playwright.sync_api import Browser, Page, expect
 
 from agent_r1.files import write_text
 from agent_r1.inspection.report_page import report_page
-from agent_r1.inspection.stored import Shown, When
+from agent_r1.inspection.stored import PageTrajectory, When
 from agent_r1.inspection.viewer import page
 from agent_r1.records import CallStatus
+from tests.cases import cases
 
 ABOUT: dict[str, Any] = {"facts": [["run", "ppo"]], "weights": {"em": 1.0}, "notes": ["Chosen by hand."]}
 LAPTOP = {"width": 1440, "height": 900}
 PHONE: dict[str, Any] = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
 EVIL = "</script><script>window.evil = 1</script><!-- <img src=x onerror=window.evil=2> \u2028 \u2029 &lt;b&gt; ]]>"
 
-MakeShown = Callable[..., Shown]
+MakeEntry = Callable[..., PageTrajectory]
 Open = Callable[..., Page]
 
 
 @pytest.fixture
 def opened(open_page: Open, words: Any) -> Open:
-    """Opens the page of some groups of episodes."""
-
-    def call(groups: Sequence[Sequence[Shown]], **options: Any) -> Page:
+    def call(groups: Sequence[Sequence[PageTrajectory]], **options: Any) -> Page:
         options = {"viewport": LAPTOP, **options}
         return open_page(page("ppo", ABOUT, groups, words.decode), **options)
 
@@ -39,7 +36,7 @@ def opened(open_page: Open, words: Any) -> Open:
 
 
 @pytest.fixture
-def page_of_failures(four: list[list[Shown]], words: Any, browser: Browser, tmp_path: Path) -> Iterator[Page]:
+def page_of_failures(four: list[list[PageTrajectory]], words: Any, browser: Browser, tmp_path: Path) -> Iterator[Page]:
     failures = {"turn limit": ["3/c/0"], "repeated call": ["0/b/0", "3/c/0"]}
     file = tmp_path / "failures.html"
     file.write_text(page("ppo", {**ABOUT, "failures": failures}, four, words.decode))
@@ -50,12 +47,12 @@ def page_of_failures(four: list[list[Shown]], words: Any, browser: Browser, tmp_
 
 
 @pytest.fixture
-def four(make_shown: MakeShown) -> list[list[Shown]]:
+def four(make_entry: MakeEntry) -> list[list[PageTrajectory]]:
     """A question that is answered wrongly before training and rightly after, and two of training."""
     return [
-        [make_shown("a", When.BEFORE, answer="Veld", hops=2), make_shown("a", When.AFTER, hops=2)],
-        [make_shown("b", iteration=0, answer="no", status=CallStatus.FAILED)],
-        [make_shown("c", iteration=3)],
+        [make_entry("a", When.BEFORE, answer="Veld", hops=2), make_entry("a", When.AFTER, hops=2)],
+        [make_entry("b", iteration=0, answer="no", status=CallStatus.FAILED)],
+        [make_entry("c", iteration=3)],
     ]
 
 
@@ -64,12 +61,11 @@ def shown_rows(page: Page) -> list[str]:
 
 
 def colours(page: Page) -> list[str]:
-    found: list[str] = page.locator(".token").evaluate_all("all => all.map(one => one.dataset.is ?? '')")
-    return found
+    return page.locator(".token").evaluate_all("all => all.map(one => one.dataset.is ?? '')")
 
 
-def test_a_passage_with_markup_stays_text(opened: Open, make_shown: MakeShown) -> None:
-    shown = make_shown(EVIL, passage=EVIL, answer=EVIL)
+def test_page_shows_markup_in_passage_as_text(opened: Open, make_entry: MakeEntry) -> None:
+    shown = make_entry(EVIL, passage=EVIL, answer=EVIL)
     page = opened([[shown]])
     assert page.evaluate("window.evil") is None
     assert page.locator("img").count() == 0
@@ -80,15 +76,15 @@ def test_a_passage_with_markup_stays_text(opened: Open, make_shown: MakeShown) -
 
 
 @pytest.mark.parametrize("env", ["qa", "frozen_lake"])
-def test_the_rows_of_a_board_stand_one_below_the_other(opened: Open, make_shown: MakeShown, env: str) -> None:
-    shown = make_shown(passage="PIII\nWWWW")
+def test_page_shows_board_in_rows(opened: Open, make_entry: MakeEntry, env: str) -> None:
+    shown = make_entry(passage="PIII\nWWWW")
     page = opened([[replace(shown, question=replace(shown.question, env=env))]])
     font = page.locator(".observation .tokens").evaluate("element => getComputedStyle(element).fontFamily")
     assert ("monospace" in font) == (env != "qa")
 
 
-def test_a_step_tells_its_parts_and_its_rewards(opened: Open, make_shown: MakeShown) -> None:
-    page = opened([[make_shown()]])
+def test_step_shows_parts_and_rewards(opened: Open, make_entry: MakeEntry) -> None:
+    page = opened([[make_entry()]])
     first, last = page.locator(".step").all()
     assert first.locator("summary").all_inner_texts() == ["THOUGHT", "TOOL CALL", "OBSERVATION"]
     assert first.locator(".chip").all_inner_texts() == ["ok", "valid_call +1", "reward 0"]
@@ -97,19 +93,8 @@ def test_a_step_tells_its_parts_and_its_rewards(opened: Open, make_shown: MakeSh
     assert str(last.locator(".tokens").text_content()) == "<answer>Tesk</answer> <end>"
 
 
-@pytest.mark.parametrize(
-    ("filter", "value", "rows"),
-    [
-        ("when", "iteration 3", ["iteration 3"]),
-        ("right", "wrong", ["before training", "iteration 0"]),
-        ("outcome", "answered", ["before training", "iteration 0", "iteration 3", "after training"]),
-        ("stratum", "hops 2", ["before training", "after training"]),
-        ("call", "failed", ["iteration 0"]),
-        ("change", "wrong, then right", ["before training", "after training"]),
-        ("change", "asked once", ["iteration 0", "iteration 3"]),
-    ],
-)
-def test_filters(opened: Open, four: Any, filter: str, value: str, rows: list[str]) -> None:
+@cases("filter, value, rows")
+def test_filter_selects_rows(opened: Open, four: Any, filter: str, value: str, rows: list[str]) -> None:
     page = opened(four)
     page.select_option(f"#{filter}", value)
     assert shown_rows(page) == rows
@@ -118,7 +103,7 @@ def test_filters(opened: Open, four: Any, filter: str, value: str, rows: list[st
     assert len(shown_rows(page)) == 4
 
 
-def test_the_address_sets_filters(page_of_failures: Page) -> None:
+def test_address_sets_filters(page_of_failures: Page) -> None:
     page, address = page_of_failures, page_of_failures.url
     for fragment, rows in {
         "kind=turn+limit": ["iteration 3"],
@@ -139,7 +124,7 @@ def test_the_address_sets_filters(page_of_failures: Page) -> None:
     assert len(shown_rows(page)) == 4
 
 
-def test_returns_and_words_filter_too(opened: Open, four: Any) -> None:
+def test_returns_and_words_filter_rows(opened: Open, four: Any) -> None:
     page = opened(four)
     page.fill("#low", "0.5")
     assert shown_rows(page) == ["iteration 3", "after training"]
@@ -154,7 +139,7 @@ def test_returns_and_words_filter_too(opened: Open, four: Any) -> None:
     assert page.locator(".hit").all_text_contents() == ["<think>Look", " it", " up.</think>"]
 
 
-def test_two_answers_to_one_question_are_side_by_side(opened: Open, four: Any) -> None:
+def test_two_answers_to_one_question_stand_side_by_side(opened: Open, four: Any) -> None:
     page = opened(four)
     assert page.locator(".column").count() == 2
     heads = page.locator(".column > header b").all_inner_texts()
@@ -167,8 +152,8 @@ def test_two_answers_to_one_question_are_side_by_side(opened: Open, four: Any) -
     assert page.locator(".column > header b").all_inner_texts() == ["iteration 0"]
 
 
-def test_colours_follow_the_numbers(opened: Open, make_shown: MakeShown) -> None:
-    page = opened([[make_shown()]])
+def test_colours_follow_chosen_numbers(opened: Open, make_entry: MakeEntry) -> None:
+    page = opened([[make_entry()]])
     assert page.locator("#colouring option").all_inner_texts() == [
         "source", "loss mask", "advantage", "sampler \N{MINUS SIGN} learner", "surprise", "nothing",
     ]  # fmt: skip
@@ -182,8 +167,8 @@ def test_colours_follow_the_numbers(opened: Open, make_shown: MakeShown) -> None
     assert "+1.5" in str(page.locator("#legend").text_content())
 
 
-def test_a_token_tells_its_numbers(opened: Open, make_shown: MakeShown) -> None:
-    page = opened([[make_shown()]])
+def test_token_shows_its_numbers(opened: Open, make_entry: MakeEntry) -> None:
+    page = opened([[make_entry()]])
     page.keyboard.press("ArrowRight")
     told = str(page.locator("#inspector").inner_text()).replace("\n", " ")
     assert '"<think>Look"' in told
@@ -194,7 +179,7 @@ def test_a_token_tells_its_numbers(opened: Open, make_shown: MakeShown) -> None:
     assert "template" in page.locator("#inspector").inner_text()
 
 
-def test_a_phone_shows_the_list_then_one_trajectory(opened: Open, four: Any) -> None:
+def test_phone_shows_list_then_one_trajectory(opened: Open, four: Any) -> None:
     page = opened(four, **PHONE)
     expect(page.locator("#list")).to_be_visible()
     expect(page.locator("#reading")).to_be_hidden()
@@ -208,10 +193,10 @@ def test_a_phone_shows_the_list_then_one_trajectory(opened: Open, four: Any) -> 
     expect(page.locator("#list")).to_be_visible()
 
 
-def test_the_page_may_connect_nowhere(browser: Any, make_shown: MakeShown, words: Any, tmp_path: Any) -> None:
+def test_page_may_connect_nowhere(browser: Any, make_entry: MakeEntry, words: Any, tmp_path: Any) -> None:
     """Not even by a script that is run inside it."""
     file = tmp_path / "page.html"
-    file.write_text(page("ppo", ABOUT, [[make_shown()]], words.decode))
+    file.write_text(page("ppo", ABOUT, [[make_entry()]], words.decode))
     context = browser.new_context()
     opened = context.new_page()
     opened.goto(file.as_uri())
@@ -228,8 +213,8 @@ def test_the_page_may_connect_nowhere(browser: Any, make_shown: MakeShown, words
     assert refused == "img-src"
 
 
-def test_a_report_is_one_page_with_its_picture_and_a_question_before_and_after(
-    four: list[list[Shown]], words: Any, browser: Browser, tmp_path: Path
+def test_report_page_holds_picture_and_question_before_and_after(
+    four: list[list[PageTrajectory]], words: Any, browser: Browser, tmp_path: Path
 ) -> None:
     pixel = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
     (tmp_path / "report").mkdir()

@@ -3,8 +3,6 @@
 And MLflow's other views, for a browser that knows the password and one that does not.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal
@@ -21,7 +19,7 @@ from mlflow import MlflowClient
 from playwright.sync_api import Browser, Error, expect
 
 from agent_r1 import tracking
-from agent_r1.inspection.stored import Shown, When
+from agent_r1.inspection.stored import PageTrajectory, When
 from agent_r1.inspection.viewer import page
 from agent_r1.records import Question, Source
 from agent_r1.tracking import registry
@@ -37,7 +35,6 @@ MEASURED_ON = "atlas test questions abababab, 9"
 
 @pytest.fixture
 def project(tmp_path: Path, lay_store: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a tracking store of its own."""
     lay_store(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -46,10 +43,9 @@ def project(tmp_path: Path, lay_store: Callable[[Path], None], monkeypatch: pyte
 
 
 @pytest.fixture
-def run_id(project: Path, make_shown: Callable[..., Shown], words: Any) -> str:
-    """A run that has a page of two trajectories."""
+def run_id(project: Path, make_entry: Callable[..., PageTrajectory], words: Any) -> str:
     about: dict[str, Any] = {"facts": [], "weights": {}, "notes": []}
-    pair = [make_shown(when=When.BEFORE, answer="Veld"), make_shown(when=When.AFTER)]
+    pair = [make_entry(when=When.BEFORE, answer="Veld"), make_entry(when=When.AFTER)]
     with tracking.start("ppo", {}, {}) as run:
         run.text(page("ppo", about, [pair], words.decode), "viewer.html")
     return str(run.run_id)
@@ -93,7 +89,7 @@ def versions(project: Path, run_id: str) -> Iterator[None]:
     mlflow.set_tracking_uri(None)  # type: ignore[arg-type]
 
 
-def test_a_first_visitor_sees_runs_charts_models_versions_and_traces(
+def test_first_visitor_sees_runs_charts_models_versions_and_traces(
     browser: Browser, versions: None, mlflow_ui: str, project: Path, run_id: str
 ) -> None:
     """One click from the address to the charts, at a laptop's size; a stranger sees nothing."""
@@ -113,7 +109,6 @@ def test_a_first_visitor_sees_runs_charts_models_versions_and_traces(
     chart = opened.locator(".js-plotly-plot").first
     expect(chart).to_be_visible(timeout=PATIENCE_MS)
     shown = chart.bounding_box()
-    assert shown
     assert shown["width"] > 250
     assert shown["height"] > 150
     opened.get_by_role("link", name="Models", exact=True).click()
@@ -140,7 +135,7 @@ def test_a_first_visitor_sees_runs_charts_models_versions_and_traces(
     context.close()
 
 
-def test_one_click_from_the_address_leads_to_the_policies_that_were_measured_on_a_data_set(
+def test_one_click_leads_to_policies_measured_on_a_data_set(
     browser: Browser, versions: None, mlflow_ui: str, project: Path
 ) -> None:
     """The run that was not measured is not among them. *Compare* opens on their scores; data and prompt have pages."""

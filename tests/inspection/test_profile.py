@@ -1,7 +1,5 @@
 """What a world's profile says, of episodes made by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -10,7 +8,7 @@ from rich.console import Console
 
 from agent_r1.evaluation.scores import by_question, predict
 from agent_r1.inspection.profile import Player, profile_tables, training_questions
-from agent_r1.inspection.stored import Shown
+from agent_r1.inspection.stored import PageTrajectory
 from agent_r1.params import SHIPPED, load
 from agent_r1.records import Question
 from tests.trajectories import question_fields
@@ -19,16 +17,16 @@ USE = {"calls": 1.0, "ok_share": 0.5, "timeout_share": 0.0, "latency_p50_s": 0.0
 
 
 @pytest.fixture
-def shown(make_shown: Callable[..., Shown]) -> list[Shown]:
+def entries(make_entry: Callable[..., PageTrajectory]) -> list[PageTrajectory]:
     """Four samples of each of two questions: of `a` two are right, of `b`, with two hops, all."""
     answers = {"a": ["Tesk", "no", "no", "Tesk"], "b": ["Tesk"] * 4}
-    return [make_shown(name, answer=answer, hops=1 + (name == "b")) for name in answers for answer in answers[name]]
+    return [make_entry(name, answer=answer, hops=1 + (name == "b")) for name in answers for answer in answers[name]]
 
 
-def test_a_profile_by_hand(shown: list[Shown]) -> None:
+def test_profile_by_hand(entries: list[PageTrajectory]) -> None:
     """Two samples of `a` differ in four of its six pairs, and those of `b` in none: 33 % of groups of two differ."""
-    rows = [replace(each.trajectory, sample=place % 4) for place, each in enumerate(shown)]
-    questions = [shown[0].question, shown[4].question]
+    rows = [replace(entry.trajectory, sample=place % 4) for place, entry in enumerate(entries)]
+    questions = [entries[0].question, entries[4].question]
     answered = by_question(predict(rows, questions, "the policy", seed=0))
     agent = Player(
         name="the policy",
@@ -45,7 +43,7 @@ def test_a_profile_by_hand(shown: list[Shown]) -> None:
             console.print(part, markup=False, highlight=False, soft_wrap=isinstance(part, str))
     lines = [" ".join(line.replace("│", " ").split()) for line in printed.get().splitlines()]
     assert "the policy 0.750 [0.50, 1.00] 2.0 9.0 14.0 7.0" in lines
-    assert [each for each in lines if " hop" in each[:7]] == [
+    assert [entry for entry in lines if " hop" in entry[:7]] == [
         "1 hop (1) 0.500 [0.01, 0.99]",  # of one question: .025 of all at least are like it
         "2 hops (1) 1.000 [0.03, 1.00]",
     ]
@@ -59,10 +57,10 @@ def test_a_profile_by_hand(shown: list[Shown]) -> None:
     ]
 
 
-def test_training_questions_alone_are_drawn() -> None:
+def test_training_questions_are_drawn_from_train_split() -> None:
     rows = [Question(**question_fields(f"{split}{n}", split=split)) for split in ("train", "test") for n in range(9)]
     drawn = training_questions(rows, 5, seed=0)
-    assert {each.split for each in drawn} == {"train"}
-    assert len({each.question_id for each in drawn}) == 5
+    assert {question.split for question in drawn} == {"train"}
+    assert len({question.question_id for question in drawn}) == 5
     assert drawn == training_questions(rows, 5, seed=0) != training_questions(rows, 5, seed=1)
     assert len(training_questions(rows, 50, seed=0)) == 9

@@ -1,7 +1,5 @@
 """Runs held against the bands of recipes: curves by hand, files that somebody sent, and the command."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +8,9 @@ import pandas as pd
 import pytest
 
 from agent_r1.files import write_text
+from agent_r1.identity import Identity, write_start
 from agent_r1.inspection.recipes import METRICS, check, curve_of, read_curves, write_band
 from agent_r1.learn.checkpoint import Progress, seal
-from agent_r1.training.identity import Identity, write_start
 from flows.commands import look
 
 ITERATIONS = 8
@@ -55,7 +53,7 @@ ALARMS = [0.0] * 6 + [1.0, 1.0]
         ({"alarms": ALARMS}, "inside", "first alarm in iteration 6"),
     ],
 )
-def test_a_run_is_inside_above_below_or_collapsed(
+def test_check_finds_run_inside_above_below_or_collapsed(
     metrics: dict[str, list[float] | float], state: str, event: str, band: pd.DataFrame
 ) -> None:
     verdict, panels = check(curve(**metrics), band)
@@ -65,19 +63,19 @@ def test_a_run_is_inside_above_below_or_collapsed(
     assert panels["rollout/success"][1:, 4].tolist() == pytest.approx([0.3 - 0.0565, 0.3, 0.3 + 0.0565], abs=1e-4)
 
 
-def test_two_iterations_outside_are_chance_and_three_are_not(band: pd.DataFrame) -> None:
+def test_check_allows_two_iterations_outside_and_no_third(band: pd.DataFrame) -> None:
     for outside, verdict in ((2, "inside after 8 iterations"), (3, "below after 8 iterations; ")):
         success = RISE[: ITERATIONS - outside] + [0.0] * outside
         assert check(curve(success=success), band)[0].startswith(verdict)
 
 
-def test_a_run_is_held_against_the_iterations_that_both_have(band: pd.DataFrame) -> None:
+def test_check_takes_iterations_that_both_have(band: pd.DataFrame) -> None:
     assert check(curve().head(5), band)[0] == "inside after 5 iterations"
     assert check(curve(), band[band["iteration"] < 6])[0] == "inside after 6 iterations"
 
 
 @pytest.mark.parametrize("name", ["model", "data", "prompt"])
-def test_a_recipe_of_another_model_data_or_prompt_is_not_compared(name: str, band: pd.DataFrame) -> None:
+def test_check_refuses_other_model_data_or_prompt(name: str, band: pd.DataFrame) -> None:
     with pytest.raises(ValueError, match=f"not compared: {name} is abcd, the recipe's {HASHES[name]}; choose another"):
         check(curve().assign(**{name: "abcd"}), band)
 
@@ -96,7 +94,7 @@ def test_a_recipe_of_another_model_data_or_prompt_is_not_compared(name: str, ban
         (lambda text: "", "No columns to parse from file"),
     ],
 )
-def test_a_band_with_missing_iterations_or_odd_content_is_refused(
+def test_read_curves_refuses_missing_iterations_and_odd_content(
     edit: Callable[[str], str], message: str, tmp_path: Path, band: pd.DataFrame
 ) -> None:
     file = tmp_path / "band.csv"
@@ -108,13 +106,13 @@ def test_a_band_with_missing_iterations_or_odd_content_is_refused(
 
 
 @pytest.mark.parametrize("text", ["[", "[1, 2]", '{"seed": 1}', "[" * 20_000, json.dumps({"iteration": {"a": [1]}})])
-def test_a_curve_that_is_none_is_refused(text: str, tmp_path: Path) -> None:
+def test_read_curves_refuses_other_json(text: str, tmp_path: Path) -> None:
     (tmp_path / "sent.json").write_text(text)
     with pytest.raises(ValueError, match=r"sent\.json is no file of `agent-r1 recipe`"):
         read_curves(tmp_path / "sent.json")
 
 
-def test_two_seeds_are_no_band(tmp_path: Path) -> None:
+def test_write_band_refuses_two_seeds(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="2 seeds say nothing about another one; take 3 or more"):
         write_band(tmp_path / "band.csv", [curve(0), curve(1)])
     with pytest.raises(ValueError, match="duplicate entries"):
@@ -145,7 +143,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path
     return write
 
 
-def test_the_command_makes_a_band_of_runs_and_holds_others_against_it(
+def test_recipe_command_makes_band_and_checks_runs(
     train: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for seed, offset in enumerate((-0.02, 0.0, 0.02)):
@@ -164,7 +162,7 @@ def test_the_command_makes_a_band_of_runs_and_holds_others_against_it(
     assert capsys.readouterr().out == line.replace("ppo-seed3", "sent")
 
 
-def test_the_curve_of_an_iteration_that_updates_nothing_has_no_mismatch(train: Callable[..., Path]) -> None:
+def test_curve_of_iteration_without_update_has_no_mismatch(train: Callable[..., Path]) -> None:
     folder = train(0, mismatch_kl=0.5)
     first, *others = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     del first["policy/mismatch_kl"]

@@ -1,46 +1,19 @@
 """Which trajectories a page shows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from dataclasses import replace
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from agent_r1.inspection.stored import Shown, When, from_iteration, pairs, quotas, spread
+from agent_r1.inspection.stored import PageTrajectory, When, from_iteration, pairs, quotas
+from tests.cases import cases
 
 
-@pytest.mark.parametrize(
-    ("count", "at_most", "places"), [(3, 5, [0, 1, 2]), (11, 3, [0, 5, 10]), (20, 1, [19]), (0, 4, []), (5, 0, [])]
-)
-def test_iterations_are_spread(count: int, at_most: int, places: list[int]) -> None:
-    assert spread(count, at_most) == places
-
-
-@pytest.mark.parametrize(
-    ("iterations", "count", "recurring", "shares"),
-    [
-        (4, 10, 0, [3, 3, 2, 2]),
-        (3, 12, 100, [5, 2, 5]),  # a quarter of 12 more for each end, the other 6 shared
-        (3, 12, 1, [5, 3, 4]),
-        (1, 7, 7, [7]),
-        (0, 7, 0, []),
-    ],
-)
-def test_shares_of_the_iterations(iterations: int, count: int, recurring: int, shares: list[int]) -> None:
+@cases("iterations, count, recurring, shares")
+def test_quotas_by_hand(iterations: int, count: int, recurring: int, shares: list[int]) -> None:
     assert quotas(iterations, count, recurring) == shares
 
 
-@given(st.integers(1, 30), st.integers(0, 300), st.integers(0, 300))
-def test_the_shares_add_up(iterations: int, count: int, recurring: int) -> None:
-    assert sum(quotas(iterations, count, recurring)) == count
-
-
-def test_recurring_questions_come_first_and_in_the_same_order(make_shown: Callable[..., Shown]) -> None:
-    first = [make_shown(name, iteration=0).trajectory for name in "abcdef"]
-    last = [make_shown(name, iteration=9).trajectory for name in "fedxyz"]
+def test_recurring_questions_come_first_in_one_order(make_entry: Callable[..., PageTrajectory]) -> None:
+    first = [make_entry(name, iteration=0).trajectory for name in "abcdef"]
+    last = [make_entry(name, iteration=9).trajectory for name in "fedxyz"]
     of_first, of_last = (
         [each.question_id for each in from_iteration(rows, 4, recurring=set("def"), proved={"0/a/0"}, seed=1)]
         for rows in (first, last)
@@ -50,25 +23,19 @@ def test_recurring_questions_come_first_and_in_the_same_order(make_shown: Callab
     assert of_first[3] == "a", "the learner was asked about it"
 
 
-def test_a_recurring_question_comes_once_before_any_comes_twice(make_shown: Callable[..., Shown]) -> None:
-    rows = [replace(make_shown(name).trajectory, sample=sample) for name in "ab" for sample in range(3)]
-    chosen = from_iteration(rows, 2, recurring={"a", "b"}, proved=(), seed=0)
-    assert {each.question_id for each in chosen} == {"a", "b"}
-
-
-def test_every_kind_of_change_has_its_turn(make_shown: Callable[..., Shown]) -> None:
+def test_pairs_take_kinds_of_change_in_turns(make_entry: Callable[..., PageTrajectory]) -> None:
     """Twelve questions become right, one becomes wrong, one stays wrong; of the last there is no answer before."""
     kinds = {**{f"up{n}": ("no", "Tesk") for n in range(12)}, "down": ("Tesk", "no"), "low": ("no", "no")}
-    before = [make_shown(name, When.BEFORE, answer=answers[0]) for name, answers in kinds.items()]
-    after = [make_shown(name, When.AFTER, answer=answers[1]) for name, answers in kinds.items()]
-    found = pairs(before, [*after, make_shown("new", When.AFTER)], 5, seed=0)
+    before = [make_entry(name, When.BEFORE, answer=answers[0]) for name, answers in kinds.items()]
+    after = [make_entry(name, When.AFTER, answer=answers[1]) for name, answers in kinds.items()]
+    found = pairs(before, [*after, make_entry("new", When.AFTER)], 5, seed=0)
     names = [[each.question.question_id for each in pair] for pair in found]
     assert all(one == other for one, other in names)
     assert [name for name, _ in names][1:3] == ["down", "low"]
     assert [name[:2] for name, _ in names] == ["up", "do", "lo", "up", "up"]
 
 
-def test_samples_of_a_question_stand_together(make_shown: Callable[..., Shown]) -> None:
+def test_pairs_keep_samples_of_a_question_together(make_entry: Callable[..., PageTrajectory]) -> None:
     """Two answers before, two after; one that is right more often has changed."""
     texts = {
         "up": ("no", "no", "no", "Tesk"),
@@ -76,7 +43,7 @@ def test_samples_of_a_question_stand_together(make_shown: Callable[..., Shown]) 
         "down": ("Tesk", "Tesk", "Tesk", "no"),
     }
     shown = [
-        [make_shown(name, when, answer=answer) for name, said in texts.items() for answer in said[start : start + 2]]
+        [make_entry(name, when, answer=answer) for name, said in texts.items() for answer in said[start : start + 2]]
         for when, start in ((When.BEFORE, 0), (When.AFTER, 2))
     ]
     found = pairs(*shown, 3, seed=0)

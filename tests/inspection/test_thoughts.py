@@ -1,7 +1,5 @@
 """What thoughts say of their inputs."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -26,10 +24,11 @@ def test_crossed_puts_each_thought_behind_each_opening() -> None:
     ]
     thoughtless = dataclasses.replace(rows[2], group=0)
     rows_of_thoughts = crossed([thoughtless, *rows, rows[0], trajectory("PP")], decode)
-    thoughts, openings = [[1, 2, 7], [3, 7]], [[0, 1], [10, 1]]
+    thoughts = [[1, 2, 7], [3, 7]]
+    openings = [[0, 1], [10, 1]]
     expected = [[*opening, *thought] for thought in thoughts for opening in openings]
     assert [row.token_ids.tolist() for row in rows_of_thoughts] == expected
-    assert [int(each.action_mask.sum()) for each in rows_of_thoughts] == [3, 3, 2, 2]
+    assert [int(row.action_mask.sum()) for row in rows_of_thoughts] == [3, 3, 2, 2]
 
 
 def test_thought_that_tells_its_input_is_retrieved_by_it() -> None:

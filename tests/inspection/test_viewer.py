@@ -1,7 +1,5 @@
 """The page as a file, and what is packed into it."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json
@@ -13,24 +11,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerFast
 
 from agent_r1.inspection import viewer as page_module
-from agent_r1.inspection.stored import Shown
-from agent_r1.inspection.viewer import Alphabet, Payload, Pieces, action_parts, packed, page, run_lengths
+from agent_r1.inspection.stored import PageTrajectory
+from agent_r1.inspection.viewer import Alphabet, Payload, Pieces, action_parts, packed, page
+from tests.cases import cases
 
 ABOUT: dict[str, Any] = {"facts": [], "weights": {}, "notes": []}
 LOST = "\N{REPLACEMENT CHARACTER}"
-MakeShown = Callable[..., Shown]
+MakeEntry = Callable[..., PageTrajectory]
 
 
 def unpacked(text: str) -> dict[str, Any]:
     found = re.search(r'<script type="application/gzip" id="data">([A-Za-z0-9+/=]*)</script>', text)
-    assert found
-    content: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(found[1])))
-    return content
+    return json.loads(gzip.decompress(base64.b64decode(found[1])))
 
 
 def spelled(letters: str, table: list[Any]) -> list[Any]:
@@ -38,7 +32,7 @@ def spelled(letters: str, table: list[Any]) -> list[Any]:
     return [table[ord(letter) - ord("]")] for letter in letters]
 
 
-def packed_alone(shown: Shown, decode: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def packed_alone(shown: PageTrajectory, decode: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """The content of a page of one episode, and the episode."""
     payload = Payload(decode)
     payload.add(shown)
@@ -47,8 +41,8 @@ def packed_alone(shown: Shown, decode: Any) -> tuple[dict[str, Any], dict[str, A
     return content, episode
 
 
-def test_an_episode_as_it_is_packed(make_shown: MakeShown, words: Any) -> None:
-    content, episode = packed_alone(make_shown("q", iteration=2, passage="Tesk."), words.decode)
+def test_payload_by_hand(make_entry: MakeEntry, words: Any) -> None:
+    content, episode = packed_alone(make_entry("q", iteration=2, passage="Tesk."), words.decode)
     [question] = content["questions"]
     assert question["text"] == "Who is it (q)?"
     assert episode["question"] == 0
@@ -66,10 +60,9 @@ def test_an_episode_as_it_is_packed(make_shown: MakeShown, words: Any) -> None:
     assert episode["steps"][0]["calls"][0]["latency_ms"] == 2
 
 
-def test_numbers_outside_of_the_actions_are_told_for_every_token(make_shown: MakeShown, words: Any) -> None:
+def test_numbers_outside_of_actions_are_packed_for_every_token(make_entry: MakeEntry, words: Any) -> None:
     """As they are where the advantage mask is off."""
-    shown = make_shown(passage="Tesk.")
-    assert shown.credit is not None
+    shown = make_entry(passage="Tesk.")
     advantages = np.arange(19, dtype=np.float32)
     content, episode = packed_alone(replace(shown, credit=replace(shown.credit, advantages=advantages)), words.decode)
     assert spelled(episode["advantages"], content["numbers"]) == list(range(19))
@@ -77,18 +70,18 @@ def test_numbers_outside_of_the_actions_are_told_for_every_token(make_shown: Mak
 
 
 @pytest.mark.parametrize(("logprob", "told"), [(-0.123456, -0.123), (-np.inf, None)])
-def test_a_number_has_as_many_digits_as_are_shown_and_is_null_if_not_finite(
-    make_shown: MakeShown, words: Any, logprob: float, told: float | None
+def test_number_has_three_digits_and_is_null_if_not_finite(
+    make_entry: MakeEntry, words: Any, logprob: float, told: float | None
 ) -> None:
-    trajectory = make_shown().trajectory
+    trajectory = make_entry().trajectory
     logprobs = np.where(trajectory.action_mask, logprob, 0).astype(np.float32)
-    shown = replace(make_shown(), trajectory=replace(trajectory, logprobs=logprobs))
+    shown = replace(make_entry(), trajectory=replace(trajectory, logprobs=logprobs))
     content, episode = packed_alone(shown, words.decode)
     content = json.loads(gzip.decompress(base64.b64decode(packed(content))))
     assert set(spelled(episode["logprobs"], content["numbers"])) == {told}
 
 
-def test_letters_go_on_after_those_that_are_none() -> None:
+def test_alphabet_skips_surrogates() -> None:
     table: Alphabet[int] = Alphabet()
     letters = table.spell(range(60_000))
     assert len(set(letters)) == 60_000
@@ -98,14 +91,8 @@ def test_letters_go_on_after_those_that_are_none() -> None:
     assert table.spell([2, 1]) == letters[2] + letters[1]
 
 
-@given(st.lists(st.integers(0, 3)))
-def test_run_lengths_expand_again(values: list[int]) -> None:
-    runs = run_lengths(values)
-    assert [value for value, count in zip(runs[::2], runs[1::2], strict=True) for _ in range(count)] == values
-
-
-def test_the_title_is_text_and_the_page_names_nothing_outside_itself(make_shown: MakeShown, words: Any) -> None:
-    text = page("<script>alert(1)</script>", ABOUT, [[make_shown()]], words.decode)
+def test_page_escapes_title_and_names_no_other_file(make_entry: MakeEntry, words: Any) -> None:
+    text = page("<script>alert(1)</script>", ABOUT, [[make_entry()]], words.decode)
     assert "<script>alert(1)" not in text
     assert unpacked(text)["title"] == "<script>alert(1)</script>"
     outside = set(re.findall(r"""(?:https?:)?//[^\s"'`)]+""", text)) - {"http://www.w3.org/2000/svg"}
@@ -113,12 +100,12 @@ def test_the_title_is_text_and_the_page_names_nothing_outside_itself(make_shown:
     assert not re.search(r"<(?:link|img|iframe)[^>]*(?:src|href)=[\"'](?!data:)", text)
 
 
-def test_a_page_that_would_be_too_large_loses_its_last_questions(
-    make_shown: MakeShown, words: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_page_beyond_limit_loses_last_questions(
+    make_entry: MakeEntry, words: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     rng = np.random.default_rng(0)
     noise = [" ".join(map(str, rng.integers(0, 10**9, 200))) for _ in range(20)]
-    groups = [[make_shown(f"q{number}", passage=text)] for number, text in enumerate(noise)]
+    groups = [[make_entry(f"q{number}", passage=text)] for number, text in enumerate(noise)]
     whole = page("ppo", ABOUT, groups, words.decode)
     monkeypatch.setattr(page_module, "LARGEST_PAGE", len(whole) - 10_000)
     with caplog.at_level(logging.WARNING):
@@ -137,42 +124,15 @@ def utf8(token_ids: Sequence[int]) -> str:
     return bytes(token_ids).decode(errors="replace")
 
 
-def test_a_character_is_with_the_last_of_its_bytes() -> None:
+def test_character_belongs_to_token_of_its_last_byte() -> None:
     assert Pieces(utf8).of("aé字!".encode()) == ["a", "", "é", "", "", "字", "!"]
 
 
-def test_what_never_becomes_a_character_is_shown_all_the_same() -> None:
+def test_bytes_of_no_character_are_shown() -> None:
     assert Pieces(utf8).of(b"a\xffb\xe5\xad") == ["a", "", f"{LOST}b", "", LOST]
     assert "".join(Pieces(utf8).of(b"\xff" * 20)) == LOST * 20
 
 
-@given(st.text(max_size=20))
-def test_the_pieces_are_the_text(tiny_tokenizer: PreTrainedTokenizerFast, text: str) -> None:
-    def decode(token_ids: Sequence[int]) -> str:
-        return str(tiny_tokenizer.decode(list(token_ids), clean_up_tokenization_spaces=False))
-
-    ids = tiny_tokenizer(text, add_special_tokens=False)["input_ids"]
-    pieces = Pieces(decode).of(ids)
-    assert len(pieces) == len(ids)
-    assert "".join(pieces) == decode(ids)
-
-
-@pytest.mark.parametrize(
-    ("pieces", "ended", "parts"),
-    [
-        (
-            ["<think>", "a", "</think>", "\n", "<answer>", "b", "</answer>", "<end>"],
-            True,
-            [("thought", 4), ("answer", 4)],
-        ),
-        (["<think>a</", "think>\n<", "tool_call>{}</tool_call>"], False, [("thought", 2), ("call", 1)]),
-        (["Who?", "\n", "</think>", "<answer></answer>"], False, [("thought", 3), ("answer", 1)]),  # opened for it
-        (["so: ", "<think>", "a", "</think>"], False, [("text", 1), ("thought", 3)]),
-        (["so: ", "<tool_call>", "{", "}"], False, [("text", 1), ("call", 3)]),
-        (["hm", "<end>"], True, [("text", 2)]),
-        (["", "\n<answer>", "</answer>", "tail"], False, [("answer", 3), ("text", 1)]),
-        ([], False, []),
-    ],
-)
-def test_parts_of_an_action(pieces: list[str], ended: bool, parts: list[tuple[str, int]]) -> None:
-    assert action_parts(pieces, ended=ended) == parts
+@cases("pieces, ended, parts")
+def test_action_parts_by_hand(pieces: list[str], ended: bool, parts: list[list[str | int]]) -> None:
+    assert [*map(list, action_parts(pieces, ended=ended))] == parts

@@ -1,7 +1,5 @@
 """Learners of the tiny model, and what they learn from."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

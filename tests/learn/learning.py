@@ -1,7 +1,5 @@
 """Records to learn from, gradients of a loss, and what a folder or a model holds."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -44,8 +42,6 @@ UPDATE = with_changes(
 
 
 class Samples(NamedTuple):
-    """Trajectories with their credits."""
-
     trajectories: list[Trajectory]
     credits: list[Credit]
 
@@ -58,7 +54,6 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
 
 
 def weights(*modules: nn.Module | None) -> list[Tensor]:
-    """Copies of the weights of some modules."""
     return [weight.detach().clone() for module in modules if module for weight in module.parameters()]
 
 
@@ -89,7 +84,6 @@ def move(learner: Learner) -> None:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """The files of a folder, by their paths in it."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 

@@ -1,7 +1,5 @@
 """What each rank of the tests of ranks does, in a process of its own."""
 
-from __future__ import annotations
-
 import multiprocessing
 from collections.abc import Mapping
 from dataclasses import dataclass, field

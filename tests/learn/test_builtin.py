@@ -1,7 +1,5 @@
 """The built-in tokenizer and model: ordinary Hugging Face parts, made by a seed."""
 
-from __future__ import annotations
-
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -51,14 +49,6 @@ def test_a_saved_model_loads_in_plain_transformers(tiny_tokenizer: PreTrainedTok
     assert tokenizer.chat_template == tiny_tokenizer.chat_template
     text = '<tool_call>\n{"name": "search"}\n</tool_call><|im_end|>Born in 1968, it\'s said: a\n\n b \u00e9'
     assert tokenizer.encode(text) == tiny_tokenizer.encode(text)
-
-
-def test_the_seed_decides_and_the_process_keeps_its_own(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
-    before = torch.get_rng_state()
-    one, two, other = (new_model(tiny_tokenizer, **SHAPE, seed=seed) for seed in (1, 1, 2))
-    assert torch.equal(torch.get_rng_state(), before)
-    assert all(map(torch.equal, one.parameters(), two.parameters()))
-    assert not torch.equal(one.get_input_embeddings().weight, other.get_input_embeddings().weight)
 
 
 @pytest.mark.parametrize(("hidden_size", "heads"), [(64, 3), (64, 4)])

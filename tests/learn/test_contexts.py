@@ -1,7 +1,5 @@
 """A trajectory of several contexts: each is a sequence of its own for the models, all of them one for the credit."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -20,13 +18,11 @@ FIRST, SECOND = [P, P, A, A, A], [P, P, P, T, O, T, A, A]
 
 @pytest.fixture
 def split() -> Trajectory:
-    """Two contexts of 5 and 8 tokens."""
     found: Trajectory = make_trajectory(0, FIRST + SECOND, np.full(13, -6, np.float32), [0, 5])
     return dataclasses.replace(found, logprobs=np.where(found.action_mask, found.logprobs, 0).astype(np.float32))
 
 
 def alone(whole: Trajectory, span: slice, index: int) -> Trajectory:
-    """One context as a trajectory of its own."""
     steps = [step for step in whole.steps if span.start <= step.action_start < span.stop]
     places = [(step.action_start - span.start, step.action_stop - span.start) for step in steps]
     pairs = zip(steps, places, strict=True)

@@ -1,7 +1,5 @@
 """Gradients as vectors, their two parts against plain autograd, and the rows of an update that they are made of."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agent_r1.inspection.replay import PolicyGradient, policy_gradient
-from agent_r1.learn.gradients import (
-    asked_of_learner,
-    credited,
-    not_finite_in,
-    require_none,
-    span_lengths,
-)
+from agent_r1.learn.gradients import asked_of_learner, credited, not_finite_in, require_none, span_lengths
 from agent_r1.learn.learner import Learner
 from agent_r1.learn.scoring import Compute, micro_batches
 from agent_r1.params.train import UpdateParams
@@ -113,7 +105,6 @@ def test_the_parts_add_up_to_the_step_that_training_takes(
 
 Make = Callable[..., Any]
 P, A, O = 0, 1, 2  # noqa: E741
-VOCABULARY = 400
 EVERYTHING = {"kl_loss": 0.3, "entropy_bonus": 0.2, "importance_cap": 1.5}
 RATIOS = ["token", "step", "sequence"]
 AGGREGATIONS = [("token_mean", 0), ("sequence_mean", 0), ("constant_length", 50)]
@@ -146,6 +137,7 @@ def test_where_old_logprobs_come_from(cap: float) -> None:
     row = credited(episode, credit, own, params)
     assert row.sampler_logprobs.tolist() == [0, -1, -3, -2]
     assert row.old_logprobs.tolist() == ([0, -1.5, -3, -2.5] if cap else [0, -1, -3, -2])
+    assert row.importance.tolist() == pytest.approx([1, np.exp(-0.5), 1, np.exp(-0.5)] if cap else [1, 1, 1, 1])
     assert not asked_of_learner(episode, make_credit(episode, kept=False), params).any()
 
 

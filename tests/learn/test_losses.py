@@ -1,7 +1,5 @@
 """The terms of the loss, and the objective of a step: every option by hand, gradients by finite differences."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +26,7 @@ from agent_r1.learn.losses import (
 from agent_r1.learn.scoring import TokenScores
 from agent_r1.params import load
 from agent_r1.params.train import UpdateParams
+from tests.cases import cases, tables
 from tests.learn.learning import UPDATE, with_changes
 
 CLIP = load(Path(__file__).parents[2] / "params.yaml").train.update.model_copy(
@@ -39,43 +38,22 @@ def logs(*numbers: float, **options: Any) -> Tensor:
     return torch.tensor([math.log(number) for number in numbers], **options)
 
 
-def test_ratio_of_spans_is_their_geometric_mean() -> None:
-    # (2 * 8)^(1/2) = 4, (1/2 * 1 * 1/4)^(1/3) = 1/2, and a span of one token
-    ratio = policy_ratio(logs(2, 8, 0.5, 1, 0.25, 3), torch.zeros(6), [2, 3, 1])
-    assert ratio.tolist() == pytest.approx([4, 4, 0.5, 0.5, 0.5, 3])
-
-
 def test_logarithms_of_ratios_end_at_20_nats_and_have_no_gradient_there() -> None:
     # 21 and -1000 nats, and a span whose mean is 30; 19 and a span of mean 2 stay as they are.
     logprobs = torch.tensor([21.0, -1000.0, 19.0], requires_grad=True)
     ratio = policy_ratio(logprobs, torch.zeros(3))
     ratio.sum().backward()
     assert ratio.log().tolist() == pytest.approx([20, -20, 19])
-    assert logprobs.grad is not None
     assert logprobs.grad.log().tolist() == pytest.approx([-math.inf, -math.inf, 19])
     assert policy_ratio(torch.tensor([50.0, 10, 3, 1]), torch.zeros(4), [2, 2]).log().tolist() == [20, 20, 2, 2]
 
 
-@pytest.mark.parametrize(
-    ("advantage", "ratio", "loss", "slope"),
-    [
-        (2.0, 1.0, -2.0, -2.0),  # inside the range: -A rho, slope d(-A rho)/d(logprob) = -A rho
-        (2.0, 1.25, -2.5, -2.5),  # above 1 + clip_low but below 1 + clip_high: clip-higher lets it pass
-        (2.0, 1.5, -2.56, 0.0),  # max(-3, -2 * 1.28)
-        (2.0, 0.5, -1.0, -1.0),  # max(-1, -2 * 0.8): the pessimistic bound does not help a lost action
-        (-2.0, 1.0, 2.0, 2.0),
-        (-2.0, 0.5, 1.6, 0.0),  # max(1, 2 * 0.8): already unlikely enough
-        (-2.0, 1.5, 3.0, 3.0),  # max(3, 2 * 1.28)
-        (-2.0, 4.0, 6.0, 0.0),  # max(8, 2.56), capped at 3 * 2
-        (0.0, 1.5, 0.0, 0.0),
-    ],
-)
+@cases("advantage, ratio, loss, slope")
 def test_clipped_policy_loss_by_hand(advantage: float, ratio: float, loss: float, slope: float) -> None:
     logprobs = logs(ratio, requires_grad=True)
     value = clipped_policy_loss(torch.exp(logprobs), torch.tensor([advantage]), CLIP)
     value.sum().backward()
     assert value.item() == pytest.approx(loss, abs=1e-6)
-    assert logprobs.grad is not None
     assert logprobs.grad.item() == pytest.approx(slope, abs=1e-6)
 
 
@@ -87,31 +65,46 @@ def test_the_dual_clip_bounds_the_ratio_of_bad_actions(dual_clip: float, loss: f
     assert clipped_tokens(torch.tensor([4.0]), torch.tensor([-2.0]), bounds).item() == (0 < dual_clip < 4)
 
 
-def test_clipped_tokens_are_those_without_a_gradient() -> None:
-    ratios = torch.tensor([1.0, 1.25, 1.5, 0.5, 1.0, 0.5, 1.5, 4.0])
-    advantages = torch.tensor([2.0, 2.0, 2.0, 2.0, -2.0, -2.0, -2.0, -2.0])
-    logprobs = ratios.log().requires_grad_()
-    clipped_policy_loss(torch.exp(logprobs), advantages, CLIP).sum().backward()
-    assert logprobs.grad is not None
-    clipped = clipped_tokens(ratios, advantages, CLIP)
-    assert clipped.tolist() == (logprobs.grad == 0).tolist()
-    assert clipped.sum() == 3  # (2, 1.5), (-2, 0.5), (-2, 4)
-
-
-def test_importance_weights_by_hand() -> None:
-    # Twice as likely for the learner as for the sampler: 2; half as likely: 1/2; 8 and e^1000 times: the cap
-    weights = importance_weights(torch.cat([logs(2, 0.5, 1, 8), torch.tensor([1000.0])]), torch.zeros(5), cap=4.0)
-    assert weights.tolist() == pytest.approx([2, 0.5, 1, 4, 4])
-
-
 @pytest.mark.parametrize(
-    ("value", "old_value", "target", "loss"),
+    ("rule", "floor", "cap", "ratios", "weights"),
     [
-        (1.2, 1.0, 2.0, 0.32),  # within the clip: 0.8^2 / 2
-        (2.0, 1.0, 2.0, 0.125),  # clipped to 1.5: max(0, 0.5^2) / 2
-        (0.0, 1.0, 2.0, 2.0),  # clipped to 0.5: max(2^2, 1.5^2) / 2
+        # Twice as likely for the learner as for the sampler: 2; half as likely: 1/2; 8 and e^25 times: the cap
+        ("cap", 0.0, 4.0, [2, 0.5, 1, 8, math.exp(25)], [2, 0.5, 1, 4, 4]),
+        ("mask_token", 0.5, 4.0, [2, 0.4, 1, 8, 3], [2, 0, 1, 0, 3]),
+        ("mask_token", 0.0, 4.0, [2, 0.4, 1, 8, math.exp(-25)], [2, 0.4, 1, 0, math.exp(-20)]),
+        ("mask_sequence", 0.0, 3.0, [4, 0.5, 1], [2, 2, 2]),  # 4 * 1/2 * 1
+        ("mask_sequence", 0.0, 3.0, [4, 1, 1], [0, 0, 0]),
+        ("mask_sequence", 0.3, 3.0, [0.5, 0.5, 1], [0, 0, 0]),  # 1/4
+        ("mask_mean", 0.5, 3.0, [4, 1, 2], [2, 2, 2]),  # 8^(1/3)
+        ("mask_mean", 0.5, 3.0, [64, 1, 1], [0, 0, 0]),  # 4
+        ("mask_mean", 0.5, 3.0, [1 / 64, 1, 1], [0, 0, 0]),  # 1/4
     ],
 )
+def test_importance_weights_by_hand(
+    rule: str, floor: float, cap: float, ratios: list[float], weights: list[float]
+) -> None:
+    params = with_changes(UPDATE, importance_rule=rule, importance_floor=floor, importance_cap=cap)
+    assert importance_weights(logs(*ratios), params).tolist() == pytest.approx(weights)
+
+
+def test_metrics_of_a_mask_are_its_share_and_the_worth_of_the_rest() -> None:
+    """Of four action tokens one is left out; (2 + 1 + 1)^2 / (4 + 1 + 1) of 4. The observation counts in neither."""
+    made = tokens(
+        logprobs=[0.0] * 5,
+        importance=[2.0, 1.0, 0.0, 1.0, 0.0],
+        sampled=[True, True, True, True, False],
+        advantages=[3.0, 0.0, 5.0, 0.0, 0.0],
+    )
+    metrics = policy_metrics(made, with_changes(UPDATE, importance_cap=4.0, importance_rule="mask_token"), 4, 4)
+    assert metrics["policy/importance_masked"] == 1 / 4
+    assert metrics["policy/importance_ess"] == pytest.approx(16 / 6 / 4)
+    assert metrics["policy/loss"] == pytest.approx(-2 * 3 / 4)
+    none = policy_metrics(replace(made, importance=torch.zeros(5)), with_changes(UPDATE, importance_cap=4.0), 4, 4)
+    assert (none["policy/importance_masked"], none["policy/importance_ess"]) == (1.0, 0.0)
+    assert "policy/importance_masked" not in policy_metrics(made, UPDATE, 4, 4)
+
+
+@cases("value, old_value, target, loss")
 def test_clipped_value_loss_by_hand(value: float, old_value: float, target: float, loss: float) -> None:
     tensors = [torch.tensor([number]) for number in (value, old_value, target)]
     assert clipped_value_loss(*tensors, value_clip=0.5).item() == pytest.approx(loss)
@@ -127,7 +120,6 @@ def test_k3_by_hand() -> None:
     estimates = k3(logprobs, torch.zeros(4))
     estimates.sum().backward()
     assert estimates.tolist() == pytest.approx([10, 10, 10, math.expm1(2) - 2])
-    assert logprobs.grad is not None
     assert logprobs.grad.tolist() == pytest.approx([0, 0, 0, -math.expm1(2)])
 
 
@@ -141,6 +133,7 @@ def tokens(spans: list[int] | None = None, **given: Any) -> LossTokens:
     zero = ("logprobs", "entropy", "old_logprobs", "sampler_logprobs", "reference_logprobs")
     defaults = {name: torch.zeros(count) for name in zero}
     ones = {"advantages": torch.ones(count), "weights": torch.ones(count), "sampled": torch.ones(count).bool()}
+    ones["importance"] = torch.ones(count)
     none = {"demonstrated": torch.zeros(count).bool()}
     return LossTokens(**{**defaults, **ones, **none, **entries}, spans=spans)
 
@@ -159,7 +152,6 @@ def slopes(given: LossTokens, params: UpdateParams) -> tuple[list[float], list[f
     logprobs = given.logprobs.clone().requires_grad_()
     losses = token_losses(replace(given, logprobs=logprobs), params)
     losses.sum().backward()
-    assert logprobs.grad is not None
     return losses.tolist(), logprobs.grad.tolist()
 
 
@@ -202,11 +194,7 @@ def test_kl_and_entropy_are_of_sampled_tokens_alone() -> None:
 
 @pytest.mark.parametrize(
     ("aggregation", "constant_length", "mean"),
-    [
-        ("token_mean", 0, 9 / 3),
-        ("sequence_mean", 0, ((1 + 3) / 2 + 5) / 2),
-        ("constant_length", 10, 9 / (2 * 10)),
-    ],
+    [("token_mean", 0, 9 / 3), ("sequence_mean", 0, ((1 + 3) / 2 + 5) / 2), ("constant_length", 10, 9 / (2 * 10))],
 )
 def test_aggregation_by_hand(aggregation: str, constant_length: int, mean: float) -> None:
     """Losses 1, 3 of one trajectory and 5 of another; a third has no loss token and counts nowhere."""
@@ -248,13 +236,7 @@ def test_the_mismatch_by_hand() -> None:
 # A small case in float64: 6 tokens of 2 trajectories and 3 steps, a vocabulary of 5.
 CHOSEN, SEQUENCES = [0, 3, 1, 4, 2, 0], [3, 3]
 SPANS: dict[str, list[int] | None] = {"token": None, "step": [2, 1, 3], "sequence": SEQUENCES}
-TERMS: dict[str, dict[str, float]] = {
-    "clipped": {},
-    "kl": {"kl_loss": 0.3},
-    "entropy": {"entropy_bonus": 0.2},
-    "cap": {"importance_cap": 1.5},
-    "all": {"kl_loss": 0.3, "entropy_bonus": 0.2, "importance_cap": 1.5},
-}
+TERMS = tables(Path(__file__).parent)["terms"]
 AGGREGATIONS = {"token_mean": 0, "sequence_mean": 0, "constant_length": 7}
 
 
@@ -270,7 +252,6 @@ def test_a_token_that_cannot_be_drawn_adds_nothing_to_the_entropy() -> None:
     logprobs, entropy = TokenScores.apply(logits.clone(), torch.tensor([0]), True)
     (entropy.sum() + logprobs.sum()).backward()
     assert entropy.tolist() == pytest.approx([LN2])
-    assert logits.grad is not None
     assert logits.grad.tolist() == [pytest.approx([0.5, -0.5, 0])]
 
 
@@ -278,10 +259,14 @@ def small_case(logits: Tensor, params: UpdateParams) -> LossTokens:
     noise = torch.randn(3, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     first_unlikelier = torch.tensor([0.5, 0.5, 0.5, 0.0, 0.0, 0.0])
     now = predicted(logits)
+    old = now["logprobs"] + 0.8 * noise[0] - first_unlikelier
+    sampler = now["logprobs"] + noise[1]
+    capped = params.importance_cap > 0
     return LossTokens(
         **now,
-        old_logprobs=now["logprobs"] + 0.8 * noise[0] - first_unlikelier,
-        sampler_logprobs=now["logprobs"] + noise[1],
+        old_logprobs=old,
+        sampler_logprobs=sampler,
+        importance=importance_weights((old - sampler).detach(), params) if capped else torch.ones(6),
         reference_logprobs=now["logprobs"] + noise[2],
         advantages=torch.tensor([2.0, 1.0, 0.5, -1.0, 1.5, -2.0], dtype=torch.float64),
         weights=torch.tensor([token_weight(length, params) for length in SEQUENCES for _ in range(length)]),
@@ -306,7 +291,6 @@ def test_a_demonstrations_token_is_learned_without_a_ratio() -> None:
     losses = token_losses(made, params)
     losses.sum().backward()
     assert losses.tolist()[0] == pytest.approx(1.5)
-    assert logprobs.grad is not None
     assert logprobs.grad.tolist()[0] == pytest.approx(-0.5)
     metrics = policy_metrics(made.detach(), params, 2, 1)
     assert (metrics["policy/demonstration_loss"], metrics["policy/entropy"]) == (3.0, 0.0)

@@ -1,7 +1,5 @@
 """Models as they are loaded, refused, recomputed; and the critic beside the policy."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil
@@ -28,12 +26,7 @@ from transformers import (
 )
 
 from agent_r1.files import load_pretrained
-from agent_r1.learn.model import (
-    Critic,
-    load_policy,
-    load_tokenizer,
-    recompute_activations,
-)
+from agent_r1.learn.model import Critic, load_policy, load_tokenizer, recompute_activations
 from agent_r1.learn.scoring import token_logprobs
 from agent_r1.pretrained import end_tokens, load_model, waiting
 from tests.learn.learning import CPU, same_bits, weights
@@ -249,10 +242,6 @@ def values(critic: Critic, ids: Tensor = IDS) -> Tensor:
 def with_head(critic: Critic) -> Critic:
     torch.nn.init.normal_(critic.head.weight, generator=torch.Generator().manual_seed(0))
     return critic
-
-
-def test_a_new_critic_values_everything_at_zero(tiny_model: Path) -> None:
-    assert torch.equal(values(Critic(tiny_model, torch.float32, CPU)), torch.zeros(2, 4))
 
 
 def test_the_backbone_starts_as_the_policys_with_weights_of_its_own(tiny_model: Path) -> None:

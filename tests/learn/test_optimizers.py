@@ -1,13 +1,10 @@
 """An optimiser whose states are offloaded learns what one on the device does, to the bit where both are a CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 from agent_r1.learn import optimizers as module
@@ -44,10 +41,3 @@ def test_offloaded_states_give_the_bits_of_others_and_go_on_from_them(
     for learner in (plain, other):
         learner.update(trajectories, credits_, 2)
     assert record_of(other) == record_of(plain)
-
-
-def test_only_a_gpus_states_are_offloaded(make_learner: Make) -> None:
-    """Which here is none: `optimizer_offload` changes nothing on a CPU."""
-    learner = make_learner()
-    optimizer = module.adamw(learner.policy, 1e-3, betas=(0.9, 0.95), weight_decay=0.0, offload=True)
-    assert type(optimizer) is torch.optim.AdamW

@@ -1,7 +1,5 @@
 """Contexts packed into one row: what a model says of them, and its gradients, are those of contexts apart."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -205,7 +203,6 @@ def test_a_learner_learns_packed_what_it_learns_padded(make_learner: Callable[..
     credits_, found = credits, []
     for packing in (False, True):
         learner = make_learner(packing=packing, max_tokens_per_microbatch=24, kl_loss=0.1)
-        assert learner.critic is not None
         nn.init.normal_(learner.critic.head.weight, generator=torch.Generator().manual_seed(0))
         scores = [*learner.values(trajectories), *learner.logprobs(trajectories)]
         rows = join_credit(learner.policy, trajectories, credits_, learner.params, learner.compute)

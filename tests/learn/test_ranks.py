@@ -1,7 +1,5 @@
 """A learner shared by two ranks against one that a process has for itself: gradients, metrics, weights, checkpoints."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma3TextConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from agent_r1.devices.sharing import opened, packed
 from agent_r1.learn import builtin, checkpoint

@@ -1,15 +1,11 @@
 """Scores of tokens: micro-batches, chunks and blocks change nothing, whatever a model does to its logits."""
 
-from __future__ import annotations
-
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     CohereConfig,
@@ -23,7 +19,6 @@ from transformers import (
 )
 
 from agent_r1.learn import scoring
-from agent_r1.learn.model import load_policy
 from agent_r1.learn.scoring import (
     Compute,
     TokenScores,
@@ -77,49 +72,6 @@ def test_scores_are_the_models_own_whatever_it_does_to_its_logits(config: PreTra
     assert all(torch.allclose(found[name], expected[name], rtol=1e-5, atol=1e-6) for name in expected)
 
 
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-@pytest.mark.parametrize("in_parts", [True, False])
-def test_chunks_change_nothing_but_rounding(
-    config: PreTrainedConfig, in_parts: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, weights = model_of(config), torch.tensor([1.0, -2.0, 0.5, 3.0])
-
-    def scores() -> Tensor:
-        """[N] of the four tokens, after the backward of a sum that weighs each of them and its entropy."""
-        whole = output_of(model, IDS, MASK)
-        parts, start, seen = whole.cut() if in_parts else [whole], 0, []
-        for part in parts:
-            logprobs, entropy = part.scores(entropy=True)
-            stop = start + len(logprobs)
-            ((logprobs + 0.1 * entropy) * weights[start:stop]).sum().backward()
-            seen.append(logprobs.detach())
-            start = stop
-        whole.join(parts)
-        assert start == 4
-        return torch.cat(seen)
-
-    expected, all_at_once = scores(), gradients(model)
-    monkeypatch.setattr(scoring, "CHUNK", 2 * WORDS)
-    assert len(output_of(model, IDS, MASK).cut()) == 2
-    assert torch.allclose(scores(), expected, atol=1e-5)
-    largest, found = max(float(gradient.abs().max()) for gradient in all_at_once.values()), gradients(model)
-    assert found.keys() == all_at_once.keys()
-    for name, gradient in found.items():
-        assert torch.allclose(gradient, all_at_once[name], atol=1e-6 * largest), name
-
-
-def test_hidden_states_of_masked_tokens_have_exactly_no_gradient(tiny_model: Path) -> None:
-    model = load_policy(tiny_model, device=CPU)
-    seen: list[Tensor] = []
-    model.base_model.register_forward_hook(lambda _module, _args, output: seen.append(output.last_hidden_state))
-    logprobs = token_logprobs(model, IDS, MASK)
-    seen[0].retain_grad()
-    logprobs.sum().backward()
-    assert len(logprobs) == MASK.sum()
-    assert seen[0].grad is not None
-    assert torch.equal((seen[0].grad != 0).any(-1), F.pad(MASK[:, 1:], (0, 1)))
-
-
 def test_a_first_token_and_a_model_that_reads_other_states_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(CONFIGS["nested"])
     with pytest.raises(ValueError, match="selects the first token of a row, which nothing predicts"):
@@ -144,13 +96,6 @@ def test_blocks_of_rows_change_no_bit(rows_at_a_time: None) -> None:
     [found] = torch.autograd.grad(logprobs, logits, given)
     assert torch.equal(logprobs, own)
     assert torch.equal(found, expected)
-
-
-def test_gradients_agree_with_finite_differences(rows_at_a_time: None) -> None:
-    draws = torch.Generator().manual_seed(0)
-    logits = torch.randn(5, 7, generator=draws, dtype=torch.float64).requires_grad_()
-    chosen = torch.randint(7, (5,), generator=draws)
-    assert torch.autograd.gradcheck(lambda logits: TokenScores.apply(logits.clone(), chosen, True), [logits])
 
 
 COMPUTE = Compute(device=CPU, dtype=torch.float32, max_tokens=100)

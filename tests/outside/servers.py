@@ -4,8 +4,6 @@ The first kind is of mcp's own class; with `sessions` it speaks a version of the
 second kind answers as the file of JSON says, so that it can be as wrong as it likes; it starts at once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Environments of gymnasium: some of its own, and some that nobody should have written."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -14,30 +12,11 @@ from agent_r1.records import CallStatus, Outcome, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.tools.toolbox import own_sources
+from tests.cases import cases, tables
 from tests.outside.worlds import asked, collected, limits, play, shared
 
-ICE = {
-    "id": "FrozenLake-v1",
-    "kwargs": {"render_mode": "ansi", "is_slippery": False},
-    "actions": ["Left", "Down", "Right", "Up"],
-    "success": {"last_reward": 1},
-}
-TAXI = {
-    "id": "Taxi-v4",
-    "task": "Take them home.",
-    "kwargs": {"render_mode": "ansi"},
-    "actions": ["South", "North", "East", "West", "Pick up", "Drop off"],
-    "success": {"last_reward": 20},
-}
-CART = {"id": "CartPole-v1", "actions": ["Left", "Right"], "kwargs": {"max_episode_steps": 12}}
-CLIFF = {"id": "CliffWalking-v1", "actions": ["Up", "Right", "Down", "Left"]}
-GRID = {"id": "some_worlds:Grid-v0", "actions": ["wait", "goal", "lava"]}
-SAID = {"id": "some_worlds:Said-v0"}
-SEES = {"id": "some_worlds:Sees-v0"}
-TENTHS = {"id": "some_worlds:Tenths-v0", "actions": ["a"]}
-FALLS, STANDS = ["Right"] * 10, ["Left", "Right"] * 6  # of the cart that seed 7 begins with
-HOME = ["South", "Pick up", *["North", "North", "East", "East"] * 2, "Drop off"]
-AROUND = ["Up", *["Right"] * 11, "Down"]
+WORLDS = tables(Path(__file__).parent)["gym_worlds"]
+ICE, SAID, SEES, TAXI = (WORLDS[name] for name in ("ice", "said", "sees", "taxi"))
 SOURCE = """
 import itertools
 
@@ -155,30 +134,9 @@ def test_chance_plays_it_for_its_floor(chat: Chat) -> None:
         play_all(SAID)
 
 
-@pytest.mark.parametrize(
-    ("world", "success", "moves", "succeeds"),
-    [
-        (CART, "truncated", FALLS, False),
-        (CART, "truncated", STANDS, True),
-        (CART, {"return": 12}, FALLS, False),
-        (CLIFF, "terminated", AROUND, True),
-        (CLIFF, "terminated", AROUND[:-1], False),
-        (CLIFF, {"return": -13}, AROUND, True),
-        (CLIFF, {"return": -13}, AROUND[:-1], False),
-        (TAXI, {"last_reward": 20}, HOME, True),
-        (TAXI, {"last_reward": 20}, HOME[:-1], False),
-        (TAXI, {"return": 0}, ["Jump"], False),
-        (ICE, {"last_reward": 1}, ["Right", "Down"], False),
-        (GRID, {"last_reward": 0.1}, ["wait"] * 9 + ["goal"], True),
-        (GRID, {"last_reward": 0.1}, ["lava"], False),
-        (TENTHS, {"return": 0.3}, ["a", "a", "a"], True),  # though the sum is rounded
-        (TENTHS, {"return": 0.3}, ["a", "a"], False),
-    ],
-)
-def test_a_play_shows_the_success_that_is_asked_for(
-    world: dict[str, Any], success: Any, moves: list[str], succeeds: bool
-) -> None:
-    env = made(world | {"success": success}, max_steps=len(moves))
+@cases("world, success, moves, succeeds")
+def test_a_play_shows_the_success_that_is_asked_for(world: str, success: Any, moves: list[str], succeeds: bool) -> None:
+    env = made(WORLDS[world] | {"success": success}, max_steps=len(moves))
     assert play(env, *moves)[-1].rewards["success"] == float(succeeds)
 
 
@@ -262,32 +220,12 @@ def test_text_is_taken_as_it_is_and_moves_are_counted_from_the_first_of_their_sp
     assert [step.rewards["env"] for step in play(counted, "b", "a")] == [6.0, 5.0]
 
 
-@pytest.mark.parametrize(
-    ("drawn", "shown"),
-    [
-        ("\x1b[43m \x1b[0m: |\x1b[34;1mR\x1b[0m", "[ ]: |(blue R)"),
-        ("\x1b[31mhole\x1b[m \x1b[48mS\x1b[0m \x1b[1mX\x1b[0m", "(red hole) [S] X"),
-        ("\x1b[2J\x1b[31mnever ends", "never ends"),
-    ],
-)
+@cases("drawn, shown")
 def test_colours_become_brackets(drawn: str, shown: str) -> None:
     assert plain(drawn) == shown
 
 
-@pytest.mark.parametrize(
-    ("setup", "message"),
-    [
-        ("nonsense", "question 'q1': setup is not JSON"),
-        ('{"seed": NaN, "name": "w"}', "setup is not JSON"),
-        ("[" * 100_000, "setup is not JSON"),
-        (" " * 100_001, "setup takes 100,001 characters; at most 100,000 are read"),
-        ([], "setup is no JSON object"),
-        ({"name": "w"}, "setup: key 'seed' is missing"),
-        ({"name": "w", "seed": -1}, "setup: seed"),
-        ({"name": "w", "seed": 1, "id": "os:Env"}, "setup: unknown key 'id'"),
-        ({"name": "ww", "seed": 1}, "which env.gymnasium does not define; did you mean 'w'"),
-    ],
-)
+@cases("setup, message")
 def test_rows_that_are_refused(setup: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         require_gymnasium([asked("gymnasium", setup)], limits(gymnasium={"w": ICE}))
@@ -296,35 +234,8 @@ def test_rows_that_are_refused(setup: Any, message: str) -> None:
     )  # worlds that no row names are not made
 
 
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        (ICE | {"id": "FrozenLak-v1"}, r"env\.gymnasium\.w: FrozenLak-v1 cannot be used \(NameNotFound.*FrozenLake"),
-        (ICE | {"id": "no_worlds:X-v0"}, r"cannot be used \(ModuleNotFoundError"),
-        (ICE | {"id": "x y"}, r"gymnasium\.w\.id"),
-        (ICE | {"kwargs": {"colour": 1}}, r"cannot be used \(TypeError"),
-        (ICE | {"kwargs": {"render_mode": "human"}}, "render_mode 'human' draws no text; set it to ansi"),
-        (ICE | {"actions": ["Up", "Down"]}, "it has 4 actions, and not 2; name all of them under actions"),
-        (ICE | {"actions": None}, "it has 4 actions, and not 0"),
-        (ICE | {"actions": ["Up", "up", "Left", "Right"]}, "actions names 'up' 2 times, in whatever case"),
-        (ICE | {"success": None}, r'FrozenLake-v1 has no "success"; say .*: info, terminated'),
-        (CLIFF, 'the info of CliffWalking-v1 has no "success"; say under success'),
-        (ICE | {"success": "solved"}, "w.success: success is info, terminated, .*return: R}, and R is a number"),
-        (ICE | {"success": {"last_reward": 1, "return": 1}}, "success is info, terminated"),
-        (ICE | {"success": {"last_reward": float("nan")}}, "and R is a number"),
-        (CART | {"kwargs": {}, "success": "truncated"}, "truncated after 500 steps, .*max_episode_steps to 5 or"),
-        (SEES, "an observation of some_worlds:Sees-v0 takes .* env.max_result_characters shows 4,000; raise"),
-        (SEES | {"observation": "missio"}, "it observes no 'missio'; did you mean 'mission'"),
-        (CART | {"success": "truncated", "kwargs": {}, "observation": "x"}, "observes no 'x', nor any other key"),
-        (SEES | {"observation": "some_worlds:tell"}, "w.observation: some_worlds has no 'tell'; did you mean 'told'"),
-        (ICE | {"observation": "x"}, "observation 'x' has no effect where kwargs.render_mode draws; leave out one"),
-        (SAID | {"actions": ["a"]}, "it takes text, and actions has no effect; leave it out"),
-        ({"id": "some_worlds:Boxed-v0"}, "only those of Discrete and Text can be written"),
-        ({"id": "some_worlds:Drawn-v0"}, "begins in two ways with the same seed"),
-        (SAID | {"kwargs": {"render_mode": "ansi"}}, "draws int under render_mode ansi, and not text"),
-    ],
-)
+@cases("name, changes, message")
 @pytest.mark.filterwarnings("ignore:.*possible render_modes")
-def test_worlds_that_are_refused(params: dict[str, Any], message: str) -> None:
+def test_worlds_that_are_refused(name: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        require_gymnasium([ROW], limits(gymnasium={"w": params}))
+        require_gymnasium([ROW], limits(gymnasium={"w": WORLDS.get(name, {}) | changes}))

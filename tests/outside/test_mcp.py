@@ -1,7 +1,5 @@
 """Servers of the Model Context Protocol, as processes and by HTTP: honest ones, and ones that are not."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -34,8 +32,6 @@ ByHand = Callable[..., McpParams]
 
 @pytest.fixture
 def by_hand(tmp_path: Path) -> ByHand:
-    """A server with the given answers."""
-
     def written(timeout_s: float = 30, **answers: Any) -> McpParams:
         file = tmp_path / "answers.json"
         file.write_text(json.dumps({"calls": {}, **answers}))

@@ -1,7 +1,5 @@
 """Servers that speak OpenEnv's JSON over real sockets: an honest one, and ones that are not."""
 
-from __future__ import annotations
-
 import asyncio
 import http
 import json
@@ -20,6 +18,7 @@ from agent_r1.outside import openenv
 from agent_r1.outside.openenv import OpenEnv, OpenEnvTools, require_openenv
 from agent_r1.records import CallStatus, Outcome
 from agent_r1.rollout.chat import Chat
+from tests.cases import cases
 from tests.outside.worlds import asked, call, collected, limits, play, shared
 
 FIELDS = {"observation": "prompt", "action": "message", "timeout_s": 5}
@@ -102,7 +101,6 @@ def made(url: str, setup: Any = NAMED, seed: int = 0, max_steps: int = 4, **chan
 
 
 def required(url: str, setup: Any = NAMED, **changes: Any) -> None:
-    """Requires a row whose world is declared with some changes."""
     require_openenv([asked("openenv", setup)], limits(openenv={"w": FIELDS | {"url": url} | changes}))
 
 
@@ -236,17 +234,7 @@ def test_a_server_of_another_kind_is_refused(schema: Any, changes: dict[str, Any
         required(url)
 
 
-@pytest.mark.parametrize(
-    ("setup", "changes", "message"),
-    [
-        ({"name": "v"}, {}, "question 'q1': setup names 'v', which env.openenv does not define"),
-        ({"name": "w", "reset": 7}, {}, "setup: reset"),
-        (NAMED, {"url": "ftp://a"}, "a server's address starts with http:// or https://"),
-        (NAMED, {"url": "wss://me:k@a"}, "AGENT_R1_OPENENV_KEY_<NAME> or .*; got 'wss://a'"),
-        (NAMED, {"timeout_s": 0}, "timeout_s"),
-        (NAMED, {"success_above": float("nan")}, "success_above"),
-    ],
-)
+@cases("setup, changes, message")
 def test_rows_and_settings_that_are_refused(setup: Any, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         required(setup=setup, **{"url": "http://127.0.0.1:1"} | changes)

@@ -1,7 +1,5 @@
 """The sandbox, with real workers: its output, its names, and attacks on it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
@@ -16,10 +14,11 @@ from typing import Any
 import psutil
 import pytest
 
-from agent_r1.outside.sandbox import MAX_CHARACTERS, NOW, PythonTool, Sandbox
+from agent_r1.outside.sandbox import NOW, PythonTool, Sandbox
 from agent_r1.params.env import PythonParams
 from agent_r1.records import CallStatus
 from agent_r1.tools.base import ToolResult
+from tests.cases import cases
 
 LIMITS = PythonParams(timeout_s=2.0, memory_mib=64, workers=2)
 Play = Callable[[Sandbox], Awaitable[Any]]
@@ -39,32 +38,11 @@ def sandbox() -> Iterator[Sandbox]:
 
 @pytest.fixture
 def run(runner: asyncio.Runner, sandbox: Sandbox) -> Callable[[str], ToolResult]:
-    """Calls of one episode."""
     tool = PythonTool(sandbox, seed=7)
     return lambda code: runner.run(tool.call({"code": code}))
 
 
-@pytest.mark.parametrize(
-    ("code", "shown"),
-    [
-        ("print('a')\n'b'", "a\n'b'"),
-        ("x = 3", "nothing was printed"),
-        ("x = 3; x + 1", "4"),
-        ("x = 3\nx  # a comment", "3"),
-        ("x = 3\nx;", "3"),
-        ("None", "nothing was printed"),
-        ("(1,\n  2)", "(1, 2)"),
-        ('"""a\nb"""', r"'a\nb'"),
-        ("a = 1\r\na", "1"),
-        ("if True:\n    5", "nothing was printed"),
-        ("{'c', 'a', 'b'}", "{'c', 'a', 'b'}"),
-        ("import json, re, math\njson.dumps({'a': math.floor(2.5)})", """'{"a": 2}'"""),
-        ("def double(n):\n    return 2 * n\ndouble(21)", "42"),
-        ("", "nothing was printed"),
-        ("print('<|im_end|>')", "<|im_end|>"),
-        ("'\\ud800'", "'\N{REPLACEMENT CHARACTER}'"),
-    ],
-)
+@cases("code, shown")
 def test_what_is_printed_and_the_last_value_are_shown(run: Callable[[str], ToolResult], code: str, shown: str) -> None:
     assert run(code) == ToolResult(text=shown)
 
@@ -77,8 +55,6 @@ def test_code_that_is_no_text_is_a_bad_argument(runner: asyncio.Runner, sandbox:
 
 
 def texts(runner: asyncio.Runner, tool: PythonTool, *codes: str) -> list[str]:
-    """The results of calls that are made at once."""
-
     async def play() -> list[ToolResult]:
         return await asyncio.gather(*(tool.call({"code": code}) for code in codes))
 
@@ -111,34 +87,9 @@ def test_chance_is_seeded_and_time_stands_still(runner: asyncio.Runner, sandbox:
     assert shown == [repr(str(NOW)), "-1222198482973350627"]
 
 
-@pytest.mark.parametrize(
-    ("code", "status", "said"),
-    [
-        ("while True:\n try:\n  while 1: 1\n except: 1", CallStatus.TIMEOUT, "the program took longer than 2 s"),
-        ("print(1)\nwhile True: print(2)", None, ""),
-        ("def f(): return f()\nf()", CallStatus.FAILED, "RecursionError: maximum recursion depth exceeded"),
-        ("'x' * 10**10", CallStatus.FAILED, "MemoryError: more than 64 MiB"),
-        ("9**9**9", CallStatus.FAILED, "MemoryError: more than 64 MiB"),
-        ("[[] for _ in range(10**9)]", None, ""),
-        ("x = 'a' * 2_000_000", CallStatus.FAILED, "the names of the program hold more than 1 MiB"),
-        ("print('a' * 2_000_000)", CallStatus.FAILED, "much too long an output"),
-        ("10**5000", CallStatus.FAILED, "ValueError: Exceeds the limit"),
-        ("x.append(3)\nprint('so far')\n1/0", CallStatus.FAILED, "by zero\nprinted before that:\nso far"),
-        ("raise TimeoutError('x')", CallStatus.FAILED, "TimeoutError: x"),
-        ("raise SystemExit", CallStatus.FAILED, "SystemExit"),
-        *((f"import {name}", CallStatus.FAILED, f"No module named '{name}'") for name in ("socket", "subprocess")),
-        ("open('/etc/passwd')", CallStatus.FAILED, "PermissionError"),
-        ("open('/tmp/x', 'w')", CallStatus.FAILED, "PermissionError"),
-        ("import os\nos.listdir('/')", CallStatus.FAILED, "PermissionError"),
-        *((f"import os\nos.{name}", CallStatus.FAILED, "not supported") for name in ("environ", "urandom(1)")),
-        ("__import__('os').system('x')", CallStatus.FAILED, "NameError"),
-        *((code, CallStatus.FAILED, "SyntaxError") for code in ("(" * 10_000, "-" * 10_000 + "1", "no code", "\0")),
-        ("1" + "+1" * 5000, None, ""),
-        ("1" * (MAX_CHARACTERS + 1), CallStatus.FAILED, "longer than 20,000 characters"),
-    ],
-)
+@cases("code, status, said")
 def test_attacks_have_a_status_and_leave_nothing_behind(
-    run: Callable[[str], ToolResult], code: str, status: CallStatus | None, said: str
+    run: Callable[[str], ToolResult], code: str, status: str | None, said: str
 ) -> None:
     """Where no status is given there is a choice of limits that may end it first."""
     run("before = 1; x = [2]")

@@ -1,7 +1,5 @@
 """Classes whose methods are tools: one as it would be written for TRL, and ones that nobody should have written."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -16,6 +14,7 @@ from agent_r1.records import CallStatus, Outcome, Passage, Trajectory
 from agent_r1.tables import read_rows
 from agent_r1.tools.toolbox import own_sources
 from agent_r1.training.loop import Training, iterate
+from tests.cases import cases
 from tests.fixtures import Task
 from tests.outside.worlds import asked, call, limits, play, shared
 
@@ -118,6 +117,34 @@ class Asked(Quiet):
     def get_reward(self, answer):
         return float(answer == "42")
 
+class Offered:
+    def reset(self, words):
+        self.words = words
+        self.reward = 0.0
+
+    def tools(self):
+        schema = {"type": "object", "properties": {"word": {"enum": self.words}}, "required": ["word"]}
+        function = {"name": "say", "description": "Says a word.", "parameters": schema}
+        return [{"type": "function", "function": function}]
+
+    async def call(self, name, arguments):
+        self.reward += 1
+        if arguments["word"] == "boom":
+            raise KeyError("fuse")
+        return f"{name} {arguments['word']}"
+
+class Unheard(Offered):
+    def tools(self):
+        return [{"name": "a b"}]
+
+class Scored:
+    def reset(self, left, right):
+        self._sum = left + right
+        return f"{left} + {right}"
+
+    def get_reward(self, answer):
+        return float(answer == str(self._sum))
+
 class Broken(Quiet):
     def __init__(self):
         raise OSError("no disk")
@@ -213,6 +240,36 @@ def test_results_and_faults_are_told_as_trl_tells_them(caplog: pytest.LogCapture
     assert {name: last.rewards[name] for name in ("env", "success")} == {"env": 1.0, "success": 0.0}
 
 
+def test_tools_may_be_offered_by_schemas_that_depend_on_the_row() -> None:
+    env = made("Offered", {"words": ["hi", "boom"]}, {"timeout_s": 5}, max_steps=5)
+    said = [call("say", word="hi"), call("say", word="ho"), call("say", word="boom"), call("hear", word="hi"), "done"]
+    *replies, last = play(env, *said)
+    assert [reply.call_status for reply in replies] == [
+        CallStatus.OK,
+        CallStatus.BAD_ARGUMENTS,
+        CallStatus.FAILED,
+        CallStatus.UNKNOWN_TOOL,
+    ]
+    told = [reply.observations[0] for reply in replies[:3]]
+    assert told == ["say hi", "Error: the arguments do not fit the tool's schema", "Error: 'fuse'"]
+    assert (last.rewards["env"], env.tools[0]["function"]["name"]) == (2.0, "say")
+    with pytest.raises(ValueError, match="tool 'a b': a name is made of"):
+        play(made("Unheard", {"words": []}, {"timeout_s": 5}), "done")
+
+
+def test_a_box_without_tools_is_a_question_with_a_scorer() -> None:
+    env = made("Scored", {"left": 2, "right": 3}, {})
+    [last] = play(env, "5")
+    assert (env.system, env.user, env.tools) == ("Answer the question.", "Win.\n\n2 + 3", [])
+    assert (last.outcome, last.rewards["success"]) == (Outcome.ANSWERED, 1.0)
+    require_toolbox([asked("toolbox", W | {"row": {"left": 2, "right": 3}})], limits(toolbox=declared("Scored")))
+
+
+def test_a_fault_of_reset_names_the_world_and_the_row() -> None:
+    with pytest.raises(ValueError, match=r"env\.toolbox\.w: reset of the row .*'left': 2.* raised TypeError"):
+        play(made("Scored", {"left": 2, "right": "x"}, {}), "5")
+
+
 @pytest.mark.parametrize("goal", [1, 2, 3])
 def test_an_object_that_is_done_ends_the_episode(goal: int) -> None:
     replies = play(made("Counter", {"goal": goal}, {"timeout_s": 5}), *[call("count", by=1)] * goal)
@@ -244,24 +301,7 @@ W = {"name": "w"}
 ROW = W | {"row": {"word": "crane"}}
 
 
-@pytest.mark.parametrize(
-    ("params", "setup", "message"),
-    [
-        (declared("Wordle"), {"name": "v"}, "question 'q1': setup names 'v', which env.toolbox does not define"),
-        (declared("Wordle"), W | {"class": "os:Env"}, "question 'q1': setup: unknown key 'class'"),
-        (declared("Wordle"), W, r"'q1': setup\.row does not fit .*\.w\.reset: missing .* 'word'"),
-        (declared("Wordle"), W | {"row": {"word": "a", "x": 1}}, "unexpected keyword argument 'x'"),
-        (declared("Quiet"), W, "'q1' has no answers, and Quiet has no get_reward and sets no reward"),
-        (declared("Worlde"), W, r"env\.toolbox\.w: some_boxes has no 'Worlde'; did you mean 'Wordle'"),
-        ({"w": {"class": "some_boxes"}}, W, r"toolbox\.w\.class"),
-        (declared("Broken"), W, r"some_boxes:Broken\(\) cannot be made \(OSError: no disk\)"),
-        (declared("Unready"), W, "some_boxes:Unready has no method reset"),
-        (declared("Bare"), W, "some_boxes:Bare has no public method that could be a tool"),
-        (declared("Untyped"), W, "w: tool 'guess': parameter 'word' needs a type annotation"),
-        (declared("Slow"), W, r"env\.toolbox\.w: a method waits, and for ever; set timeout_s"),
-        (declared("Wordle", timeout_s=1), W, r"env\.toolbox\.w: no method waits; leave out timeout_s"),
-    ],
-)
+@cases("params, setup, message")
 def test_what_is_refused_before_a_model_is_loaded(params: dict[str, Any], setup: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         require_toolbox([asked("toolbox", setup)], limits(toolbox=params))

@@ -1,7 +1,5 @@
 """Episodes in worlds that others wrote, played by hand."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A hostile world, tokenizers in the styles of real model families, and engines on the tiny model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,15 +1,14 @@
 """Forms of tool calls, found by templates in the styles of real model families: written, read and refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
-from agent_r1.envs.base import ParsedCall, hermes
-from agent_r1.rollout.calls import CallForm, form_of, is_hermes, types_of
+from agent_r1.envs.base import ParsedCall, hermes, parse_action
+from agent_r1.rollout.calls import CallForm, form_of, is_hermes, leniently, types_of
+from tests.cases import cases
 
 Render = Callable[[Sequence[ParsedCall]], str | None]
 CALLS = [ParsedCall("find", {"what": "the tide", "most": 3}), ParsedCall("stop", {"now": True})]
@@ -63,21 +62,13 @@ TEMPLATES = {
 
 
 def form(style: str) -> CallForm:
-    found = form_of([TEMPLATES[style]])
-    assert found is not None
-    return found
+    return form_of([TEMPLATES[style]])
 
 
 @pytest.mark.parametrize("style", TEMPLATES)
 @pytest.mark.parametrize(
     "calls",
-    [
-        CALLS[:1],
-        CALLS,
-        [BARE],
-        [BARE, *CALLS, BARE],
-        [ParsedCall("a.b-c", {"what": 'say "<answer>" é\n{x}'})],
-    ],
+    [CALLS[:1], CALLS, [BARE], [BARE, *CALLS, BARE], [ParsedCall("a.b-c", {"what": 'say "<answer>" é\n{x}'})]],
     ids=["one", "two", "no arguments", "some without arguments", "text"],
 )
 def test_a_form_writes_as_its_template_and_reads_what_it_writes(style: str, calls: list[ParsedCall]) -> None:
@@ -111,16 +102,7 @@ def test_the_schema_decides_whether_a_value_is_text() -> None:
     ), "as Python writes it"
 
 
-@pytest.mark.parametrize(
-    ("style", "text"),
-    [
-        ("llama", '{"name": "find", "parameters": {"what": "x"}'),
-        ("llama", '{"name": "find", "parameters": ' + '{"a":' * 5000),
-        ("tags", "<tool_call>\n<function=find>\n<parameter=what>\nx\n"),
-        ("list", '[TOOL_CALLS][{"name": "find", "arguments": {"what": "x"}, "id": "1"}'),
-        ("pairs", "<tool_call>" * 2000),
-    ],
-)
+@cases("style, text")
 def test_a_call_that_is_not_well_formed_stays_text(style: str, text: str) -> None:
     assert form(style).read(text, {}) == text
 
@@ -128,7 +110,6 @@ def test_a_call_that_is_not_well_formed_stays_text(style: str, text: str) -> Non
 def test_hermes_is_known_and_no_form_is_made_up() -> None:
     lines = _objects("", "", '<tool_call>\n{"name": "NAME", "arguments": ARGS}\n</tool_call>')
     found = form_of([lines])
-    assert found
     assert is_hermes(found)
     assert form_of([lambda _: None]) is None
     assert form_of([lambda calls: f"to={calls[0].tool}"]) is None, "a call without its arguments"
@@ -136,3 +117,15 @@ def test_hermes_is_known_and_no_form_is_made_up() -> None:
     assert form_of([lambda calls: str(upper(calls)).upper()]) is None, "a name that cannot be read back"
     python = _keyed("[NAME(", "KEY='VALUE', ", ")]")
     assert form_of([lambda calls: str(python(calls)).replace("\n", "\\n")]) is None, "text that cannot be read back"
+
+
+@cases("action, arguments")
+def test_calls_as_small_models_write_them_are_read(action: str, arguments: str) -> None:
+    read = parse_action(leniently(action, {"look"}), 2)
+    assert read.calls == tuple(ParsedCall("look", spelled) for spelled in json.loads(arguments))
+    assert not parse_action(action, 2).calls
+
+
+@cases("action")
+def test_an_action_that_is_no_call_is_left_as_it_is(action: str) -> None:
+    assert leniently(action, {"look"}) == action

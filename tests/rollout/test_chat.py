@@ -3,8 +3,6 @@
 Appended tokens are the template's rendering, id for id, and no text of the world becomes a mark.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable, Sequence
@@ -114,23 +112,6 @@ def reply_to(chat: Chat, *observations: str, closed: bool = True, tools: Tools =
     reply = Dialogue(chat, "s", "u", tools).reply(action, observations, closed=closed)
     assert not reply.restarts
     return reply
-
-
-@pytest.mark.parametrize(
-    ("tools", "expected"),
-    [
-        ([SEARCH], "<tool_response>\n[Tesk]\n</tool_response><|im_end|>"),
-        ((), "[Tesk]<|im_end|>"),  # who offers no tools answers as a user does
-        ((), "[Tesk\nVeld]<|im_end|>"),  # and in one message
-    ],
-)
-def test_the_built_in_reply_by_hand(chat: Chat, tools: Tools, expected: str) -> None:
-    reply = reply_to(chat, *["Tesk", "Veld"][: 1 + ("Veld" in expected)], tools=tools)
-    text = "".join(
-        chat.decode([index]) if source is Source.TEMPLATE else f"[{chat.decode([index])}]"
-        for index, source in zip(reply.ids, reply.source, strict=True)
-    )
-    assert text.replace("][", "") == f"\n<|im_start|>user\n{expected}\n<|im_start|>assistant\n"
 
 
 def test_an_action_that_is_unclosed_or_ends_with_another_token_is_closed_by_the_template(
@@ -269,12 +250,6 @@ def test_examples_are_written_as_the_template_writes_a_dialogue(style: str, toke
     assert opening.ids == chat.encode([Piece(chat.template.render(messages, [SEARCH]), Source.PROMPT)]).ids
     assert {*opening.source} == {Source.PROMPT}
     assert chat.prompt_hash("a", [SEARCH], [shown]) != chat.prompt_hash("a", [SEARCH])
-
-
-def test_an_example_with_another_tool_is_refused(tokenizer_of: TokenizerOf) -> None:
-    call = '<tool_call>{"name": "serach", "arguments": {}}</tool_call>'
-    with pytest.raises(ValueError, match=r"row 1, message 2: .* no tool 'serach'; did you mean 'search'\?"):
-        Dialogue(Chat(tokenizer_of("qwen3")), "Be brief.", "Who?", [SEARCH], [example(call)])
 
 
 def test_a_call_goes_in_the_form_of_the_model_and_out_in_that_of_environments(tokenizer_of: TokenizerOf) -> None:

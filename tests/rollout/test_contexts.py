@@ -1,7 +1,5 @@
 """Episodes that outlast their contexts: bounded, token for token as sampled, and read alike by the learner."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -27,8 +25,8 @@ from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.rollout.sampling import Action, Engine, Request, Sampler
 from agent_r1.search.base import Search
 from agent_r1.search.index import Cached
+from agent_r1.teaching.warm_start import act_out
 from agent_r1.training.collection import Collector
-from agent_r1.training.warm_start import act_out
 from agent_r1.training.watch import StaleWeightsError
 from tests.rollout.turns import Recording
 

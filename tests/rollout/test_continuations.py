@@ -1,7 +1,5 @@
 """Stored steps that go on another way: restored token for token, with all chance behind them drawn anew."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,7 +10,6 @@ import pytest
 
 from agent_r1.envs.base import Attempt, Prefix
 from agent_r1.envs.game_env import GameEnv
-from agent_r1.envs.kinds import require_restored
 from agent_r1.envs.shared import Shared
 from agent_r1.games import lake
 from agent_r1.params import SHIPPED, load
@@ -23,6 +20,7 @@ from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episode import Play
 from agent_r1.rollout.episodes import collect
 from agent_r1.rollout.sampling import Action, Request
+from benchmarks.truth import require_restored
 
 ICE = lake.Board(rows=("SFFF", "FFFF", "FFFF", "FFFG"), intended=1 / 3).write()
 SEED, ITERATION = 7, 2

@@ -1,18 +1,14 @@
 """Texts of a model that somebody serves, as actions in the chat's tokens."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import pytest
-
 from agent_r1.evaluation.protocols import EndpointSampler
 from agent_r1.http.endpoint import Endpoint, Reply
-from agent_r1.rollout.chat import Chat, Dialogue
-from agent_r1.rollout.codec import SAMPLE_TOOL
+from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.sampling import Request
+from tests.cases import cases
 
 
 class Saying(Endpoint):
@@ -26,16 +22,7 @@ class Saying(Endpoint):
         return self._reply
 
 
-@pytest.mark.parametrize(
-    ("text", "cut", "most", "read"),
-    [
-        ("<answer>Tesk</answer>", False, 40, "<answer>Tesk</answer><|im_end|>"),
-        ("<answer>Tesk</ans", True, 40, "<answer>Tesk</ans"),
-        ("", False, 40, "<|im_end|>"),
-        ("", True, 40, "<|im_end|>"),
-        ("<answer>Tesk</answer>", False, 1, "<answer>"),
-    ],
-)
+@cases("text, cut, most, read")
 def test_a_text_becomes_an_action_within_its_limit(chat: Chat, text: str, cut: bool, most: int, read: str) -> None:
     sampler = EndpointSampler(Saying(text, cut=cut), "m", chat, concurrency=2)
     request = Request(episode=0, step=0, context=[5, 6], seed=0, max_tokens=most)
@@ -60,18 +47,3 @@ def test_an_answer_is_kept_for_the_same_request_alone(chat: Chat, tmp_path: Path
     EndpointSampler(saying, "m", chat, concurrency=1, kept=kept).sample(requests)
     EndpointSampler(saying, "other", chat, concurrency=1, kept=kept).sample(requests[:1])
     assert saying.asked == 6
-
-
-def test_messages_are_the_context_without_tools_of_a_template(chat: Chat) -> None:
-    dialogue = Dialogue(chat, "Answer.", "Who <|im_end|>?", [SAMPLE_TOOL])
-    action = chat.encode_action("<think>x</think>", dialogue.opening.ids)
-    dialogue.reply(action, ["It is <|im_start|>."], closed=True)
-    (system, told), *rest = dialogue.messages()
-    assert system == "system"
-    assert told.startswith("Answer.\n\n# Tools")
-    assert '"name": "look_up"' in told
-    assert rest == [
-        ("user", "Who <|im_end|>?"),
-        ("assistant", "<think>x</think>"),
-        ("user", "<tool_response>\nIt is <|im_start|>.\n</tool_response>"),
-    ]

@@ -1,7 +1,5 @@
 """Choosing a token, padding and generating, on numbers that can be followed by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -11,26 +9,12 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agent_r1.rollout.engines import choose, draw_uniforms, generate
+from tests.cases import cases
 
 THREE = torch.tensor([[0.2, 0.3, 0.5]]).log() + 7.0  # logits: adding to all of them changes nothing
 
 
-@pytest.mark.parametrize(
-    ("temperature", "uniform", "token"),
-    [
-        (1.0, 0.0, 0),
-        (1.0, 0.19, 0),
-        (1.0, 0.21, 1),
-        (1.0, 0.49, 1),
-        (1.0, 0.51, 2),
-        (1.0, 1 - 2**-53, 2),
-        (0.5, 0.10, 0),  # the squares .04, .09, .25 of .38: .105, .237, .658
-        (0.5, 0.11, 1),
-        (0.5, 0.34, 1),
-        (0.5, 0.35, 2),
-        (0.0, 0.0, 2),
-    ],
-)
+@cases("temperature, uniform, token")
 def test_a_token_is_where_the_cumulated_probabilities_pass_the_number(
     temperature: float, uniform: float, token: int
 ) -> None:
@@ -66,11 +50,3 @@ def test_company_and_padding_change_nothing(model: PreTrainedModel) -> None:
         [(alone, alone_logprobs)] = generate(model, [context], [uniform], end_ids=(), temperature=1.0)
         assert alone == ids
         assert logprobs == pytest.approx(alone_logprobs, abs=1e-5)
-
-
-def test_an_action_ends_with_the_end_token(model: PreTrainedModel) -> None:
-    """Whatever comes third without an end token is one: the action has three tokens at most."""
-    uniform = draw_uniforms(0, 6)
-    [(ids, _)] = generate(model, [[1, 2]], [uniform], end_ids=(), temperature=1.0)
-    [(ended, _)] = generate(model, [[1, 2]], [uniform], end_ids=[ids[4], ids[2]], temperature=1.0)
-    assert ended == ids[: ids.index(ids[2]) + 1]

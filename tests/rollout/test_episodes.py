@@ -1,7 +1,5 @@
 """Episodes by hand, by script and by an untrained policy: training gets the sampled tokens, id for id."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +18,7 @@ from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.faults import ContextFull, TooManyAborted, WorldFault
 from agent_r1.params import SHIPPED, load
 from agent_r1.records import CallStatus, Outcome, Question, Source, StopReason, Trajectory
-from agent_r1.rollout import episodes
+from agent_r1.rollout import episode, episodes
 from agent_r1.rollout.chat import Chat, Dialogue
 from agent_r1.rollout.episode import Play, PromptTooLong, StepView
 from agent_r1.rollout.episodes import ScriptedSampler, collect, follow
@@ -121,6 +119,13 @@ def test_one_episode_by_hand(chat: Chat) -> None:
         (starts[0], starts[0] + len(first)),
         (starts[1], starts[1] + len(second)),
     ]
+
+
+def test_durations_of_steps_add_up_to_the_episodes(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opened at second 2; its actions are answered at 3 and 7."""
+    monkeypatch.setattr(episode, "time", SimpleNamespace(monotonic=iter([2.0, 3.0, 7.0]).__next__))
+    [trajectory] = run(ScriptedSampler([["go", "stop"]], chat), chat, [Echo("seen", steps=1)])
+    assert [step.duration_s for step in trajectory.steps] == [1.0, 4.0]
 
 
 def watch(sampler: Sampler, chat: Chat, env: Any, **limits: int) -> list[StepView]:
@@ -369,22 +374,6 @@ def test_an_episode_of_several_contexts(tokenizer_of: TokenizerOf) -> None:
     assert "<think>" not in chat.decode(contexts[2])
     assert not trajectory.logprobs.any()
     assert trajectory.outcome is Outcome.ANSWERED
-
-
-@pytest.mark.parametrize("spare", [0, 1])
-def test_the_budget_is_a_contexts(spare: int, tokenizer_of: TokenizerOf) -> None:
-    """A new context without room for an action ends the episode; with one token more, one action token follows."""
-    chat = Chat(tokenizer_of("qwen3"))
-    long_thought = f"<think>{'x' * 300}</think>b"
-    renewed = Dialogue(chat, "Be brief.", "Who?").reply(chat.encode_action(long_thought), ["y" * 300], closed=True)
-    script, limit = ScriptedSampler([[long_thought, "cd"]], chat), len(renewed.ids) + spare
-    [trajectory] = run(script, chat, [Echo("y" * 300, 1)], max_tokens=limit, max_action_tokens=400)
-    if spare:
-        assert trajectory.steps[1].stop_reason is StopReason.LENGTH
-        assert [span.stop - span.start for span in trajectory.contexts][1] == len(renewed.ids) + 1
-    else:
-        assert trajectory.outcome is Outcome.TOKEN_LIMIT
-        assert trajectory.context_starts == [0]
 
 
 def test_a_thought_that_the_prompt_opens_is_read_with_its_tag(

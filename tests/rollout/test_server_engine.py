@@ -1,7 +1,5 @@
 """The engine on stock servers: faults on the way to one, how requests are shared out, what it may answer."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket
@@ -24,20 +22,14 @@ from agent_r1.rollout.sampling import Actor, Engine, EngineError, EngineRestarte
 from agent_r1.rollout.server_engine import SERVER_KEY, StockServer
 from agent_r1.rollout.vllm_process import engine_options
 from tests.answering import Heard, Said, answering
+from tests.cases import cases, tables
 
 Reply = tuple[int, dict[str, Any]]
 Open = Callable[..., Engine]
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
 
-DESCRIPTION = {
-    "model_type": "qwen2",
-    "vocab_size": 512,
-    "hidden_size": 1,
-    "num_hidden_layers": 1,
-    "max_tokens": 512,
-    "dtype": "float32",
-}
+DESCRIPTION = tables(Path(__file__).parent)["description"]
 ACTOR = Actor(model="", end_ids=[9], max_tokens=512, temperature=1.0, dtype="auto")
 REQUESTS = [Request(episode=i, step=0, context=[100 + i, 7], seed=i, max_tokens=2) for i in range(20)]
 
@@ -269,14 +261,7 @@ def test_the_sums_of_every_server_with_the_latest_weights_are_asked_for(two: Two
         two.engine.held()
 
 
-@pytest.mark.parametrize(
-    ("shape", "asked", "message"),
-    [
-        ({"hidden_size": 1}, {}, "runs another model than .*: hidden_size 1, not 64; start it with"),
-        ({}, {"end_ids": [100_000]}, "ends an action with token 100000: its vocabulary is larger than the model"),
-        ({}, {"dtype": "bfloat16"}, r"runs float32, and model\.dtype is bfloat16"),
-    ],
-)
+@cases("shape, asked, message")
 def test_a_server_that_does_not_fit_is_refused(
     opened: Open, tiny_model: Path, shape: dict[str, int], asked: dict[str, Any], message: str
 ) -> None:
@@ -295,17 +280,7 @@ def test_a_server_that_is_down_or_says_nothing_is_told(free_port: Callable[[], i
             described(server)
 
 
-@pytest.mark.parametrize(
-    ("status", "message"),
-    [
-        (404, "no such route without VLLM_SERVER_DEV_MODE=1; start it with"),
-        (
-            500,
-            "refused /collective_rpc: .*dead.*; if it lacks the method, start it with .*--worker-extension-cls agent",
-        ),
-        (400, "dead"),
-    ],
-)
+@cases("status, message")
 def test_an_error_is_not_asked_for_twice(status: int, message: str) -> None:
     asked: list[str] = []
 
@@ -325,23 +300,11 @@ def of(ids: Any = (5, 9), logprobs: Any = (-1.0, -0.5), **changes: Any) -> dict[
     return answer
 
 
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        (of(ids=[512, 9]), "token 512, of a vocabulary of 512"),
-        (of(ids=[9, 9]), "tokens after 9, which ends an action"),
-        (of(ids=[], logprobs=[]), "0 tokens and 0 logprobs, of 1 to 2 of each"),
-        (of(token_ids=[5, 6, 7]), "logprobs of other tokens than it sampled"),
-        (of(ids=[5, 6, 7], logprobs=[-1.0] * 3), "3 tokens and 3 logprobs"),
-        (of(logprobs=[-9999.0, -1.0]), "logprobs that are not all finite"),
-        (of(logprobs=[float("nan")] * 2), "logprobs that are not all finite"),
-        (of(logprobs=[3, -1]), "a logprob of 3"),
-    ],
-)
+@cases("changes, message")
 def test_an_answer_that_vllm_does_not_give_is_named(
-    monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any], message: str
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], message: str
 ) -> None:
-    bodies = [{"results": [DESCRIPTION]}, answer]
+    bodies = [{"results": [DESCRIPTION]}, of(**changes)]
 
     async def say(*_: object) -> Answer:
         return Answer(200, json.dumps(bodies.pop(0)).encode())

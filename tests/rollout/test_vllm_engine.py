@@ -1,7 +1,5 @@
 """Every engine keeps the same promises, vLLM in own processes and behind a URL among them; its own come last."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -32,20 +30,13 @@ from agent_r1.params.stages import LoraParams
 from agent_r1.records import CallStatus, Source, StopReason
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import collect, compare
-from agent_r1.rollout.sampling import (
-    Action,
-    Engine,
-    EngineError,
-    EngineRestarted,
-    EngineUnavailable,
-    Flowing,
-    Request,
-)
+from agent_r1.rollout.sampling import Action, Engine, EngineError, EngineRestarted, EngineUnavailable, Flowing, Request
 from agent_r1.rollout.vllm_engine import VllmEngine, claim_scratch, places
 from agent_r1.seeds import derive
 from agent_r1.training.loop import iterate
 from agent_r1.weight_sums import differing, sums_of
 from tests.answering import Heard, Said, answering
+from tests.cases import cases
 from tests.fixtures import Task
 from tests.learn.learning import move
 from tests.rollout.turns import CONTEXTS, LIMITS, InTurn, run, without_latency
@@ -83,7 +74,6 @@ def alone(opener: Callable[..., Open], tiny_model: Path) -> Iterator[VllmEngine]
 
 
 def requests(count: int = 24, max_tokens: int = 30) -> list[Request]:
-    """Contexts of 20 to 40 arbitrary tokens."""
     rng = np.random.default_rng(0)
     contexts = [rng.integers(0, 256, 20 + index % 21).tolist() for index in range(count)]
     return [
@@ -93,8 +83,7 @@ def requests(count: int = 24, max_tokens: int = 30) -> list[Request]:
 
 
 def model_at(folder: Path) -> PreTrainedModel:
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return model
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
 @torch.no_grad()
@@ -255,25 +244,7 @@ def test_nothing_is_left_of_an_engine_of_which_one_process_was_killed(engine: En
     assert not any(folder.exists() for folder in folders)
 
 
-GPUS, CORES = "CUDA_VISIBLE_DEVICES", "VLLM_CPU_OMP_THREADS_BIND"
-
-
-@pytest.mark.parametrize(
-    ("replicas", "parts", "threads", "gpus", "found"),
-    [
-        (1, 1, 9, [], [{}]),
-        (0, 1, 2, [], [{}] * 2),
-        (0, 1, 9, [], [{}]),
-        (0, 2, 1, [], [{CORES: "0|1"}, {CORES: "2|3"}]),
-        (1, 2, 2, [], [{CORES: "0,1|2,3"}]),
-        (2, 1, 3, [], "takes more than the 4 cores; lower one of them"),
-        (1, 1, 9, ["0", "1"], [{}]),
-        (2, 1, 9, ["5", "6", "7"], [{GPUS: "5"}, {GPUS: "6"}]),
-        (0, 2, 1, ["4", "5", "6", "7"], [{GPUS: "4,5"}, {GPUS: "6,7"}]),
-        (3, 1, 1, ["0", "1"], "takes 3 GPUs, and there are 2; lower one of them"),
-        (0, 4, 1, ["0", "1"], "takes 4 GPUs, and there are 2"),
-    ],
-)
+@cases("replicas, parts, threads, gpus, found")
 def test_where_processes_run(
     monkeypatch: pytest.MonkeyPatch, replicas: int, parts: int, threads: int, gpus: list[str], found: Any
 ) -> None:
@@ -371,7 +342,6 @@ def test_nothing_is_left_of_an_engine_whose_parent_was_killed(
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert parent.stdout
     orphan = int(parent.stdout.readline())
     in_use, claim = claim_scratch()
     [left] = set(tmp_path.glob("agent_r1_engine_*")) - {in_use}

@@ -1,7 +1,5 @@
 """The process of vLLM around an engine that the test plays by hand."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Coroutine
@@ -14,6 +12,7 @@ from starlette.testclient import TestClient
 from agent_r1.rollout import vllm_process
 from agent_r1.rollout.engine_wire import Draw, Sampled, Sampling, Weights
 from agent_r1.rollout.vllm_process import BusyError, Worker, create_app
+from tests.cases import cases
 
 SAMPLING = Sampling(seed=0, max_tokens=2, temperature=1.0, stop_token_ids=[0])
 ASKED = [Draw(token_ids=[index], sampling_params=SAMPLING) for index in range(4)]
@@ -133,14 +132,7 @@ def test_new_weights_wait_for_requests_whose_callers_have_left() -> None:
         play(engine, lambda worker: worker.load_weights(WEIGHTS))
 
 
-@pytest.mark.parametrize(
-    ("adapters", "samples", "told"),
-    [
-        (True, True, ["sleep 1", "wake weights", "wake kv_cache", "add", "add"]),
-        (True, False, ["sleep 1", "wake weights", "add_lora", "wake kv_cache", "add_lora"]),
-        (False, False, ["sleep 2", "wake weights", "take_weights", "wake kv_cache", "take_weights"]),
-    ],
-)
+@cases("adapters, samples, told")
 def test_a_sampler_that_sleeps_wakes_for_whatever_is_asked_of_it(
     monkeypatch: pytest.MonkeyPatch, adapters: bool, samples: bool, told: list[str]
 ) -> None:

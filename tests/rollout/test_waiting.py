@@ -1,7 +1,5 @@
 """Episodes whose environments wait, fail to open or answer several calls at once, in rounds and by arrival."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import json
@@ -20,7 +18,7 @@ from agent_r1.params.env import Order
 from agent_r1.records import Outcome, Source, Trajectory
 from agent_r1.rollout.chat import Chat, Dialogue
 from agent_r1.rollout.codec import SAMPLE_TOOL
-from agent_r1.rollout.episodes import ScriptedSampler, apart, collect, compare, follow, prove_order
+from agent_r1.rollout.episodes import ScriptedSampler, collect, compare, follow, prove_order
 from agent_r1.rollout.sampling import Action, Request
 from tests.rollout.turns import CONTEXTS, LIMITS, Recording, Waiting, at_once, play, run
 
@@ -70,14 +68,6 @@ def test_a_world_that_cannot_be_opened_is_an_aborted_episode(chat: Chat) -> None
     aborted, answered = in_rounds(chat, [shut, fine])
     assert (aborted.outcome, aborted.steps, len(aborted.token_ids)) == (Outcome.ABORTED, [], 0)
     assert (answered.outcome, shut.opened) == (Outcome.ANSWERED, 2)
-
-
-def test_a_fault_that_an_environment_raises_aborts_its_episode(chat: Chat) -> None:
-    async def down() -> None:
-        raise WorldFault("the board is gone")
-
-    [aborted] = in_rounds(chat, [Waiting(down)])
-    assert (aborted.outcome, len(aborted.steps)) == (Outcome.ABORTED, 1)
 
 
 def test_an_episode_has_chances_of_its_own_and_the_same_when_it_is_made_again(chat: Chat) -> None:
@@ -187,13 +177,6 @@ class Crowded(Alone):
         await asyncio.sleep(0)
         self._asking -= 1
         return drawn(request, shift)
-
-
-def test_how_far_two_actions_are_apart() -> None:
-    one = Action.of([1, 2, 3, 0], [-1.0, -2.0, -3.0, -4.0], end_ids=[0])
-    assert apart(one, one) == (0.0, 0)
-    assert apart(one, Action.of([1, 2, 0], [-1.0, -2.5, -9.0], end_ids=[0])) == (0.5, 2)
-    assert apart(one, Action.of([4, 2, 3, 0], [-9.0] * 4, end_ids=[0])) == (0.0, 4)
 
 
 @pytest.mark.parametrize("order", ["arrival", "exact_arrival"])

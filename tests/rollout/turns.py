@@ -1,7 +1,5 @@
 """Episodes whose environments make them wait, and the parts of them that must not depend on who met whom."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable, Sequence
@@ -40,7 +38,6 @@ class Recording:
 
     @property
     def batches(self) -> list[list[int]]:
-        """The episodes of each round."""
         return [[request.episode for request, _ in pairs] for pairs in self.rounds]
 
 

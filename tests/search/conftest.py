@@ -1,7 +1,5 @@
 """Passages in files, and settings of every kind of search."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -28,7 +26,6 @@ def passages() -> list[Passage]:
 
 @pytest.fixture
 def stored(tmp_path: Path, passages: list[Passage]) -> Path:
-    """A Parquet file of the passages."""
     write_rows(tmp_path / "passages.parquet", passages, Passage)
     return tmp_path / "passages.parquet"
 
@@ -62,7 +59,6 @@ def dense_params(tiny_encoder: Path) -> DenseParams:
 
 @pytest.fixture
 def search_params(dense_params: DenseParams) -> SearchParams:
-    """The search parameters of params.yaml, with the small encoder."""
     own = load(Path(__file__).parents[2] / "params.yaml").search
     fused = HybridParams(rrf_constant=60, candidates=3)
     return own.model_copy(update={"dense": dense_params, "hybrid": fused})

@@ -1,12 +1,8 @@
 """The BM25 index: ranking by hand, ties, files, another implementation's scores, recall on real questions."""
 
-from __future__ import annotations
-
 import math
-import re
 import subprocess
 import sys
-import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,12 +14,12 @@ from hypothesis import strategies as st
 from agent_r1.data.formats import FORMATS
 from agent_r1.data.prepare import read_passages
 from agent_r1.data.sources import read
-from agent_r1.letters import ALL
 from agent_r1.params.stages import BM25Params
 from agent_r1.records import Passage, Question
 from agent_r1.search import bm25
 from agent_r1.search.base import Search
-from agent_r1.search.bm25 import BM25, raw_words, words
+from agent_r1.search.bm25 import BM25, words
+from tests.cases import cases
 
 REAL = Path(__file__).parents[2].parent / "shared/data/multihop"
 RECALL = {  # in 2, 5 and 10 passages, as another BM25 found it for 300 questions each (shared data README)
@@ -44,43 +40,12 @@ def index(stored: Path, tmp_path: Path) -> BM25:
     return BM25(tmp_path / "bm25", 5)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("Émile's Films, a boss is U2", ["emile", "s", "film", "a", "boss", "is", "u2"]),  # accents and plurals
-        ("ΔΕΛΤΑ İstanbul's gas", ["δελτα", "istanbul", "s", "gas"]),
-        ("东京是首都。水", ["东京", "京是", "是首", "首都", "水"]),  # a lone letter is a word
-        ("iPhone手机2020年", ["iphone", "手机", "2020", "年"]),
-        ("ガラス ｶﾞﾗｽ カラス", ["カ\u3099ラ", "ラス", "カ\u3099ラ", "ラス", "カラ", "ラス"]),
-        ("東京タワーの", ["東京", "京タ", "タワ", "ワー", "ーの"]),
-        ("ที่นี่ กุ้ง", ["ที่นี่", "กุ้ง"]),  # two letters with vowels and tones: one pair
-        ("हिन्दी की भाषा", ["हिन्दी", "की", "भाषा"]),
-        ("தமிழ் เมือง", ["தமிழ்", "เมื", "มือ", "อง"]),
-        ("❤\ufe0f e\u0301t\u0301e", ["ete"]),
-        ("Ёлка שָׁלוֹם 한국", ["елка", "שלום", unicodedata.normalize("NFKD", "한국")]),
-    ],
-)
+@cases("text, expected")
 def test_words_of_many_scripts(text: str, expected: list[str]) -> None:
     assert words(text) == expected
 
 
-@given(st.text().filter(lambda text: not re.search(f"[{ALL}\u3099\u309a]", unicodedata.normalize("NFKD", text))))
-def test_words_of_the_other_scripts_stay_as_they_were(text: str) -> None:
-    plain = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
-    assert raw_words(text) == re.findall(r"\w+", plain.lower())
-
-
-@pytest.mark.parametrize(
-    ("query", "k", "found"),
-    [
-        ("Tesk", 2, [0, 1]),  # twice in passage 0, in title and text, once in 1
-        ("COUNTRY!", 2, [2]),
-        ("mara quill", 2, [1]),
-        ("norn twin", 2, [3, 4]),  # equal scores, in the passages' order
-        ("norn twin", 1, [3]),
-        *((query, 2, []) for query in ("", "  ?! ", "unheard", "zzz", "0")),
-    ],
-)
+@cases("query, k, found")
 def test_best_passages_come_first_and_titles_count(index: BM25, query: str, k: int, found: list[int]) -> None:
     assert index.rank(query, k).tolist() == found
 

@@ -1,7 +1,5 @@
 """Vectors by hand, FAISS of both kinds against plain cosines, and builds that are killed and go on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from transformers import AutoModel, AutoTokenizer
 from agent_r1.params.stages import DenseParams
 from agent_r1.search import dense
 from agent_r1.search.dense import Dense, Encoder, Vectors
+from tests.cases import cases
 
 Write = Callable[[Path, Sequence[str]], Path]
 SUBJECTS, PLACES = ("mara", "quill", "tesk", "veld", "norn"), ("city", "country", "twin", "born", "in")
@@ -88,16 +87,7 @@ def test_a_killed_build_goes_on_where_it_was(
     assert (tmp_path / "again" / dense.INDEX).read_bytes() == (tmp_path / "dense" / dense.INDEX).read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("changes", "again"),
-    [
-        ({"query_prefix": "passage: "}, False),
-        ({**IVF, "nprobe": 2}, False),
-        ({"passage_prefix": ""}, True),
-        ({"pooling": "cls"}, True),
-        ({"max_tokens": 6}, True),
-    ],
-)
+@cases("changes, again")
 def test_only_what_the_vectors_depend_on_encodes_again(
     corpus: Path, tmp_path: Path, dense_params: DenseParams, encoded: list[int], changes: dict[str, Any], again: bool
 ) -> None:

@@ -1,11 +1,7 @@
 """Building and opening the configured index, refusals, the memory of searches and fused rankings."""
 
-from __future__ import annotations
-
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +17,7 @@ from agent_r1.search import bm25
 from agent_r1.search.base import Positions, Search
 from agent_r1.search.index import Cached, Hybrid, build, describe, fuse, open_index, open_local
 from agent_r1.tables import write_rows
+from tests.cases import cases
 
 
 @pytest.mark.parametrize("kind", ["bm25", "dense", "hybrid"])
@@ -42,18 +39,7 @@ def test_every_kind_finds_whole_passages_and_has_one_hash(
     assert describe(tmp_path / "index") == describe(tmp_path / "second"), "the same passages give the same hash"
 
 
-@pytest.mark.parametrize(
-    ("kind", "asked", "fits"),
-    [
-        ("bm25", {"bm25.k1": 0.9}, False),
-        ("bm25", {"kind": "hybrid"}, False),
-        ("bm25", {"dense.pooling": "cls", "hybrid.candidates": 7, "cache_entries": 0}, True),
-        ("hybrid", {"hybrid.candidates": 7}, False),
-        ("hybrid", {"remote.timeout_s": 1.0}, True),
-        ("dense", {"dense.query_prefix": ""}, False),
-        ("dense", {"bm25.b": 0.1}, True),
-    ],
-)
+@cases("kind, asked, fits")
 def test_other_settings_of_its_kind_are_refused(
     kind: str, asked: dict[str, object], fits: bool, stored: Path, tmp_path: Path, search_params: SearchParams
 ) -> None:
@@ -156,13 +142,6 @@ def test_a_failed_build_keeps_the_old_index(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["index", "passages.parquet"]
 
 
-def test_bm25_needs_neither_faiss_nor_torch() -> None:
-    code = "import sys, agent_r1.search.index; print(*sys.modules)"
-    root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
-    assert not set(done.stdout.split()) & {"faiss", "torch", "transformers", "fastapi", "numba"}
-
-
 class Recorded(Search):
     """Finds the query itself, k times, and keeps its queries."""
 
@@ -220,15 +199,7 @@ class Fixed:
         return self._positions[:k]
 
 
-@pytest.mark.parametrize(
-    ("rankings", "constant", "fused"),
-    [
-        ([[7, 5, 9], [5, 2, 7]], 1, [5, 7, 2, 9]),  # 1/2 + 1/4 = .75 for 7, 1/3 + 1/2 = .83 for 5, 1/4 for 9, 1/3 for 2
-        ([[4, 1], [1, 4]], 60, [1, 4]),  # equal sums rank by position
-        ([[8], [3]], 60, [3, 8]),
-        ([[], []], 60, []),
-    ],
-)
+@cases("rankings, constant, fused")
 def test_ranks_are_fused_by_hand(rankings: list[list[int]], constant: int, fused: list[int]) -> None:
     assert fuse([np.array(ranking, np.int64) for ranking in rankings], constant).tolist() == fused
 

@@ -1,7 +1,5 @@
 """The client against real servers on loopback: the project's own, and some that misbehave."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import socket

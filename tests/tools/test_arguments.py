@@ -1,7 +1,5 @@
 """Schemas of strangers and calls of policies: what fits, and what costs no more than it may."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 
@@ -9,6 +7,7 @@ import pytest
 
 from agent_r1.tools.arguments import MAX_WORK, ArgumentCheck
 from agent_r1.tools.base import function_schema
+from tests.cases import cases
 
 
 def check(**schema: Any) -> ArgumentCheck:
@@ -30,22 +29,7 @@ NAMED = {
 }
 
 
-@pytest.mark.parametrize(
-    ("schema", "fitting", "others"),
-    [
-        ({"properties": {"a": {"type": "string"}}, "required": ["a"]}, [{"a": "x"}], [{}, {"a": 1}]),
-        ({"properties": {"a": {"$ref": "#/$defs/u"}}, "$defs": {"u": {"enum": ["m", 2]}}}, [{"a": 2}], [{"a": 3}]),
-        ({"properties": {"a": {"pattern": "b+$"}}}, [{"a": "abb"}, {"a": 1}], [{"a": "ba"}]),
-        ({"properties": {"a": {"pattern": "(?=b)"}}}, [{"a": "a"}], []),  # a look-ahead is left unchecked
-        # Names by patterns are not looked at, nor which others there may be.
-        ({"patternProperties": {"(a+)+$": False}, "additionalProperties": False}, [{"a": 1}, {"b": 1}], []),
-        ({"additionalProperties": {"type": "number"}}, [{"b": 1}], [{"b": "x"}]),
-        ({"unevaluatedProperties": False, "allOf": [{"properties": {"a": True}}]}, [{"a": 1}], [{"b": 1}]),
-        ({"properties": {"a": {"uniqueItems": True}}}, [{"a": [1, 2, {}]}], [{"a": [{}, {}]}]),
-        # A reference leads into the schema whatever names and dialects stand around it.
-        (NAMED, [{"a": "x"}], [{"a": 1}]),
-    ],
-)
+@cases("schema, fitting, others")
 def test_arguments_fit_by_the_rules_of_2020(schema: Any, fitting: list[Any], others: list[Any]) -> None:
     judged = check(**schema)
     assert all(judged.fits(arguments) for arguments in fitting)

@@ -1,4 +1,4 @@
-from __future__ import annotations
+from __future__ import annotations  # as in many a module of tools
 
 import asyncio
 import enum

@@ -1,7 +1,5 @@
 """The journal: what was answered once is not asked again, whatever the world would say now."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter
@@ -37,7 +35,6 @@ def path(tmp_path: Path) -> Path:
 def test_what_was_written_is_there_in_the_next_process(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     Journal(path).add(AT, MADE, GAVE)
     entry = Journal(path).find(AT, MADE.tool, MADE.arguments)
-    assert entry is not None
     assert (entry.made, entry.result) == (MADE, GAVE)
     assert Journal(path).find(AT._replace(step=2), MADE.tool, MADE.arguments) is None
     assert Journal(path).find(AT, "ask", "{}") is None, "another call than was made there is made, and named"
@@ -92,8 +89,6 @@ def script(episode: int) -> list[str]:
 
 
 def play(chat: Chat, world: World, path: Path | None, episodes: int = 8) -> list[Any]:
-    """The tokens and calls of some episodes, as training collects them."""
-
     def env(shared: Shared, seed: int) -> ToolEnv:
         return ToolEnv("Who?", [world.tool()], max_steps=4, journal=shared.journal, seed=seed)
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import sys
@@ -21,6 +19,7 @@ from agent_r1.search.base import Search
 from agent_r1.tools.base import ToolResult
 from agent_r1.tools.search import search_tool
 from agent_r1.tools.toolbox import Toolbox, UnderWay, cut, latencies, own_sources, own_tools, use_of_tools
+from tests.cases import cases
 from tests.trajectories import from_parts
 
 SERVERS = str(Path(__file__).parents[1] / "outside/servers.py")
@@ -41,7 +40,6 @@ class Corpus(Search):
 
 @pytest.fixture
 def env() -> Env:
-    """The section of params.yaml with other tools."""
     shipped = load(Path(__file__).parents[2] / "params.yaml").model_dump(mode="json", by_alias=True)
 
     def changed(max_result_characters: int = 4000, **tools: Any) -> EnvParams:
@@ -53,8 +51,6 @@ def env() -> Env:
 
 
 def called(params: EnvParams, index: Search | None, *calls: tuple[str, dict[str, Any]]) -> list[ToolResult]:
-    """The results of one episode's calls."""
-
     async def play() -> list[ToolResult]:
         async with Toolbox(params, index) as toolbox:
             tools = {tool.name: tool for tool in toolbox.tools(seed=1)}
@@ -139,39 +135,13 @@ def test_long_results_are_cut_in_sight(env: Env) -> None:
     assert short.titles == ("T0",), "what was cut off was not shown"
 
 
-@pytest.mark.parametrize(
-    ("text", "kept"),
-    [
-        ("x" * 10, "x" * 10),
-        ("x" * 11, "x" * 10 + " [... 1 characters left out]"),
-        ("é" * 10_000_000, "é" * 10 + " [... 9,999,990 characters left out]"),
-        ("a\0b", "a\0b"),
-        ("a\ud83db", "a\N{REPLACEMENT CHARACTER}b"),
-    ],
-)
+@cases("text, kept")
 def test_what_is_cut(text: str, kept: str) -> None:
     result = cut(ToolResult(text=text, call_status=CallStatus.FAILED), 10)
     assert result == ToolResult(text=kept, call_status=CallStatus.FAILED)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"search": None}, r"env: tools: a question cannot be answered without any tool; offer one"),
-        ({"calculater": {}}, r"unknown key 'env\.tools\.calculater'; did you mean 'calculator'"),
-        ({"python": {"timeout_s": 1.0}}, r"key 'env\.tools\.python\.memory_mib' is missing"),
-        ({"python": {**PYTHON, "workers": 0}}, r"env\.tools\.python\.workers"),
-        ({"read": {"part_characters": 4000}}, r"part_characters 4000 would be cut at max_result_characters 4000"),
-        ({"mcp": {"a": {"timeout_s": 1}}}, r"mcp\.a: a server is a command that is started or the url of one"),
-        ({"mcp": {"a": {**HONEST, "url": "http://a"}}}, "give one of the two"),
-        ({"mcp": {"a": {"url": "ftp://a", "timeout_s": 1}}}, "address starts with http"),
-        ({"mcp": {"a": {"url": "http://me:k@a", "timeout_s": 1}}}, "AGENT_R1_MCP_KEY_<NAME>, .*; got 'http://a'"),
-        ({"mcp": {"a": {"command": [], "timeout_s": 1}}}, r"env\.tools\.mcp\.a\.command"),
-        ({"mcp": {"a": {"url": "http://a", "timeout_s": 1, "environment": ["A"]}}}, "environment: .* has no effect"),
-        ({"mcp": {"a b": HONEST}}, r"env\.tools\.mcp\.a b"),
-        ({"mcp": {"a": {**HONEST, "tools": []}}}, r"env\.tools\.mcp\.a\.tools"),
-    ],
-)
+@cases("changes, message")
 def test_tools_that_are_refused(env: Env, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message) as refusal:
         env(**changes)
@@ -244,16 +214,7 @@ def test_functions_are_found_by_module_and_name(module: Path, env: Env) -> None:
     assert own_sources(params)["tool double"] == hashlib.sha256(module.read_bytes()).hexdigest()
 
 
-@pytest.mark.parametrize(
-    ("name", "declared", "message"),
-    [
-        ("triple", {"module": "no_tools"}, r"functions\.triple: module 'no_tools' cannot be imported \(ModuleNot"),
-        ("doubel", {"module": "some_tools"}, r"functions\.doubel: some_tools has no 'doubel'; did you mean 'double'"),
-        ("bare", {"module": "some_tools"}, "tool 'bare': parameter 'x' needs a type annotation"),
-        ("double", {"module": "some_tools", "timeout_s": 1}, "timeout_s 1.0 has no effect on a `def`"),
-        ("double", {"module": "some tools"}, r"functions\.double\.module"),
-    ],
-)
+@cases("name, declared, message")
 @pytest.mark.usefixtures("module")
 def test_functions_that_are_refused(env: Env, name: str, declared: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -265,7 +226,6 @@ def call(tool: str, latency_s: float = 0.0, status: CallStatus = CallStatus.OK) 
 
 
 def episode(*actions: Sequence[Call], outcome: Outcome = Outcome.ANSWERED) -> Trajectory:
-    """One whose actions, of a token each, made the given calls."""
     return from_parts([(Source.ACTION, [0])] * len(actions), [{"calls": calls} for calls in actions], outcome=outcome)
 
 

@@ -1,7 +1,5 @@
 """Tracking against a real SQLite store in a temporary project."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -66,9 +64,7 @@ def steps(project: Path, run: tracking.Run, metric: str = "rollout/em") -> list[
 
 
 def resume(run: tracking.Run) -> tracking.Run:
-    found = tracking.resume(run.run_id)
-    assert found is not None
-    return found
+    return tracking.resume(run.run_id)
 
 
 def test_parallel_creation_makes_one_experiment_and_every_run(project: Path) -> None:
@@ -92,13 +88,6 @@ def test_a_run_holds_its_name_params_tags_and_metrics(project: Path) -> None:
     assert {**TAGS, "monitor/signs": "entropy_fall, reward_std_fall"}.items() <= found.data.tags.items()
     points = client(project).get_metric_history(run.run_id, "rollout/em")
     assert [(point.step, point.value) for point in points] == [(0, 0.25), (1, 0.5)]
-
-
-def test_a_run_of_an_experiment_that_is_not_the_projects_is_none_of_its_own(project: Path) -> None:
-    """The artifacts of another experiment may go to any folder."""
-    store = client(project)
-    elsewhere = store.create_experiment("elsewhere", (project / "anywhere").as_uri())
-    assert tracking.resume(store.create_run(elsewhere).info.run_id) is None
 
 
 BOTH = "musique+own test questions abababab, 9"
@@ -180,10 +169,13 @@ def test_a_row_of_the_first_table_says_what_the_run_is(project: Path, monkeypatc
     run = tracking.start("row-seed0", {}, {**TAGS, "kind": "training"}, about="credit.loss_mask False")
     run.uses({"atlas questions": (Path("data/prepared/questions.parquet"), "ab" * 32)}, "training")
     run.log({"rollout/canary_gap": 0.0, "reward/total": 0.0, "rollout/success": 0.5}, step=0)
+    measured = client(project).get_run(run.run_id).data.metrics
+    assert list(measured) == ["rollout/success", "reward/total", "rollout/canary_gap"], (
+        "and no score until it is evaluated"
+    )
     for success in (0.25, 0.5):  # evaluated again
         run.final({"success": success, "success/low": 0.125, "success/high": 0.75})
     found = client(project).get_run(run.run_id)
-    assert list(found.data.metrics)[:3] == ["final/success", "rollout/success", "reward/total"]  # first on its pages
     assert {
         "mlflow.source.name": "agent-r1 train --run ppo_no_masks",
         "mlflow.note.content": "Success 0.500 [0.12, 0.75] on the test questions. credit.loss_mask False",
@@ -223,7 +215,6 @@ def test_the_description_leads_to_the_policies_that_were_measured_on_a_data_set(
     comparison()
     store = client(project)
     experiment = store.get_experiment_by_name("agent_r1")
-    assert experiment
     said = experiment.tags["mlflow.note.content"]
     key = re.findall(rf"\[{name}\]\(#/experiments/1/runs\?viewStateShareKey=([\w-]+)\)", said.splitlines()[0])[0]
     view = json.loads(experiment.tags[f"mlflow.sharedViewState.{key}"])
@@ -249,7 +240,6 @@ def test_a_run_of_an_experiment_of_dvcs_carries_its_name(project: Path, monkeypa
 def test_the_experiment_opens_on_the_comparison(project: Path) -> None:
     link = comparison(5001)
     experiment = client(project).get_experiment_by_name("agent_r1")
-    assert experiment is not None
     assert link == f"http://127.0.0.1:5001/#/experiments/{experiment.experiment_id}/runs?viewStateShareKey=comparison"
     view = json.loads(experiment.tags["mlflow.sharedViewState.comparison"])
     assert view["columnOrder"][:5] == [
@@ -311,14 +301,6 @@ def test_dvc_root_and_subfolders_lead_to_the_same_store(
     monkeypatch.setenv("DVC_ROOT", str(project))
     assert tracking.resume(run.run_id) is not None
     assert not (tmp_path / ".tracking").exists()
-
-
-def test_the_usual_variable_names_another_store(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copy(project / ".tracking/mlflow.db", tmp_path / "server.db")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/server.db")
-    run = tracking.start("served-seed0", {}, TAGS)
-    rows = sqlite3.connect(tmp_path / "server.db").execute("SELECT run_uuid FROM runs WHERE name = 'served-seed0'")
-    assert rows.fetchall() == [(run.run_id,)]
 
 
 @pytest.mark.parametrize(
@@ -399,10 +381,3 @@ def test_a_project_of_another_owner_has_no_commit_which_is_said_once_with_gits_r
             os.chown(path, UID, UID)
         assert [tracking.provenance("atlas")["git_commit"] for _ in range(2)] == ["", ""]
         assert caplog.text.count(f"git config --global --add safe.directory {folder}") == 1
-
-
-def test_provenance_without_git_or_dvc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "params.yaml").write_text("{}")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert tracking.provenance("atlas") == {"dataset": "atlas", "git_commit": "", "data_hash": ""}

@@ -1,7 +1,5 @@
 """MLflow's store: made whole or not at all, at home where it was copied to, and clear about what became of it."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil
@@ -50,7 +48,6 @@ def test_a_copied_project_writes_at_home_and_leaves_the_original_as_it_was(
     assert f"came from {original} and keeps here" in require_store()
     assert require_store() == str(copied / ".tracking/mlflow.db")  # from now on it is at home
     same = tracking.resume(run.run_id)
-    assert same is not None
     same.text("the copy's", "viewer.html")
     other = tracking.start("ppo-seed1", {"variant": "ppo"}, {})
     other.text("new", "viewer.html")
@@ -60,7 +57,6 @@ def test_a_copied_project_writes_at_home_and_leaves_the_original_as_it_was(
     assert moved.get_model_version("agent_r1", "1").source == f"{home}/{run.run_id}/artifacts/descriptor.json"
     assert (page.read_text(), (original / page).read_text()) == ("the copy's", "the original's")
     elsewhere = moved.get_experiment_by_name("elsewhere")
-    assert elsewhere is not None
     assert elsewhere.artifact_location == (tmp_path / "elsewhere").as_uri()
     assert sha256(original) == before
 
@@ -178,7 +174,6 @@ def test_a_renamed_experiment_goes_on_and_a_deleted_one_names_its_way_back(
         require_store()
     type_back(refusal.value, "restore")
     same = tracking.resume(run.run_id)
-    assert same is not None
     same.log({"rollout/em": 0.5}, step=0)
 
 

@@ -1,7 +1,5 @@
 """Traces in a real SQLite store: what they tell, whose they are, and that none is there twice."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shutil
@@ -31,7 +29,7 @@ def episode(trajectory_id: str = "3/q/0", status: CallStatus = CallStatus.OK) ->
     call = Call(tool="search", arguments='{"query": "city"}', status=status, latency_s=0.25)
     prompt, action, observed, frame = Source.PROMPT, Source.ACTION, Source.OBSERVATION, Source.TEMPLATE
     parts = [(prompt, [0]), (action, [1]), (frame, [4]), (observed, [2]), (frame, [4]), (action, [3])]
-    steps = [{"calls": [call]}, {"rewards": {"em": 1.0}}]
+    steps = [{"calls": [call], "duration_s": 0.75}, {"rewards": {"em": 1.0}, "duration_s": 0.5}]
     trajectory = from_parts(parts, steps, trajectory_id=trajectory_id, policy_version=2, iteration=3)
     rewards = {"em": np.array([0.0, 1.0]), "progress": np.array([1.0, 0.0]), "no_answer": np.zeros(2)}
     question = Question(**question_fields(text="Where?"))
@@ -40,7 +38,6 @@ def episode(trajectory_id: str = "3/q/0", status: CallStatus = CallStatus.OK) ->
 
 @pytest.fixture
 def run(tmp_path: Path, lay_store: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch) -> tracking.Run:
-    """A run in a store of its own."""
     lay_store(tmp_path)
     shutil.copy(ROOT / "params.yaml", tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -71,7 +68,8 @@ def test_a_trace_tells_what_the_agent_did(run: tracking.Run) -> None:
     assert spans["step 2"].inputs == {"read": "<frame>Tesk: a city.<frame>"}
     assert spans["step 2"].attributes["reward"] == 1.0
     seconds = {name: (int(span.end_time_ns or 0) - int(span.start_time_ns or 0)) / 1e9 for name, span in spans.items()}
-    assert seconds == {"episode": 0.25, "step 1": 0.25, "search": 0.25, "step 2": 0.0}, "only the tool takes time"
+    assert seconds == {"episode": 1.25, "step 1": 0.75, "search": 0.25, "step 2": 0.5}
+    assert spans["search"].end_time_ns == spans["step 1"].end_time_ns == spans["step 2"].start_time_ns
     given = {each.name: each.value for each in trace.info.assessments or []}
     rewards = {"return": 1.5, "right": True, "em": 1.0, "progress": 1.0, "no_answer": 0.0}
     assert given == {"gold answers": ["Tesk"], **rewards}
@@ -90,6 +88,14 @@ def test_samples_of_a_question_are_a_session_whose_states_say_right_or_wrong(run
     shown = {trace.info.tags["trajectory_id"]: trace.info for trace in traces(run)}
     assert {name: str(info.state) for name, info in shown.items()} == {"3/q/0": "OK", "3/q/1": "ERROR"}
     assert {info.trace_metadata["mlflow.trace.session"] for info in shown.values()} == {"q"}
+
+
+def test_a_step_that_an_earlier_version_stored_lasts_as_long_as_its_tool(run: tracking.Run) -> None:
+    played = episode()
+    steps = [dataclasses.replace(step, duration_s=0.0) for step in played.trajectory.steps]
+    played = dataclasses.replace(played, trajectory=dataclasses.replace(played.trajectory, steps=steps))
+    tracking.log_traces(run.run_id, [played], decode)
+    assert traces(run)[0].info.execution_duration == 250
 
 
 def test_an_episode_that_was_not_trained_on_has_no_rewards(run: tracking.Run) -> None:

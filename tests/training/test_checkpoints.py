@@ -1,7 +1,5 @@
 """A run with a checkpoint every so many iterations that is killed between two: it costs updates, and no bit."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections import Counter
@@ -23,8 +21,8 @@ from agent_r1.learn.memory import REMEDIES
 from agent_r1.records import Outcome, Trajectory
 from agent_r1.rollout.sampling import EngineError
 from agent_r1.tables import read_rows, write_rows
+from agent_r1.teaching.demonstrator import Demonstrator
 from agent_r1.training import collection, loop
-from agent_r1.training.demonstrator import Demonstrator
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.loop import Training, iterate
 from agent_r1.training.watch import RunDecision, StaleWeightsError, Unrecorded, Verdict
@@ -172,7 +170,6 @@ def bits(folder: RunFolder, policies: Sequence[str] = ("checkpoint/policy", "bes
 
 
 def aside(folder: RunFolder) -> None:
-    """Makes room for another run."""
     folder.path.rename(folder.path.with_name(f"run {len(list(folder.path.parent.iterdir()))}"))
 
 
@@ -190,7 +187,6 @@ Alone = tuple[dict[str, Any], Process]
 
 @pytest.fixture(scope="module")
 def made() -> dict[str, Alone]:
-    """The runs of `left_alone`, each made once."""
     return {}
 
 
@@ -214,7 +210,6 @@ def alone(left_alone: Callable[[dict[str, Any]], Alone]) -> Alone:
 
 
 def test_the_run_has_what_could_go_wrong(alone: Alone) -> None:
-    """Otherwise the other tests would hold of nothing."""
     history = alone[0]["metrics"]
     assert len({line["outcome/aborted"] for line in history}) > 1
     assert len({line["demonstrations/joined"] for line in history}) > 1
@@ -244,7 +239,6 @@ def test_killed_before_any_of_its_writes_a_run_ends_with_the_same_bits(
 
 
 def collected(folder: RunFolder) -> list[int]:
-    """The iterations whose trajectories are there."""
     return [int(path.stem) for path in sorted((folder.path / "trajectories").iterdir())]
 
 

@@ -1,7 +1,5 @@
 """The sampling side of a training: when it rests, and that a validation asks the world nothing twice."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib import import_module
 from itertools import groupby

@@ -1,7 +1,5 @@
 """What a training costs: a sum by hand, a killed run that goes on, and the cores of a whole process."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Why little or nothing is learned from some episodes: sentences by hand."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any
@@ -24,7 +22,6 @@ class Letters:
 
 
 def episode(group: int, *actions: str, answer: str = "", right: float = 0.0, **fields: Any) -> Trajectory:
-    """Malformed actions, then an answer if there is one."""
     malformed: dict[str, Any] = {"calls": [Call(status=CallStatus.MALFORMED)]}
     texts = [*actions, *[f"<answer>{answer}</answer>"] * bool(answer)]
     parts = [(Source.ACTION, [ord(letter) for letter in text]) for text in texts]

@@ -1,7 +1,5 @@
 """A model's checks, as `agent-r1 doctor model PATH` shows them and as every start has them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from functools import partial
@@ -13,7 +11,8 @@ import pytest
 from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import SHIPPED, Params, load
 from agent_r1.training import fitness
-from flows.operation.doctor import FAILED, OK, WARNING, Finding, found_by
+from flows.operation.doctor import FAILED, OK, WARNING, Finding, finding_of
+from tests.cases import cases
 
 
 def settings_of(**model: Any) -> Params:
@@ -24,7 +23,7 @@ def settings_of(**model: Any) -> Params:
 
 def findings(path: Path, **model: Any) -> dict[str, Finding]:
     candidate = fitness.Candidate(str(path), settings_of(**model))
-    return {check.__name__: found_by(partial(check, candidate)) for check in fitness.CHECKS}
+    return {check.__name__: finding_of(partial(check, candidate)) for check in fitness.CHECKS}
 
 
 def edited(folder: Path, name: str = "config.json", **changes: Any) -> None:
@@ -57,14 +56,7 @@ def test_a_fit_model_has_a_row_for_each_fact(folder: Path) -> None:
     fitness.require_fit(str(folder), settings_of())
 
 
-@pytest.mark.parametrize(
-    ("changes", "model", "check", "words"),
-    [
-        ({"max_position_embeddings": 64}, {}, "window", "reads 64 tokens at most -> lower env.max_tokens"),
-        ({"quantization_config": {"quant_method": "awq"}}, {}, "weights", "(awq) -> take the release in bfloat16"),
-        ({"attn_logit_softcapping": 50.0}, {"packing": True}, "attention", "packed -> set model.packing: false"),
-    ],
-)
+@cases("changes, model, check, words")
 def test_an_unfit_model_is_refused_by_doctor_and_start(
     folder: Path, changes: dict[str, Any], model: dict[str, Any], check: str, words: str
 ) -> None:

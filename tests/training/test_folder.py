@@ -1,13 +1,10 @@
 """What a run's folder keeps when a run goes on, and what becomes of a folder that is in the way."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -18,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from agent_r1 import files
+from agent_r1.identity import Identity, read_start, write_start
 from agent_r1.learn import checkpoint
 from agent_r1.learn.checkpoint import Progress
 from agent_r1.learn.learner import Learner, Options
@@ -27,7 +25,6 @@ from agent_r1.params.train import KeepParams
 from agent_r1.pretrained import load_model
 from agent_r1.tables import replacing
 from agent_r1.training.folder import AnotherRunError, RunFolder
-from agent_r1.training.identity import Identity, read_start, write_start
 from benchmarks.injected import Killer, moments
 from tests.learn.learning import CPU, contents, same_bits, weights
 
@@ -115,23 +112,6 @@ def test_under_changed_code_an_unfinished_run_goes_on_with_a_warning(
     assert "the code has changed" not in caplog.text
 
 
-def test_a_finished_run_of_other_code_is_refused_until_that_is_accepted(path: Path) -> None:
-    before = contents(path)
-    with pytest.raises(AnotherRunError, match=r"by other code: losses\.py, masks\.py; .*--fresh") as refusal:
-        taken_up(path, OTHER_CODE, iterations=2)
-    assert refusal.value.loss.endswith("masks.py; this gives up 2 finished iterations, 0.00 core-hours")
-    assert contents(path) == before
-    record = checkpoint.progress(path / "checkpoint")
-    assert record
-    checkpoint.amend(path / "checkpoint", dataclasses.replace(record, accepted=OTHER_CODE.code_digest))
-    before = contents(path)
-    folder = taken_up(path, OTHER_CODE, iterations=2)
-    assert (folder.finished, contents(path)) == (2, before)
-    assert folder.progress.code_in_words == f"0-1 {IDENTITY.code_digest}, accepted {OTHER_CODE.code_digest}"
-    with pytest.raises(AnotherRunError, match="other code"):
-        taken_up(path, dataclasses.replace(IDENTITY, code={"losses.py": "third"}), iterations=2)
-
-
 @pytest.mark.parametrize("iterations", [2, 3])
 def test_another_run_is_refused_with_the_difference_in_words(path: Path, iterations: int) -> None:
     before = contents(path)
@@ -142,17 +122,6 @@ def test_another_run_is_refused_with_the_difference_in_words(path: Path, iterati
     with pytest.raises(ValueError, match=r"train\.credit\.lam 0\.99 -> none, env\.knob_0 none -> 0, .* and 4 more; "):
         taken_up(path, many)
     assert contents(path) == before
-
-
-def test_a_fresh_start_moves_the_old_folder_aside(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    before = contents(path)
-    assert taken_up(path, OTHER_RUN, fresh=True).finished == 0
-    [kept] = moved_aside(path)
-    assert contents(kept) == before
-    assert read_start(path) == OTHER_RUN
-    assert f"{path} is started over; it was moved to {kept}" in caplog.text
-    taken_up(path, fresh=True)
-    assert len(moved_aside(path)) == 2
 
 
 def with_settings(settings: Mapping[str, Any]) -> Identity:
@@ -241,18 +210,6 @@ def test_an_iterations_later_metrics_join_its_line_and_leave_the_others(path: Pa
     assert folder.measured(2) == {"reward/total": 0.2}
 
 
-def test_forgotten_iterations_leave_nothing(path: Path) -> None:
-    folder = taken_up(path)
-    for iteration in range(3):
-        touch_rows(folder, iteration)
-    assert [folder.is_collected(each) for each in range(4)] == [True, True, True, False]
-    folder.forget(1)
-    assert [folder.is_collected(each) for each in range(4)] == [True, False, False, False]
-    assert len(folder.metrics.read_text().splitlines()) == 1
-    touch_rows(folder, 1)  # with rows and no line nothing is known of how they were collected
-    assert not folder.is_collected(1)
-
-
 def test_between_two_checkpoints_the_policy_has_a_folder_of_its_own(tmp_path: Path, learner: Learner) -> None:
     folder = taken_up(tmp_path / "ppo")
     folder.save(learner, finished=0)
@@ -318,17 +275,6 @@ def lay_journals(folder: RunFolder, count: int) -> Callable[[], list[bool]]:
     return lambda: [journal.exists() for journal in journals]
 
 
-def test_a_complete_run_keeps_no_journal(path: Path) -> None:
-    """Neither of its last validation, nor of an iteration ahead that never came."""
-    there = lay_journals(run_folder(path), 4)
-    folder = taken_up(path, iterations=2)
-    assert there() == [False, False, True, True], "a validation may be left to do"
-    folder.forget(2)  # as is done before an iteration is collected again
-    assert there() == [False, False, True, True]
-    folder.tidy()
-    assert not folder.journal(0).parent.exists()
-
-
 @pytest.fixture
 def learner(tiny_model: Path) -> Learner:
     on_cpu = Options(device=CPU)
@@ -337,13 +283,11 @@ def learner(tiny_model: Path) -> Learner:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[RunFolder]:
-    """A new run's."""
     with run_folder(tmp_path / "ppo", iterations=9).opened(tmp_path / "aside") as folder:
         yield folder
 
 
 def change(learner: Learner) -> None:
-    """Stands for an update: other weights and one version more."""
     learner.policy_version += 1
     with torch.no_grad():
         next(learner.policy.parameters()).add_(1.0)
@@ -408,31 +352,6 @@ def test_going_back_brings_back_the_good_checkpoint(tmp_path: Path, learner: Lea
     again.tidy()
     assert not again.good.exists()
     assert (again.checkpoint / "learner").exists()
-
-
-def test_a_run_that_went_back_to_its_beginning_goes_on(tmp_path: Path, learner: Learner) -> None:
-    folder = taken_up(tmp_path / "ppo")
-    folder.save(learner, finished=0)
-    folder.set_aside()
-    folder.go_back(learner)
-    again = taken_up(tmp_path / "ppo")
-    assert (again.resumed, again.finished, again.rollbacks) == (True, 0, 1)
-
-
-@pytest.mark.parametrize(("every", "kept"), [(1, [0, 1, 2, 3, 4, 5, 6]), (4, [0, 4, 6]), (100, [0, 6])])
-def test_a_tidy_run_keeps_rows_of_the_first_the_last_and_every_so_many_iterations(
-    tmp_path: Path, learner: Learner, every: int, kept: list[int]
-) -> None:
-    folder = run_folder(tmp_path / "ppo", iterations=7, learner=False, every=every)
-    for iteration in range(7):
-        touch_rows(folder, iteration)
-    folder.save(learner, finished=7)
-    for _ in range(2):  # as a process does that finds the run complete
-        folder.tidy()
-        for kind in ("trajectories", "proof", "credit"):
-            assert sorted(int(path.stem) for path in (folder.path / kind).iterdir()) == kept
-        assert sorted(path.name for path in folder.checkpoint.iterdir()) == ["SHA256SUMS", "policy", "progress.json"]
-        subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=folder.checkpoint, check=True)
 
 
 def test_a_run_is_complete_after_its_last_iteration_or_where_it_was_stopped(tmp_path: Path, learner: Learner) -> None:

@@ -1,7 +1,5 @@
 """The questions of iterations, refills and validations. Whole trainings are in test_learning."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -19,12 +17,12 @@ from agent_r1.training.questions import (
     draw,
     draw_further,
     draw_unseen,
-    is_best,
     is_due,
     is_exhausted,
     require_gold_titles,
     validation_scores,
 )
+from tests.cases import cases
 from tests.credit.letters import trajectory
 
 PARAMS = load(Path(__file__).parents[2] / "params.yaml")
@@ -98,7 +96,6 @@ def test_further_questions_are_others_and_no_more_than_there_are() -> None:
 
 
 def test_progress_is_refused_where_a_data_set_names_no_gold_passages() -> None:
-    """Before anything is loaded: there is neither a model nor a folder."""
     config = PARAMS.run(RunId("ppo"))
     paid = type(config).model_validate(override(config.model_dump(), {"credit": {"rewards": {"progress": 0.1}}}))
     bare, nowhere = pool(2), cast(Any, SimpleNamespace(config=paid))
@@ -118,17 +115,7 @@ def history(*scores: float | None) -> list[dict[str, float]]:
     return [{"validation/success": score} if score is not None else {} for score in scores]
 
 
-@pytest.mark.parametrize(
-    ("every", "scores", "complete", "due"),
-    [
-        (0, [None, None], True, False),
-        (2, [], False, False),
-        (2, [None], False, False),
-        (2, [None, None], False, True),
-        (2, [None, 0.5], False, False),  # it was, before a kill
-        (2, [None, 0.5, None], True, True),  # the last policy, whatever its number
-    ],
-)
+@cases("every, scores, complete, due")
 def test_every_so_many_policies_and_the_last_are_validated(
     every: int, scores: Sequence[float | None], complete: bool, due: bool
 ) -> None:
@@ -144,21 +131,7 @@ def test_an_episode_whose_prompt_left_no_room_is_no_success() -> None:
     }
 
 
-def test_the_best_is_better_than_every_other() -> None:
-    assert is_best(history(None), 0.0)
-    assert is_best(history(0.3, None, 0.4, None), 0.5)
-    assert not is_best(history(0.3, None, 0.5, None), 0.5), "of equals the earlier one"
-
-
-@pytest.mark.parametrize(
-    ("scores", "exhausted"),
-    [
-        ([], False),
-        ([0.5, 0.4], False),
-        ([0.5, 0.4, None, 0.5], True),  # two validations after the first .5, none of them better
-        ([0.5, 0.4, 0.6, 0.1], False),
-    ],
-)
+@cases("scores, exhausted")
 def test_patience_counts_validations_without_a_better_policy(scores: Sequence[float | None], exhausted: bool) -> None:
     assert is_exhausted(history(*scores), patience=2) is exhausted
     assert not is_exhausted(history(*scores), patience=0)

@@ -5,8 +5,6 @@ tests/rollout/test_vllm_engine.py, rows with other fields in tests/data/test_for
 tests/training/test_findings.py.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable
@@ -32,12 +30,10 @@ PARTS = """{% for message in messages %}<|im_start|>{{ message.role }}
 
 
 def for_form(episode: Episode) -> float:
-    """A reward for whatever is said."""
     return 0.05
 
 
 def says_no(episode: Episode) -> float:
-    """A reward that reads another answer than the data's."""
     return float(episode.answer == "no")
 
 
@@ -50,7 +46,6 @@ def answering(one_action_task: Callable[..., Task]) -> Task:
 
 @pytest.fixture
 def said(open_training: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> Said:
-    """The log of a training."""
     caplog.set_level("INFO", logger="agent_r1")
 
     def train(task: Task, env: EnvParams = ONE_ACTION, iterations: int = 1, **credit: Any) -> str:

@@ -1,7 +1,5 @@
 """What alarms do to a run; the proof of the sampler's weights: what passes, what raises."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +26,6 @@ from agent_r1.training.watch import (
     judge,
     prove_held,
     prove_sampled,
-    reseeded,
 )
 
 
@@ -105,12 +102,6 @@ def test_an_alarm_does_what_the_run_says(on_collapse: str, rollbacks: int, decis
     assert verdict.metrics == {"monitor/alarms": 1, "monitor/rollbacks": rollbacks}
     calm = judge([{**CALM, "monitor/alarms": 0.0}] * 2, settings, 0)
     assert (calm.alarms, calm.clean, calm.decision) == ([], True, RunDecision.GO_ON)
-
-
-def test_every_rollback_has_a_seed_of_its_own() -> None:
-    assert reseeded(7, 0) == 7
-    assert len({reseeded(seed, rollbacks) for seed in (7, 8) for rollbacks in range(4)}) == 8
-    assert reseeded(7, 2) == reseeded(7, 2)
 
 
 def verdict(decision: RunDecision, *signs: str) -> Verdict:

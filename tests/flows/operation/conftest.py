@@ -1,7 +1,5 @@
 """Versions as the tests of the wing register them: a descriptor of any policy, in a store of the test's own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Evaluations of registered versions, as `flows.evaluate` would write them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,9 +1,6 @@
 """Registered versions as users of MLflow load, ask and serve them: the answers are those of `agent-r1 chat`."""
 
-from __future__ import annotations
-
 import dataclasses
-import json
 import os
 import shutil
 import subprocess
@@ -32,8 +29,8 @@ from agent_r1.rollout.episode import StepView
 from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
+from agent_r1.teaching.supervised import Lessons, fit
 from agent_r1.tracking import registry
-from agent_r1.training.supervised import Lessons, fit
 from flows.operation.answering import agent_of
 from flows.operation.register import LOADED, register
 from flows.policies import policy_of
@@ -86,7 +83,6 @@ def teach(settings: Params, policy: Path) -> None:
 
 @pytest.fixture(scope="module")
 def chatted(project: Path) -> tuple[str, list[StepView]]:
-    """A question for which chat searches twice, and its steps there."""
     settings = load()
     question = read_rows(settings.places.questions, Question)[0].text
     with agent_of(policy_of(settings, CHAMPION), settings, 0.0) as agent:
@@ -100,7 +96,6 @@ def request(question: str) -> dict[str, Any]:
 
 
 def require_same(response: dict[str, Any], views: list[StepView]) -> None:
-    """Calls, observations and answer are chat's."""
     items = response["output"]
     calls = [call for view in views for call in view.step.calls]
     told = [text for view in views for text in view.observations]
@@ -146,12 +141,6 @@ def test_a_served_champion_answers_as_chat_does(
     finally:
         process.terminate()
         process.wait()
-
-
-def test_mlflows_own_prediction_answers_as_chat_does(project: Path, chatted: tuple[str, list[StepView]]) -> None:
-    question, views = chatted
-    mlflow.models.predict(CHAMPION, request(question), env_manager="local", output_path="predicted.json")
-    require_same(json.loads(Path("predicted.json").read_text()), views)
 
 
 def test_a_versions_artifact_is_small_and_describes_itself(project: Path) -> None:

@@ -4,8 +4,6 @@ And the flow of a training with overrides of its own: its scores are shown, and 
 lineage, though no dvc.lock knows of it. A cancel is tested where the flow is served, and with the pipeline.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -43,13 +41,14 @@ from agent_r1.params.places import RunId
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Version
 from flows.operation.deploy import CRASH_DETECTION, deploy
-from flows.operation.deployments import _decide, expired
+from flows.operation.deployments import _decide, expired, training
 from flows.operation.doctor import prefect
-from flows.operation.lineage import lineage
+from flows.operation.lineage import trees
 from flows.operation.promote import PROMOTION
 from flows.operation.serving import POOL, require_server
 from flows.pipeline import IterationsDone
 from tests.answering import Heard, answering
+from tests.cases import tables
 from tests.fixtures import ROOT, Inside, WriteParams
 from tests.flows.conftest import PATIENCE_S
 
@@ -70,19 +69,10 @@ FURTHER = {"credit": {"lam": 0.5}}
 LABEL = RunId("ppo", 7, variant=variant_of(FURTHER)).label  # ppo-0a1b2c3d-seed7
 ITERATIONS = 2  # one of the critic alone
 SCRIPTS, SECRET = Path(sys.executable).parent, "s3cret"
-REFUSED: dict[str, dict[str, Any]] = {  # the field that the server names -> parameters of a training
-    "run": {"run": "pppo"},
-    "seed": {"seed": -1},
-    "overrides": {"overrides": "iterations"},
-    "overrides.credit": {"overrides": {"credit": {"lamm": 0.5}}},
-    "overrides.credit.lam": {"overrides": {"credit": {"lam": 2}}},
-    "overrides.credit.rewards.own": {"overrides": {"credit": {"rewards": {"own": {"function": "os:system"}}}}},
-    "overrides.update.loss": {"overrides": {"update": {"loss": "ppo"}}},
-}
+REFUSED = tables(Path(__file__).parent)["refused_trainings"]
 
 
 def parameters(deployment: dict[str, Any]) -> set[str]:
-    """Those that it sets, and those that its triggers set."""
     triggered = [name for trigger in deployment.get("triggers", []) for name in trigger["parameters"]]
     return {*deployment.get("parameters", {}), *triggered}
 
@@ -105,7 +95,6 @@ def test_a_server_that_answers_is_accepted_and_takes_a_flow(prefect_api: str, mo
 
 @pytest.fixture(scope="module")
 def deployed(prefect_api: str) -> Iterator[None]:
-    """The project's deployments are on the server."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
         patch.setenv("PREFECT_API_URL", prefect_api)
@@ -120,7 +109,6 @@ def client(deployed: None) -> Iterator[SyncPrefectClient]:
 
 
 def on_the_server(client: SyncPrefectClient) -> tuple[set[str], list[str]]:
-    """The names of the deployments, and the ids of the automations that detect crashes."""
     names = {found.name for found in client.read_deployments()}
     return names, [str(found.id) for found in client.read_automations_by_name(CRASH_DETECTION.name)]
 
@@ -181,6 +169,16 @@ def test_the_page_on_notifications_has_an_automation_made_that_keeps_the_address
     assert re.fullmatch(rf"ppo: Invalid; overrides of ppo http://\S+{run.id}", told.body["text"])
 
 
+def test_training_whose_overrides_change_nothing_is_invalid(
+    prefect_api: str, tmp_path: Path, write_params: WriteParams, inside: Inside
+) -> None:
+    write_params(tmp_path, {})
+    with inside(tmp_path):
+        state = training("ppo", overrides={"iterations": 2}, return_state=True)
+    assert state.name == "Invalid"
+    assert "overrides of ppo: iterations is 2 already" in state.message
+
+
 def test_a_promotion_that_may_ask_is_a_run_of_its_own(
     client: SyncPrefectClient,
     tmp_path: Path,
@@ -227,7 +225,6 @@ def test_of_the_nights_that_waited_for_the_worker_one_runs_and_none_of_a_paused_
 
     client.update_deployment_schedule(nightly.id, nightly.schedules[0].id, active=False)
     state = expired()
-    assert state is not None
     assert (state.name, state.message) == ("Cancelled", "its schedule was paused while it waited")
     monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", str(by_hand.id))
     assert expired() is None
@@ -297,7 +294,7 @@ def test_a_training_shows_its_scores_and_its_model_leads_to_its_trajectories(
     shutil.rmtree(folder)
     console = Console(width=300, file=io.StringIO(), record=True)
     with inside(project):
-        console.print(*lineage(LABEL))
+        console.print(*trees(LABEL))
         [line] = [line for line in console.export_text().splitlines() if "get them" in line]
         command = shlex.split(line.partition("get them ")[2])
         subprocess.run([sys.executable, "-m", *command], check=True)

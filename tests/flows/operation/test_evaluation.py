@@ -1,7 +1,5 @@
 """The recurring evaluation on the warm-started small model: a real server, a real store, and once a real process."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import shutil
@@ -14,7 +12,7 @@ from mlflow import MlflowClient
 
 from agent_r1 import tracking
 from agent_r1.files import sha256
-from agent_r1.inspection.stored import Shown, When
+from agent_r1.inspection.stored import PageTrajectory, When
 from agent_r1.inspection.viewer import view
 from agent_r1.params.places import RunId
 from agent_r1.records import Prediction
@@ -27,19 +25,13 @@ from flows.operation.deployments import Drifted, evaluation
 from flows.operation.promote import crown
 from flows.operation.register import register
 from flows.pipeline import run_command
+from tests.cases import cases, graph
 from tests.fixtures import ROOT, Inside, WriteParams
 from tests.reading import predictions
 
 HOME = Path("outputs/history/agent_r1-v1")
 POLICY = Path("outputs/train/ppo/checkpoint/policy")
-BASELINE = """
-stages:
-  baseline:
-    foreach: [base_tool_call]
-    do:
-      cmd: python -m flows evaluate --baseline ${item}
-      outs: ["outputs/evaluate/${item}"]
-"""
+BASELINE = graph("baseline")
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +56,6 @@ def project(
 
 @pytest.fixture
 def version(register_descriptor: Callable[..., Version]) -> Version:
-    """A run whose policy is the warm start, registered."""
     shutil.copytree("outputs/warm_start", POLICY)
     return register_descriptor(sha256(POLICY), policy_version=7)
 
@@ -148,9 +139,9 @@ def test_a_page_shows_the_same_questions_before_and_after_training(
     ppo: Path, in_process: None, project: Path, lay_dvc: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where only a training has been made so far, and nobody has evaluated what it started from."""
-    shown: list[list[Shown]] = []
+    shown: list[list[PageTrajectory]] = []
 
-    def page(_title: str, _about: Any, groups: list[list[Shown]], _decode: Any) -> str:
+    def page(_title: str, _about: Any, groups: list[list[PageTrajectory]], _decode: Any) -> str:
         shown.extend(groups)
         return ""
 
@@ -177,15 +168,7 @@ def test_a_policy_that_has_gone_fails_the_evaluation(version: Version, in_proces
     assert list(HOME.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("models", "dataset", "message"),
-    [
-        (None, None, "the registry is empty; a training that finishes registers its policy"),
-        (["grpo"], None, "there is no registered model 'grpo'; the registry is empty"),
-        (["models:/agent_r1"], None, "'models:/agent_r1' is no reference to a model of this project"),
-        (None, "musique", "no data set is prepared called 'musique'; valid names: atlas"),
-    ],
-)
+@cases("models, dataset, message")
 def test_what_cannot_be_evaluated_is_refused(models: list[str] | None, dataset: str | None, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         evaluation(models, dataset)

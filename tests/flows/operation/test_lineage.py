@@ -1,8 +1,5 @@
 """Lineage in a real project: DVC and MLflow's registry after three trainings on two versions of the data."""
 
-from __future__ import annotations
-
-import dataclasses
 import io
 import json
 import shlex
@@ -21,8 +18,9 @@ from agent_r1.params.places import registered_policy, registered_training
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Version
 from flows.dvc_files import DVC
-from flows.operation.lineage import data_of, lineage
+from flows.operation.lineage import lineage
 from flows.operation.register import keep
+from tests.cases import cases
 
 ROOT = Path(__file__).parents[3]
 Inside = Callable[[Path], AbstractContextManager[None]]
@@ -34,7 +32,6 @@ QUESTIONS = Path("data/prepared/questions.parquet")
 
 
 def trained(register: Register, rows: str, weights: str, *, keeps_training: bool = True) -> Version:
-    """Writes data and a training's folder, and registers the policy, as a training does."""
     write_text(PASSAGES, "passages")
     write_text(QUESTIONS, rows)
     write_text(POLICY / "model", weights)
@@ -71,7 +68,6 @@ def project(tmp_path_factory: pytest.TempPathFactory, inside: Inside, register_d
 
 @pytest.fixture
 def versions(project: Path, inside: Inside) -> Iterator[list[Version]]:
-    """The three, from inside the project."""
     with inside(project):
         yield registry.versions()
 
@@ -124,7 +120,6 @@ def test_label_shows_every_model_of_it(versions: list[Version]) -> None:
 
 
 def of_data(subject: str) -> list[int]:
-    """The numbers of the versions that are shown below data."""
     lines = [line for line in printed(subject).splitlines() if "s:/" in line]
     return [int(line.split("models:/agent_r1/")[1].split()[0]) for line in lines]
 
@@ -144,26 +139,10 @@ def test_data_without_a_model_say_so(versions: list[Version]) -> None:
         QUESTIONS.write_text("second rows")
 
 
-@pytest.mark.parametrize(
-    ("subject", "message"),
-    [
-        ("grpo", r"'grpo' is no model, path or hash of data here; models: models:/agent_r1/1, .*ppo"),
-        ("models:/agent_r1/9", "there is no such version; the latest is 3"),
-        ("models:/other@champion", "is no reference to a model of this project"),
-        ("params.yaml", "params.yaml is there, but models are not trained on it; ask for data/prepared"),
-        ("abcdef0123", "'abcdef0123' is no model, path or hash"),
-    ],
-)
+@cases("subject, message")
 def test_unknown_subject_is_refused(versions: list[Version], subject: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         printed(subject)
-
-
-def test_beginning_of_several_hashes_is_refused(versions: list[Version]) -> None:
-    """The index is known as sixty-four nines, and a second one of the same beginning is registered."""
-    twin = Version(number=4, descriptor=dataclasses.replace(versions[0].descriptor, index="9" * 8 + "0" * 56))
-    with pytest.raises(ValueError, match="'99999999' begins several hashes: 999"):
-        data_of("99999999", [*versions, twin], load().places)
 
 
 def test_project_without_models_names_none(tmp_path: Path, inside: Inside) -> None:

@@ -1,7 +1,5 @@
 """MLflow as `make ui` serves it, asked by another user of the machine and by who knows the password."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -58,7 +56,6 @@ def serving(project: Path, port: int, auth: str) -> Iterator[subprocess.Popen[st
 
 @pytest.fixture(scope="module", params=["on", "off"])
 def mlflow_server(request: pytest.FixtureRequest, project: Path, free_port: FreePort) -> Iterator[tuple[str, str]]:
-    """The address of the UI of the project, and its password or ""."""
     with serving(project, port := free_port(), request.param) as process:
         deadline = time.monotonic() + PATIENCE_S
         while "Ctrl-C" not in (said := (project / "said").read_text()):
@@ -71,7 +68,6 @@ def mlflow_server(request: pytest.FixtureRequest, project: Path, free_port: Free
 
 
 def knowing(password: str) -> list[dict[str, str]]:
-    """The headers of a neighbour without a password, and of one who has it."""
     sent = b64encode(f"me:{password}".encode()).decode()
     return [{}, {"Authorization": f"Basic {sent}"}] if password else [{}]
 

@@ -1,7 +1,5 @@
 """A pool as the clone that asks sees it: no worker, errands that end badly, answers that lie. A test is the worker."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -25,23 +23,11 @@ from flows.graph import UNAVAILABLE, Pool, StageFailed, StageUnavailable, out_of
 from flows.operation.deploy import errand, of_processes, offer, offer_containers, work
 from flows.pipeline import run_pipeline
 from flows.terminal import SideBySide
+from tests.cases import graph
 from tests.fixtures import WriteParams
 
 NAME = f"cpus-{os.getpid()}"  # of this process of the suite
-GRAPH = """
-stages:
-  prepare:
-    cmd: cp source.txt prepared.txt
-    deps: [source.txt]
-    outs: [prepared.txt]
-  train:
-    foreach: [a]
-    do:
-      cmd: mkdir -p trained/${item} && cp prepared.txt trained/${item}/policy
-      params: [evaluate.seed]
-      deps: [prepared.txt]
-      outs: [{"trained/${item}": {persist: true}}]
-"""
+GRAPH = graph("pooled")
 STAGE = "train@a"
 SEEDS = itertools.count(1000)
 
@@ -91,7 +77,6 @@ def lead(
 
 @pytest.fixture
 def client(lead: Path) -> Iterator[SyncPrefectClient]:
-    """Of a server that has the pool."""
     with get_client(sync_client=True) as client:
         offer(client, of_processes(NAME, None))
         yield client

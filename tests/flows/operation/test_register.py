@@ -1,7 +1,5 @@
 """Registered policies on disk: kept by a real DVC, found by name, brought back, and refused where they have gone."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
@@ -26,6 +24,7 @@ from flows.dvc_files import DVC, ask_dvc, require_listing
 from flows.operation import register as register_stage
 from flows.operation.register import keep
 from flows.policies import folder_of, version_of
+from tests.cases import cases
 from tests.fixtures import ROOT, Inside, WriteParams
 
 POLICY = Path("outputs/train/ppo/checkpoint/policy")
@@ -45,18 +44,15 @@ def write_policy(folder: Path, weights: str) -> None:
 
 
 def forget(version: Version) -> None:
-    """Removes the copy that stands beside DVC's file."""
     shutil.rmtree(Path(version.descriptor.dvc_file).with_suffix(""))
 
 
 def found_for(version: registry.Version) -> Path:
-    """The folder of a version's policy."""
     return folder_of(version.descriptor, version.reference)
 
 
 @pytest.fixture(scope="module")
 def empty_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With git, DVC and the project's own ignore rules."""
     folder = tmp_path_factory.mktemp("empty")
     shutil.copy(ROOT / ".gitignore", folder)
     shutil.copytree(ROOT / ".dvc", folder / ".dvc", ignore=shutil.ignore_patterns("tmp", "cache", "*.local"))
@@ -67,7 +63,6 @@ def empty_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def project(tmp_path: Path, empty_project: Path, inside: Inside) -> Iterator[Path]:
-    """One of its own, with a policy."""
     folder = tmp_path / "project"
     shutil.copytree(empty_project, folder)
     with inside(folder):
@@ -77,8 +72,6 @@ def project(tmp_path: Path, empty_project: Path, inside: Inside) -> Iterator[Pat
 
 @pytest.fixture
 def register(register_descriptor: Register) -> Register:
-    """Registers what a folder holds, kept by DVC."""
-
     def make(policy: Path = POLICY, label: str = "ppo", *, keeps_training: bool = False) -> Version:
         policy_hash = sha256(policy)
         file = registered_policy(label, policy_hash)
@@ -179,21 +172,7 @@ def test_a_listing_that_leads_out_of_its_folder_is_refused_before_dvc_follows_it
     assert not any(path.exists() for path in (Path("../GNUmakefile"), file, file.with_suffix("")))
 
 
-@pytest.mark.parametrize(
-    "listing",
-    [
-        [{"md5": "0" * 32, "relpath": "../GNUmakefile"}],
-        [{"md5": "0" * 32, "relpath": "ok"}, {"md5": "0" * 32, "relpath": "below/../../GNUmakefile"}],
-        [{"md5": "0" * 32, "relpath": "/etc/profile"}],
-        [{"md5": "0" * 32, "relpath": "below//x"}],
-        [{"md5": "../../../../x", "relpath": "x"}],
-        [{"md5": f"{'0' * 32}.dir", "relpath": "x"}],  # a listing of its own
-        [{"md5": "0" * 32, "relpath": "x", "isexec": True}],
-        [{"md5": "0" * 32, "relpath": ["..", "x"]}],
-        ["../x"],
-        {"md5": "0" * 32, "relpath": "x"},
-    ],
-)
+@cases("listing")
 def test_a_listing_of_its_very_name_holds_files_of_its_folder_alone(project: Path, listing: object) -> None:
     """Whoever writes registry and remote both gives the hash as well."""
     text = json.dumps(listing)

@@ -1,7 +1,5 @@
 """DVC's remotes, used as docs/registry.md says: a folder, and a bucket of a real S3 server on loopback."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -32,7 +30,6 @@ TRACKED = ["prepare", "index", "warm_start", "train@ppo"]
 
 
 def dvc(project: Path, *arguments: str) -> str:
-    """What a DVC command says that is to succeed."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     environment = {**kept, "AWS_EC2_METADATA_DISABLED": "true", "HOME": str(project), **ENVIRONMENT}
     done = subprocess.run([*DVC, *arguments], cwd=project, env=environment, capture_output=True, text=True, check=False)
@@ -42,7 +39,6 @@ def dvc(project: Path, *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory: pytest.TempPathFactory, free_port: FreePort) -> Iterator[str]:
-    """The URL of an S3 server with an empty bucket."""
     port, log = free_port(), tmp_path_factory.mktemp("s3") / "log"
     url = f"http://127.0.0.1:{port}"
     with log.open("w") as output:

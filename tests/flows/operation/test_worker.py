@@ -1,7 +1,5 @@
 """A sweep over two clones' workers: real servers, workers and DVC, with small scripts as stages."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import threading
@@ -21,32 +19,13 @@ from flows.dvc_files import ask_dvc
 from flows.graph import out_of_date
 from flows.operation.deploy import CRASH_DETECTION, of_processes, offer
 from flows.pipeline import ablations
+from tests.cases import graph
 from tests.fixtures import WriteParams
 
 POOL = "gpus"
 PATIENCE_S = 300.0
-GRAPH = """
-stages:
-  prepare:
-    cmd: cp source.txt prepared.txt
-    deps: [source.txt]
-    outs: [prepared.txt]
-"""
-SWEEP = """
-stages:
-  train:
-    matrix: {run: [a], seed: [0, 1]}
-    wdir: ..
-    cmd: python train.py ${item.run}-seed${item.seed}
-    params: [evaluate.questions]
-    deps: [train.py, prepared.txt]
-    outs: [{"outputs/train/${item.run}-seed${item.seed}": {persist: true}}]
-  report:
-    wdir: ..
-    cmd: cat outputs/train/*/policy > report.txt
-    deps: [outputs/train]
-    outs: [report.txt]
-"""
+GRAPH = graph("worked")
+SWEEP = graph("worked_sweep")
 # Ends once two clones have begun to train.
 TRAIN = """
 import pathlib, sys, time
@@ -91,7 +70,6 @@ def clones(
 def workers(
     prefect_api: str, clones: dict[str, Path], start_in: Callable[..., subprocess.Popen[str]]
 ) -> Iterator[None]:
-    """Two, each in a clone of its own."""
     started = [start_in(clones[name], "worker", "--pool", POOL, PREFECT_API_URL=prefect_api) for name in ("one", "two")]
     deadline = time.monotonic() + PATIENCE_S
     while are_online() < len(started):

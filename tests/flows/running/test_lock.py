@@ -1,7 +1,5 @@
 """Stages that want the accelerator queue up where its places are taken."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import subprocess
@@ -22,6 +20,7 @@ from flows.processes import own_folder
 from flows.stage import accelerator
 from flows.train import train
 from flows.warm_start import warm_start
+from tests.cases import cases
 from tests.fixtures import Inside, WriteParams
 
 HOLD = """
@@ -38,7 +37,6 @@ TWO_GPUS = "import torch; torch.cuda.device_count = lambda: 2"
 
 
 def hold(start: Any, wanted: str = "1", seconds: int = 600, before: str = "") -> Any:
-    """A process that holds the accelerator, for ever if it is not killed."""
     return start("-c", HOLD.format(wanted=wanted, seconds=seconds, before=before))
 
 
@@ -92,17 +90,7 @@ def test_who_wants_two_gpus_is_not_passed_by_who_wants_one(start: Any) -> None:
     assert third.stdout.readline() == "held 0\n"
 
 
-@pytest.mark.parametrize(
-    ("named", "count", "wanted", "seen"),
-    [
-        ("3,5", 2, 1, ["3", "5"]),
-        ("3,5,6", 3, 2, ["3,5"]),
-        ("", 3, 2, ["0,1"]),
-        ("", 1, 1, ["0"]),
-        ("", 2, 0, ["0,1"]),
-        ("", 2, 4, ["0,1"]),  # of which the engine says what is wrong
-    ],
-)
+@cases("named, count, wanted, seen")
 def test_gpus_are_held_by_one_stage_which_sees_no_other(
     named: str, count: int, wanted: int, seen: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,5 @@
 """A server that names, in a state, a result that would run code: no process of a flow reads it."""
 
-from __future__ import annotations
-
 import base64
 import json
 import pickle
@@ -33,8 +31,6 @@ IDS = {name: str(uuid4()) for name in ("flow", "run", "block", "type")}
 
 
 class Touching:
-    """An object that makes a file where it is unpickled."""
-
     def __init__(self, mark: Path) -> None:
         self.mark = mark
 

@@ -1,7 +1,5 @@
 """A stage's process: plain without a server, tracked with one; its threads, its memory, and how it ends."""
 
-from __future__ import annotations
-
 import gc
 import json
 import logging
@@ -28,6 +26,7 @@ from agent_r1.params.places import RunId
 from agent_r1.rollout import vllm_engine
 from flows.evaluate import EvaluationRequest
 from flows.stage import PARENT_TASK_RUN, clean_end, run_stage, shown_name, task
+from tests.cases import cases
 
 SCRIPT = """
 import gc, logging, os, signal, sys
@@ -78,8 +77,6 @@ if __name__ == "__main__":
 
 
 KEPT = f"garbage after {gc.get_threshold()[0]} objects"  # and after many more while it imports
-NO_SERVER = {"PREFECT_API_URL": "http://me:secret@127.0.0.1:9/api"}
-NO_STORE = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
 
 
 def test_a_stage_is_called_by_what_it_does_wherever_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,24 +88,9 @@ def test_a_stage_is_called_by_what_it_does_wherever_it_writes(monkeypatch: pytes
     assert shown_name(evaluate, {**given, "fresh": True}) == "evaluate 0 models:/agent_r1/2 fresh (slow)"
 
 
-@pytest.mark.parametrize(
-    ("stage", "environment", "code", "said"),
-    [
-        ("plain", {}, 0, ("INFO plain ppo: run ppo, prefect imported: False", KEPT)),
-        ("plain", NO_SERVER, 0, ("http://127.0.0.1:9/api does not answer", "prefect imported: False")),
-        ("refused", {}, 1, ("run 'ppo' is not defined in http://host/; add it to params.yaml", "at script.py:8;")),
-        ("refused", {"AGENT_R1_TRACEBACK": "1"}, 1, ("Traceback",)),
-        ("unavailable", {}, 75, ("no answer",)),
-        ("missing", {}, 1, ("not/there",)),
-        ("unfit", {}, 1, ("no model can be loaded",)),
-        ("untracked", NO_STORE, 75, ("MLflow's store http://127.0.0.1:9 cannot be used for now",)),
-        ("broken", {}, 1, ("AssertionError: an invariant of http://ours",)),
-        ("interrupted", {}, 130, ("interrupted",)),
-        ("terminated", {}, 143, ("cleaned up",)),
-    ],
-)
+@cases("stage, environment, code, said")
 def test_an_end_has_a_code_and_says_why(
-    start: Any, tmp_path: Path, stage: str, environment: dict[str, str], code: int, said: tuple[str, ...]
+    start: Any, tmp_path: Path, stage: str, environment: dict[str, str], code: int, said: list[str]
 ) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "params.yaml").touch()
@@ -177,26 +159,6 @@ def test_the_learners_memory_grows_in_segments_where_the_user_asks_for_nothing_e
     """The older of the variable's two names comes first in torch. vLLM gets the user's own alone."""
     output, _ = start("-c", ALLOCATOR, **given).communicate()
     assert output.strip() == said
-
-
-FAULTS = """
-import resource, sys
-from flows import stage
-
-stage.DRIVERS = sys.argv[1:]
-stage.prepare_process()
-for _ in range(20):
-    bytearray(b"x") * (64 * 2**20)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
-"""
-
-
-def test_freed_memory_is_kept_where_no_gpu_computes(start: Any) -> None:
-    """20 buffers of 64 MiB, one after the other: 16,384 pages of 4 KiB each, faulted in once or 20 times."""
-    default = {"MALLOC_MMAP_MAX_": "65536", "MALLOC_TRIM_THRESHOLD_": "131072"}
-    kept = int(start("-c", FAULTS, "/dev/of no GPU", **default).communicate()[0])
-    given_back = int(start("-c", FAULTS, "/dev/null", **default).communicate()[0])
-    assert kept < given_back / 2
 
 
 @task
@@ -274,8 +236,6 @@ def test_a_failed_stage_is_a_failed_flow_and_exit_code_1() -> None:
 @prefect_task
 def own_ids() -> tuple[str, UUID]:
     context = TaskRunContext.get()
-    assert context is not None
-    assert context.task_run.flow_run_id is not None
     return str(context.task_run.id), context.task_run.flow_run_id
 
 
@@ -305,18 +265,4 @@ def test_a_stage_that_is_ended_with_a_cancelled_run_is_cancelled(
         run_stage(ended_stage)
     assert ended.value.code == 143
     (run,) = runs_of(name)
-    assert run.state_name == part
-
-
-@pytest.mark.usefixtures("tracked")
-def test_a_stage_names_the_pipelines_task_as_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pipeline starts a stage in another process, outside of its own flow: so does this test."""
-
-    def child_stage() -> None:
-        pass
-
-    parent, _ = parent_flow()
-    monkeypatch.setenv(PARENT_TASK_RUN, parent)
-    run_stage(child_stage)
-    (run,) = runs_of("child_stage")
-    assert str(run.parent_task_run_id) == parent
+    assert (run.state_name, str(run.parent_task_run_id)) == (part, parent)

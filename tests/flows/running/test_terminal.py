@@ -1,7 +1,5 @@
 """Live lines of a terminal: counts, and stages beside each other with their common end."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys
@@ -48,7 +46,6 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Console:
 
 
 def shown(terminal: Console) -> str:
-    """All that the terminal was given until now."""
     time.sleep(0.3)  # longer than it takes to be drawn again
     assert isinstance(terminal.file, io.StringIO)
     return terminal.file.getvalue()
