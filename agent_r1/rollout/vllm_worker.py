@@ -53,6 +53,8 @@ class WorkerExtension:
                 module.quant_method.moe_kernel = None
         self.model_runner.reload_weights(weights_path=path)
         for module in model.modules():
+            if isinstance(module, RoutedExperts) and module.quant_method.moe_kernel is None:
+                raise ValueError("vLLM does not replace the experts of this model on a CPU")
             if isinstance(module, VocabParallelEmbedding):
                 module.quant_method.process_weights_after_loading(module)
 
@@ -121,10 +123,12 @@ def _expert_sums(name: str, layer: Any) -> Iterator[Slice]:
 
     There are none where a kernel of CUDA has an order of its own, or where halves are interleaved, as beside biases.
     """
-    kernel = layer.quant_method.moe_kernel.fused_experts
     config = layer.moe_config
+    if config.has_bias:
+        return
+    kernel = layer.quant_method.moe_kernel.fused_experts
     isa = getattr(kernel, "isa", "")  # of a CPU
-    if config.has_bias or not (isa or type(kernel).__name__ == "TritonExperts"):
+    if not isa and type(kernel).__name__ != "TritonExperts":
         return
     size = config.intermediate_size_per_partition
     column = config.moe_parallel_config.tp_rank * size
