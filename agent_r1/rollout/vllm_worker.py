@@ -48,13 +48,14 @@ class WorkerExtension:
         than the one that their kernel takes.
         """
         model = self.model_runner.get_model()
-        for module in model.modules():
-            if isinstance(module, RoutedExperts) and module.w13_weight.device.type == "cpu":
-                module.quant_method.moe_kernel = None
+        experts = [layer for layer in model.modules() if isinstance(layer, RoutedExperts)]
+        methods = [layer.quant_method for layer in experts if layer.w13_weight.device.type == "cpu"]
+        for method in methods:
+            method.moe_kernel = None
         self.model_runner.reload_weights(weights_path=path)
+        if any(method.moe_kernel is None for method in methods):
+            raise ValueError("vLLM does not replace the experts of this model on a CPU")
         for module in model.modules():
-            if isinstance(module, RoutedExperts) and module.quant_method.moe_kernel is None:
-                raise ValueError("vLLM does not replace the experts of this model on a CPU")
             if isinstance(module, VocabParallelEmbedding):
                 module.quant_method.process_weights_after_loading(module)
 
