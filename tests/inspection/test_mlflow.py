@@ -153,8 +153,8 @@ def test_one_click_leads_to_policies_measured_on_a_data_set(
     expect(tab.locator("body")).to_match_aria_snapshot('- text: "Metrics: final/success"', timeout=PATIENCE_MS)
     tab.goto(f"{mlflow_ui}/#/experiments/1/runs/{trained[0].run_id}")
     expect(tab.get_by_text("rollout/success").first).to_be_visible(timeout=PATIENCE_MS)
-    text_of_page = tab.locator("body").inner_text()
-    assert text_of_page.index("final/success") < text_of_page.index("rollout/success"), "a run's page has the score first"
+    page_text = tab.locator("body").inner_text()
+    assert page_text.index("final/success") < page_text.index("rollout/success"), "a run's page has the score first"
     [data] = client.search_datasets(["1"])
     for view, text in (
         ("experiments/1/datasets", MEASURED_ON),
