@@ -49,7 +49,8 @@ class Guard:
 
 def key_of(headers: Headers) -> str:
     """The key of a request, which Anthropic's clients send in a header of their own."""
-    return headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return headers.get("x-api-key") or (token if scheme == "Bearer" else "")
 
 
 def by_name(app: ASGIApp, names: Sequence[str]) -> ASGIApp:

@@ -16,7 +16,18 @@ from random import Random
 from typing import NamedTuple, Self
 
 from agent_r1.seeds import derive
-from benchmarks.hostile import data_files, endpoints, leftovers, names, parameters, schemas, servers, stored, texts
+from benchmarks.hostile import (
+    data_files,
+    dialects,
+    endpoints,
+    leftovers,
+    names,
+    parameters,
+    schemas,
+    servers,
+    stored,
+    texts,
+)
 from benchmarks.hostile.kind import Defect, Kind
 from benchmarks.hostile.mutations import PASSWORD
 
@@ -24,8 +35,8 @@ KINDS: tuple[type[Kind], ...] = (
     parameters.Values, parameters.Texts, data_files.Texts, data_files.Parquet, stored.Tables, stored.Checkpoints,
     texts.Actions, texts.Chats, servers.SearchAnswers, servers.EngineAnswers, servers.Loopback,
     servers.SearchRequests, servers.CutOff, servers.GuardedRequests, endpoints.EndpointAnswers,
-    endpoints.AgentRequests, names.Tags, names.Listings, names.Names, names.Addresses, leftovers.Leftovers,
-    schemas.ToolSchemas,
+    endpoints.AgentRequests, dialects.Dialects, names.Tags, names.Listings, names.Names, names.Addresses,
+    leftovers.Leftovers, schemas.ToolSchemas,
 )  # fmt: skip
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _SPARE_MIB = 4096  # that may be reserved, and is not used

@@ -82,7 +82,7 @@ class EndpointAnswers(Kind):
 class AgentRequests(Kind):
     """What callers may ask of a served agent."""
 
-    name, tried = "agent requests", 1500
+    name, tried = "agent requests", 500
 
     def make(self, rng: Random) -> bytes:
         message = {"role": "user", "content": rng.choice(("Who?", [{"type": "text", "text": "Who?"}]))}

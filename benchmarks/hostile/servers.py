@@ -297,7 +297,8 @@ class GuardedRequests(Kind):
         answer = self._clients[key].request(asked.method, asked.path, headers=asked.headers, content=asked.body)
         headers = {name.lower(): value for name, value in reversed(asked.headers)}
         if key:
-            known = headers.get(b"authorization") == f"Bearer {key}".encode()
+            sent = (headers.get(b"authorization"), headers.get(b"x-api-key"))
+            known = sent in ((f"Bearer {key}".encode(), None), (None, key.encode()))
         else:
             known = b"origin" not in headers and _of_this_machine(asked)
         _require_refused_or_known(answer.status_code, known, answer.text)
