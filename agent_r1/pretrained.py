@@ -185,7 +185,7 @@ def load_model(
         lacking = f"{len(missing)} tensors of its {type(model).__name__}, {missing[0]} for one"
         raise ValueError(f"{str(path)!r} lacks the weights of {lacking}; download or save the model again")
     if text is not config:
-        model._weight_conversions = None  # type: ignore[assignment]  # else it would be saved by the names of the whole
+        del model._weight_conversions  # it would be saved by the names of the whole
     if not waits:
         for parameter in model.parameters():  # a mapped file may be replaced, and its alignment changes the last bits
             parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)

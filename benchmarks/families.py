@@ -4,8 +4,8 @@ A small model of random weights has every kind of layer of its family. A learner
 machine, each family in a process of its own, whose crash is a row. Gaps are between the logprobs of sampled tokens,
 mean/largest in nats: as loaded, in bfloat16, and in the widest precision that vLLM has after an update of all weights,
 of adapters beside them and of merged ones. `proved` are the tensors whose sums the sampler showed behind an update.
-`packed` are the relative differences of hidden states/gradient from the same contexts one by one. `refused` and `fails`
-are told on stderr.
+`packed` are the relative differences of hidden states/gradient from the same contexts one by one. `t:` is of the engine
+of transformers, where vLLM is refused. `refused` and `fails` are told on stderr.
 """
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ from agent_r1.learn import builtin, checkpoint
 from agent_r1.learn.checkpoint import Progress
 from agent_r1.learn.learner import Learner, Options
 from agent_r1.learn.model import load_policy, load_tokenizer, pack, see
-from agent_r1.pretrained import read_config, require_sampled
+from agent_r1.pretrained import layer_kinds, read_config, require_sampled
 from agent_r1.records import Trajectory
 from agent_r1.rollout.codec import Template
+from agent_r1.rollout.engines import TransformersEngine
 from agent_r1.rollout.sampling import Action, Actor, Engine
 from agent_r1.rollout.vllm_engine import VllmEngine
 from agent_r1.training.watch import prove_held
@@ -169,13 +170,8 @@ class Family:
 
     @property
     def exact(self) -> Dtype:
-        """The widest precision in which vLLM samples with it on this machine."""
-        try:
-            require_sampled(read_config(self.model), "float32", adapters=False)
-        except ValueError as refusal:
-            print(refusal, file=sys.stderr)
-            return "bfloat16"
-        return "float32"
+        """The widest precision in which vLLM samples with it on a CPU."""
+        return "bfloat16" if "linear_attention" in layer_kinds(read_config(self.model)) else "float32"
 
     def learner(self, dtype: Dtype, *, rank: int = 0, merges: bool = False) -> Learner:
         lora = {"rank": rank, "alpha": 16}
@@ -186,7 +182,7 @@ class Family:
 
     @contextmanager
     def engine(self, dtype: Dtype, *, rank: int = 0) -> Iterator[Engine]:
-        require_sampled(read_config(self.model), dtype, adapters=rank > 0)
+        """vLLM, or transformers where vLLM is refused."""
         actor = Actor(
             model=str(self.model),
             end_ids=[],
@@ -195,7 +191,14 @@ class Family:
             dtype=dtype,
             adapter_rank=rank,
         )
-        with VllmEngine(shipped_with({}).engine.vllm, actor) as engine:
+        settings = shipped_with({}).engine
+        try:
+            require_sampled(read_config(self.model), dtype, adapters=rank > 0)
+        except ValueError as refusal:
+            print(refusal, file=sys.stderr)
+            yield TransformersEngine(settings.transformers, actor)
+            return
+        with VllmEngine(settings.vllm, actor) as engine:
             yield engine
 
 
@@ -204,11 +207,13 @@ def sampled(engine: Engine) -> list[Trajectory]:
     return [trajectory_of(*pair) for pair in zip(requests, engine.sample(requests), strict=True)]
 
 
-def gap(learner: Learner, episodes: Sequence[Trajectory]) -> str:
+def gap(learner: Learner, engine: Engine) -> str:
     """The mean and the largest difference of sampler and learner at sampled tokens."""
+    episodes = sampled(engine)
     both = zip(episodes, learner.logprobs(episodes), strict=True)
     apart = np.concatenate([np.abs(row.logprobs - own)[row.action_mask] for row, own in both])
-    return f"{apart.mean():.1e}/{apart.max():.1e}"
+    mark = "t:" if isinstance(engine, TransformersEngine) else ""
+    return f"{mark}{apart.mean():.1e}/{apart.max():.1e}"
 
 
 def update(learner: Learner, episodes: Sequence[Trajectory], iteration: int = 0) -> None:
@@ -226,7 +231,7 @@ def transfer(engine: Engine, learner: Learner, folder: Path) -> tuple[str, str]:
     unproved = prove_held(held, sums) & sums.keys()
     if unproved:
         print("not proved:", *sorted(unproved), file=sys.stderr)
-    return f"{len(sums) - len(unproved)}/{len(sums)}", gap(learner, sampled(engine))
+    return f"{len(sums) - len(unproved)}/{len(sums)}", gap(learner, engine)
 
 
 def updated(family: Family) -> Row:
@@ -234,19 +239,20 @@ def updated(family: Family) -> Row:
     dtype = family.exact
     with family.engine(dtype) as engine:
         learner = family.learner(dtype)
-        cells = {dtype: gap(learner, sampled(engine))}
+        cells = {dtype: gap(learner, engine)}
         cells["proved"], cells["updated"] = transfer(engine, learner, family.scratch / "updated")
         merging = family.learner(dtype, rank=4, merges=True)
         return {**cells, "merged": transfer(engine, merging, family.scratch / "merged")[1]}
 
 
 def bfloat16(family: Family) -> Row:
-    """The same in bfloat16, with the proof of a transfer."""
+    """The same in bfloat16, with the proof of a transfer; in float32, if those were in bfloat16."""
     if family.exact == "bfloat16":
-        return {"float32": "refused"}
+        with family.engine("float32") as engine:
+            return {"float32": gap(family.learner("float32"), engine)}
     with family.engine("bfloat16") as engine:
         learner = family.learner("bfloat16")
-        cells = {"bfloat16": gap(learner, sampled(engine))}
+        cells = {"bfloat16": gap(learner, engine)}
         transfer(engine, learner, family.scratch / "halved")
         return cells
 
@@ -339,7 +345,7 @@ def measure(name: str) -> Row:
             except Exception as fault:  # whatever it is, it is a finding
                 print(f"{name}: {columns[0]}: {type(fault).__name__}: {fault}", file=sys.stderr)
                 cells |= dict.fromkeys(columns, "refused" if isinstance(fault, ValueError) else "fails")
-    return {"family": name, **{column: cells[column] for column in COLUMNS}}
+    return {"family": name, **{column: cells.get(column, "fails") for column in COLUMNS}}
 
 
 def in_process(name: str) -> Row:
