@@ -102,8 +102,10 @@ def _refusal(path: str, headers: Headers, password: str) -> Response | None:
     if path in OPEN:
         return None
     if password and not compare_digest(_sent(headers.get("authorization", "")), password.encode()):
-        asked = {"WWW-Authenticate": 'Basic realm="MLflow of agent_r1: any user, and the password of agent-r1 serving"'}
-        return PlainTextResponse("MLflow asks for the password; `agent-r1 serving` says it", 401, asked)
+        challenge = {
+            "WWW-Authenticate": 'Basic realm="MLflow of agent_r1: any user, and the password of agent-r1 serving"'
+        }
+        return PlainTextResponse("MLflow asks for the password; `agent-r1 serving` says it", 401, challenge)
     if headers.get("origin") not in (None, f"http://{headers['host']}"):
         return PlainTextResponse("pages of other origins get no answer", 403)
     if path == GATEWAY:

@@ -329,16 +329,11 @@ def replay(
 
 @app.command(rich_help_panel=PANEL)
 def lineage(
-    subject: Annotated[
-        str,
-        Argument(
-            metavar="MODEL|DATA",
-            help="models:/agent_r1@champion, models:/agent_r1/3 or a label such as ppo; or a path such as "
-            "data/prepared, or a hash of data.",
-        ),
+    model: Annotated[
+        str, Argument(help="models:/agent_r1@champion, models:/agent_r1/3, or a training such as ppo-seed3.")
     ],
 ) -> None:
-    """Shows the origins of a model, or the models of data."""
-    from flows.operation.lineage import trees
+    """Shows the origins of a model."""
+    from flows.operation.lineage import lineage as tree_of
 
-    show(*trees(subject))
+    show(tree_of(model))
