@@ -62,14 +62,21 @@ class Demand:
     gradient_checkpointing: bool = False
     optimizer_offload: bool = False
     ranks: int = 1  # that shard the weights, each with a device
+    defers: bool = False  # whether ranks keep whole gradients until the last micro-batch of a step
     sampler_gib: float = 0.0  # weights and cache
     sampler_sleeps: bool = False  # during updates
 
 
 def demand_of(config: PretrainedConfig, settings: Params, run_id: RunId, device: torch.device) -> Demand:
-    """The demand of a run of params.yaml. A micro-batch holds at least one whole context."""
+    """The demand of a run of params.yaml. A ValueError refuses a micro-batch that is smaller than one context."""
     run = settings.run(run_id)
     settings = settings.of(run_id)
+    tokens = run.update.max_tokens_per_microbatch
+    if tokens < settings.env.max_tokens:
+        raise ValueError(
+            f"{run_id.run}: train.update.max_tokens_per_microbatch {tokens} is below one context, env.max_tokens "
+            f"{settings.env.max_tokens}, which is computed at once; raise the first, or lower the second"
+        )
     dtype = compute_dtype(settings.model.dtype, device)
     cuda = device.type == "cuda"
     return Demand(
@@ -81,8 +88,9 @@ def demand_of(config: PretrainedConfig, settings: Params, run_id: RunId, device:
         reference=_reference_of(config, run),
         gradient_checkpointing=settings.model.gradient_checkpointing,
         optimizer_offload=settings.learner.optimizer_offload and cuda,
-        ranks=settings.learner.ranks,
-        tokens=max(run.update.max_tokens_per_microbatch, settings.env.max_tokens),
+        ranks=settings.learner.ranks // settings.learner.copies,
+        defers=settings.learner.defer_reduction,
+        tokens=tokens,
         sampler_gib=_sampler_gib(config, settings, dtype, device),
         sampler_sleeps=settings.engine.kind == "vllm" and settings.engine.vllm.sleep and cuda,
     )
@@ -169,6 +177,7 @@ def estimate(demand: Demand) -> dict[str, float]:
     sampler = demand.sampler_gib
     if demand.sampler_sleeps:
         gradients = sum(count.adapters or size for size in learners.values()) * FLOAT32 / demand.ranks / GIB
+        gradients += gib.get("gradients not yet reduced", 0.0)
         sampler = max(0.0, sampler - gradients - gib["activations"] - gib["logits"])
     return gib | {"sampler": sampler, "libraries": LIBRARIES_GIB}
 
@@ -192,6 +201,8 @@ def _weight_bytes(demand: Demand, count: Parameters, learners: Mapping[str, int]
         layer = (count.backbone - shape.vocab_size * shape.hidden_size) // shape.num_hidden_layers
         weights = count.policy - (shape.num_hidden_layers - 2) * layer  # one layer, and the next beside it
         parts["weights gathered"] = weights * (frozen if demand.adapter else frozen + FLOAT32)  # and their gradients
+    if demand.defers:
+        parts["gradients not yet reduced"] = max(count.adapters or size for size in learners.values()) * FLOAT32
     return parts
 
 

@@ -34,6 +34,7 @@ ROUNDING = 1e-9  # by which a sum of shares may miss 1
 RUN_NAME = re.compile(r"\w+", re.ASCII)
 FILTERS = ("top_p", "top_fraction")
 MASKS = ("mask_token", "mask_sequence", "mask_mean")
+SHORT = ("auto", "bfloat16", "float16")
 CRITIC = tuple(sorted(WITH_CRITIC))
 WHITENING = tuple(sorted(WITH_WHITENING))
 DECLARE = "; declare it there"
@@ -75,7 +76,7 @@ NEEDS = [
     Needs(FilterParams, "refill", 0, "kind", FILTERS, ", which drops no group"),
     Needs(stages.DenseParams, "nlist", 0, "faiss", ("ivf",), ", which looks at every passage"),
     Needs(stages.DenseParams, "nprobe", 0, "faiss", ("ivf",), ", which looks at every passage"),
-    Needs(stages.ModelParams, "float32_output", False, "dtype", ("auto", "bfloat16"), ", in which all layers compute"),
+    Needs(stages.ModelParams, "float32_output", False, "dtype", SHORT, ", in which all layers compute"),
     Needs(stages.EngineParams, "server.urls", [], "kind", ("server",), missing=SERVE),
     Needs(OthersParams, "reset", None, "env", ("openenv",), ", whose rows hold a seed, or a row"),
     Needs(OthersParams, "row", None, "env", ("toolbox",), ", whose rows hold a seed, or a reset"),
@@ -160,6 +161,10 @@ def learner(p: stages.LearnerParams) -> Refusals:
     if p.optimizer_offload and p.ranks > 1:
         why = f"needs one GPU, and there are {p.ranks} ranks, each with a part of the states"
         yield f"optimizer_offload: true {why}; set it to false, or processes and nodes to 1"
+    if p.defer_reduction and p.ranks == 1:
+        yield "defer_reduction: true has no effect on one rank; set it to false, or processes to 2 or more"
+    if p.replicate and p.nodes == 1:
+        yield "replicate: true has no effect on one machine; set it to false, or nodes to 2 or more"
 
 
 def servers(p: stages.ServerParams) -> Refusals:

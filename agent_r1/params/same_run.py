@@ -55,7 +55,7 @@ KINDS = {
     "rounding": """
         train.update.max_tokens_per_microbatch warm_start.max_tokens_per_microbatch env.order
         model.threads model.float32_output model.gradient_checkpointing model.packing
-        learner.processes learner.nodes learner.optimizer_offload
+        learner.processes learner.nodes learner.optimizer_offload learner.defer_reduction learner.replicate
         engine.kind engine.replicas engine.tensor_parallel_size engine.threads engine.max_num_seqs
         engine.cpu_cache_gib engine.gpu_memory_utilization engine.sleep engine.batch_size
     """,

@@ -103,6 +103,8 @@ NEUTRAL: dict[str, Any] = {
     "env.examples": "",
     "env.too_long_share": 0.0,
     "evaluate.examples": "",
+    "learner.defer_reduction": False,
+    "learner.replicate": False,
     "model.template": {},
     "train.update.importance_floor": 0.0,
     "train.update.importance_rule": "cap",
