@@ -423,10 +423,20 @@ def worlds(p: Params) -> Refusals:
                     yield f"prepare.worlds.{name}.name is {meant!r}, which env.{section} does not define{close}"
 
 
+def base(p: Params) -> Refusals:
+    if p.model.base == "four_bit" and not p.model.adapter:
+        why = "cannot be trained, and model.lora.rank: 0 trains all weights"
+        yield f"model.base: four_bit {why}; set model.lora.rank to 64, or model.base: full"
+    if p.model.base == "four_bit" and p.learner.ranks > 1:
+        why = f"is for one process, and learner.processes times nodes are {p.learner.ranks}"
+        yield f"model.base: four_bit {why}; set both to 1, or model.base: full"
+
+
 def whole(p: Params) -> Refusals:
     yield from warm_start(p)
     yield from lengths(p)
     yield from worlds(p)
+    yield from base(p)
     if p.engine.kind == "transformers" and p.env.order != "rounds":
         why = "needs an engine that takes requests in while it samples, and engine.kind is transformers"
         yield f"env.order: {p.env.order} {why}; set env.order: rounds, or engine.kind: vllm"

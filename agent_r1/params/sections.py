@@ -103,6 +103,7 @@ NEUTRAL: dict[str, Any] = {
     "env.examples": "",
     "env.too_long_share": 0.0,
     "evaluate.examples": "",
+    "model.base": "full",
     "model.template": {},
     "train.update.importance_floor": 0.0,
     "train.update.importance_rule": "cap",
