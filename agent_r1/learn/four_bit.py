@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from agent_r1.learn.model import load_policy
@@ -34,25 +35,13 @@ class FourBit(nn.Linear):
         return numbers.view(self.out_features, self.in_features).to(self._dtype)
 
     def forward(self, input: Tensor) -> Tensor:
-        product: Tensor = _Product.apply(input, self)  # type: ignore[no-untyped-call]
+        """Unpacks the matrix again for the backward pass, and keeps it for neither."""
+        product: Tensor = checkpoint(lambda x: F.linear(x, self.matrix(), self.bias), input, use_reentrant=False)
         return product
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[f"{prefix}weight"] = self.matrix().cpu()
-
-
-class _Product(torch.autograd.Function):
-    """A product that does not keep the matrix until its backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, input: Tensor, layer: FourBit) -> Tensor:
-        ctx.layer = layer
-        return F.linear(input, layer.matrix(), layer.bias)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient @ ctx.layer.matrix().to(gradient.dtype), None
 
 
 def round_off(folder: Path) -> None:

@@ -424,12 +424,9 @@ def worlds(p: Params) -> Refusals:
 
 
 def base(p: Params) -> Refusals:
-    if p.model.base == "four_bit" and not p.model.adapter:
-        why = "cannot be trained, and model.lora.rank: 0 trains all weights"
-        yield f"model.base: four_bit {why}; set model.lora.rank to 64, or model.base: full"
-    if p.model.base == "four_bit" and p.learner.ranks > 1:
-        why = f"is for one process, and learner.processes times nodes are {p.learner.ranks}"
-        yield f"model.base: four_bit {why}; set both to 1, or model.base: full"
+    if p.model.base == "four_bit" and not (p.model.adapter and p.learner.ranks == 1):
+        what = f"model.lora.rank is {p.model.lora.rank} and learner has processes times nodes: {p.learner.ranks}"
+        yield f"model.base: four_bit is for adapters of one process, and {what}; set them to 64 and 1, or base: full"
 
 
 def whole(p: Params) -> Refusals:
