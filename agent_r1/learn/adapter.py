@@ -125,7 +125,7 @@ def merged_state(model: nn.Module) -> dict[str, Tensor]:
     for name, layer in _adapted(model).items():
         weight = state[f"{name}.weight"]
         update = whole(layer.get_delta_weight(ADAPTER).detach())
-        state[f"{name}.weight"] = (whole(weight).float() + update).to("cpu", weight.dtype)
+        state[f"{name}.weight"] = (whole(weight).float().to(update.device) + update).to("cpu", weight.dtype)
     return state
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -291,11 +291,17 @@ def _load_models(
             "model.float32_output: true has no effect: every layer computes in float32 on %s", compute.device
         )
     stored = compute.dtype if model.adapter else torch.float32
-    policy = _load_policy(path, stored, compute)
+    place = torch.device("cpu") if model.base == "four_bit" else compute.device
+    policy = _load_policy(path, stored, replace(compute, device=place))
     options = {"packed": compute.packed, "waits": compute.ranks.size > 1}
-    critic = Critic(path, stored, compute.device, **options) if with_critic else None
+    critic = Critic(path, stored, place, **options) if with_critic else None
     backbones = {"policy": policy} | ({"critic": critic.backbone} if critic else {})
     for name, backbone in backbones.items():
+        if model.base == "four_bit":
+            from agent_r1.learn.four_bit import compress  # with bitsandbytes
+
+            compress(backbone, compute.device)
+            nn.Module.to(critic or policy, compute.device)
         if model.adapter:
             adapter.attach(backbone, model.adapter, seed=derive(seed, "adapter", name))
         if model.gradient_checkpointing:

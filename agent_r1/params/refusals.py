@@ -428,10 +428,17 @@ def worlds(p: Params) -> Refusals:
                     yield f"prepare.worlds.{name}.name is {meant!r}, which env.{section} does not define{close}"
 
 
+def base(p: Params) -> Refusals:
+    if p.model.base == "four_bit" and not (p.model.adapter and p.learner.ranks == 1):
+        what = f"model.lora.rank is {p.model.lora.rank} and learner has processes times nodes: {p.learner.ranks}"
+        yield f"model.base: four_bit is for adapters of one process, and {what}; set them to 64 and 1, or base: full"
+
+
 def whole(p: Params) -> Refusals:
     yield from warm_start(p)
     yield from lengths(p)
     yield from worlds(p)
+    yield from base(p)
     if p.engine.kind == "transformers" and p.env.order != "rounds":
         why = "needs an engine that takes requests in while it samples, and engine.kind is transformers"
         yield f"env.order: {p.env.order} {why}; set env.order: rounds, or engine.kind: vllm"

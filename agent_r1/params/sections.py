@@ -105,6 +105,7 @@ NEUTRAL: dict[str, Any] = {
     "evaluate.examples": "",
     "learner.defer_reduction": False,
     "learner.replicate": False,
+    "model.base": "full",
     "model.template": {},
     "train.update.importance_floor": 0.0,
     "train.update.importance_rule": "cap",

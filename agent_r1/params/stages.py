@@ -75,6 +75,7 @@ class ModelParams(Section):
     packing: bool
     template: dict[Annotated[str, AfterValidator(_argument)], bool | int | str]
     lora: LoraParams
+    base: Literal["full", "four_bit"]
 
     @property
     def adapter(self) -> LoraParams | None:

@@ -93,6 +93,9 @@ def test_adapters_in_bfloat16_by_hand() -> None:
     assert parts["critic"] == 2 * (BACKBONE + 33) + 16 * adapters
     assert "reference" not in parts, "it is the policy without the adapters"
     assert "weights cast for matrix products" not in parts
+    small = {name: size * GIB for name, size in estimate(replace(demand, four_bit=True)).items()}
+    saved = (2 - 0.5 - 4 / 64) * (BACKBONE - 3200)  # four bits and a 64th of a scale for a weight of the layers
+    assert small == pytest.approx(parts | {name: parts[name] - saved for name in ("policy", "critic")}, rel=1e-6)
 
 
 def test_what_cannot_fit_is_refused_with_the_numbers() -> None:
