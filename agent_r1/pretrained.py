@@ -45,6 +45,9 @@ FAMILIES = {
 # Kinds of layers that mix tokens by other means than attention, and the module of a layer that does.
 MIXERS = {"linear_attention": "linear_attn", "conv": "conv"}
 
+# The names of a text model's weights begin so in a folder that has other parts too.
+TEXT_MODEL = (r"^language_model\.model\.", r"^model\.language_model\.")
+
 # The weights that wait in a mapped file, as they are stored, by the parameter that has their shape and type.
 _WAITING: MutableMapping[Tensor, Tensor] = WeakTensorKeyDictionary()
 
@@ -129,11 +132,13 @@ def require_sampled(config: PreTrainedConfig, dtype: DtypeName, *, adapters: boo
         raise ValueError(f"vLLM imports torchvision for {kind}, which is not installed; {remedy}, or install it")
     if device.type == "cuda":
         return
-    if "linear_attention" in layer_kinds(config) and compute_dtype(dtype, device) is torch.float32:
+    if "linear_attention" in layer_kinds(config) and compute_dtype(dtype, device) is not torch.bfloat16:
         raise ValueError(
             f"vLLM computes the linear attention of {kind} on a CPU in bfloat16 alone; set model.dtype: bfloat16, or "
             "engine.kind: transformers"
         )
+    if kind == "gpt_oss":
+        raise ValueError(f"vLLM does not replace the experts of {kind} on a CPU; {remedy}")
     if adapters and experts_of(config):
         raise ValueError(f"vLLM has no kernel of a CPU for experts beside adapters, as {kind} has; {remedy}")
 
@@ -168,9 +173,10 @@ def load_model(
         require_full_precision(config)
         attention = "eager" if dropped_by_sdpa(config) else "sdpa"
         options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention, "output_loading_info": True}
-        if (text := config.get_text_config()) is not config:
+        text = config.get_text_config()
+        if text is not config:
             logger.info("%s: the text model is loaded, and no other part, such as one for images", path)
-            options |= {"config": text, "key_mapping": {r"^(language_model\.model|model\.language_model)\.": "model."}}
+            options |= {"config": text, "key_mapping": dict.fromkeys(TEXT_MODEL, "model.")}
         with mapped_weights(waits) as types:
             model, about = load_pretrained(kind, path, **options)
     except OSError as error:
@@ -178,6 +184,8 @@ def load_model(
     if missing := sorted(about["missing_keys"]):  # transformers gives them random values, tied ones aside
         lacking = f"{len(missing)} tensors of its {type(model).__name__}, {missing[0]} for one"
         raise ValueError(f"{str(path)!r} lacks the weights of {lacking}; download or save the model again")
+    if text is not config:
+        model._weight_conversions = None  # type: ignore[assignment]  # else it would be saved by the names of the whole
     if not waits:
         for parameter in model.parameters():  # a mapped file may be replaced, and its alignment changes the last bits
             parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)

@@ -50,11 +50,10 @@ class ModelServer(ABC):
 
     def tell(self, chat_request: ChatRequest) -> None:
         """Says once of each field that it changes nothing."""
-        fields = {name: value for name, value in chat_request.unapplied.items() if name not in self._unapplied}
-        if fields:
-            self._unapplied |= fields.keys()
-            spelled = ", ".join(f"{name} {str(value)[:80]}" for name, value in fields.items())
-            logger.warning("a client asks for %s, which changes nothing: sampling is as it is set up", spelled)
+        names = sorted(chat_request.unapplied - self._unapplied)
+        if names:
+            self._unapplied.update(names)
+            logger.warning("a client sends %s, which changes nothing: sampling is as it is set up", ", ".join(names))
 
 
 async def received(request: Request, most: int, remedy: str) -> bytes:

@@ -89,7 +89,7 @@ def generate(
         ]
         if len(going) < len(running):
             rows = torch.tensor(going, dtype=torch.long, device=model.device)
-            cache.batch_select_indices(rows)
+            cache.reorder_cache(rows)  # type: ignore[arg-type]  # which layers of every kind have
             tokens = tokens[rows]
             mask = mask[rows]
             running = [running[row] for row in going]

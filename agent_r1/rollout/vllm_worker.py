@@ -48,10 +48,13 @@ class WorkerExtension:
         than the one that their kernel takes.
         """
         model = self.model_runner.get_model()
-        for module in model.modules():
-            if isinstance(module, RoutedExperts) and module.w13_weight.device.type == "cpu":
-                module.quant_method.moe_kernel = None
+        experts = [layer for layer in model.modules() if isinstance(layer, RoutedExperts)]
+        methods = [layer.quant_method for layer in experts if layer.w13_weight.device.type == "cpu"]
+        for method in methods:
+            method.moe_kernel = None
         self.model_runner.reload_weights(weights_path=path)
+        if any(method.moe_kernel is None for method in methods):
+            raise ValueError("vLLM does not replace the experts of this model on a CPU")
         for module in model.modules():
             if isinstance(module, VocabParallelEmbedding):
                 module.quant_method.process_weights_after_loading(module)
@@ -121,10 +124,12 @@ def _expert_sums(name: str, layer: Any) -> Iterator[Slice]:
 
     There are none where a kernel of CUDA has an order of its own, or where halves are interleaved, as beside biases.
     """
-    kernel = layer.quant_method.moe_kernel.fused_experts
     config = layer.moe_config
+    if config.has_bias:
+        return
+    kernel = layer.quant_method.moe_kernel.fused_experts
     isa = getattr(kernel, "isa", "")  # of a CPU
-    if config.has_bias or not (isa or type(kernel).__name__ == "TritonExperts"):
+    if not isa and type(kernel).__name__ != "TritonExperts":
         return
     size = config.intermediate_size_per_partition
     column = config.moe_parallel_config.tp_rank * size

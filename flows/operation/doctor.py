@@ -314,14 +314,14 @@ def ports() -> str:
     pages = {"prefect": (4200, "/api/health", "true"), "mlflow": (5000, "/version", version("mlflow"))}
     for server, (default, page, expected) in pages.items():
         port = int(os.environ.get(f"{server.upper()}_PORT", default))
-        body = b""
+        answer = b""
         try:
             claim(port, server).close()
-        except ValueError as taken:
+        except ValueError as fault:
             with suppress(OSError, BadAnswerError):
-                body = Client(f"http://{HOST}:{port}", ANSWER_S, key="").ask("GET", page).body
-            if body != expected.encode():
-                raise Warned(str(taken)) from taken
+                answer = Client(f"http://{HOST}:{port}", ANSWER_S, key="").ask("GET", page).body
+            if answer != expected.encode():
+                raise Warned(str(fault)) from fault
     return "free, or answered by their own servers"
 
 

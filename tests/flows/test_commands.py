@@ -78,13 +78,7 @@ def test_unknown_command_is_refused_before_any_import(line: list[str], message: 
     assert (ended.returncode, message in ended.stderr) == (2, True)
 
 
-@pytest.mark.parametrize(
-    ("line", "code", "message"),
-    [
-        (["chat", "--endpoint", "http://127.0.0.1:9/v1"], 75, "http://127.0.0.1:9/v1 does not answer"),
-        (["overlay", "moon"], 1, "there is no overlay 'moon'"),
-    ],
-)
+@cases("line, code, message")
 def test_fault_is_one_line(line: list[str], code: int, message: str) -> None:
     ended = typed(*line)
     assert (ended.returncode, ended.stdout, len(ended.stderr.splitlines())) == (code, "", 1), ended.stderr

@@ -151,13 +151,7 @@ def test_endpoint_plays_and_one_that_is_down_is_named_at_once(begun: Path, tiny_
         list(play(RunId("grpo"), "big", url))
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "module", "message"),
-    [
-        (None, "", "gone", r"module 'gone' cannot be imported .*No module named 'gone'"),
-        ("calendar.py", "def years(): ...", "calendar", r"calendar.py has the name of a module that Python or a libr"),
-    ],
-)
+@cases("file, content, module, message")
 def test_missing_module_is_named_before_a_model_is_loaded(
     file: str | None, content: str, module: str, message: str, clone: Path
 ) -> None:

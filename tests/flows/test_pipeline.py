@@ -27,7 +27,7 @@ from flows.graph import StageFailed, StageUnavailable, stages
 from flows.operation.serving import require_server
 from flows.pipeline import ablations, pipeline, run_command, run_pipeline
 from flows.processes import Supervised, api_on, await_health, running
-from tests.cases import graph
+from tests.cases import cases, graph
 from tests.fixtures import WriteParams
 
 NEWER = "3.9.1"  # of Prefect, whose fastapi vLLM 0.32 refuses
@@ -252,18 +252,7 @@ def test_stage_that_may_work_later_says_so_through_dvc(prefect_api: str, project
     assert (project.parent / "order.txt").read_text() == "tried\n" * 3  # operate.retries is 2
 
 
-@pytest.mark.parametrize(
-    ("graph", "runs", "said"),
-    [
-        ("stages: {prepare: {command: ls}}", ["ppo"], r"dvc dag failed: .*dvc\.yaml"),
-        (
-            'stages: {train: {foreach: "${repro_runs}", do: {cmd: "echo ${item}"}}}',
-            ["ppo; touch hacked"],
-            "repro_runs names 'ppo; touch hacked', which runs: does not define",
-        ),
-    ],
-    ids=["a file that DVC refuses", "parameters that DVC would put into a command"],
-)
+@cases("graph, runs, said")
 def test_files_that_cannot_be_used_are_a_users_fault(
     project: Path, write_params: WriteParams, graph: str, runs: list[str], said: str
 ) -> None:
@@ -285,17 +274,7 @@ run_stage(stay)
 """
 
 
-@pytest.mark.parametrize(
-    ("killed", "code", "said"),
-    [
-        ("pipeline", -signal.SIGKILL, ""),
-        (
-            "uvicorn",
-            75,
-            "the Prefect server ended with code -9, see .tracking/prefect/server.log, and with it all that it served",
-        ),
-    ],
-)
+@cases("killed, code, said")
 def test_part_of_a_pipeline_that_is_killed_ends_the_others(
     project: Path, start_in: Any, killed: str, code: int, said: str
 ) -> None:

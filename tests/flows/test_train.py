@@ -33,6 +33,7 @@ from flows import train as train_module
 from flows.operation.register import register
 from flows.policies import version_of
 from flows.train import train
+from tests.cases import cases
 from tests.fixtures import PLACES, Inside, WriteParams
 from tests.flows.conftest import SMALL
 from tests.reading import contents, metrics, progress, trajectories
@@ -244,13 +245,7 @@ def test_registered_version_teaches(
             train(RunId("distill"))
 
 
-@pytest.mark.parametrize(
-    ("changes", "difference"),
-    [
-        ({"train": {"update": {"learning_rate": 1e-5}}}, "train.update.learning_rate 0.0003 -> 1e-05"),
-        ({"env": {"max_steps": 5}}, "env.max_steps 4 -> 5"),
-    ],
-)
+@cases("changes, difference")
 def test_changed_parameters_make_another_run(
     finished: Path, changes: dict[str, Any], difference: str, write_params: WriteParams
 ) -> None:

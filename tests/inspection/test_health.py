@@ -17,6 +17,7 @@ from agent_r1.learn.checkpoint import Progress, seal
 from agent_r1.params.credit import CreditParams, RewardWeights
 from agent_r1.records import Call, CallStatus, Credit, Outcome, Source, Trajectory
 from agent_r1.tables import write_rows
+from tests.cases import cases
 from tests.credit.test_reward_hacks import CREDIT, HONEST, LIMITS, MAX_STEPS, Play, answer, play, search  # noqa: F401
 from tests.trajectories import from_parts
 
@@ -224,14 +225,7 @@ def test_reward_that_rises_alone_is_gamed() -> None:
     assert gamed_rewards(lines(RISE, think=RISE, em=RISE), weights) == {}
 
 
-@pytest.mark.parametrize(
-    "reward",
-    [
-        np.linspace(0.5, 0.54, 12).tolist(),  # less than a tenth of the returns' std
-        [0.5, 0.3, 0.6, 0.4, 0.7, 0.2, 0.5, 0.3, 0.6, 0.4, 0.7, 0.3],
-        RISE[::-1],
-    ],
-)
+@cases("reward")
 def test_reward_that_hardly_rises_or_falls_is_not_gamed(reward: list[float]) -> None:
     assert gamed_rewards(lines(FLAT, think=reward), {"think": 1.0}) == {}
 

@@ -151,6 +151,10 @@ def test_one_click_leads_to_policies_measured_on_a_data_set(
     compared = quote(json.dumps([run.run_id for run in trained]))
     tab.goto(f"{mlflow_ui}/#/compare-runs?runs={compared}&experiments={quote(json.dumps(['1']))}")
     expect(tab.locator("body")).to_match_aria_snapshot('- text: "Metrics: final/success"', timeout=PATIENCE_MS)
+    tab.goto(f"{mlflow_ui}/#/experiments/1/runs/{trained[0].run_id}")
+    expect(tab.get_by_text("rollout/success").first).to_be_visible(timeout=PATIENCE_MS)
+    page_text = tab.locator("body").inner_text()
+    assert page_text.index("final/success") < page_text.index("rollout/success"), "a run's page has the score first"
     [data] = client.search_datasets(["1"])
     for view, text in (
         ("experiments/1/datasets", MEASURED_ON),

@@ -22,6 +22,7 @@ from agent_r1.learn.model import load_tokenizer
 from agent_r1.records import Source
 from agent_r1.rollout.chat import Chat, Dialogue
 from agent_r1.rollout.codec import Encoded, Piece, Tools
+from tests.cases import cases
 
 QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
 SEARCH = {"type": "function", "function": {"name": "search", "description": "Finds.", "parameters": QUERY}}
@@ -173,23 +174,7 @@ def messages_as_put(style: str, action: str, observation: str, role: str) -> lis
     return [{"role": role, "content": content} for role, content in contents]
 
 
-@pytest.mark.parametrize(
-    ("style", "action", "restarts", "closed"),  # does the template let it stand as it was said, is it closed
-    [
-        ("qwen2_5", THOUGHT, False, True),
-        ("qwen2_5", " padded \n", False, True),
-        ("qwen3", THOUGHT, True, True),
-        ("qwen3", "Tesk.", False, True),
-        ("qwen3", THOUGHT, True, False),
-        ("qwen3_thinking", "Who?\n</think>\n\nTesk.", False, True),  # it opens the thought
-        ("qwen3_thinking", "Who?</think>Tesk.", True, True),
-        ("qwen3_thinking", "Tesk.", True, True),
-        ("llama3", THOUGHT, False, True),
-        ("llama3", "Tesk.\n", True, True),
-        ("mistral", " Tesk.", False, True),  # the template puts a space before the assistant's text
-        ("mistral", "Tesk.", True, True),
-    ],
-)
+@cases("style, action, restarts, closed")
 @pytest.mark.parametrize("role", ["tool", "user"])
 def test_a_context_is_what_the_template_renders(
     style: str, action: str, restarts: bool, closed: bool, role: str, tokenizer_of: TokenizerOf
@@ -315,16 +300,7 @@ def test_a_template_that_writes_the_date_writes_the_same_every_day(
     assert openings[0].startswith("<s>Today Date: 26 Jul 2024<|start_header_id|>system")
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("if add_generation_prompt", "if false", "no generation prompt"),
-        ("message.content + ", "message.content + '!' + ", "no end token.*'!<|im_end|>"),
-        ("message.content + ", "message.content + message.content + ", "writes the text 'USER' 2 times"),
-        ("for message in messages", "for message in messages[:2]", "writes the text 'ACTION' 0 times"),
-        ('message.role == "tool"', "loop.index > 2 and raise_exception('two at most')", "refuses .*: two at most"),
-    ],
-)
+@cases("old, new, message")
 def test_templates_that_cannot_be_used(
     tiny_tokenizer: PreTrainedTokenizerFast, old: str, new: str, message: str
 ) -> None:

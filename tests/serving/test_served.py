@@ -1,7 +1,6 @@
 """An agent behind its endpoint, over real HTTP on loopback: as OpenAI's own client asks it, and as nobody should."""
 
 import asyncio
-import json
 import re
 import threading
 import time
@@ -28,7 +27,7 @@ from agent_r1.search.base import Search
 from agent_r1.seeds import derive
 from agent_r1.serving import served as app
 from agent_r1.serving.agent import Agent
-from agent_r1.serving.served import MAX_BODY_BYTES, Lasting, Service, serve
+from agent_r1.serving.served import Lasting, Service, serve
 from tests.cases import cases, tables
 from tests.fixtures import FreePort
 
@@ -313,14 +312,7 @@ def test_question_longer_than_context_gets_openai_code(url: str, openai: ModuleT
     assert refused.value.code == "context_length_exceeded"
 
 
-@pytest.mark.parametrize(
-    ("headers", "body", "status"),
-    [
-        ({"origin": "http://evil.example"}, json.dumps(ASKED), 403),
-        ({}, json.dumps(ASKED | asked("w" * MAX_BODY_BYTES)), 413),
-        ({}, '{"model": "ppo", "messages": [{"role": "user", "content": "\\ud800"}]}', 400),
-    ],
-)
+@cases("headers, body, status")
 def test_foreign_requests_are_refused(url: str, headers: dict[str, str], body: str, status: int) -> None:
     sent = {"content-type": "application/json", **headers}
     assert httpx.post(f"{url}/chat/completions", content=body, headers=sent).status_code == status

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
@@ -90,7 +90,7 @@ class ChatRequest:
     seed: int | None = None
     stream: bool = False
     with_usage: bool = False  # at the end of a stream of chat completions
-    unapplied: Mapping[str, Any] = field(default_factory=dict)  # fields that change no token
+    unapplied: Set[str] = frozenset()  # fields that were sent, and change no token
     fields: Mapping[str, Any] = field(default_factory=dict)  # of Responses, as they were sent
     items: Sequence[dict[str, Any]] = ()  # of Responses, with those that were stored
 
@@ -202,10 +202,9 @@ class Body(BaseModel):
         return self.model_extra or {}
 
     @property
-    def unapplied(self) -> dict[str, Any]:
+    def unapplied(self) -> Set[str]:
         """The fields that are taken, and change no token."""
-        sent = {name: value for name, value in self.extra.items() if value not in (None, [], {})}
-        return {name: value for name, value in sent.items() if name in _UNREAD}
+        return _UNREAD & {name for name, value in self.extra.items() if value not in (None, [], {})}
 
 
 def read(kind: type[Shape], body: bytes) -> Shape:

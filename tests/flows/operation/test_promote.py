@@ -18,6 +18,7 @@ from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Outpaced, Version
 from flows.operation.promote import PROMOTION, crown, gate, measure, promote_here
 from flows.policies import policy_of, version_of
+from tests.cases import cases
 from tests.fixtures import Inside, WriteParams
 from tests.flows.operation.evaluations import ASKED, write_evaluation
 
@@ -119,17 +120,9 @@ def test_equal_challenger_is_refused_with_numbers_and_without_error(
     assert client.get_run(challenger.descriptor.mlflow_run_id).data.tags["promotion"] == "refused"
 
 
-@pytest.mark.parametrize(
-    ("stored", "right", "asked"),
-    [
-        ({EARLIER: (1, EQUAL, {})}, EQUAL, [2]),
-        ({EARLIER: (1, EQUAL, {"index": "older"})}, BETTER, [2, 1]),
-        ({"evaluate/run_b": (2, BETTER, {}), "evaluate/run_a": (1, EQUAL, {"policy": "of a later one"})}, EQUAL, [1]),
-    ],
-    ids=["of the version", "under an older configuration", "of the run, where it is of this policy"],
-)
+@cases("stored, right, asked")
 def test_stored_evaluation_serves_if_it_was_measured_alike(
-    champion: Version, challenger: Version, stored: dict[str, tuple[int, int, Any]], right: int, asked: list[int]
+    champion: Version, challenger: Version, stored: dict[str, list[Any]], right: int, asked: list[int]
 ) -> None:
     for folder, (number, found, hashes) in stored.items():
         version = champion if number == 1 else challenger

@@ -146,13 +146,7 @@ print(_accelerator_getAllocatorSettings(), own.get("PYTORCH_ALLOC_CONF"), own.ge
 """
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({}, "expandable_segments:True None None"),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, "max_split_size_mb:64 None max_split_size_mb:64"),
-    ],
-)
+@cases("given, said")
 def test_learners_memory_grows_in_segments_where_the_user_asks_for_nothing_else(
     start: Any, given: dict[str, str], said: str
 ) -> None:
