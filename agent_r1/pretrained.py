@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, MutableMapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +24,29 @@ from agent_r1.files import load_pretrained
 from agent_r1.gpus import visible_gpus
 from agent_r1.params.stages import DtypeName
 from agent_r1.replaced import mapped_weights
+
+logger = logging.getLogger(__name__)
+
+# The families of docs/families.md, by the type of their text configuration.
+FAMILIES = {
+    "gemma3_text": "Gemma 3",
+    "gemma4_text": "Gemma 4",
+    "gpt_oss": "gpt-oss",
+    "lfm2": "LFM2",
+    "llama": "Llama 3",
+    "olmo3": "OLMo 3",
+    "qwen2": "Qwen2.5",
+    "qwen3": "Qwen3",
+    "qwen3_5_moe_text": "Qwen3.5-MoE",
+    "qwen3_5_text": "Qwen3.5",
+    "qwen3_moe": "Qwen3-MoE",
+    "smollm3": "SmolLM3",
+}
+# Kinds of layers that mix tokens by other means than attention, and the module of a layer that does.
+MIXERS = {"linear_attention": "linear_attn", "conv": "conv"}
+
+# The names of a text model's weights begin so in a folder that has other parts too.
+TEXT_MODEL = (r"^language_model\.model\.", r"^model\.language_model\.")
 
 # The weights that wait in a mapped file, as they are stored, by the parameter that has their shape and type.
 _WAITING: MutableMapping[Tensor, Tensor] = WeakTensorKeyDictionary()
@@ -44,6 +69,26 @@ def read_config(path: str | Path) -> PreTrainedConfig:
         raise ValueError(f"{path} holds no model (config.json is missing); save one there or correct model.path")
     config: PreTrainedConfig = load_pretrained(AutoConfig, path)
     return config
+
+
+def layer_kinds(config: PreTrainedConfig) -> set[str]:
+    """The kinds of a model's layers, where its configuration names them."""
+    return {*(getattr(config.get_text_config(), "layer_types", None) or [])}
+
+
+def experts_of(config: PreTrainedConfig) -> int:
+    """The number of experts in a layer; 0 for a dense model."""
+    text = config.get_text_config()
+    return getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None) or 0
+
+
+def adaptable(model: torch.nn.Module, targets: Any) -> Any:
+    """The layers that peft adapts: of a model with experts its linear ones, since all-linear would mean experts too."""
+    if targets != "all-linear" or not isinstance(model, PreTrainedModel) or not experts_of(model.config):
+        return targets
+    head = model.get_output_embeddings()
+    layers = model.named_modules()
+    return {name for name, layer in layers if isinstance(layer, torch.nn.Linear) and layer is not head}
 
 
 def end_tokens(path: str | Path) -> list[int]:
@@ -78,6 +123,26 @@ def require_full_precision(config: PreTrainedConfig) -> None:
         raise ValueError(f"{config.name_or_path} is quantised ({method}); take the release in bfloat16")
 
 
+def require_sampled(config: PreTrainedConfig, dtype: DtypeName, *, adapters: bool) -> None:
+    """Raises ValueError for a model that vLLM cannot sample with in this precision on this machine."""
+    remedy = "set engine.kind: transformers"
+    kind = config.get_text_config().model_type
+    device = default_device()
+    if kind.startswith("qwen3_5") and not find_spec("torchvision"):
+        raise ValueError(f"vLLM imports torchvision for {kind}, which is not installed; {remedy}, or install it")
+    if device.type == "cuda":
+        return
+    if "linear_attention" in layer_kinds(config) and compute_dtype(dtype, device) is not torch.bfloat16:
+        raise ValueError(
+            f"vLLM computes the linear attention of {kind} on a CPU in bfloat16 alone; set model.dtype: bfloat16, or "
+            "engine.kind: transformers"
+        )
+    if kind == "gpt_oss":
+        raise ValueError(f"vLLM does not replace the experts of {kind} on a CPU; {remedy}")
+    if adapters and experts_of(config):
+        raise ValueError(f"vLLM has no kernel of a CPU for experts beside adapters, as {kind} has; {remedy}")
+
+
 def require_window(config: PreTrainedConfig, tokens: int) -> None:
     """Raises ValueError if a model is known to read fewer tokens at once than a context may have."""
     text = config.get_text_config()
@@ -107,7 +172,11 @@ def load_model(
         config = read_config(path)
         require_full_precision(config)
         attention = "eager" if dropped_by_sdpa(config) else "sdpa"
-        options = {"dtype": dtype, "attn_implementation": attention, "output_loading_info": True}
+        options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention, "output_loading_info": True}
+        text = config.get_text_config()
+        if text is not config:
+            logger.info("%s: the text model is loaded, and no other part, such as one for images", path)
+            options |= {"config": text, "key_mapping": dict.fromkeys(TEXT_MODEL, "model.")}
         with mapped_weights(waits) as types:
             model, about = load_pretrained(kind, path, **options)
     except OSError as error:
@@ -115,6 +184,8 @@ def load_model(
     if missing := sorted(about["missing_keys"]):  # transformers gives them random values, tied ones aside
         lacking = f"{len(missing)} tensors of its {type(model).__name__}, {missing[0]} for one"
         raise ValueError(f"{str(path)!r} lacks the weights of {lacking}; download or save the model again")
+    if text is not config:
+        model._weight_conversions = None  # type: ignore[assignment]  # else it would be saved by the names of the whole
     if not waits:
         for parameter in model.parameters():  # a mapped file may be replaced, and its alignment changes the last bits
             parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)

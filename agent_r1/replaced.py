@@ -56,7 +56,6 @@ PREFECT_RESULTS = tuple(
 )
 PREFECT_LIBRARY = _of_prefect("prefect._internal.schemas.validators", "from_qualified_name")
 PREFECT_AUTOMATIONS = _of_prefect("prefect.server.events.models.automations", "run_coro_as_sync")
-PREFECT_PAGE = _of_prefect("prefect.server.api.server", "SPAStaticFiles.get_response")
 TRANSFORMERS_READ = Part("transformers", "5.19.0", "transformers.core_model_loading", "_materialize_copy")
 
 _warned = set[str]()  # packages
@@ -147,22 +146,6 @@ def schedule_automations() -> None:
         task.add_done_callback(_scheduled.discard)
 
     replace(PREFECT_AUTOMATIONS, schedule)
-
-
-def begin_prefects_page(with_script: str) -> None:
-    """Puts a script at the head of Prefect's page."""
-    from starlette.responses import FileResponse, HTMLResponse, Response
-
-    respond = owner_of(PREFECT_PAGE).get_response
-
-    async def begun(files: object, path: str, scope: object) -> Response:
-        response: Response = await respond(files, path, scope)
-        if not isinstance(response, FileResponse) or response.media_type != "text/html":
-            return response
-        page = Path(response.path).read_text()
-        return HTMLResponse(page.replace("<head>", f"<head>{with_script}", 1))
-
-    replace(PREFECT_PAGE, begun)
 
 
 def keep_artifacts_home(home: str) -> None:

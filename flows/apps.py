@@ -22,7 +22,6 @@ from agent_r1.params.sections import LOOPBACK
 from agent_r1.replaced import (
     begin_mlflows_metrics,
     begin_mlflows_page,
-    begin_prefects_page,
     keep_artifacts_home,
     schedule_automations,
 )
@@ -42,14 +41,6 @@ SEEN = {  # entries of a browser's local storage, as a visitor of MLflow's pages
 OPENING = """<script>
 location.hash ||= %s;
 for (const [name, value] of Object.entries(%s)) localStorage[name] ??= JSON.stringify(value);
-</script>"""
-# Prefect's page asks before anybody typed a password, and shows each refusal: they go at the first key.
-LOGIN = """<style>html:not(.typed):has([type=password]) [class*=toast] {display: none}</style>
-<script>
-addEventListener("input", () => {
-  document.querySelectorAll("[class*=toast] button").forEach(close => close.click());
-  document.documentElement.classList.add("typed");
-}, {once: true});
 </script>"""
 GATEWAY = "/ajax-api/2.0/mlflow/gateway-proxy"  # which MLflow's first page asks, and shows a refusal in red
 OPEN = ("/health", "/version")  # to everybody on this machine
@@ -84,7 +75,6 @@ def prefect() -> ASGIApp:
     from prefect.server.api.server import create_app
 
     schedule_automations()
-    begin_prefects_page(LOGIN)
     return TrustedHostMiddleware(create_app(), allowed_hosts=LOOPBACK)
 
 
@@ -112,8 +102,10 @@ def _refusal(path: str, headers: Headers, password: str) -> Response | None:
     if path in OPEN:
         return None
     if password and not compare_digest(_sent(headers.get("authorization", "")), password.encode()):
-        asked = {"WWW-Authenticate": 'Basic realm="MLflow of agent_r1: any user, and the password of make serve"'}
-        return PlainTextResponse("MLflow asks for the password; `make serve` and `make ui` say it", 401, asked)
+        challenge = {
+            "WWW-Authenticate": 'Basic realm="MLflow of agent_r1: any user, and the password of agent-r1 serving"'
+        }
+        return PlainTextResponse("MLflow asks for the password; `agent-r1 serving` says it", 401, challenge)
     if headers.get("origin") not in (None, f"http://{headers['host']}"):
         return PlainTextResponse("pages of other origins get no answer", 403)
     if path == GATEWAY:

@@ -86,7 +86,8 @@ class Policy:
 
         if not (self.remote or self.run):
             require_fit(self.path, settings)
-        tokenizer = load_tokenizer(self.path, reads=0 if self.remote else settings.env.max_tokens)
+        reads = 0 if self.remote else settings.env.max_tokens
+        tokenizer = load_tokenizer(self.path, reads, settings.model.template)
         return tokenizer, Chat(tokenizer, end_tokens(self.path))
 
     def base_model(self, settings: Params) -> Beneath | None:

@@ -234,7 +234,7 @@ def known(api_url: str) -> Iterator[None]:
     """Lets this clone's commands find its server while the block lasts. Raises ValueError if they find another."""
 
     def refuse() -> None:
-        raise ValueError(f"`make serve` serves this clone already, at {SERVED.read_text()}; end that first")
+        raise ValueError(f"`agent-r1 serving` serves this project already, at {SERVED.read_text()}; end that first")
 
     with locked(SERVED_LOCK, refuse):
         write_text(SERVED, api_url)
@@ -243,7 +243,7 @@ def known(api_url: str) -> Iterator[None]:
 
 
 def own_server() -> str | None:
-    """The API of the server that `make serve` runs for this clone now."""
+    """The API of the server that `agent-r1 serving` runs for this project now."""
     if not all(file.exists() and is_own(file, stat.S_IFREG, closed=0o077) for file in (SERVED, SERVED_LOCK)):
         return None  # others may have written the address, or hold the lock
     try:
@@ -335,6 +335,8 @@ def server_part(listening: socket.socket, password: str = "") -> Supervised:
             **({"PREFECT_SERVER_API_AUTH_STRING": password} if password else {}),
             "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{HOST}:{port},http://localhost:{port}",
             "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
+            "PREFECT_SERVER_UI_V2_ENABLED": "true",  # as by default from 3.8 on
+            "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
             "PREFECT_SERVER_DATABASE_TIMEOUT": "60",  # seconds; on SQLite requests wait for each other
             "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "60",
             "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",

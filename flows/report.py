@@ -60,7 +60,7 @@ def report(sweep: str = "", beside: str = "", over: Budget | None = None) -> Non
             tracked.final(headline(score(evaluation.predictions, questions, settings.evaluate)))
             for path in sorted(into.iterdir()):
                 tracked.artifact(path, "report")
-    logger.info("the report is %s/report.md; `make ui` shows the runs side by side:", into)
+    logger.info("the report is %s/report.md; `agent-r1 serving --only-mlflow` shows the runs side by side:", into)
     logger.info("%s", comparison())
 
 

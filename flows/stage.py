@@ -126,7 +126,7 @@ def typed(parameters: Mapping[str, object]) -> dict[str, object]:
 
 
 def report_to_own_server() -> None:
-    """Reports this process and its children to the server of `make serve`, if it serves this clone.
+    """Reports this process and its children to the server of `agent-r1 serving`, if it serves this project.
 
     Must be called before Prefect is imported. A `PREFECT_API_URL` that is set stays.
     """

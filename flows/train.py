@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import shutil
 import sys
@@ -18,7 +17,7 @@ from agent_r1.files import model_hash, write_text
 from agent_r1.identity import START
 from agent_r1.learn.learner import learner_of
 from agent_r1.params.places import RunId, is_copy
-from agent_r1.tracking.runs import CODE_TAG, KIND_TAG, SETTINGS_TAG
+from agent_r1.tracking.runs import CODE_TAG, SETTINGS_TAG
 from agent_r1.training.assembly import Assembly, Prepared
 from agent_r1.training.folder import AnotherRunError, RunFolder
 from agent_r1.training.loop import Training, Verb, iterate, leaves_work
@@ -139,12 +138,8 @@ def _tracked(run: RunId, settings: params.Params, folder: RunFolder) -> tracking
     """The run's record in MLflow, which the id in its folder finds again."""
     if earlier := tracking.run_of(folder.path):
         return earlier
-    parameters = tracking.run_params(run.name, settings, settings.run(run))
-    tags = tracking.provenance(settings.prepare.dataset, run.sweep) | {KIND_TAG: "training"}
-    if run.variant:
-        tags |= {"overrides": settings.places.variant(run).read_text()}
-    about = tracking.overrides(settings, run)
-    record = tracking.start(dataclasses.replace(run, seed=folder.config.seed).label, parameters, tags, about=about)
+    changes = {"overrides": settings.places.variant(run).read_text()} if run.variant else {}
+    record = tracking.start_training(settings, run, changes)
     record.uses(tracking.prepared(settings, folder.identity.inputs), "training")
     write_text(folder.mlflow_run_id, record.run_id)
     return record

@@ -59,7 +59,8 @@ def play(
     training = [row for row in read_rows(settings.places.questions, Question) if row.split == "train"]
     questions = random.Random(seed).sample(training, min(episodes, len(training)))
     require_playable(questions, settings.env)
-    policy = _policy_of(settings, run, model, endpoint)
+    word = model or (run if peek(settings.places.training(run) / "checkpoint") else "")
+    policy = policy_at(settings, endpoint, model) if endpoint else policy_of(settings, word)
     tokenizer, chat = policy.read(settings)
     rows = _played(policy, questions, chat, settings)
     by_id = {question.question_id: question for question in questions}
@@ -72,13 +73,6 @@ def play(
         yield f"{text}\n{'reward':<{LABEL}}{rewards.sum():.3g} = {_terms(parts, credit.rewards.weights)}\n"
     yield f"{harmless(policy.title)}: {sum(row.success for row in rows):g} of {len(rows)} right"
     yield from findings(rows, returns, questions, chat, tools=settings.env.agent is None)
-
-
-def _policy_of(settings: params.Params, run: RunId, model: str, endpoint: str | None) -> Policy:
-    if endpoint:
-        return policy_at(settings, endpoint, model)
-    trained = peek(settings.places.training(run) / "checkpoint")
-    return policy_of(settings, model or (run if trained else ""))
 
 
 def _played(policy: Policy, questions: Sequence[Question], chat: Chat, settings: params.Params) -> list[Trajectory]:

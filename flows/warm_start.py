@@ -56,7 +56,7 @@ def warm_start() -> None:
             with leading(settings.learner, _facts(settings, unfinished), seed) as group:
                 _train(settings, unfinished, group)
         else:
-            tokenizer = load_tokenizer(settings.model.path)
+            tokenizer = load_tokenizer(settings.model.path, template=settings.model.template)
             model = load_policy(settings.model.path, "auto", torch.device("cpu"))
             logger.info("passing %s through", settings.model.path)
             _write(model, tokenizer, settings)

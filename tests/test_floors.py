@@ -8,7 +8,7 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
-import pytest
+from tests.cases import cases
 
 ROOT = Path(__file__).parents[1]
 
@@ -78,15 +78,8 @@ def test_models_are_loaded_by_one_function() -> None:
     assert {name for name, source in SOURCES.items() if ".from_pretrained(" in source} == {"agent_r1.files"}
 
 
-@pytest.mark.parametrize(
-    ("modules", "libraries"),
-    [
-        (["agent_r1.params", "agent_r1.records", "agent_r1.credit.assign"], {"torch", "mlflow", "prefect", "scipy"}),
-        (["flows.operation.register", "flows.operation.deployments"], {"torch", "scipy", "mlflow"}),
-        (["agent_r1.search.index"], {"faiss", "torch", "fastapi", "numba"}),
-    ],
-)
-def test_importing_loads_no_library_that_is_only_waited_for(modules: list[str], libraries: set[str]) -> None:
+@cases("modules, libraries")
+def test_importing_loads_no_library_that_is_only_waited_for(modules: list[str], libraries: list[str]) -> None:
     """The ground floor and credit are for whoever has nothing else; a flow that starts stages needs no model."""
     code = f"import sys, {', '.join(modules)}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

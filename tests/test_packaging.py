@@ -241,14 +241,7 @@ def test_uv_installs_where_it_is_and_pip_what_it_cannot_find(tmp_path: Path, emp
     assert not other.startswith("0\n"), "neither takes a wheel of other bytes"
 
 
-@pytest.mark.parametrize(
-    ("target", "section", "value"),
-    [
-        ("repro", "repro_runs", ["ppo; touch hacked; true"]),
-        ("repro", "repro_baselines", ["$(touch hacked)"]),
-        ("ablations", "ablations", {"runs": ["ppo"], "seeds": ["0; touch hacked"]}),
-    ],
-)
+@cases("target, section, value")
 def test_names_of_params_reach_no_shell_before_they_are_checked(
     tmp_path: Path, target: str, section: str, value: object
 ) -> None:

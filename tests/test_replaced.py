@@ -27,7 +27,6 @@ SOURCES = {
     **dict(zip(replaced.PREFECT_RESULTS, ("2ba919b2", "0bfbfb9b", "60a72337", "d7b9c445"), strict=True)),
     replaced.PREFECT_LIBRARY: "57c2f279",
     replaced.PREFECT_AUTOMATIONS: "f1183cea",
-    replaced.PREFECT_PAGE: "e8f56fa6",
     replaced.TRANSFORMERS_READ: "75d2c48d",
 }
 

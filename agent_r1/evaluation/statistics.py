@@ -171,7 +171,7 @@ def variances(recipes: Sequence[NDArray[np.float64]], samples: int) -> Variances
     if len(shapes) < 2 or min(map(min, shapes)) < 2:
         raise ValueError(
             f"{shapes} are (seeds, questions) by run, and two of each can vary; add to ablations.runs, ablations.seeds "
-            "or evaluate.questions, then `make ablations`"
+            "or evaluate.questions, then `agent-r1 pipeline --sweep ablations`"
         )
     freedom = [len(recipe) - 1 for recipe in recipes]
     parts = [(recipe.mean(axis=1).var(ddof=1), _noise(recipe), (recipe * (1 - recipe)).mean()) for recipe in recipes]

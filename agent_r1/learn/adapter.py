@@ -25,7 +25,7 @@ from agent_r1.learn.model import load_policy
 from agent_r1.params import Params
 from agent_r1.params.places import adapter_in
 from agent_r1.params.stages import LoraParams
-from agent_r1.pretrained import compute_dtype, default_device
+from agent_r1.pretrained import adaptable, compute_dtype, default_device
 
 ADAPTER = "default"
 CONFIG = "adapter_config.json"
@@ -72,15 +72,22 @@ class Stored(NamedTuple):
 
 
 def attach(model: nn.Module, params: LoraParams, *, seed: int) -> None:
-    """Freezes a model and adds float32 adapters, which change nothing yet. A ValueError refuses targets of no layer."""
+    """Freezes a model and adds float32 adapters, which change nothing yet. A ValueError refuses targets of no layer.
+
+    Experts, which are stacked in one tensor, and their router get none.
+    """
     from peft import LoraConfig, inject_adapter_in_model  # slow imports, needed by adapters alone
 
+    config = LoraConfig(**AdapterConfig.of(params).model_dump())
+    config.target_modules = adaptable(model, config.target_modules)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            inject_adapter_in_model(LoraConfig(**AdapterConfig.of(params).model_dump()), model, ADAPTER)
+            inject_adapter_in_model(config, model, ADAPTER)
         except ValueError as error:
             raise ValueError(f"model.lora.targets {params.targets} does not fit the model: {error}") from error
+    if config.target_parameters:
+        raise ValueError(f"model.lora.targets {params.targets} names experts, which take no adapters; leave them out")
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
@@ -98,7 +105,7 @@ class Parameters:
 def count_parameters(config: PretrainedConfig, adapter: LoraParams | None) -> Parameters:
     """Counts the weights of a model on the meta device, which holds none."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_config(config.get_text_config(), trust_remote_code=False)
         policy = sum(weight.numel() for weight in model.parameters())
         backbone = sum(weight.numel() for weight in model.base_model.parameters())
         if adapter:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, cast
 
 import torch
@@ -23,15 +26,14 @@ from transformers import (
 )
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils.chat_template_utils import _get_template_variables
 
 from agent_r1.files import load_pretrained
-from agent_r1.pretrained import default_device, load_model, require_packable, require_window
+from agent_r1.pretrained import MIXERS, default_device, layer_kinds, load_model, require_packable, require_window
 
 logger = logging.getLogger(__name__)
 
 PACKED = "agent_r1_packed"  # the name under which transformers knows the attention
-# Kinds of layers that mix tokens by other means than attention, and the module that does.
-MIXERS = {"linear_attention": "linear_attn", "conv": "conv"}
 KEEP_TO_CONTEXTS = {"full_attention", "sliding_attention", *MIXERS}  # layers that take the starts of contexts
 _PROBE = "Ab 7\n\n  cd\t<x>\u00dcn\u00ef 2024's \u4e2d"  # tokenizers differ in what they do to blanks and letters
 HALVED = (torch.bfloat16, torch.float16)  # precisions of the kernel for packed contexts
@@ -45,7 +47,7 @@ def pack(model: PreTrainedModel) -> None:
     starts of contexts, they run a context at a time. A ValueError refuses a model that fails the test then too.
     """
     require_packable(model.config)
-    kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or [])
+    kinds = layer_kinds(model.config)
     ids = torch.arange(24, device=model.device).reshape(2, 12) % model.config.get_text_config().vocab_size
     mask = torch.arange(12, device=model.device) < torch.tensor([[7], [12]], device=model.device)
     with torch.no_grad():
@@ -53,7 +55,8 @@ def pack(model: PreTrainedModel) -> None:
         model.set_attn_implementation(PACKED)
         fit = _keeps_apart(model, ids, mask, apart)
         if not fit and kinds & {*MIXERS}:
-            for layer in model.base_model.modules():
+            layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
+            for layer in layers:
                 for mixer in {*MIXERS.values()} & layer._modules.keys():
                     _run_by_context(layer.get_submodule(mixer))
             fit = _keeps_apart(model, ids, mask, apart)
@@ -210,11 +213,14 @@ def load_policy(
     return load_model(path, dtype, device or default_device(), kind, pack if packed else None, waits=waits)
 
 
-def load_tokenizer(path: str | Path, reads: int = 0) -> PreTrainedTokenizerFast:
-    """Loads the tokenizer of a Hugging Face folder or hub id.
+def load_tokenizer(
+    path: str | Path, reads: int = 0, template: Mapping[str, bool | int | str] = MappingProxyType({})
+) -> PreTrainedTokenizerFast:
+    """Loads the tokenizer of a Hugging Face folder or hub id, whose chat template takes the arguments of `template`.
 
-    A ValueError refuses one that is missing or slow, has no chat template, or has more tokens than its model, and a
-    model that `reads` fewer tokens at once.
+    They are written into the template, so that whoever renders it, now or from a saved policy, prompts as in training.
+    A ValueError refuses one that is missing or slow, has no chat template or reads no such argument, or has more tokens
+    than its model, and a model that `reads` fewer tokens at once.
     """
     folder = Path(path)
     if folder.is_dir() and not (folder / "tokenizer_config.json").exists():
@@ -234,6 +240,15 @@ def load_tokenizer(path: str | Path, reads: int = 0) -> PreTrainedTokenizerFast:
     tokenizer = _as_saved(tokenizer, path)
     if tokenizer.chat_template is None:
         raise ValueError(f"the tokenizer of {str(path)!r} has no chat template; choose an instruction-tuned model")
+    if unread := template.keys() - _get_template_variables(tokenizer.chat_template):
+        raise ValueError(
+            f"model.template has arguments that the chat template of {str(path)!r} does not read, {min(unread)} for "
+            "one; leave them out, or correct their names"
+        )
+    for name, value in template.items():
+        default = f"{{%- if {name} is not defined %}}{{%- set {name} = {json.dumps(value)} %}}{{%- endif %}}"
+        if not tokenizer.chat_template.startswith(default):
+            tokenizer.chat_template = default + tokenizer.chat_template
     if not folder.is_dir() or (folder / "config.json").exists():  # else it is a tokenizer alone
         config = load_pretrained(AutoConfig, path)
         require_window(config, reads)

@@ -45,7 +45,7 @@ KINDS = {
         env.toolbox.*.task env.toolbox.*.class env.toolbox.*.success_above env.agents.*.function
         env.agents.*.command env.agents.*.url env.agents.*.version env.agents.*.environment env.agents.*.rewards
         env.agents.*.parallel env.agents.*.repeats env.agents.*.history
-        model.path model.dtype model.lora.rank model.lora.alpha model.lora.targets
+        model.path model.template.* model.dtype model.lora.rank model.lora.alpha model.lora.targets
         warm_start.seed warm_start.fine_tune warm_start.vocab_size warm_start.hidden_size warm_start.layers
         warm_start.heads warm_start.demonstrations warm_start.naive_rag_demonstrations warm_start.conversations
         warm_start.stop_early warm_start.quotes warm_start.wrong_relation warm_start.by_relation warm_start.batch_size

@@ -103,6 +103,7 @@ NEUTRAL: dict[str, Any] = {
     "env.examples": "",
     "env.too_long_share": 0.0,
     "evaluate.examples": "",
+    "model.template": {},
     "train.update.importance_floor": 0.0,
     "train.update.importance_rule": "cap",
     "train.rollout.demonstrate": 0.0,

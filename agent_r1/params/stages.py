@@ -10,6 +10,7 @@ from agent_r1.params.env import ContextParams
 from agent_r1.params.sections import Count, Natural, Positive, Section, Share, Weight, address, public
 
 SearchKind = Literal["bm25", "dense", "hybrid", "remote"]
+OWN_ARGUMENTS = ("messages", "tools", "documents", "add_generation_prompt")  # of every chat template
 DtypeName = Literal["auto", "float32", "bfloat16"]
 
 
@@ -59,6 +60,12 @@ class LoraParams(Section):
     targets: Annotated[list[str], Field(min_length=1)]
 
 
+def _argument(name: str) -> str:
+    if not name.isidentifier() or name in OWN_ARGUMENTS:
+        raise ValueError("an argument of a chat template is a name such as enable_thinking, and none of the messages")
+    return name
+
+
 class ModelParams(Section):
     path: str
     threads: Count
@@ -66,6 +73,7 @@ class ModelParams(Section):
     float32_output: bool
     gradient_checkpointing: bool
     packing: bool
+    template: dict[Annotated[str, AfterValidator(_argument)], bool | int | str]
     lora: LoraParams
 
     @property

@@ -15,7 +15,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from agent_r1.params.places import adapter_in
 from agent_r1.params.stages import DtypeName, EngineParams, TransformersParams
-from agent_r1.pretrained import compute_dtype, default_device, load_model
+from agent_r1.pretrained import adaptable, compute_dtype, default_device, load_model
 from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, HeldWeights, Request
 from agent_r1.rollout.server_engine import ServerEngine
 from agent_r1.rollout.vllm_engine import VllmEngine
@@ -89,7 +89,7 @@ def generate(
         ]
         if len(going) < len(running):
             rows = torch.tensor(going, dtype=torch.long, device=model.device)
-            cache.batch_select_indices(rows)
+            cache.reorder_cache(rows)  # type: ignore[arg-type]  # which layers of every kind have
             tokens = tokens[rows]
             mask = mask[rows]
             running = [running[row] for row in going]
@@ -161,6 +161,7 @@ class TransformersEngine(Engine):
         adapter_folder = adapter_in(folder)
         if not self._adapted:
             config = json.loads((adapter_folder / "adapter_config.json").read_text())
+            config["target_modules"] = adaptable(self._model, config["target_modules"])
             with torch.random.fork_rng(devices=[]):  # the generator is the learner's, in this process
                 inject_adapter_in_model(LoraConfig(**config), self._model, _ADAPTER)
             self._adapted = True

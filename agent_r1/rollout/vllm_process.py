@@ -51,7 +51,7 @@ class BusyError(RuntimeError):
 
 def engine_options(launch: wire.Launch, device: torch.device) -> dict[str, Any]:
     """The fields of vLLM's `EngineArgs`. On a CPU nothing is compiled: that costs more there than it saves."""
-    from agent_r1.pretrained import compute_dtype
+    from agent_r1.pretrained import MIXERS, compute_dtype, layer_kinds, read_config
 
     settings = launch.vllm
     options = dict[str, Any]()
@@ -64,6 +64,8 @@ def engine_options(launch: wire.Launch, device: torch.device) -> dict[str, Any]:
         options["enforce_eager"] = True
         options["enable_chunked_prefill"] = False  # a seeded request cut in two rewinds a generator, which no CPU can
         options["kv_cache_memory_bytes"] = int(settings.cpu_cache_gib * 2**30)
+        if layer_kinds(read_config(launch.model)) & MIXERS.keys():
+            options["enable_prefix_caching"] = False  # it keeps their states at the ends of chunks alone
     return options | {
         "model": launch.model,
         "dtype": str(compute_dtype(launch.dtype, device)).removeprefix("torch."),

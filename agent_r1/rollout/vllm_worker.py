@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from vllm._custom_ops import causal_conv1d_weight_pack, cpu_prepack_moe_weight
 from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
     QKVParallelLinear,
@@ -19,6 +22,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from agent_r1.rollout.engine_wire import read_shape
 from agent_r1.weight_sums import Slice, tensor_sum, wrapped
 
+CONVOLUTION = "convolution"
 _PROBED = 1 << 22  # elements of a layer's weight that are read back at a time
 
 
@@ -38,12 +42,20 @@ class WorkerExtension:
     model_runner: Any
 
     def take_weights(self, path: str) -> None:
-        """Loads the weights of a Hugging Face folder, and derives the output layers anew.
+        """Loads the weights of a Hugging Face folder, and derives output layers and experts anew.
 
-        On a CPU a tied one would go on using the old embeddings.
+        On a CPU a tied output layer would go on using the old embeddings, and experts would be read in another order
+        than the one that their kernel takes.
         """
+        model = self.model_runner.get_model()
+        experts = [layer for layer in model.modules() if isinstance(layer, RoutedExperts)]
+        methods = [layer.quant_method for layer in experts if layer.w13_weight.device.type == "cpu"]
+        for method in methods:
+            method.moe_kernel = None
         self.model_runner.reload_weights(weights_path=path)
-        for module in self.model_runner.get_model().modules():
+        if any(method.moe_kernel is None for method in methods):
+            raise ValueError("vLLM does not replace the experts of this model on a CPU")
+        for module in model.modules():
             if isinstance(module, VocabParallelEmbedding):
                 module.quant_method.process_weights_after_loading(module)
 
@@ -68,21 +80,27 @@ class WorkerExtension:
         if not any(isinstance(layer, ParallelLMHead) for layer in layers.values()):
             # then the embedding is the output layer too
             layers["lm_head"] = next(layer for layer in layers.values() if isinstance(layer, VocabParallelEmbedding))
-        return [entry for name, layer in layers.items() for entry in _layer_sums(name, layer, fused)]
+        dtype = self.model_runner.model_config.dtype
+        return [entry for name, layer in layers.items() for entry in _layer_sums(name, layer, fused, dtype)]
 
 
-def _layer_sums(name: str, layer: nn.Module, fused: dict[str, list[str]]) -> Iterator[Slice]:
-    """The sums of a layer's own parameters."""
+def _layer_sums(name: str, layer: nn.Module, fused: dict[str, list[str]], dtype: torch.dtype) -> Iterator[Slice]:
+    """The sums of a layer's own parameters, of which some are wider than the model's `dtype`."""
+    if isinstance(layer, RoutedExperts):
+        yield from _expert_sums(name.removesuffix(".routed_experts"), layer)
+        return
     pieces = _pieces(name, layer, fused)
     for leaf, parameter in layer.named_parameters(recurse=False):
         packed = (
             parameter.device.type == "cpu" and leaf == "weight" and (not parameter.numel() or name.endswith("lm_head"))
         )
         totals = [0] * len(pieces)
-        for start, block in _read_back(layer, parameter.dtype) if packed else [(0, parameter)]:
+        plain = getattr(layer, "_cpu_unpacked_conv_weight", None)  # beside one in the order of a CPU's kernel
+        weight = parameter if plain is None else _unpacked(parameter, plain.shape, CONVOLUTION)
+        for start, block in _read_back(layer, parameter.dtype) if packed else [(0, weight)]:
             for index, piece in enumerate(pieces):
                 column = piece.column + start if block.dim() > 1 else 0
-                totals[index] += tensor_sum(block[piece.rows], piece.row, column)
+                totals[index] += tensor_sum(block[piece.rows].to(dtype), piece.row, column)
         for piece, total in zip(pieces, totals, strict=True):
             yield f"{piece.name}.{leaf}", piece.row, piece.column, wrapped(total)
 
@@ -99,6 +117,53 @@ def _read_back(layer: Any, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
     for start in range(0, width, step):
         units = torch.eye(min(step, width - start), width, dtype=dtype).roll(start, 1)
         yield start, layer.quant_method.apply(layer, units, None).t().contiguous()
+
+
+def _expert_sums(name: str, layer: Any) -> Iterator[Slice]:
+    """The sums of stacked experts by transformers' names: halves for gate and up, and their way back.
+
+    There are none where a kernel of CUDA has an order of its own, or where halves are interleaved, as beside biases.
+    """
+    config = layer.moe_config
+    if config.has_bias:
+        return
+    kernel = layer.quant_method.moe_kernel.fused_experts
+    isa = getattr(kernel, "isa", "")  # of a CPU
+    if not isa and type(kernel).__name__ != "TritonExperts":
+        return
+    size = config.intermediate_size_per_partition
+    column = config.moe_parallel_config.tp_rank * size
+    whole = config.moe_parallel_config.tp_size * size
+    for expert, (both, down) in enumerate(zip(layer.w13_weight, layer.w2_weight, strict=True)):
+        both, down = (_unpacked(weight, weight.shape, isa) if isa else weight for weight in (both, down))
+        for half, rows in enumerate(both.chunk(2)):
+            row = (2 * expert + half) * whole + column
+            yield f"{name}.gate_up_proj", row, 0, tensor_sum(rows[:size], row)
+        row = expert * len(down)
+        yield f"{name}.down_proj", row, column, tensor_sum(down[:, :size], row, column)
+
+
+def _unpacked(weight: Tensor, shape: torch.Size, isa: str) -> Tensor:
+    """A weight in its own order and shape, from the order of a CPU's kernel, which only moves elements and pads."""
+    order = _order(shape, weight.dtype, isa)
+    unpacked = weight.new_empty(shape.numel())
+    unpacked[order[order >= 0]] = weight.flatten()[order >= 0]
+    return unpacked.view(shape)
+
+
+@functools.cache
+def _order(shape: torch.Size, dtype: torch.dtype, isa: str) -> Tensor:
+    """The places that the elements of a weight come from, in the order of a CPU's kernel; -1 for padding."""
+    places = torch.arange(1, shape.numel() + 1, dtype=torch.int32).view(shape)
+    parts = [places] if dtype is torch.float32 else [places & 0x7FFF, places >> 15]  # numbers of as many bits
+    bits = torch.int32 if dtype is torch.float32 else torch.int16
+    moved = [_packed(part.to(bits).view(dtype), isa).view(bits).long().flatten() for part in parts]
+    return torch.stack([part << 15 * at for at, part in enumerate(moved)]).sum(0) - 1
+
+
+def _packed(weight: Tensor, isa: str) -> Tensor:
+    """A weight in the order of a CPU's kernel: of experts for an instruction set, or of convolutions."""
+    return causal_conv1d_weight_pack(weight) if isa == CONVOLUTION else cpu_prepack_moe_weight(weight[None], isa)
 
 
 def _adapter_sums(name: str, layer: Any, fused: dict[str, list[str]]) -> Iterator[Slice]:
@@ -119,17 +184,17 @@ def _pieces(name: str, layer: nn.Module, fused: dict[str, list[str]]) -> list[_P
         return [_Piece(name, slice(None), column=layer.tp_rank * layer.input_size_per_partition)]
     if not isinstance(layer, ColumnParallelLinear):
         return [_Piece(name, slice(None))]
-    prefix, _, leaf = name.rpartition(".")
+    leaf = name.rpartition(".")[2]
     names = fused.get(leaf, [leaf])
+    # The first name takes the parts that have none, such as queries, keys and values that are one tensor.
+    parts = [names[0]] * (len(layer.output_partition_sizes) - len(names)) + names
     pieces = list[_Piece]()
     start = offset = 0
     for index, size in enumerate(layer.output_partition_sizes):
         replicas = layer.num_kv_head_replicas if isinstance(layer, QKVParallelLinear) and index else 1
-        row = layer.tp_rank // replicas * size
-        if len(names) == len(layer.output_partition_sizes):
-            pieces.append(_Piece(f"{prefix}.{names[index]}", slice(start, start + size), row))
-        else:
-            pieces.append(_Piece(name, slice(start, start + size), offset + row))
+        offset = offset if index and parts[index] == parts[index - 1] else 0
+        whole = name.removesuffix(leaf) + parts[index]
+        pieces.append(_Piece(whole, slice(start, start + size), offset + layer.tp_rank // replicas * size))
         start += size
         offset += size * (layer.tp_size // replicas)
     return pieces

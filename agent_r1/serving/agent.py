@@ -122,7 +122,7 @@ def open_policy(
     """
     if not beneath:
         require_fit(path, settings)
-    chat = Chat(load_tokenizer(path, settings.env.max_tokens), end_tokens(path))
+    chat = Chat(load_tokenizer(path, settings.env.max_tokens, settings.model.template), end_tokens(path))
     actor = Actor(
         model=path,
         end_ids=chat.end_ids,

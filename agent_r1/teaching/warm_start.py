@@ -71,7 +71,7 @@ def train_on_demonstrations(
     if asks or (settings.prepare.asks and not games):
         scripts = _demonstrations(settings, asks, index)
     if settings.model.path:
-        tokenizer = load_tokenizer(settings.model.path)
+        tokenizer = load_tokenizer(settings.model.path, template=settings.model.template)
     else:
         tokenizer = builtin.train_tokenizer(
             chain(

@@ -15,6 +15,7 @@ from agent_r1.tracking.runs import resume as resume
 from agent_r1.tracking.runs import run_of as run_of
 from agent_r1.tracking.runs import run_params as run_params
 from agent_r1.tracking.runs import start as start
+from agent_r1.tracking.runs import start_training as start_training
 from agent_r1.tracking.runs import untrained_params as untrained_params
 from agent_r1.tracking.traces import Rewarded as Rewarded
 from agent_r1.tracking.traces import log_traces as log_traces

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -41,7 +42,8 @@ SHOWN = {"estimator", "loss_mask", "advantage_mask"}  # of `credit`, as columns 
 PARAMS_PER_CALL = 100  # MLflow's limit
 logger = logging.getLogger(__name__)
 
-DIGEST, SOURCE_CHARACTERS = 8, 500  # of a data set's hash, and of a command
+DIGEST = 8  # characters of a data set's hash
+SOURCE_CHARACTERS = 500  # of a command
 
 
 def provenance(dataset: str, sweep: str = "") -> dict[str, str]:
@@ -56,19 +58,19 @@ def provenance(dataset: str, sweep: str = "") -> dict[str, str]:
     lock = project_root() / "dvc.lock"
     stages = yaml.safe_load(lock.read_text()).get("stages", {}) if lock.exists() else {}
     prepared_md5 = "+".join(out["md5"] for out in stages.get("prepare", {}).get("outs", []))
-    found = {"dataset": dataset, "git_commit": commit, "data_hash": prepared_md5}
-    return {**found, "sweep": sweep} if sweep else found
+    tags = {"dataset": dataset, "git_commit": commit, "data_hash": prepared_md5}
+    return {**tags, "sweep": sweep} if sweep else tags
 
 
 def git(*arguments: str) -> str:
     """The output of git in the project; "" without git, outside a repository, or if it refuses."""
     try:
-        done = subprocess.run(["git", *arguments], cwd=project_root(), capture_output=True, text=True)
+        process = subprocess.run(["git", *arguments], cwd=project_root(), capture_output=True, text=True)
     except FileNotFoundError:
         return ""
-    if "safe.directory" in done.stderr:
-        _say_once(" ".join(done.stderr.split()))
-    return "" if done.returncode else done.stdout.strip()
+    if "safe.directory" in process.stderr:
+        _say_once(" ".join(process.stderr.split()))
+    return "" if process.returncode else process.stdout.strip()
 
 
 @cache
@@ -80,7 +82,7 @@ def run_params(variant: str, params: Params, train: TrainParams) -> dict[str, An
     """The parameters of a trained run: the columns to group by, then its whole configuration, flattened."""
     switches = train.credit.advantage_mask.model_dump()
     on = [name for name, value in switches.items() if value]
-    shown: dict[str, Any] = {"seed": True, "checkpoint": True, "keep": True, "credit": SHOWN}
+    columns: dict[str, Any] = {"seed": True, "checkpoint": True, "keep": True, "credit": SHOWN}
     return {
         "variant": params.places.named(variant),
         "algorithm": train.credit.estimator,
@@ -90,14 +92,14 @@ def run_params(variant: str, params: Params, train: TrainParams) -> dict[str, An
         "engine": params.engine.kind,
         **({} if _reproducible(params) else {"reproducible": False}),
         **flatten(params.model_dump(mode="json", include={"model", "warm_start", "env"})),
-        **flatten(train.model_dump(mode="json", exclude=shown)),
+        **flatten(train.model_dump(mode="json", exclude=columns)),
     }
 
 
 def _reproducible(params: Params) -> bool:
     """Whether every agent outside that may play has tools that answer the same again."""
-    own = {world.name for world in params.prepare.worlds.values() if world.env == "agent"}
-    return all(agent.repeats for name, agent in params.env.agents.items() if name in {params.env.agent, *own})
+    worlds = {world.name for world in params.prepare.worlds.values() if world.env == "agent"}
+    return all(agent.repeats for name, agent in params.env.agents.items() if name in {params.env.agent, *worlds})
 
 
 def overrides(params: Params, run: RunId) -> str:
@@ -112,13 +114,13 @@ def untrained_params(variant: str, params: Params, model: str | None = None) -> 
 
     The agent is the warm-started model, or `model`, a folder, hub id or reference; its seed is the evaluation's.
     """
-    shown = params.model_dump(mode="json", include={"model", "warm_start", "env"})
+    sections = params.model_dump(mode="json", include={"model", "warm_start", "env"})
     if model is not None:
-        shown = {"model": {"path": model, "dtype": params.model.dtype}, "env": shown["env"]}
+        sections = {"model": {"path": model, "dtype": params.model.dtype}, "env": sections["env"]}
     columns = dict.fromkeys(("algorithm", "loss_mask", "advantage_mask"), "none")
     seed = params.warm_start.seed if model is None else params.evaluate.seed
     variant = params.places.named(variant)
-    return {"variant": variant, **columns, "seed": seed, "engine": params.engine.kind, **flatten(shown)}
+    return {"variant": variant, **columns, "seed": seed, "engine": params.engine.kind, **flatten(sections)}
 
 
 def prepared(params: Params, hashes: Mapping[str, str]) -> dict[str, tuple[Path, str]]:
@@ -135,7 +137,8 @@ class Run:
     """
 
     def __init__(self, client: MlflowClient, run_id: str, *, resumed: bool = False) -> None:
-        self.run_id, self._client = run_id, client
+        self.run_id = run_id
+        self._client = client
         # Metric -> the step below which it is not logged a second time; None is read from the store at the first use.
         self._steps_logged: dict[str, int] | None = None if resumed else {}
 
@@ -175,10 +178,12 @@ class Run:
         self._log({f"final/{name}": scores[name] for name in _in_order(scores)}, 0, links)
         if "success/low" not in scores:
             return
-        tags, score = self.tags(), f"{scores['success']:.3f}"
-        between = f"[{scores['success/low']:.2f}, {scores['success/high']:.2f}]"  # narrow, for the table
-        self.tag(INTERVAL, between)
-        self.tag(NOTE, note := f"Success {score} {between} on the test questions. {SCORED.sub('', tags.get(NOTE, ''))}")
+        tags = self.tags()
+        score = f"{scores['success']:.3f}"
+        bounds = f"[{scores['success/low']:.2f}, {scores['success/high']:.2f}]"  # narrow, for the table
+        note = f"Success {score} {bounds} on the test questions. {SCORED.sub('', tags.get(NOTE, ''))}"
+        self.tag(INTERVAL, bounds)
+        self.tag(NOTE, note)
         if tags.get(KIND_TAG) == "training":
             version = tags.get(VERSION_TAG, "")
         if not version:
@@ -186,17 +191,19 @@ class Run:
         model, _, number = version.rpartition("/")
         with allowed("a version's score", self._client):
             self._client.update_model_version(model or MODEL, number, note)
-            for name, value in ((SCORE, score), (INTERVAL, between)):
+            for name, value in ((SCORE, score), (INTERVAL, bounds)):
                 self._client.set_model_version_tag(model or MODEL, number, name, value)
 
     def uses(self, files: Mapping[str, tuple[Path, str]], context: str) -> None:
         """Names the data sets that the run reads, each with its file and the sha256 of that."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
-        said = [InputTag("mlflow.data.context", context)]
-        named = [(name, of[:DIGEST], json.dumps({"uri": str(path)})) for name, (path, of) in files.items()]
-        sets = [Dataset(name, digest, "local", where) for name, digest, where in named]
-        self._client.log_inputs(self.run_id, [DatasetInput(each, said) for each in sets])
+        tags = [InputTag("mlflow.data.context", context)]
+        datasets = [
+            Dataset(name, digest[:DIGEST], "local", json.dumps({"uri": str(path)}))
+            for name, (path, digest) in files.items()
+        ]
+        self._client.log_inputs(self.run_id, [DatasetInput(dataset, tags) for dataset in datasets])
 
     def artifact(self, path: Path, folder: str = "") -> None:
         """Copies a file into the run's artifacts, under `folder`."""
@@ -216,32 +223,37 @@ class Run:
 
     def _logged(self) -> dict[str, int]:
         """The step below which each metric of iterations is in the store, since the run last went back."""
-        found, logged = self._client.get_run(self.run_id), dict[str, int]()
-        rewound_ms = int(found.data.tags.get(REWOUND_TAG, 0))
-        for name in (name for name in found.data.metrics if not name.startswith("final/")):
+        data = self._client.get_run(self.run_id).data
+        rewound_ms = int(data.tags.get(REWOUND_TAG, 0))
+        steps = dict[str, int]()
+        for name in (name for name in data.metrics if not name.startswith("final/")):
             points = self._client.get_metric_history(self.run_id, name)
-            logged[name] = max((point.step + 1 for point in points if point.timestamp > rewound_ms), default=0)
-        return logged
+            steps[name] = max((point.step + 1 for point in points if point.timestamp > rewound_ms), default=0)
+        return steps
 
     def _links(self, scores: Mapping[str, float]) -> dict[str, dict[str, str]]:
         """The model and the data set of each score by which MLflow ranks the policies of trainings and baselines."""
         run = self._client.get_run(self.run_id)
-        read = tested(run)
-        if not read or run.data.tags.get(KIND_TAG) not in ("training", "baseline"):
+        datasets = tested(run)
+        if not datasets or run.data.tags.get(KIND_TAG) not in ("training", "baseline"):
             return {}
-        made = _models_of(run) or [_new_model(self._client, run)]
-        parts = {name: name.partition("/dataset_")[2] for name in scores}
-        whole, digest = read[-1]
-        sets = {name: f"{part} questions" if part else whole for name, part in parts.items()}
-        of = {"model_id": made[0], "dataset_digest": digest}
-        return {f"final/{name}": {**of, "dataset_name": sets[name]} for name in sets if parts[name] or name in RANKED}
+        whole, digest = datasets[-1]
+        models = _models_of(run) or [_new_model(self._client, run)]
+        links = dict[str, dict[str, str]]()
+        for name in scores:
+            part = name.partition("/dataset_")[2]
+            if part or name in RANKED:
+                dataset = f"{part} questions" if part else whole
+                links[f"final/{name}"] = {"model_id": models[0], "dataset_digest": digest, "dataset_name": dataset}
+        return links
 
     def _log(self, metrics: Mapping[str, float], step: int, links: Mapping[str, dict[str, str]] | None = None) -> None:
         from mlflow.entities import Metric
 
-        now, of = _now_ms(), links or {}
-        named = [Metric(name, metrics[name], now, step, **of.get(name, {})) for name in _in_order(metrics)]
-        self._client.log_batch(self.run_id, named)
+        now_ms = _now_ms()
+        links = links or {}
+        entries = [Metric(name, metrics[name], now_ms, step, **links.get(name, {})) for name in _in_order(metrics)]
+        self._client.log_batch(self.run_id, entries)
 
 
 def start(
@@ -263,28 +275,42 @@ def start(
     from mlflow.entities import Param
 
     lay_view(client, experiment)
-    if of_dvc := os.environ.get(NAMED_BY_DVC):
-        name, tags = f"{name} ({of_dvc})", {**tags, EXPERIMENT_TAG: of_dvc}
+    if dvc_experiment := os.environ.get(NAMED_BY_DVC):
+        name = f"{name} ({dvc_experiment})"
+        tags = {**tags, EXPERIMENT_TAG: dvc_experiment}
     if not recurring:
         identity = fingerprint(name, {key: str(value) for key, value in params.items()}, dict(tags))
-        for earlier in client.search_runs([experiment], f"tags.{IDENTITY_TAG} = '{identity}'"):
-            for model in _models_of(client.get_run(earlier.info.run_id)):
-                client.delete_logged_model(model)
-            client.delete_run(earlier.info.run_id)
+        _remove(client, experiment, identity)
         tags = {**tags, IDENTITY_TAG: identity}
-    since = _now_ms() if began_s is None else round(began_s * 1000)
-    shown = {  # in columns of MLflow's own: the description, the command and the commit
+    columns = {  # of MLflow's own: the description, the command and the commit
         NOTE: about,
         "mlflow.source.name": without_password(" ".join(sys.argv))[:SOURCE_CHARACTERS],
         "mlflow.source.git.commit": tags.get("git_commit", "").partition("+")[0],
         "mlflow.source.type": "LOCAL",
     }
-    known = {name: value for name, value in shown.items() if value}
-    created = client.create_run(experiment, since, {**tags, **known}, run_name=name)
+    filled = {name: value for name, value in columns.items() if value}
+    since_ms = _now_ms() if began_s is None else round(began_s * 1000)
+    run_id = client.create_run(experiment, since_ms, {**tags, **filled}, run_name=name).info.run_id
     entries = [Param(key, str(value)) for key, value in params.items()]
     for first in range(0, len(entries), PARAMS_PER_CALL):
-        client.log_batch(created.info.run_id, params=entries[first : first + PARAMS_PER_CALL])
-    return Run(client, created.info.run_id)
+        client.log_batch(run_id, params=entries[first : first + PARAMS_PER_CALL])
+    return Run(client, run_id)
+
+
+def _remove(client: MlflowClient, experiment: str, identity: str) -> None:
+    """Puts runs of an identity, with their models, into MLflow's trash."""
+    for run in client.search_runs([experiment], f"tags.{IDENTITY_TAG} = '{identity}'"):
+        for model in _models_of(client.get_run(run.info.run_id)):
+            client.delete_logged_model(model)
+        client.delete_run(run.info.run_id)
+
+
+def start_training(params: Params, run: RunId, tags: Mapping[str, str]) -> Run:
+    """A new run for a training, with its parameters, and with further tags."""
+    config = params.run(run)
+    label = replace(run, seed=config.seed).label
+    tags = provenance(params.prepare.dataset, run.sweep) | {KIND_TAG: "training"} | dict(tags)
+    return start(label, run_params(run.name, params, config), tags, about=overrides(params, run))
 
 
 def resume(run_id: str) -> Run | None:
@@ -296,12 +322,12 @@ def resume(run_id: str) -> Run | None:
     from mlflow.exceptions import MlflowException
 
     try:
-        found = client.get_run(run_id)
+        run = client.get_run(run_id)
     except MlflowException as error:
         if error.error_code != "RESOURCE_DOES_NOT_EXIST":
             raise
         return None
-    if found.info.lifecycle_stage != "active" or found.info.experiment_id != experiment:
+    if run.info.lifecycle_stage != "active" or run.info.experiment_id != experiment:
         return None
     return Run(client, run_id, resumed=True)
 
@@ -313,20 +339,22 @@ def run_of(folder: Path) -> Run | None:
 
 
 def _models_of(run: MlflowRun) -> list[str]:
-    return [each.model_id for each in run.outputs.model_outputs] if run.outputs else []
+    return [output.model_id for output in run.outputs.model_outputs] if run.outputs else []
 
 
 def _new_model(client: MlflowClient, run: MlflowRun) -> str:
     """The id of a new model of MLflow's that stands for the policy of a run; its weights stay where they are."""
     from mlflow.entities import LoggedModelOutput
 
-    of, name = run.info, re.sub("""[/:.%"']""", "-", run.info.run_name)  # MLflow refuses these in a model's name
-    external, shown = {"mlflow.model.isExternal": "true"}, {"variant", "algorithm", "seed"} & run.data.params.keys()
-    params = {name: run.data.params[name] for name in sorted(shown)}
-    made = client.create_logged_model(of.experiment_id, name, of.run_id, external, params, "agent").model_id
-    client.finalize_logged_model(made, "READY")
-    client.log_outputs(of.run_id, [LoggedModelOutput(made, 0)])
-    return str(made)
+    info = run.info
+    name = re.sub("""[/:.%"']""", "-", info.run_name)  # MLflow refuses these in a model's name
+    tags = {"mlflow.model.isExternal": "true"}
+    names = sorted({"variant", "algorithm", "seed"} & run.data.params.keys())
+    params = {name: run.data.params[name] for name in names}
+    model = client.create_logged_model(info.experiment_id, name, info.run_id, tags, params, "agent").model_id
+    client.finalize_logged_model(model, "READY")
+    client.log_outputs(info.run_id, [LoggedModelOutput(model, 0)])
+    return str(model)
 
 
 def _in_order(metrics: Mapping[str, float]) -> list[str]:

@@ -60,17 +60,22 @@ QUIET = {
 IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}  # seconds
 PORT = 5000  # of MLflow's UI, as `agent-r1 serving` starts it
 MLFLOW_UI = "AGENT_R1_MLFLOW_UI"  # set by `agent-r1 serving` for its worker: where a browser finds MLflow
-NOTE, KIND = "mlflow.note.content", "mlflow.experimentKind"  # MLflow's own tags
+NOTE = "mlflow.note.content"  # MLflow's own tag
+KIND = "mlflow.experimentKind"  # so is this
 VIEW = "comparison"
 SHARED = "mlflow.sharedViewState."  # begins tags of views
 SHARED_VIEW = f"{SHARED}{VIEW}"
-TESTED, MOST_TESTED = " test questions ", 4  # in a data set's name; such sets that the description leads to
+TESTED = " test questions "  # in a data set's name
+MOST_TESTED = 4  # such sets that the description leads to
 FINAL = "final/success"
-SCORE, INTERVAL = "score", "interval"  # tags: the final success, and its bounds, as text
+SCORE = "score"  # a tag: the final success as text
+INTERVAL = "interval"  # a tag: its bounds
 CHARTS = ("rollout/success", "reward/total", "validation/success", "value/explained_return")
 GRID = {"columns": 2, "cardHeight": 300}  # of the charts, beside the list of runs in a window of 1,280 by 800
-LATEST, MOST = 200, 100  # runs that decide how the table is grouped, and rows of several runs that are closed
-CREATED, DURATION = "runDateAndNestInfo", "duration"  # MLflow's, which it always shows
+LATEST = 200  # runs that decide how the table is grouped
+MOST = 100  # rows of several runs that are closed
+CREATED = "runDateAndNestInfo"  # MLflow's column, which it always shows
+DURATION = "duration"  # so is this
 COLUMNS = {  # in their order, with the pixels that they take: all but the last fit a window of 1,280
     "attributes.`Run Name`": 220,
     CREATED: 48,  # how the run ended; when it began is told by pointing there
@@ -110,12 +115,13 @@ def open_store() -> tuple[MlflowClient, str]:
         if not _server() and not store_file().exists():
             _make_store(store_file())
         client = MlflowClient(store_uri())
-        found = _experiment(client)
-        if found is None:
+        experiment = _experiment(client)
+        if experiment is None:
             return client, client.create_experiment(EXPERIMENT, None if _server() else _artifacts().as_uri())
-        if not _server() and (before := _elsewhere(found.artifact_location)):
-            _bring_home(before)
-        return client, found.experiment_id
+        old_home = None if _server() else _old_home(experiment.artifact_location)
+        if old_home:
+            _bring_home(old_home)
+        return client, experiment.experiment_id
 
 
 def _make_store(file: Path) -> None:
@@ -126,33 +132,34 @@ def _make_store(file: Path) -> None:
     """
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-    for left in file.parent.glob(f".{file.name}.*"):
-        left.unlink()  # of a process that was killed in here, since the lock is held
-    if (journal := file.with_name(f"{file.name}-journal")).exists():
+    for unfinished in file.parent.glob(f".{file.name}.*"):
+        unfinished.unlink()  # of a process that was killed in here, since the lock is held
+    journal = file.with_name(f"{file.name}-journal")
+    if journal.exists():
         files.move_aside(journal, file.parent)  # of a store that was moved away: SQLite would put it into this one
     with files.replacing(file) as new:
         new.touch(0o600)
-        made = SqlAlchemyStore(f"sqlite:///{new}", _artifacts().as_uri())  # type: ignore[no-untyped-call]
-        made.engine.dispose()
+        store = SqlAlchemyStore(f"sqlite:///{new}", _artifacts().as_uri())  # type: ignore[no-untyped-call]
+        store.engine.dispose()
 
 
 def _experiment(client: MlflowClient) -> Experiment | None:
     """The project's experiment; one that was renamed is known by the view that is saved in it, and goes on."""
     from mlflow.entities import ViewType
 
-    found = client.get_experiment_by_name(EXPERIMENT)
-    for renamed in () if found else client.search_experiments(ViewType.ALL, 1, f"tags.`{SHARED_VIEW}` LIKE '%'"):
-        found = renamed
-    if found is None:
+    experiment = client.get_experiment_by_name(EXPERIMENT)
+    for renamed in () if experiment else client.search_experiments(ViewType.ALL, 1, f"tags.`{SHARED_VIEW}` LIKE '%'"):
+        experiment = renamed
+    if experiment is None:
         return None
     shell = f"`{'' if _server() else f'{SERVER}={quote(store_uri())} '}mlflow experiments"
-    if found.lifecycle_stage != "active":
-        remedy = f"{shell} restore --experiment-id {found.experiment_id}` brings it back with its runs"
-        raise ValueError(f"MLflow's experiment {found.name} is in the trash; {remedy}")
-    if found.name != EXPERIMENT:
-        remedy = f"{shell} rename --experiment-id {found.experiment_id} --new-name {EXPERIMENT}` names it back"
-        warn_once(f"MLflow's experiment {EXPERIMENT} is called {found.name} now, and runs go there; {remedy}")
-    return found
+    if experiment.lifecycle_stage != "active":
+        remedy = f"{shell} restore --experiment-id {experiment.experiment_id}` brings it back with its runs"
+        raise ValueError(f"MLflow's experiment {experiment.name} is in the trash; {remedy}")
+    if experiment.name != EXPERIMENT:
+        remedy = f"{shell} rename --experiment-id {experiment.experiment_id} --new-name {EXPERIMENT}` names it back"
+        warn_once(f"MLflow's experiment {EXPERIMENT} is called {experiment.name} now, and runs go there; {remedy}")
+    return experiment
 
 
 @functools.cache
@@ -169,7 +176,7 @@ def allowed(what: str, client: MlflowClient) -> Iterator[None]:
     """
     import mlflow
 
-    named = {SERVER: os.environ[SERVER]} if SERVER in os.environ else {}
+    variables = {SERVER: os.environ[SERVER]} if SERVER in os.environ else {}
     mlflow.set_tracking_uri(client.tracking_uri)  # sets the variable, too
     try:
         yield
@@ -179,7 +186,7 @@ def allowed(what: str, client: MlflowClient) -> Iterator[None]:
         warn_once(f"{what} cannot be kept: {mendable_fault(refusal)}")
     finally:
         os.environ.pop(SERVER, None)
-        os.environ.update(named)
+        os.environ.update(variables)
 
 
 def mendable_fault(fault: BaseException) -> OSError | ValueError | None:
@@ -194,23 +201,25 @@ def mendable_fault(fault: BaseException) -> OSError | ValueError | None:
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import DBAPIError, OperationalError
 
-    below = fault.__cause__ if isinstance(fault, MlflowException) else fault
-    cause = below.orig if isinstance(below, DBAPIError) else below
-    said = _first_line(cause or fault)
+    origin = fault.__cause__ if isinstance(fault, MlflowException) else fault
+    cause = origin.orig if isinstance(origin, DBAPIError) else origin
+    reason = _first_line(cause or fault)
     of_sqlite = type(cause) in (sqlite3.OperationalError, sqlite3.DatabaseError)  # other classes are of wrong requests
     if of_sqlite and vars(cause).get("sqlite_errorcode", 0) & 0xFF not in PASSING_IN_SQLITE:
-        return ValueError(_explained(_server(), store_file(), said))
+        return ValueError(_explained(_server(), store_file(), reason))
     if "must be in the 'active' state" in str(fault):
-        return ValueError(f"{said} Restore it in MLflow, or start again, which makes a new run")
+        return ValueError(f"{reason} Restore it in MLflow, or start again, which makes a new run")
     code = fault.error_code if isinstance(fault, MlflowException) else ""
     if code in FORBIDDEN:
-        return ValueError(f"MLflow at {without_password(store_uri())} refuses this ({said}); {FORBIDDEN[code]}")
+        return ValueError(f"MLflow at {without_password(store_uri())} refuses this ({reason}); {FORBIDDEN[code]}")
     # MLflow gives a request that ended without an answer no code of its own.
     unanswered = code == "INTERNAL_ERROR" and isinstance(fault.__context__, OSError)
     if not (unanswered or code in PASSING or of_sqlite or isinstance(fault, OperationalError)):
         return None
     remedy = "see that it is up, that nothing locks it, and that its disk has room"
-    return ConnectionError(f"MLflow's store {without_password(store_uri())} cannot be used for now ({said}); {remedy}")
+    return ConnectionError(
+        f"MLflow's store {without_password(store_uri())} cannot be used for now ({reason}); {remedy}"
+    )
 
 
 def store_file() -> Path:
@@ -233,7 +242,7 @@ def _artifacts() -> Path:
     return tracking_folder() / ARTIFACTS
 
 
-def _elsewhere(location: str) -> Path | None:
+def _old_home(location: str) -> Path | None:
     """The folder of artifacts of the project that a store came from; None for this project.
 
     A location of another kind is none: it was chosen when the experiment was made.
@@ -244,26 +253,27 @@ def _elsewhere(location: str) -> Path | None:
 
 
 def _named_by(file: Path) -> Path | None:
-    """The folder of `_elsewhere`, before a store is opened; None if the file is no store."""
+    """The folder of `_old_home`, before a store is opened; None if the file is no store."""
     try:
         with closing(sqlite3.connect(file, timeout=BUSY_S)) as store:
-            found = store.execute("SELECT artifact_location FROM experiments WHERE name = ?", (EXPERIMENT,)).fetchone()
+            row = store.execute("SELECT artifact_location FROM experiments WHERE name = ?", (EXPERIMENT,)).fetchone()
     except sqlite3.Error:
         return None
-    return _elsewhere(found[0]) if found else None
+    return _old_home(row[0]) if row else None
 
 
-def _bring_home(before: Path) -> None:
+def _bring_home(old_home: Path) -> None:
     """Replaces the project that the store came from by this one in all locations, in one transaction."""
-    old, new = before.as_uri(), _artifacts().as_uri()
+    old_uri = old_home.as_uri()
+    new_uri = _artifacts().as_uri()
     with closing(sqlite3.connect(store_file(), timeout=BUSY_S)) as store, store:
         for table, column in LOCATED:
             store.execute(
                 f"UPDATE {table} SET {column} = ?1 || substr({column}, length(?2) + 1)"
                 f" WHERE {column} = ?2 OR substr({column}, 1, length(?2) + 1) = ?2 || '/'",
-                (new, old),
+                (new_uri, old_uri),
             )
-    logger.info("MLflow's store came here from %s, and keeps what is logged here from now on", before.parents[1])
+    logger.info("MLflow's store came here from %s, and keeps what is logged here from now on", old_home.parents[1])
 
 
 def require_store() -> str:
@@ -273,11 +283,12 @@ def require_store() -> str:
     whose remedy follows the first semicolon, if the store cannot be opened: another schema, no file of SQLite's, a
     server that does not answer.
     """
-    server, file = _server(), store_file()
+    server = _server()
+    file = store_file()
     if not server and not file.exists():
         return f"{file} is not there yet, the first training makes it"
     os.environ.update(IMPATIENT)
-    before = None if server else _named_by(file)
+    old_home = None if server else _named_by(file)
     try:
         open_store()
     except ValueError:
@@ -287,7 +298,7 @@ def require_store() -> str:
         if mendable and (isinstance(mendable, ValueError) or not server):
             raise mendable from fault
         raise ValueError(_explained(server, file, _first_line(fault))) from fault
-    moved = f", which came from {before.parents[1]} and keeps here what is logged from now on" if before else ""
+    moved = f", which came from {old_home.parents[1]} and keeps here what is logged from now on" if old_home else ""
     return without_password(server) or f"{file}{moved}"
 
 
@@ -299,20 +310,21 @@ def _first_line(fault: BaseException) -> str:
     return without_password(str(fault).strip().partition("\n")[0])
 
 
-def _explained(server: str, file: Path, said: str) -> str:
+def _explained(server: str, file: Path, reason: str) -> str:
     if server:
-        meant = f"MLFLOW_TRACKING_URI {without_password(server)}"
-        return f"{meant} cannot be used ({said}); start the server there, or unset the variable"
-    if "schema" in said or "revision" in said:
-        other = f"{file} was written by another version of MLflow ({said.partition(' Take a backup')[0]})"
+        setting = f"MLFLOW_TRACKING_URI {without_password(server)}"
+        return f"{setting} cannot be used ({reason}); start the server there, or unset the variable"
+    if "schema" in reason or "revision" in reason:
+        other = f"{file} was written by another version of MLflow ({reason.partition(' Take a backup')[0]})"
         remedy = f"copy it, then `mlflow db upgrade sqlite:///{file}`, or install the MLflow that wrote it"
         return f"{other}; {remedy}, if that is newer"
-    if said == READONLY:
+    if reason == READONLY:
         remedy = f"`chmod u+w {file}` if it is there, and start again, which makes a missing one"
         return f"{file} was removed while it was in use, or is read-only; {remedy}"
-    named, aside = quote(str(file)), quote(f"{file.parent}/damaged")
-    remedy = f"move it away (`mkdir {aside} && mv {named}* {aside}`), and the next start makes a new one"
-    return f"{file} cannot be used ({said}), perhaps because a start was killed while it made it; {remedy}"
+    name = quote(str(file))
+    damaged = quote(f"{file.parent}/damaged")
+    remedy = f"move it away (`mkdir {damaged} && mv {name}* {damaged}`), and the next start makes a new one"
+    return f"{file} cannot be used ({reason}), perhaps because a start was killed while it made it; {remedy}"
 
 
 def comparison(port: int = PORT) -> str:
@@ -333,28 +345,29 @@ def lay_view(client: MlflowClient, experiment: str) -> None:
 
     One view is of all runs, and one of those that were measured on a data set, to which the description leads.
     """
-    there = client.get_experiment(experiment).tags
+    stored = client.get_experiment(experiment).tags
     latest = client.search_runs([experiment], max_results=LATEST)
     view = _view([run.data.params.get("variant", "") for run in latest])
-    laid = {KIND: "custom_model_development"} if KIND not in there else {}  # which opens on trainings, not on chats
-    laid[SHARED_VIEW] = json.dumps(view)
+    tags = {SHARED_VIEW: json.dumps(view)}
+    if KIND not in stored:
+        tags[KIND] = "custom_model_development"  # which opens on trainings, not on chats
     links = list[str]()
     for name in [*dict.fromkeys(name for run in latest for name, _ in tested(run))][:MOST_TESTED]:
         key = f"{VIEW}-{fingerprint(name)}"
-        laid[f"{SHARED}{key}"] = json.dumps(view | {"searchFilter": f"dataset.name = '{name}'"})
+        tags[f"{SHARED}{key}"] = json.dumps(view | {"searchFilter": f"dataset.name = '{name}'"})
         links.append(f"[{name}](#/experiments/{experiment}/runs?viewStateShareKey={key})")
-    if there.get(NOTE, ABOUT).endswith(ABOUT):
-        laid[NOTE] = "\n\n".join([f"Measured on {', '.join(links)}."] * bool(links) + [ABOUT])
+    if stored.get(NOTE, ABOUT).endswith(ABOUT):
+        tags[NOTE] = "\n\n".join([f"Measured on {', '.join(links)}."] * bool(links) + [ABOUT])
     with allowed("the view that compares runs", client):
-        for name, value in laid.items():
-            if there.get(name) != value:
+        for name, value in tags.items():
+            if stored.get(name) != value:
                 client.set_experiment_tag(experiment, name, value)
 
 
 def tested(run: Run) -> list[tuple[str, str]]:
     """Name and digest of the test questions that a run was measured on."""
-    inputs = run.inputs.dataset_inputs if run.inputs else []
-    return [(each.dataset.name, each.dataset.digest) for each in inputs if TESTED in each.dataset.name]
+    datasets = [entry.dataset for entry in run.inputs.dataset_inputs] if run.inputs else []
+    return [(dataset.name, dataset.digest) for dataset in datasets if TESTED in dataset.name]
 
 
 def _view(variants: list[str]) -> dict[str, Any]:
@@ -377,10 +390,10 @@ def _view(variants: list[str]) -> dict[str, Any]:
         "columnOrder": list(COLUMNS),
         "columnWidths": COLUMNS,
         "groupBy": by_variant if len(variants) > len(set(variants)) else None,
-        "groupsExpanded": dict.fromkeys((f"param.variant.{each}" for each in sorted(set(variants))[:MOST]), False),
+        "groupsExpanded": dict.fromkeys((f"param.variant.{name}" for name in sorted(set(variants))[:MOST]), False),
         "isAccordionReordered": True,  # else sections stand in the order of their names
         "compareRunSections": [
             {"uuid": section, "name": "Comparison", "display": True, "isReordered": True, "deleted": False, **GRID}
         ],
-        "compareRunCharts": [each | shared for each in (lines[0], bar, *lines[1:])],
+        "compareRunCharts": [chart | shared for chart in (lines[0], bar, *lines[1:])],
     }

@@ -44,13 +44,13 @@ def log_traces(run_id: str, episodes: Sequence[Rewarded], decode: Decode) -> int
 
     traces = dict[str, Rewarded]()
     with allowed("traces", client):
-        there = mlflow.search_traces(locations=[experiment], run_id=run_id, include_spans=False, return_type="list")
-        known = {trace.info.tags.get(IDENTITY_TAG) for trace in there}
+        stored = mlflow.search_traces(locations=[experiment], run_id=run_id, include_spans=False, return_type="list")
+        identities = {trace.info.tags.get(IDENTITY_TAG) for trace in stored}
         for episode in episodes:
-            made = episode.trajectory
-            identity = fingerprint(episode.when, made.trajectory_id, made.token_ids.tolist())
-            if identity not in known:
-                known.add(identity)
+            row = episode.trajectory
+            identity = fingerprint(episode.when, row.trajectory_id, row.token_ids.tolist())
+            if identity not in identities:
+                identities.add(identity)
                 traces[_Trace(client, episode, decode).log(experiment, run_id, identity)] = episode
         mlflow.flush_trace_async_logging()
         for trace_id, episode in traces.items():

@@ -38,7 +38,7 @@ NARROW = ("agent", "all", "greedily")  # columns
 INTERVAL = re.compile(r"(\d\.\d+) \[(\S+), (\S+)\]")
 NEXT = """\
 - the whole report: `{page}`; by kinds of questions, with costs: `agent-r1 results --whole`
-- the runs side by side in MLflow: `make ui`, or `agent-r1 serving --only-mlflow`
+- the runs side by side in MLflow: `agent-r1 serving --only-mlflow`
 - {agent}: `agent-r1 chat{word}`
 """
 
@@ -59,7 +59,7 @@ def results(
     settings = params.load()
     page = settings.places.report(sweep or "") / "report.md"
     if not page.exists():
-        command = f"make {sweep or 'repro'}"
+        command = f"agent-r1 pipeline{f' --sweep {sweep}' * bool(sweep)}"
         raise ValueError(f"{page} does not exist; the stage `report` writes it, at the end of `{command}`")
     best = best_run(settings, sweep or "")
     if html:
@@ -329,16 +329,11 @@ def replay(
 
 @app.command(rich_help_panel=PANEL)
 def lineage(
-    subject: Annotated[
-        str,
-        Argument(
-            metavar="MODEL|DATA",
-            help="models:/agent_r1@champion, models:/agent_r1/3 or a label such as ppo; or a path such as "
-            "data/prepared, or a hash of data.",
-        ),
+    model: Annotated[
+        str, Argument(help="models:/agent_r1@champion, models:/agent_r1/3, or a training such as ppo-seed3.")
     ],
 ) -> None:
-    """Shows the origins of a model, or the models of data."""
-    from flows.operation.lineage import trees
+    """Shows the origins of a model."""
+    from flows.operation.lineage import lineage as tree_of
 
-    show(*trees(subject))
+    show(tree_of(model))

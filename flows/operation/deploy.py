@@ -73,7 +73,7 @@ def deploy(*, restarted: bool = False) -> None:
     """Brings the server up to date with prefect.yaml; a `restarted` one has no worker for its unfinished runs."""
     url = PREFECT_API_URL.value()
     if not url:
-        raise ValueError("PREFECT_API_URL is not set; set it, or run `make serve` for a server on this machine")
+        raise ValueError("PREFECT_API_URL is not set; set it, or run `agent-r1 serving` for a server on this machine")
     require_server(url)
     with get_client(sync_client=True) as client:
         ensure_pool(client, of_processes(POOL, CONCURRENCY_LIMIT))
@@ -268,7 +268,7 @@ def offer_containers(pool: str, kind: str, image: str, file: Path | None) -> Non
 
 def _require_named(pool: str) -> None:
     if not _NAME.fullmatch(pool) or pool == POOL:
-        remedy = f"take letters, digits, _ and -, but not {POOL}, of `make serve`"
+        remedy = f"take letters, digits, _ and -, but not {POOL}, of `agent-r1 serving`"
         raise ValueError(f"no pool can be called {pool!r}; {remedy}")
 
 

@@ -310,18 +310,18 @@ def aside() -> str:
 
 
 def ports() -> str:
-    """Checks that each port of `make serve` is free, or answered by its own server."""
-    pages = {"PREFECT_PORT": (4200, "/api/health", "true"), "MLFLOW_PORT": (5000, "/version", version("mlflow"))}
-    for variable, (default, page, expected) in pages.items():
-        port = int(os.environ.get(variable, default))
-        found = b""
+    """Checks that each port of `agent-r1 serving` is free, or answered by its own server."""
+    pages = {"prefect": (4200, "/api/health", "true"), "mlflow": (5000, "/version", version("mlflow"))}
+    for server, (default, page, expected) in pages.items():
+        port = int(os.environ.get(f"{server.upper()}_PORT", default))
+        answer = b""
         try:
-            claim(port, variable).close()
-        except ValueError as taken:
+            claim(port, server).close()
+        except ValueError as fault:
             with suppress(OSError, BadAnswerError):
-                found = Client(f"http://{HOST}:{port}", ANSWER_S, key="").ask("GET", page).body
-            if found != expected.encode():
-                raise Warned(str(taken)) from taken
+                answer = Client(f"http://{HOST}:{port}", ANSWER_S, key="").ask("GET", page).body
+            if answer != expected.encode():
+                raise Warned(str(fault)) from fault
     return "free, or answered by their own servers"
 
 

@@ -10,7 +10,6 @@ nobody may write into. It stays until somebody removes it, because another proce
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import shutil
@@ -22,7 +21,7 @@ from agent_r1.identity import read_start
 from agent_r1.learn import checkpoint
 from agent_r1.params.places import PARAMS, RunId, policy_in, registered_policy, registered_training
 from agent_r1.tracking import registry
-from agent_r1.tracking.runs import CODE_TAG, KIND_TAG
+from agent_r1.tracking.runs import CODE_TAG
 from flows.dvc_files import is_linked, link, link_to_cache, recorded_md5, run_dvc
 
 LOADED = Path(__file__).with_name("version")  # by which MLflow loads a version
@@ -107,16 +106,10 @@ def _tracked(
         raise ValueError(f"MLflow's store has no run {run_id} of {training}; start the training again, which logs it")
     origin = {name: stored[name] for name in ORIGIN}
     tracked = tracking.resume(registered.descriptor.mlflow_run_id) if registered else None
-    return tracked or _stand_in(settings, run, origin), origin
-
-
-def _stand_in(settings: params.Params, run: RunId, origin: dict[str, str]) -> tracking.Run:
-    config = settings.run(run)
-    tags = tracking.provenance(settings.prepare.dataset, run.sweep) | origin | {KIND_TAG: "training"}
-    parameters = tracking.run_params(run.name, settings.of(run), config)
-    label = dataclasses.replace(run, seed=config.seed).label
-    with tracking.start(label, parameters, tags, about=tracking.overrides(settings, run)) as tracked:
-        return tracked
+    if tracked:
+        return tracked, origin
+    with tracking.start_training(settings.of(run), run, origin) as stand_in:
+        return stand_in, origin
 
 
 def keep(folder: Path, dvc_file: Path) -> str:

@@ -45,7 +45,7 @@ def serve(prefect_port: int, mlflow_port: int, *, with_password: bool = True) ->
         require_server(remote)
     else:
         environment[processes.OF_CLIENTS] = password
-        parts.append(processes.server_part(claim(prefect_port, "PREFECT_PORT"), password))
+        parts.append(processes.server_part(claim(prefect_port, "prefect"), password))
     parts += _mlflow_servers(mlflow_port, password)
     with nullcontext() if remote else processes.known(url), processes.servers(parts, GRACE_S) as running:
         logger.info("putting the deployments of prefect.yaml on the server")
@@ -55,8 +55,7 @@ def serve(prefect_port: int, mlflow_port: int, *, with_password: bool = True) ->
         page = without_password(url).removesuffix("/api")
         if parts:
             _tell(password)
-        logger.info("start a training or a promotion: %s/deployments", page)
-        logger.info("the runs and their results: %s/runs", page)
+        logger.info("start a training or a promotion under Deployments, and see the results under Runs: %s", page)
         logger.info("compare the runs in MLflow: %s", comparison(mlflow_port))
         logger.info("Ctrl-C ends everything")
         keep_working(worker_part("worker", POOL, {**environment, MLFLOW_UI: address(mlflow_port)}), running)
@@ -110,7 +109,7 @@ def _tell(password: str) -> None:
 def _mlflow_servers(port: int, password: str) -> list[processes.Supervised]:
     if os.environ.get("MLFLOW_TRACKING_URI", "").startswith("http"):
         return []
-    listening = claim(port, "MLFLOW_PORT")
+    listening = claim(port, "mlflow")
     client, experiment = open_store()  # a UI and a training that create it at the same time can break each other
     return [
         processes.Supervised(
@@ -144,13 +143,13 @@ def keep_working(worker: processes.Supervised, others: Sequence[processes.Runnin
         logger.warning("%s; starting another, its runs are shown as crashed", reason)
 
 
-def claim(port: int, variable: str) -> socket.socket:
-    """The socket of a server on a port. Raises ValueError if none can be started there."""
+def claim(port: int, server: str) -> socket.socket:
+    """The socket of a server, prefect or mlflow, on a port. Raises ValueError if none can be started there."""
     try:
         return processes.listen(port)
     except OSError as fault:
         used = f"port {port} of {processes.HOST} cannot be used ({fault.strerror})"
-        remedy = f"end the program that listens there, or choose another: make serve {variable}={port + 1}"
+        remedy = f"end the program that listens there, or choose another: `agent-r1 serving --{server}-port {port + 1}`"
         raise ValueError(f"{used}; {remedy}") from fault
 
 

@@ -17,7 +17,7 @@ from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episode import PLAY
 from agent_r1.rollout.sampling import Action, Request
 from agent_r1.seeds import derive
-from tests.cases import tables
+from tests.cases import cases, tables
 
 LIMITS = load(SHIPPED).env.model_copy(update={"max_tokens": 400, "max_action_tokens": 80, "max_steps": 8})
 SEARCH = tables(Path(__file__).parent)["search_schema"]
@@ -240,24 +240,13 @@ def test_a_schema_that_cannot_be_checked_is_refused_by_its_field(chat: Chat) -> 
         assert fault.value.param == "response_format"
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"n": 2}, "n: null or 1 alone is taken here"),
-        ({"tool_choice": "some"}, "tool_choice: takes auto"),
-        ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "no tool 'x' is offered"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
-        ({"messages": [WHO, {"role": "assistant", "content": "x"}]}, "the last one is the assistant's"),
-        ({"messages": [WHO, {"role": "tool", "content": "x", "tool_call_id": "y"}]}, "nobody made"),
-        ({"messages": [WHO] * 10_000}, "messages"),
-        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "a name is made of"),
-        ({"tools": [{"type": "function", "function": {"name": "a", "description": "x" * 40_000}}]}, "tools: .*shorten"),
-    ],
-)
+@cases("changes, said")
 def test_what_cannot_be_done_is_refused_by_name(changes: dict[str, Any], said: str, chat: Chat) -> None:
     fields = {"messages": [WHO], **changes}
     with pytest.raises(Refused, match=said):
         Episode(chat).ask(fields.pop("messages"), "yes", **fields)
+    with pytest.raises(Refused, match="messages"):
+        Episode(chat).ask([WHO] * 10_000, "yes")
 
 
 def test_parallel_requests_give_the_same_rows_in_any_order(chat: Chat) -> None:

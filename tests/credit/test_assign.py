@@ -14,6 +14,7 @@ from agent_r1.credit.assign import assign, groups_to_refill
 from agent_r1.credit.estimators import ESTIMATORS
 from agent_r1.params.credit import RewardWeights
 from agent_r1.records import Call, CallStatus, Outcome, StopReason
+from tests.cases import cases
 from tests.credit.letters import params, progress, trajectory
 
 # "PAAOTA": prompt, a step of two tokens, an observation and a template token, a step of one token.
@@ -168,14 +169,7 @@ def test_metrics() -> None:
     assert metrics["value/explained_return"] == pytest.approx(0, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"lam": 1.0},
-        {"lam": 0.0},
-        {"lam": 0.5, **dict.fromkeys(("loss_mask", "recursion", "whitening", "critic"), False)},
-    ],
-)
+@cases("changes")
 def test_explained_return_is_of_what_was_observed_at_action_tokens(changes: dict[str, Any]) -> None:
     # Returns to go at the actions 4, 2 (the values 9 and 107 do not count), variance 1. V = 3, 2: residuals 1, 0,
     # variance 1/4. Explained: 3/4, though below lambda 1 the targets hold the critic's own values.
@@ -220,13 +214,7 @@ def test_what_a_filter_drops_has_no_influence(estimator: str) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("changes", "warning", "shares"),
-    [
-        ({"filter": {"kind": "top_fraction"}}, "the returns of no group differ", {"kept_share": 0, "std_threshold": 0}),
-        ({"left_out": {"truncated": True}}, "left_out leaves the policy loss no trajectory", {"left_out_share": 1}),
-    ],
-)
+@cases("changes, warning, shares")
 def test_where_nothing_is_trained_it_is_said_and_no_advantage_is_shown(
     changes: dict[str, Any], warning: str, shares: dict[str, float], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -37,30 +37,12 @@ def test_every_weight_has_a_part() -> None:
     assert set(parts_of(CREDIT, None)) == set(RewardWeights.model_fields)
 
 
-@pytest.mark.parametrize(
-    ("first_call", "em", "outcome", "expected"),
-    [
-        # Both well formed: format = 1, the total is EM.
-        (CallStatus.OK, 1.0, Outcome.ANSWERED, 1.0),
-        (CallStatus.OK, 0.0, Outcome.ANSWERED, 0.0),
-        (CallStatus.NONE, 1.0, Outcome.ANSWERED, 1.0),
-        # A call that parses is well formed, whatever becomes of it.
-        (CallStatus.FAILED, 1.0, Outcome.ANSWERED, 1.0),
-        (CallStatus.TIMEOUT, 1.0, Outcome.ANSWERED, 1.0),
-        (CallStatus.UNKNOWN_TOOL, 1.0, Outcome.ANSWERED, 1.0),
-        (CallStatus.BAD_ARGUMENTS, 1.0, Outcome.ANSWERED, 1.0),
-        # One of the two: format = 1/2, the total is 1/2 - 1, also where the answer is right.
-        (CallStatus.MALFORMED, 1.0, Outcome.ANSWERED, -0.5),
-        (CallStatus.OK, 0.0, Outcome.TURN_LIMIT, -0.5),
-        (CallStatus.NONE, 0.0, Outcome.MALFORMED, -0.5),
-        (CallStatus.OK, 0.0, Outcome.TOKEN_LIMIT, -0.5),
-        # Neither: format = 0, the total is -1.
-        (CallStatus.MALFORMED, 0.0, Outcome.TURN_LIMIT, -1.0),
-    ],
-)
-def test_agent_r1_equation_6(first_call: CallStatus, em: float, outcome: Outcome, expected: float) -> None:
-    answered = outcome is Outcome.ANSWERED
-    episode = trajectory("PAAOTAA", [call(first_call), answer(em) if answered else {}], outcome=outcome)
+@cases("first_call, em, outcome, expected")
+def test_agent_r1_equation_6(first_call: str, em: float, outcome: str, expected: float) -> None:
+    answered = outcome == Outcome.ANSWERED
+    episode = trajectory(
+        "PAAOTAA", [call(CallStatus(first_call)), answer(em) if answered else {}], outcome=Outcome(outcome)
+    )
     totals, _ = step_rewards(episode, weights(agent_r1=1.0))
     assert totals.tolist() == [0.0, expected]
 

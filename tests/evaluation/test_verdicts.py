@@ -11,6 +11,7 @@ from agent_r1.evaluation.comparison import Evaluation, same_setting
 from agent_r1.evaluation.verdicts import Decision, Drift, decide, decision_table, drift, explain, verdict
 from agent_r1.params.stages import EvaluateParams, PromoteParams
 from agent_r1.records import GREEDY, Prediction, Question
+from tests.cases import cases
 
 HASHES = {"questions": "q", "passages": "p", "index": "i", "prompt": "t", "protocol": "tool_call", "limits": "l"}
 DRAWS = EvaluateParams(seed=0, questions=0, bootstrap_samples=2000, history_kept=14)
@@ -35,29 +36,7 @@ def drifted(draws: EvaluateParams, questions: list[Question]) -> Callable[..., D
     return lambda current, previous, asked=questions: drift(current, previous, asked, draws)
 
 
-@pytest.mark.parametrize(
-    ("now", "before", "changed", "beyond", "said"),
-    [
-        ({3: "Veld"}, {3: "Veld"}, [], [], ["now answers every question as before did"]),
-        (
-            {3: "Veld"},
-            {3: ""},  # as wrong as before, and another answer
-            ["q3"],
-            [],
-            [
-                "now answers 1 question differently from before, within chance; exact",
-                "  q3: '(none)' -> 'Veld', success 0 -> 0",
-            ],
-        ),
-        (
-            dict.fromkeys(range(10), "Veld"),  # ten of twenty turn wrong: -.5, standard error sqrt(.25 / 20) = .11
-            {},
-            [f"q{i}" for i in range(10)],
-            ["atlas"],
-            ["now answers 10 questions differently from before, beyond chance on atlas; exact match now less before"],
-        ),
-    ],
-)
+@cases("now, before, changed, beyond, said")
 def test_changed_answers_are_named_and_weighed(
     answered: Any, drifted: Any, now: Any, before: Any, changed: list[str], beyond: list[str], said: list[str]
 ) -> None:
@@ -85,13 +64,7 @@ def test_a_drift_on_one_data_set_is_not_drowned_in_another(
     assert (found.beyond, found.differences["atlas"].mean) == (["small"], 0.0)
 
 
-@pytest.mark.parametrize(
-    ("hash", "message"),
-    [
-        ("policy", "now and before are of two policies: that is no drift; compare them"),
-        ("index", "not measured alike: they differ in index"),
-    ],
-)
+@cases("hash, message")
 def test_only_evaluations_of_one_policy_that_were_measured_alike(
     answered: Any, drifted: Any, hash: str, message: str
 ) -> None:
@@ -158,17 +131,7 @@ def test_greedy_answers_beside_samples_are_told_and_decide_nothing() -> None:
     assert "greedily" not in verdict(plain) + decision_table(plain)
 
 
-@pytest.mark.parametrize(
-    ("gained", "lost", "luck", "promoted"),
-    [
-        (4, 0, 1 / 16, False),
-        (5, 0, 1 / 32, False),
-        (6, 0, 1 / 64, True),
-        (7, 1, 9 / 256, False),  # C(8,7) + C(8,8)
-        (9, 1, 11 / 1024, True),  # C(10,9) + C(10,10)
-        (0, 4, 1.0, False),
-    ],
-)
+@cases("gained, lost, luck, promoted")
 def test_few_questions_that_one_alone_answers_right_must_not_be_luck(
     gained: int, lost: int, luck: float, promoted: bool
 ) -> None:

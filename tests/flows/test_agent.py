@@ -53,7 +53,7 @@ def choose(tmp_path: Path, write_params: WriteParams, monkeypatch: pytest.Monkey
 
 
 @cases("choice, label, policy, protocol")
-def test_a_label_says_what_is_evaluated(
+def test_label_names_policy_protocol_and_data_set(
     choose: Any, choice: dict[str, Any], label: str, policy: str, protocol: str
 ) -> None:
     subject, folder = choose(**choice)
@@ -71,25 +71,25 @@ def test_only_a_run_as_it_was_trained_adds_to_its_training(choose: Any) -> None:
 
 
 @cases("choice, message")
-def test_what_cannot_be_meant_is_refused(choose: Any, choice: dict[str, Any], message: str) -> None:
+def test_unfit_options_are_refused(choose: Any, choice: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message.replace(".", r"\.")):
         choose(**choice)
 
 
 @cases("choice, message")
-def test_a_policy_that_is_not_there_is_named(choose: Any, choice: dict[str, Any], message: str) -> None:
+def test_missing_policy_is_named(choose: Any, choice: dict[str, Any], message: str) -> None:
     with pytest.raises(FileNotFoundError, match=message.replace(".", r"\.")):
         choose(**choice)
 
 
 @pytest.mark.parametrize("choice", [{"policy": "ppo"}, {"policy": POLICIES[1]}])
-def test_a_policy_that_is_not_as_it_was_written_is_refused(choose: Any, choice: dict[str, Any]) -> None:
+def test_damaged_policy_is_refused(choose: Any, choice: dict[str, Any]) -> None:
     (Path(POLICIES[1]) / "config.json").write_text('{"vocab_size": 9}')
     with pytest.raises(ValueError, match=f"{POLICIES[1]}/config.json is missing or not as it was written"):
         choose(**choice)
 
 
-def test_a_word_that_means_two_policies_names_both(choose: Any) -> None:
+def test_word_that_means_two_policies_names_both(choose: Any) -> None:
     model_at(Path("ppo"))
     with pytest.raises(ValueError, match=r"^ppo means 2 policies; name one of them: repro/ppo, \./ppo$"):
         choose(policy="ppo")
@@ -104,7 +104,7 @@ def test_a_word_that_means_two_policies_names_both(choose: Any) -> None:
     assert (subject.policy.path, folder) == (f"{sweep}/policy", Path("outputs/ablations/evaluate/ppo-seed3"))
 
 
-def test_a_label_that_a_sweep_alone_has_means_its_training(choose: Any) -> None:
+def test_label_that_a_sweep_alone_has_means_its_training(choose: Any) -> None:
     sweep = Path("outputs/ablations/train/ppo-seed4/checkpoint")
     model_at(sweep / "policy")
     checkpoint.seal(sweep, Progress(iterations=3, policy_version=2))
@@ -112,12 +112,12 @@ def test_a_label_that_a_sweep_alone_has_means_its_training(choose: Any) -> None:
     assert (subject.policy.path, folder) == (f"{sweep}/policy", Path("outputs/ablations/evaluate/ppo-seed4"))
 
 
-def test_a_folder_of_code_takes_no_label_away(choose: Any) -> None:
+def test_folder_of_code_takes_no_label_away(choose: Any) -> None:
     Path("ppo").mkdir()
     assert choose(policy="ppo")[0].policy.path == POLICIES[1]
 
 
-def test_a_baseline_of_a_sweep_has_its_place_there(choose: Any) -> None:
+def test_baseline_of_a_sweep_has_its_place_there(choose: Any) -> None:
     subject, folder = choose(policy="ablations/naive_rag")
     assert (subject.label, subject.protocol, folder) == (
         "naive_rag",

@@ -25,19 +25,19 @@ def pushed(
     And what the clone that made both has: the outputs' hashes, and its dvc.lock.
     """
     folder = tmp_path_factory.mktemp("clones")
-    there = folder / "there"
-    there.mkdir()
-    (there / "dvc.yaml").write_text(GRAPH)
-    (there / "source.txt").write_text("1\n")
-    write_params(there, {})
-    lay_dvc(there, "../../storage")
+    clone = folder / "there"
+    clone.mkdir()
+    (clone / "dvc.yaml").write_text(GRAPH)
+    (clone / "source.txt").write_text("1\n")
+    write_params(clone, {})
+    lay_dvc(clone, "../../storage")
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(there)
+        patch.chdir(clone)
         require_dvc("repro", "--quiet", "prepare")
-        shutil.copytree(there, folder / "here")
+        shutil.copytree(clone, folder / "here")
         require_dvc("repro", "--quiet", "train@a")
         require_dvc("push", *STAGES)
-        hashes = {path: md5 for each in described(*STAGES).values() for path, md5 in each.outs.items()}
+        hashes = {path: md5 for stage in described(*STAGES).values() for path, md5 in stage.outs.items()}
         return folder, hashes, Path("dvc.lock").read_text()
 
 
@@ -55,32 +55,32 @@ def content() -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in files}
 
 
-def test_what_another_clone_made_is_up_to_date_here_once_it_is_committed(
+def test_outputs_of_another_clone_are_up_to_date_once_committed(
     hashes: Hashes, pushed: tuple[Path, Hashes, str]
 ) -> None:
     shutil.rmtree(".dvc/cache")
     Path("prepared.txt").unlink()
-    before = Path("dvc.lock").read_bytes()
+    content_before = Path("dvc.lock").read_bytes()
     bring(described(*STAGES), hashes)
     assert Path("prepared.txt").read_text() == Path("trained/a/policy").read_text() == "1\n"
-    assert Path("dvc.lock").read_bytes() == before
+    assert Path("dvc.lock").read_bytes() == content_before
     require_dvc("commit", "--force", "train@a")
     assert Path("dvc.lock").read_text() == pushed[2]
     assert not out_of_date(*STAGES)
-    said = ask_dvc("repro", "train@a").stdout
-    assert "didn't change" in said
-    assert "Running" not in said
+    output = ask_dvc("repro", "train@a").stdout
+    assert "didn't change" in output
+    assert "Running" not in output
     Path("../storage").rename("../away")
     bring(described(*STAGES), hashes)  # what is in its place is not asked for
 
 
 @pytest.mark.parametrize("md5", [None, 5, "../../../../etc/passwd", f"{'0' * 32}.dir\n", "\x1b[2J" * 2**20])
-def test_what_is_no_hash_is_refused(hashes: Hashes, md5: object) -> None:
-    before = content()
+def test_malformed_hash_is_refused(hashes: Hashes, md5: object) -> None:
+    content_before = content()
     with pytest.raises(ValueError, match=r"trained/a comes with no hash of DVC's but .*delete its flow run") as refused:
         bring(described("train@a"), {**hashes, "trained/a": md5, "../a": "0" * 32})
     assert "\x1b" not in str(refused.value)
-    assert content() == before
+    assert content() == content_before
 
 
 def stored(md5: str) -> Path:
@@ -90,7 +90,7 @@ def stored(md5: str) -> Path:
 
 
 @pytest.mark.parametrize("fault", ["lost", "changed", "in the way"])
-def test_what_cannot_be_brought_is_said_and_dvc_lock_stays(hashes: Hashes, fault: str) -> None:
+def test_output_that_cannot_be_brought_is_named_and_dvc_lock_stays(hashes: Hashes, fault: str) -> None:
     """The remote has no such output, or has other bytes under its hash, or somebody made it here."""
     shutil.rmtree(".dvc/cache")
     if fault == "lost":
@@ -102,7 +102,7 @@ def test_what_cannot_be_brought_is_said_and_dvc_lock_stays(hashes: Hashes, fault
     else:
         Path("trained/a").mkdir(parents=True)
         Path("trained/a/policy").write_text("of an own training")
-    before = content()
+    content_before = content()
     with pytest.raises(OSError, match=r"trained/a could not be brought here from DVC's remote"):
         bring(described("train@a"), hashes)
-    assert content() == before
+    assert content() == content_before

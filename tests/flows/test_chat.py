@@ -76,10 +76,10 @@ class Terminal:
         os.write(self._master, text.encode())
 
     def until(self, text: str) -> str:
-        found = ""
-        while text not in found:
-            found += os.read(self._master, 65536).decode(errors="replace")
-        return found
+        output = ""
+        while text not in output:
+            output += os.read(self._master, 65536).decode(errors="replace")
+        return output
 
     def close(self) -> None:
         self.process.kill()
@@ -89,11 +89,11 @@ class Terminal:
 
 @contextmanager
 def terminal(folder: Path, *arguments: str) -> Iterator[Terminal]:
-    opened = Terminal(folder, *arguments)
+    session = Terminal(folder, *arguments)
     try:
-        yield opened
+        yield session
     finally:
-        opened.close()
+        session.close()
 
 
 def test_lines_of_a_pipe_are_answered_plainly_by_the_default_engine(
@@ -115,7 +115,7 @@ def test_lines_of_a_pipe_are_answered_plainly_by_the_default_engine(
     assert errors == b""
 
 
-def test_a_conversation_at_a_terminal(project: Path, asked: list[str]) -> None:
+def test_conversation_at_a_terminal_answers_typed_questions(project: Path, asked: list[str]) -> None:
     """Two questions, each with a prompt after it; an empty line between them is nothing; Ctrl-D at the prompt ends."""
     with terminal(project) as screen:
         head = " ".join(re.sub(r"\x1b\[[\d;]*m", "", screen.until("question> ")).split())
@@ -146,7 +146,7 @@ class Film(Search):
 LIMITS = {"top_k": 1, "max_tokens": 400, "max_action_tokens": 100, "aborted_share": 0.0}
 
 
-def test_a_session_by_hand(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+def test_session_prints_steps_and_answers(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     """Two episodes of their own with a question between them that is too long, with a script in the policy's place."""
     env = load(SHIPPED).env.model_copy(update=LIMITS | {"max_steps": 2})
     chat = Chat(tiny_tokenizer)
@@ -167,7 +167,7 @@ def test_a_session_by_hand(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     assert re.search(r"the prompt of question 'word word .*\[\.\.\.\]' has \d+ tokens and max_tokens is 400", lines[6])
 
 
-def test_a_repeated_question_draws_again(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+def test_repeated_question_draws_again(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     env = load(SHIPPED).env.model_copy(update=LIMITS | {"max_steps": 1})
     chat, seeds = Chat(tiny_tokenizer), []
 
@@ -205,11 +205,11 @@ def said(
 
 
 @cases("arguments, message")
-def test_faults_of_the_command_line(arguments: list[str], message: str, said: Callable[..., str]) -> None:
+def test_faults_of_command_line_are_named(arguments: list[str], message: str, said: Callable[..., str]) -> None:
     assert message in said(*arguments)
 
 
-def test_who_answers(project: Path, ppo: Path, inside: Inside) -> None:
+def test_word_chooses_policy_that_answers(project: Path, ppo: Path, inside: Inside) -> None:
     with inside(project):
         settings = params.load()
         policy = policy_of(settings, RunId("ppo"))

@@ -42,7 +42,7 @@ def put_another_in_its_place(folder: Path) -> None:
     os._exit(0)
 
 
-def test_no_other_user_comes_near_what_dvc_unpickles(reachable: Path) -> None:
+def test_pickles_of_dvc_are_closed_to_other_users(reachable: Path) -> None:
     """Without root the modes are compared alone: no process of another user is there to try."""
     assert ask_dvc("repro").returncode == 0
     command = [sys.executable, "-c", "from dvc.repo import Repo; print(Repo().site_cache_dir)"]

@@ -49,12 +49,12 @@ def said(text: str) -> Said:
     return 200, json.dumps({"choices": [{"message": {"content": text}, "finish_reason": "stop"}]}).encode()
 
 
-def test_a_model_that_somebody_serves_stands_beside_a_baseline(project: Path, inside: Inside) -> None:
+def test_model_that_somebody_serves_stands_beside_a_baseline(project: Path, inside: Inside) -> None:
     """It searches for the question, and answers with the last word that it read."""
     heard: list[list[dict[str, str]]] = []
 
-    def play(asked: Heard) -> Said:
-        messages = asked.body["messages"]
+    def play(request: Heard) -> Said:
+        messages = request.body["messages"]
         heard.append(messages)
         if len(messages) > 2:
             return said(f"<answer>{messages[-1]['content'].split()[-2].strip('.')}</answer><|im_end|>")
@@ -72,11 +72,11 @@ def test_a_model_that_somebody_serves_stands_beside_a_baseline(project: Path, in
         with pytest.raises(FileNotFoundError, match="there is no evaluation 'org' in outputs/evaluate; evaluate it"):
             report(beside="org")
         rows = read_rows(PLACES.evaluation("org--big") / "trajectories.parquet", Trajectory)
-        found = compare_labels(settings, "org--big", "base_tool_call", anyway=True)
+        comparison = compare_labels(settings, "org--big", "base_tool_call", anyway=True)
         client = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db")
-        shown = client.get_run((PLACES.evaluation("org--big") / "mlflow_run_id").read_text()).data
+        tracked = client.get_run((PLACES.evaluation("org--big") / "mlflow_run_id").read_text()).data
         hashes = json.loads((PLACES.evaluation("org--big") / "hashes.json").read_text())
-    assert found.differing == ["limits"]
+    assert comparison.differing == ["limits"]
     assert [name for name in ("ppo", "base_tool_call", "org--big") if f"\n| `{name}`" in page] == [
         "ppo",
         "base_tool_call",
@@ -84,11 +84,11 @@ def test_a_model_that_somebody_serves_stands_beside_a_baseline(project: Path, in
     ]
     assert "limits" in page
     assert not (project / PLACES.report()).exists()
-    assert len(found.pairs) == 12
-    assert hashes["policy"] == shown.params["model.path"] == f"org/big at {url}"
+    assert len(comparison.pairs) == 12
+    assert hashes["policy"] == tracked.params["model.path"] == f"org/big at {url}"
     assert hashes["limits"].endswith("engine endpoint: text, not token-exact")
-    assert shown.params["engine"] == "endpoint: text, not token-exact"
-    assert shown.metrics["final/tool_calls"] == 1.0
+    assert tracked.params["engine"] == "endpoint: text, not token-exact"
+    assert tracked.metrics["final/tool_calls"] == 1.0
     assert not any(row.logprobs.any() for row in rows)
     assert {(row.outcome, len(row.steps)) for row in rows} == {(Outcome.ANSWERED, 2)}
     first, second = (messages for messages in heard if messages[1] == heard[0][1])
@@ -99,11 +99,11 @@ def test_a_model_that_somebody_serves_stands_beside_a_baseline(project: Path, in
     assert re.fullmatch(r"<tool_response>\n.*\n</tool_response>", second[3]["content"], re.DOTALL)
 
 
-def test_an_outage_is_the_worlds_fault_and_too_many_end_the_stage(project: Path, inside: Inside) -> None:
+def test_outage_is_the_worlds_fault_and_too_many_end_the_stage(project: Path, inside: Inside) -> None:
     """One question of twelve is never answered; then none is."""
     with inside(project):
-        asked = asked_questions(read_rows(PLACES.questions, Question), 12, seed=0)
-        unlucky = asked[0].text
+        questions = asked_questions(read_rows(PLACES.questions, Question), 12, seed=0)
+        unlucky = questions[0].text
 
         def play(heard: Heard) -> Said:
             return (503, b"busy") if heard.body["messages"][1]["content"] == unlucky else said("<answer>x</answer>")
@@ -118,12 +118,12 @@ def test_an_outage_is_the_worlds_fault_and_too_many_end_the_stage(project: Path,
     assert not (project / PLACES.evaluation("down")).exists()
 
 
-def test_an_evaluation_that_is_cut_short_asks_for_the_rest_alone(project: Path, inside: Inside) -> None:
+def test_evaluation_that_is_cut_short_asks_for_the_rest_alone(project: Path, inside: Inside) -> None:
     """The endpoint refuses after 9 answers, and is asked again; one conversation is too long for its model."""
     heard: list[str] = []
 
-    def play(asked: Heard) -> Said:
-        text = asked.body["messages"][1]["content"]
+    def play(request: Heard) -> Said:
+        text = request.body["messages"][1]["content"]
         if text == long:
             return 400, b'{"error": {"message": "no", "code": "context_length_exceeded"}}'
         heard.append(text)
@@ -131,11 +131,11 @@ def test_an_evaluation_that_is_cut_short_asks_for_the_rest_alone(project: Path, 
 
     with inside(project), answering(play) as url:
         long = asked_questions(read_rows(PLACES.questions, Question), 12, seed=0)[0].text
-        kept, most = PLACES.evaluation("m").with_name("m.answers.jsonl"), 9
+        answers, most = PLACES.evaluation("m").with_name("m.answers.jsonl"), 9
         with pytest.raises(ValueError, match="refused with status 402: no credit"):
             evaluate(EvaluationRequest("m", endpoint=url))
         for _ in range(200):  # an answer that was under way is kept as soon as it is there
-            if len(kept.read_bytes().split()) == 9:
+            if len(answers.read_bytes().split()) == 9:
                 break
             time.sleep(0.05)
         answered, most = set(heard[:9]), 99
@@ -144,11 +144,11 @@ def test_an_evaluation_that_is_cut_short_asks_for_the_rest_alone(project: Path, 
         scores = json.loads((PLACES.evaluation("m") / "scores.json").read_text())
     assert len(heard) == 2
     assert not answered & {*heard}
-    assert not (project / kept).exists()
+    assert not (project / answers).exists()
     assert (scores["questions"], scores["outcome/token_limit"]) == (12, round(1 / 12, 4))
 
 
-def test_a_question_without_room_counts_as_no_answer_and_more_of_them_are_refused(
+def test_question_without_room_counts_as_no_answer_and_more_of_them_are_refused(
     project: Path, inside: Inside, write_params: WriteParams, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One of twelve, of which two samples and a greedy answer are asked for; the score keeps its twelve questions."""
@@ -159,8 +159,8 @@ def test_a_question_without_room_counts_as_no_answer_and_more_of_them_are_refuse
     grown = [replace(row, text=f"{row.text} " * 200) if row.question_id == long else row for row in rows]
     write_rows(project / PLACES.questions, grown, Question)
 
-    def play(asked: Heard) -> Said:
-        heard.append(asked.body["messages"][1]["content"])
+    def play(request: Heard) -> Said:
+        heard.append(request.body["messages"][1]["content"])
         return said("<answer>x</answer>")
 
     shares = {"env": {"too_long_share": 0.1}, "evaluate": {"samples": 2, "temperature": 1.0}}
@@ -173,22 +173,26 @@ def test_a_question_without_room_counts_as_no_answer_and_more_of_them_are_refuse
         write_params(project, shares)
         evaluate(EvaluationRequest("m", endpoint=url))
         scores = json.loads((PLACES.evaluation("m") / "scores.json").read_text())
-        found = read_rows(PLACES.evaluation("m") / "predictions.parquet", Prediction)
+        predictions = read_rows(PLACES.evaluation("m") / "predictions.parquet", Prediction)
         limits = json.loads((PLACES.evaluation("m") / "hashes.json").read_text())["limits"]
     assert "each counts as an answer of nothing (token_limit); raise env.max_tokens to ask them" in caplog.text
     assert len(heard) == 3 * 11
     assert (scores["questions"], scores["outcome/token_limit"], scores["aborted"]) == (12, round(1 / 12, 4), 0)
     assert "share" not in limits  # no answer depends on it
-    assert [(row.answer, row.success, row.steps) for row in found if row.question_id == long] == [("", 0.0, 0)] * 3
+    assert [(row.answer, row.success, row.steps) for row in predictions if row.question_id == long] == [
+        ("", 0.0, 0)
+    ] * 3
 
 
 @cases("arguments, message")
-def test_what_no_endpoint_can_be_asked(project: Path, inside: Inside, arguments: dict[str, str], message: str) -> None:
+def test_options_that_no_endpoint_takes_are_refused(
+    project: Path, inside: Inside, arguments: dict[str, str], message: str
+) -> None:
     with inside(project), pytest.raises(ValueError, match=message):
         execute.evaluate(**arguments)  # type: ignore[arg-type]
 
 
-def test_a_served_agent_answers_as_chat_does(
+def test_served_agent_answers_as_chat_does(
     project: Path,
     inside: Inside,
     start: Callable[..., subprocess.Popen[str]],
@@ -205,7 +209,7 @@ def test_a_served_agent_answers_as_chat_does(
         questions = [row.text for row in read_rows(PLACES.questions, Question)][:3]
 
         def chatted(**agent: str) -> list[str]:
-            shown = []
+            lines = []
             for text in questions:
                 chat(**agent, question=text)
                 who, _, episode = re.sub(r"\d+\.\d s", "", capsys.readouterr().out).partition("\n")
@@ -214,8 +218,8 @@ def test_a_served_agent_answers_as_chat_does(
                     if agent
                     else "the warm start, untrained (`chat RUN` asks a run), answers"
                 )
-                shown.append(episode)
-            return shown
+                lines.append(episode)
+            return lines
 
         assert chatted(endpoint=url) == chatted(endpoint=url, policy="warm_start") == chatted()
         for arguments, message in (
@@ -229,7 +233,7 @@ def test_a_served_agent_answers_as_chat_does(
     assert "s3cret" not in errors
 
 
-def test_a_served_policy_answers_an_agent_that_has_a_loop_of_its_own(
+def test_served_policy_answers_an_agent_that_has_a_loop_of_its_own(
     project: Path,
     write_params: WriteParams,
     inside: Inside,
@@ -262,11 +266,11 @@ def await_model(server: subprocess.Popen[str], url: str, key: str = "none") -> d
         assert server.poll() is None, server.communicate()[1]
         assert time.monotonic() < deadline
         try:
-            found = httpx.get(f"{url}/models", headers={"authorization": f"Bearer {key}"}, timeout=PATIENCE_S).json()
+            models = httpx.get(f"{url}/models", headers={"authorization": f"Bearer {key}"}, timeout=PATIENCE_S).json()
         except httpx.TransportError:
             time.sleep(0.1)
         else:
-            [model] = found["data"]
+            [model] = models["data"]
             return dict(model)
 
 

@@ -71,7 +71,7 @@ def content(project: Path, name: str, file: str) -> dict[str, Any]:
     return json.loads((project / PLACES.evaluation(name) / file).read_text())
 
 
-def test_a_policy_leaves_the_project_whole_with_a_card(
+def test_policy_leaves_the_project_whole_with_a_card(
     evaluated: Path, ppo: Path, inside: Inside, tmp_path: Path
 ) -> None:
     with inside(evaluated):
@@ -85,8 +85,8 @@ def test_a_policy_leaves_the_project_whole_with_a_card(
             export(settings, policy, tmp_path / "agent", "mit")
         shutil.copytree(PLACES.warm_start, tmp_path / "unscored")
         (tmp_path / "unscored/other").write_text("makes other weights of it")
-        other = policy_of(settings, str(tmp_path / "unscored"))
-        unscored = model_card(settings, other, "other", prompt_of(settings, other))
+        bare = policy_of(settings, str(tmp_path / "unscored"))
+        unscored = model_card(settings, bare, "other", prompt_of(settings, bare))
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "agent")
     learned = AutoModelForCausalLM.from_pretrained(policy_in(ppo))
     assert all(torch.equal(a, b) for a, b in zip(exported.parameters(), learned.parameters(), strict=True))
@@ -107,7 +107,7 @@ def test_a_policy_leaves_the_project_whole_with_a_card(
 QUESTION = "Where was the director of the film born?"  # of the card's snippet
 
 
-def test_a_card_says_how_to_ask_the_policy_without_the_project(evaluated: Path, inside: Inside, tmp_path: Path) -> None:
+def test_card_says_how_to_ask_the_policy_without_the_project(evaluated: Path, inside: Inside, tmp_path: Path) -> None:
     """Its snippet runs where the project cannot be imported, and acts as the project's own agent does."""
     with inside(evaluated):
         settings = load()
@@ -116,13 +116,13 @@ def test_a_card_says_how_to_ask_the_policy_without_the_project(evaluated: Path, 
         with agent_of(policy, settings, 0.0) as agent:
             first = next(agent.ask(QUESTION, seed=0)).action
     card = (tmp_path / "agent/README.md").read_text()
-    [shown], [code] = (re.findall(rf"```{each}\n(.*?)```", card, re.DOTALL) for each in ("json", "python"))
-    assert json.loads(shown) == json.loads((tmp_path / "agent/prompt.json").read_text())
-    assert json.loads(shown)["messages"][0] == {"role": "system", "content": SYSTEM}
-    assert [each["function"]["name"] for each in json.loads(shown)["tools"]] == ["search"]
+    [schema], [code] = (re.findall(rf"```{name}\n(.*?)```", card, re.DOTALL) for name in ("json", "python"))
+    assert json.loads(schema) == json.loads((tmp_path / "agent/prompt.json").read_text())
+    assert json.loads(schema)["messages"][0] == {"role": "system", "content": SYSTEM}
+    assert [name["function"]["name"] for name in json.loads(schema)["tools"]] == ["search"]
     alone = f"import sys\nsys.modules |= dict.fromkeys(('agent_r1', 'flows'))\n{code}"
-    done = subprocess.run([sys.executable, "-c", alone], cwd=tmp_path / "agent", capture_output=True, text=True)
-    assert (done.returncode, done.stdout.startswith(f"{first}\n")) == (0, True), (first, done)
+    process = subprocess.run([sys.executable, "-c", alone], cwd=tmp_path / "agent", capture_output=True, text=True)
+    assert (process.returncode, process.stdout.startswith(f"{first}\n")) == (0, True), (first, process)
 
 
 def test_nothing_breaks_out_of_a_card(evaluated: Path, inside: Inside) -> None:
@@ -131,10 +131,10 @@ def test_nothing_breaks_out_of_a_card(evaluated: Path, inside: Inside) -> None:
         settings = load()
         env = settings.env.model_copy(update={"instructions": hostile})
         bare = dataclasses.replace(policy_of(settings, ""), title=hostile)
-        told = prompt_of(settings.model_copy(update={"env": env}), bare)
+        prompt = prompt_of(settings.model_copy(update={"env": env}), bare)
         model = settings.model.model_copy(update={"path": hostile})
-        card = model_card(settings.model_copy(update={"model": model}), bare, "mit", told)
-    assert json.loads(told[0])["messages"][0]["content"].endswith(hostile)
+        card = model_card(settings.model_copy(update={"model": model}), bare, "mit", prompt)
+    assert json.loads(prompt[0])["messages"][0]["content"].endswith(hostile)
     assert (card.data.license, card.data.base_model) == ("mit", hostile)
     assert [line for line in str(card).splitlines() if line.startswith(("```", "---"))] == [
         *["---"] * 2,
@@ -160,23 +160,28 @@ def test_every_test_question_is_answered_and_graded(evaluated: Path, name: str) 
     scores = content(evaluated, name, "scores.json")
     assert scores["em"] == pytest.approx(np.mean([row.success for row in rows]), abs=1e-4)
     assert not [key for key in scores if key.endswith(("/low", "/high"))]
-    calls = sum(call.tool == "search" for each in trajectories(evaluated, name) for s in each.steps for call in s.calls)
+    calls = sum(
+        call.tool == "search"
+        for episode_row in trajectories(evaluated, name)
+        for s in episode_row.steps
+        for call in s.calls
+    )
     of_search = pytest.approx(calls / ASKED, abs=1e-4) if name != "naive_rag" else None
     assert scores.get("tool/search/calls") == of_search
 
 
-def test_agents_are_asked_the_same_and_differ_in_what_they_should(evaluated: Path) -> None:
+def test_agents_get_the_same_questions_and_differ_in_prompt_and_policy(evaluated: Path) -> None:
     hashes = {name: content(evaluated, name, "hashes.json") for name in NAMES}
     settings = {"questions", "passages", "index", "protocol", "prompt", "limits", "policy", *SAMPLING}
-    assert [set(each) for each in hashes.values()] == [settings] * 3
+    assert [set(names) for names in hashes.values()] == [settings] * 3
     differing = {key for key in hashes["ppo"] if hashes["ppo"][key] != hashes["base_tool_call"][key]}
     assert differing == {"policy"}
     differing = {key for key in hashes["naive_rag"] if hashes["naive_rag"][key] != hashes["base_tool_call"][key]}
     assert differing == {"protocol", "prompt"}
     read = {"questions": PLACES.questions, "passages": PLACES.passages}
     assert {name: hashes["ppo"][name] for name in read} == {name: sha256(evaluated / read[name]) for name in read}
-    asked = [[row.question_id for row in predictions(evaluated, name)] for name in NAMES]
-    assert asked[0] == asked[1] == asked[2]
+    ids = [[row.question_id for row in predictions(evaluated, name)] for name in NAMES]
+    assert ids[0] == ids[1] == ids[2]
 
 
 def test_several_samples_are_drawn_scored_and_told_apart_from_greedy_answers(
@@ -203,17 +208,19 @@ def test_several_samples_are_drawn_scored_and_told_apart_from_greedy_answers(
         assert drawn[0] == drawn[1]
         with pytest.raises(ValueError, match="they differ in samples, temperature; evaluate both"):
             compare_labels(load(), "sampled", "ppo")
-        found = compare_labels(load(), "sampled", "ppo", anyway=True)
-        assert (len(found.pairs), len(found.pairs[0].a.answers), len(found.pairs[0].b.answers)) == (ASKED, 3, 1)
+        comparison = compare_labels(load(), "sampled", "ppo", anyway=True)
+        assert (len(comparison.pairs), len(comparison.pairs[0].a.answers), len(comparison.pairs[0].b.answers)) == (
+            ASKED,
+            3,
+            1,
+        )
         stored = PLACES.evaluation("ppo") / "hashes.json"  # of a version without these two
         old = {name: value for name, value in content(Path(), "ppo", "hashes.json").items() if name not in SAMPLING}
         stored.write_text(json.dumps(old))
         assert compare_labels(load(), "base_tool_call", "ppo").differing == []
 
 
-def test_a_world_is_profiled_before_training(
-    evaluated: Path, inside: Inside, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_world_is_profiled_before_training(evaluated: Path, inside: Inside, capsys: pytest.CaptureFixture[str]) -> None:
     with inside(evaluated):
         profile("ppo", questions=6, samples=2)
     first, *_, groups, smaller, iteration, tool = capsys.readouterr().out.splitlines()
@@ -224,7 +231,7 @@ def test_a_world_is_profiled_before_training(
     assert tool.startswith("search: ")
 
 
-def test_an_edited_tool_of_ones_own_is_another_run_and_is_not_measured_alike(
+def test_edited_tool_of_ones_own_is_another_run_and_is_not_measured_alike(
     evaluated: Path, tmp_path: Path, inside: Inside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where tools are called: from passages in the prompt an agent is measured as before."""
@@ -250,7 +257,7 @@ def test_an_edited_tool_of_ones_own_is_another_run_and_is_not_measured_alike(
         assert told("naive_rag")[0] == rag[0]
 
 
-def test_a_run_with_an_env_of_its_own_is_trained_measured_and_asked_in_it(
+def test_run_with_an_env_of_its_own_is_trained_measured_and_asked_in_it(
     evaluated: Path, tmp_path: Path, inside: Inside, write_params: WriteParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two steps and a calculator; its registered version too. The warm start has what params.yaml says."""
@@ -269,9 +276,9 @@ def test_a_run_with_an_env_of_its_own_is_trained_measured_and_asked_in_it(
             assert (f"max_steps {steps}," in limits, "'calculator': {}" in limits) == (True, steps == 2)
             assert max(row.steps for row in predictions(Path(), name)) <= steps
             client = MlflowClient(f"sqlite:///{Path.cwd()}/.tracking/mlflow.db")
-            shown = client.get_run((PLACES.evaluation(name) / "mlflow_run_id").read_text())
-            assert shown.data.params["env.max_steps"] == str(steps)
-            assert ("final/tool/calculator/calls" in shown.data.metrics) == (steps == 2)
+            tracked = client.get_run((PLACES.evaluation(name) / "mlflow_run_id").read_text())
+            assert tracked.data.params["env.max_steps"] == str(steps)
+            assert ("final/tool/calculator/calls" in tracked.data.metrics) == (steps == 2)
         rows = read_rows(PLACES.training(RunId("own")) / "trajectories/000.parquet", Trajectory)
         assert max(len(row.steps) for row in rows) == 2
         for word in ("own", version.reference):
@@ -318,19 +325,19 @@ def test_mlflow_has_the_final_scores_beside_the_training(evaluated: Path, inside
     with inside(evaluated):
         client = MlflowClient(f"sqlite:///{evaluated}/.tracking/mlflow.db")
         for name in NAMES:
-            shown = client.get_run((evaluated / PLACES.evaluation(name) / "mlflow_run_id").read_text())
-            assert shown.data.params["variant"] == name
-            assert shown.data.metrics["final/em"] == content(evaluated, name, "scores.json")["em"]
-            assert ("policy/loss" in shown.data.metrics) == (name == "ppo")
-            assert "report/report.md" in [file.path for file in client.list_artifacts(shown.info.run_id, "report")]
-            assert client.list_artifacts(shown.info.run_id, "examples")
+            tracked = client.get_run((evaluated / PLACES.evaluation(name) / "mlflow_run_id").read_text())
+            assert tracked.data.params["variant"] == name
+            assert tracked.data.metrics["final/em"] == content(evaluated, name, "scores.json")["em"]
+            assert ("policy/loss" in tracked.data.metrics) == (name == "ppo")
+            assert "report/report.md" in [file.path for file in client.list_artifacts(tracked.info.run_id, "report")]
+            assert client.list_artifacts(tracked.info.run_id, "examples")
             [spent] = read_metrics(evaluated / PLACES.evaluation(name))
-            assert shown.data.metrics["final/cost/evaluation_core_s"] == spent["cost/evaluation_core_s"] > 0
+            assert tracked.data.metrics["final/cost/evaluation_core_s"] == spent["cost/evaluation_core_s"] > 0
         trained = (evaluated / PLACES.training(RunId("ppo")) / "mlflow_run_id").read_text()
         assert (evaluated / PLACES.evaluation("ppo") / "mlflow_run_id").read_text() == trained
 
 
-def test_the_report_names_everyone(evaluated: Path) -> None:
+def test_report_names_every_agent(evaluated: Path) -> None:
     page = (evaluated / PLACES.report() / "report.md").read_text()
     for name in NAMES:
         assert page.count(f"| `{name}` |") >= 4  # exact match by hops and by kind, F1, tool calls

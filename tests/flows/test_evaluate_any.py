@@ -78,7 +78,7 @@ def prompts(project: Path, trajectories: list[Trajectory]) -> dict[str, str]:
     }
 
 
-def test_an_evaluation_of_a_policy_that_never_acts_says_so(
+def test_evaluation_of_a_policy_that_never_acts_says_so(
     project: Path, tiny_model: Path, inside: Inside, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with inside(project), caplog.at_level(logging.WARNING):
@@ -112,7 +112,7 @@ OPENING: dict[str, Callable[[str], object]] = {
 
 
 @pytest.mark.parametrize("opens", OPENING.values(), ids=OPENING)
-def test_an_unfit_model_is_refused_as_by_a_training_before_anything_is_loaded(
+def test_unfit_model_is_refused_as_by_a_training_before_anything_is_loaded(
     opens: Callable[[str], object], quantised: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agent_r1.rollout.engines.load_model", lambda *_: pytest.fail("it was loaded"))
@@ -122,7 +122,7 @@ def test_an_unfit_model_is_refused_as_by_a_training_before_anything_is_loaded(
         require_fit(quantised, load())
 
 
-def test_a_closed_book_shows_no_passage_and_gold_passages_show_all(
+def test_closed_book_shows_no_passage_and_gold_passages_show_all(
     project: Path, evaluated: dict[str, list[Trajectory]]
 ) -> None:
     questions = {row.question_id: row for row in read_rows(project / PLACES.questions, Question)}
@@ -138,7 +138,7 @@ def test_a_closed_book_shows_no_passage_and_gold_passages_show_all(
         assert all(len(row.steps) == 1 for row in evaluated[name])
 
 
-def test_a_run_on_one_data_set_under_another_protocol(project: Path, inside: Inside) -> None:
+def test_run_is_evaluated_on_one_data_set_under_another_protocol(project: Path, inside: Inside) -> None:
     with inside(project):
         evaluate(EvaluationRequest(RunId("ppo"), protocol="closed_book", dataset="other"))
         rows = read_rows(PLACES.evaluation("ppo-closed_book-other") / "predictions.parquet", Prediction)

@@ -47,7 +47,7 @@ def shell(folder: Path, command: str) -> str:
     ).stdout
 
 
-def test_an_experiment_has_its_name_and_leaves_staged_files_as_they_were(repository: Path) -> None:
+def test_experiment_has_its_name_and_leaves_staged_files_as_they_were(repository: Path) -> None:
     documented = (ROOT / "docs/tracking.md").read_text()
     run, queue, show, apply = (
         re.findall(pattern, documented, re.MULTILINE)[0]
@@ -69,7 +69,7 @@ def test_an_experiment_has_its_name_and_leaves_staged_files_as_they_were(reposit
     assert "data/rows" not in shown, "a column of hashes"
 
 
-def test_a_page_of_plots_overlays_two_revisions_without_a_network(repository: Path) -> None:
+def test_page_of_plots_overlays_two_revisions_without_a_network(repository: Path) -> None:
     curve = repository / "curve.json"
     curve.write_text(curve.read_text().replace("0.375", "0.5"))
     shell(repository, "dvc plots diff HEAD")

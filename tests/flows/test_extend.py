@@ -65,7 +65,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", *command], env=environment, capture_output=True, text=True)
 
 
-def test_each_kind_comes_with_a_test_that_passes_and_that_can_fail(begun: Path) -> None:
+def test_template_comes_with_a_test_that_passes_and_can_fail(begun: Path) -> None:
     tests = [f"tests/test_{name}.py" for name in KINDS.values()]
     passed = run("pytest", *tests)
     assert (passed.returncode, "6 passed" in passed.stdout) == (0, True), passed.stdout
@@ -82,7 +82,7 @@ def test_each_kind_comes_with_a_test_that_passes_and_that_can_fail(begun: Path) 
 
 
 @cases("kind, name, message")
-def test_a_name_that_is_taken_or_cannot_be_used_is_refused(kind: str, name: str, message: str, clone: Path) -> None:
+def test_name_that_is_taken_or_cannot_be_used_is_refused(kind: str, name: str, message: str, clone: Path) -> None:
     begin("tool", "years")
     before = {path: path.read_bytes() for path in clone.rglob("*") if path.is_file()}
     with pytest.raises(ValueError, match=message):
@@ -101,7 +101,7 @@ def lay(overlay: str, model: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_five_episodes_of_what_was_just_begun(kind: str, begun: Path, tiny_model: Path) -> None:
+def test_try_plays_five_episodes_of_new_code(kind: str, begun: Path, tiny_model: Path) -> None:
     overlay = begun / f"overlays/{KINDS[kind]}.yaml"
     overlay.write_text(overlay.read_text().replace("max_tokens: 1024", "max_tokens: 500"))  # as the tiny model reads
     lay(KINDS[kind], tiny_model)
@@ -120,7 +120,7 @@ def test_five_episodes_of_what_was_just_begun(kind: str, begun: Path, tiny_model
         assert "\nsentence   " in first
 
 
-def test_a_world_is_learned_from_its_conversations_and_from_nothing_else(begun: Path) -> None:
+def test_world_is_learned_from_its_conversations_and_from_nothing_else(begun: Path) -> None:
     overlay = begun / "overlays/higher.yaml"
     overlay.write_text(overlay.read_text().replace("steps: 100", "steps: 1"))
     switch("higher")
@@ -134,7 +134,7 @@ def test_a_world_is_learned_from_its_conversations_and_from_nothing_else(begun: 
         warm_start()
 
 
-def test_an_endpoint_plays_and_one_that_is_down_is_named_at_once(begun: Path, tiny_model: Path) -> None:
+def test_endpoint_plays_and_one_that_is_down_is_named_at_once(begun: Path, tiny_model: Path) -> None:
     def search_and_answer(heard: Heard) -> Said:
         call = '<tool_call>{"name": "guess", "arguments": {"number": 38}}</tool_call>'
         text = call if len(heard.body["messages"]) == 2 else "<answer>done</answer>"
@@ -151,14 +151,8 @@ def test_an_endpoint_plays_and_one_that_is_down_is_named_at_once(begun: Path, ti
         list(play(RunId("grpo"), "big", url))
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "module", "message"),
-    [
-        (None, "", "gone", r"module 'gone' cannot be imported .*No module named 'gone'"),
-        ("calendar.py", "def years(): ...", "calendar", r"calendar.py has the name of a module that Python or a libr"),
-    ],
-)
-def test_a_module_that_cannot_be_had_is_named_before_a_model_is_loaded(
+@cases("file, content, module, message")
+def test_missing_module_is_named_before_a_model_is_loaded(
     file: str | None, content: str, module: str, message: str, clone: Path
 ) -> None:
     if file:
@@ -174,7 +168,7 @@ def test_a_module_that_cannot_be_had_is_named_before_a_model_is_loaded(
         list(play(RunId("ppo"), "", None))
 
 
-def test_a_table_of_200_questions_becomes_files_that_are_prepared(clone: Path) -> None:
+def test_table_of_200_questions_becomes_files_that_are_prepared(clone: Path) -> None:
     begin("data", "faq")
     rows = [f'"Who wrote book {number}, then?",Mara Quill,Low Tide|Mara Quill' for number in range(200)]
     Path("questions.csv").write_text("\n".join(["question,answer,gold_titles", *rows]))

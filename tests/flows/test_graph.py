@@ -83,12 +83,12 @@ def used(file: Path) -> set[Path]:
 
 def reached(file: Path) -> set[Path]:
     """A file and all it uses, directly or not, as far as a stage depends on it."""
-    seen, waiting = set(), {file}
+    visited, waiting = set(), {file}
     while waiting:
         current = waiting.pop()
-        seen.add(current)
-        waiting |= {each for each in used(current) - seen if not any(holds(path, each) for path in RUNTIME)}
-    return seen
+        visited.add(current)
+        waiting |= {module for module in used(current) - visited if not any(holds(path, module) for path in RUNTIME)}
+    return visited
 
 
 def holds(dependency: str, file: Path) -> bool:
@@ -99,11 +99,11 @@ def holds(dependency: str, file: Path) -> bool:
 def files_of(dependency: str) -> set[Path]:
     """What DVC hashes, without packages' empty files."""
     path = ROOT / dependency
-    files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
-    return {each.relative_to(ROOT) for each in files if "__pycache__" not in each.parts and each.stat().st_size}
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    return {file.relative_to(ROOT) for file in files if "__pycache__" not in file.parts and file.stat().st_size}
 
 
-def test_the_pipeline_runs_every_stage_after_those_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pipeline_runs_every_stage_after_those_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     needs = stages("dvc.yaml")
     settings = yaml.safe_load(Path("params.yaml").read_text())
@@ -121,19 +121,19 @@ def test_the_pipeline_runs_every_stage_after_those_that_it_needs(monkeypatch: py
 
 
 @pytest.mark.parametrize("stage", [name for name in definitions() if name.startswith("ablations/")])
-def test_the_sweeps_stages_depend_on_what_the_main_graphs_do(stage: str) -> None:
-    ours = definitions()[Path(stage).name.removesuffix("_closer")]
-    theirs = definitions()[stage]
+def test_sweeps_stages_depend_on_what_the_main_graphs_do(stage: str) -> None:
+    main_stage = definitions()[Path(stage).name.removesuffix("_closer")]
+    sweep_stage = definitions()[stage]
     code = [
-        {path for path in each["deps"] if path.startswith(("agent_r1", "flows", "${places.data}"))}
-        for each in (ours, theirs)
+        {path for path in stage_["deps"] if path.startswith(("agent_r1", "flows", "${places.data}"))}
+        for stage_ in (main_stage, sweep_stage)
     ]
     assert code[0] == code[1]
-    own = {"repro_runs", "repro_baselines", "runs.${item}"}  # the sweep has lists of its own
-    assert {*ours.get("params", [])} - own <= {*theirs.get("params", [])}
+    sweep_only = {"repro_runs", "repro_baselines", "runs.${item}"}  # the sweep has lists of its own
+    assert {*main_stage.get("params", [])} - sweep_only <= {*sweep_stage.get("params", [])}
 
 
-def test_the_sweep_has_a_stage_per_run_and_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_has_a_stage_per_run_and_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And DVC knows of none before the sweep is asked for."""
     for name in ("params.yaml", "dvc.yaml", "ablations/graph.yaml", ".dvc/config"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -163,7 +163,7 @@ def test_the_sweep_has_a_stage_per_run_and_seed(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("stage", definitions())
-def test_a_stage_depends_on_exactly_the_code_that_it_can_execute(stage: str) -> None:
+def test_stage_depends_on_exactly_the_code_that_it_can_execute(stage: str) -> None:
     listed = [path for path in definitions()[stage]["deps"] if path.startswith(("agent_r1", "flows"))]
     assert len({*listed}) == len(listed)
     depended = {file for path in listed for file in files_of(path)}
@@ -171,12 +171,12 @@ def test_a_stage_depends_on_exactly_the_code_that_it_can_execute(stage: str) -> 
     assert (needed - depended, depended - needed) == (set(), set())
 
 
-def test_what_no_stage_depends_on_stands_in_the_graphs_header() -> None:
+def test_code_of_no_stage_is_listed_in_graphs_header() -> None:
     header = (ROOT / "dvc.yaml").read_text().partition("stages:")[0]
     assert all(path in header for path in RUNTIME)
 
 
-def test_the_store_that_knows_an_evaluation_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_that_knows_an_evaluation_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a report that was pulled is up to date; a training needs its run to go on."""
     monkeypatch.chdir(ROOT)
     folders = ("outputs/evaluate/ppo", "outputs/ablations/evaluate/ppo-seed1", "outputs/train/ppo")
@@ -184,15 +184,17 @@ def test_the_store_that_knows_an_evaluation_is_no_part_of_it(monkeypatch: pytest
     assert listed == [f"{folder}/mlflow_run_id" for folder in folders[:2]]
 
 
-def test_a_training_starts_from_all_that_its_stage_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_starts_from_all_that_its_stage_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every output that `train` reads is made by one of them, and they come in the order of the graph."""
-    made = {
+    outputs = {
         out: stage
         for stage, definition in definitions().items()
         for outs in [definition.get("outs", [])]
-        for out in (next(iter(each)) if isinstance(each, dict) else each for each in outs)
+        for out in (next(iter(out_)) if isinstance(out_, dict) else out_ for out_ in outs)
     }
-    needed = {stage for out, stage in made.items() for read in definitions()["train"]["deps"] if holds(read, Path(out))}
+    needed = {
+        stage for out, stage in outputs.items() for read in definitions()["train"]["deps"] if holds(read, Path(out))
+    }
     assert needed == set(STARTS_FROM)
     monkeypatch.chdir(ROOT)
     assert tuple(stage for stage in stages("dvc.yaml") if stage in STARTS_FROM) == STARTS_FROM
@@ -214,7 +216,7 @@ def write_without_code(folder: Path) -> None:
         (folder / "data/raw" / file).write_text(f"{file}\n")
 
 
-def test_a_stage_is_out_of_date_by_what_it_reads_and_ended_leaves_what_it_was_to_replace(
+def test_stage_is_out_of_date_by_what_it_reads_and_ended_leaves_what_it_was_to_replace(
     tmp_path: Path, write_params: WriteParams, lay_dvc: LayDvc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_without_code(tmp_path)
@@ -231,14 +233,14 @@ def test_a_stage_is_out_of_date_by_what_it_reads_and_ended_leaves_what_it_was_to
     assert out_of_date() == set()
 
     files = {split: {"file": f"data/raw/own/{split}.jsonl"} for split in ("train", "test")}
-    own = {"datasets": ["own"], "files": {"own": {"format": "hotpotqa", **files}}}
-    write_params(tmp_path, few | {"prepare": own, "places": {"raw": "data/raw/own"}})
-    kept = [Path("data/prepared/questions.parquet"), Path("data/index"), Path("outputs/warm_start")]
-    before = [path.read_bytes() for path in kept]
+    prepare = {"datasets": ["own"], "files": {"own": {"format": "hotpotqa", **files}}}
+    write_params(tmp_path, few | {"prepare": prepare, "places": {"raw": "data/raw/own"}})
+    outputs = [Path("data/prepared/questions.parquet"), Path("data/index"), Path("outputs/warm_start")]
+    contents_before = [path.read_bytes() for path in outputs]
     Path("ended").touch()
     for stage in ("prepare", "index", "warm_start"):
         assert run_dvc("repro", "--force", "--single-item", stage), "the stage is ended"
-    assert [path.read_bytes() for path in kept] == before
+    assert [path.read_bytes() for path in outputs] == contents_before
     assert out_of_date() >= {"prepare", "warm_start"}, "and what is there is not taken for new"
     Path("ended").unlink()
     require_dvc("repro", "--quiet")

@@ -15,7 +15,7 @@ from flows.evaluate import EvaluationRequest, evaluate
 from tests.fixtures import PLACES, Inside, WriteParams
 
 
-def test_an_agent_searches_on_a_server(
+def test_agent_searches_on_a_server(
     small_project: Path, tmp_path: Path, serve_index: Callable[[Path], str], inside: Inside, write_params: WriteParams
 ) -> None:
     served = serve_index(small_project / PLACES.index)

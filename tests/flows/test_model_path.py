@@ -50,9 +50,9 @@ def foreign_model(tokenizer: PreTrainedTokenizerFast, folder: Path) -> Path:
         model = Qwen2ForCausalLM(Qwen2Config(**shape, tie_word_embeddings=True))
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    own = AutoTokenizer.from_pretrained(folder)
-    own.chat_template = (TEMPLATES / "qwen2_5.jinja").read_text()
-    own.save_pretrained(folder)
+    loaded = AutoTokenizer.from_pretrained(folder)
+    loaded.chat_template = (TEMPLATES / "qwen2_5.jinja").read_text()
+    loaded.save_pretrained(folder)
     return folder
 
 
@@ -71,16 +71,16 @@ def logprobs(folder: Path, trajectory: Trajectory) -> np.ndarray:
     """[L] what plain transformers thinks of every token, 0 at a context's first."""
     model, loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
     assert not any(loaded.values()), loaded
-    found = np.zeros(len(trajectory.token_ids), np.float32)
+    result = np.zeros(len(trajectory.token_ids), np.float32)
     for span in trajectory.contexts:
         ids = torch.from_numpy(trajectory.token_ids[span].astype(np.int64))
         with torch.no_grad():
-            said = model(ids[None]).logits[0, :-1].log_softmax(-1)
-        found[span.start + 1 : span.stop] = said.gather(1, ids[1:, None])[:, 0].numpy()
-    return found
+            logits = model(ids[None]).logits[0, :-1].log_softmax(-1)
+        result[span.start + 1 : span.stop] = logits.gather(1, ids[1:, None])[:, 0].numpy()
+    return result
 
 
-def test_a_foreign_model_is_trained_with_adapters(
+def test_foreign_model_is_trained_with_adapters(
     tmp_path: Path,
     tiny_tokenizer: PreTrainedTokenizerFast,
     inside: Inside,

@@ -39,8 +39,8 @@ def files(project: Path) -> dict[str, bytes]:
 
 def dvc(*arguments: str) -> str:
     """DVC's answer. The packages of the project's folder are stand-ins, and none of DVC's process."""
-    own = {**os.environ, "PYTHONSAFEPATH": "1"}
-    return subprocess.run([*DVC, *arguments], env=own, check=True, capture_output=True, text=True).stdout
+    variables = {**os.environ, "PYTHONSAFEPATH": "1"}
+    return subprocess.run([*DVC, *arguments], env=variables, check=True, capture_output=True, text=True).stdout
 
 
 def test_dvc_lists_every_stage_that_an_overlay_changes_and_none_after_it(
@@ -56,8 +56,8 @@ def test_dvc_lists_every_stage_that_an_overlay_changes_and_none_after_it(
     assert json.loads(dvc("status", "--json")) == {}
 
 
-def test_an_overlay_is_laid_over_the_base_and_taken_off_byte_for_byte(project: Path) -> None:
-    before = files(project)
+def test_overlay_is_laid_over_the_base_and_taken_off_byte_for_byte(project: Path) -> None:
+    files_before = files(project)
     base = load()
     switch("small")
     text = (project / "params.yaml").read_text()
@@ -66,8 +66,8 @@ def test_an_overlay_is_laid_over_the_base_and_taken_off_byte_for_byte(project: P
     assert "`agent-r1 overlay base` goes back" in first
     assert load().places.data == "small/data"
     assert load().train == base.train.model_copy(update={"iterations": 7})
-    assert files(project)["overlays/base.yaml"] == before["params.yaml"]
-    original = before["params.yaml"].decode().splitlines()
+    assert files(project)["overlays/base.yaml"] == files_before["params.yaml"]
+    original = files_before["params.yaml"].decode().splitlines()
     assert [line for line in original if "#" in line and line not in lines] == original[-4:-2]  # of places: realigned
     switch("small")
     assert (project / "params.yaml").read_text() == text
@@ -76,10 +76,10 @@ def test_an_overlay_is_laid_over_the_base_and_taken_off_byte_for_byte(project: P
     assert load().places.outputs == "scales/qwen2.5-3b/outputs"
     for _ in range(2):
         switch("base")
-        assert files(project) == before
+        assert files(project) == files_before
 
 
-def test_an_overlay_has_dvc_watch_the_files_that_it_names(project: Path) -> None:
+def test_overlay_has_dvc_watch_the_files_that_it_names(project: Path) -> None:
     own = "prepare: {datasets: [own], files: {own: {format: hotpotqa, test: {file: data/raw/own/test.jsonl}}}}\n"
     (project / "overlays/own.yaml").write_text(own)
 
@@ -90,7 +90,7 @@ def test_an_overlay_has_dvc_watch_the_files_that_it_names(project: Path) -> None
     assert watched("qwen2.5-3b") == "data/raw"
 
 
-def test_the_overlay_at_full_scale_holds_the_published_settings(project: Path) -> None:
+def test_overlay_at_full_scale_holds_the_published_settings(project: Path) -> None:
     own = load()
     switch("qwen2.5-3b")
     full = load()
@@ -105,7 +105,7 @@ def test_the_overlay_at_full_scale_holds_the_published_settings(project: Path) -
     assert set(full.runs) == {*own.runs, "ppo_lam_95"}
 
 
-def test_the_overlay_for_eight_gpus_samples_on_all_that_learn(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overlay_for_eight_gpus_samples_on_all_that_learn(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
     switch("qwen2.5-7b")
@@ -119,16 +119,16 @@ def test_the_overlay_for_eight_gpus_samples_on_all_that_learn(project: Path, mon
 
 
 @cases("name, message")
-def test_what_is_no_overlay_is_refused_and_nothing_is_written(project: Path, name: str, message: str) -> None:
+def test_bad_overlay_is_refused_and_nothing_is_written(project: Path, name: str, message: str) -> None:
     for on in ("base", "small"):
         switch(on)
-        before = files(project)
+        files_before = files(project)
         with pytest.raises(ValueError, match=message):
             switch(name)
-        assert files(project) == before
+        assert files(project) == files_before
 
 
-def test_an_overlay_has_places_of_its_own_if_it_says_so_and_the_ones_that_it_names(project: Path) -> None:
+def test_overlay_has_places_of_its_own_if_it_says_so_and_the_ones_that_it_names(project: Path) -> None:
     for name, places in (
         ("own", ["scales/own/data", "scales/own/outputs", "own"]),
         ("small", ["small/data", "small/out", ""]),
@@ -137,7 +137,7 @@ def test_an_overlay_has_places_of_its_own_if_it_says_so_and_the_ones_that_it_nam
         assert [load().places.data, load().places.outputs, load().places.scale] == places
 
 
-def test_a_base_of_an_earlier_version_is_taken(project: Path) -> None:
+def test_base_of_an_earlier_version_is_taken(project: Path) -> None:
     own = (project / "params.yaml").read_text()
     earlier = "".join(line for line in own.splitlines(keepends=True) if "quotes" not in line)
     (project / "params.yaml").write_text(earlier)
@@ -157,14 +157,14 @@ def test_parameters_that_were_edited_under_an_overlay_are_kept(project: Path, to
     assert (project / "params.yaml").read_text() == edited
 
 
-def test_an_edited_overlay_is_composed_again(project: Path) -> None:
+def test_edited_overlay_is_composed_again(project: Path) -> None:
     switch("small")
     (project / "overlays/small.yaml").write_text("train: {iterations: 8}\n")
     switch("small")
     assert (load().train.iterations, load().places.data) == (8, "data")
 
 
-def test_a_base_that_was_brought_back_by_hand_or_has_gone_is_refused(project: Path) -> None:
+def test_base_that_was_brought_back_by_hand_or_has_gone_is_refused(project: Path) -> None:
     own = (project / "params.yaml").read_text()
     switch("small")
     (project / "params.yaml").write_text(own)  # as git does
@@ -191,7 +191,7 @@ def graphs(project: Path, lay_dvc: Callable[..., None]) -> Path:
     return project
 
 
-def test_each_scale_has_its_record_of_what_dvc_made(graphs: Path) -> None:
+def test_scale_keeps_its_own_dvc_lock(graphs: Path) -> None:
     """The files are those of both scales, and DVC finds each up to date once it is laid again."""
     stages = ("prepare", "ablations/dvc.yaml:train@grpo")
     (graphs / "ablations/dvc.yaml").symlink_to("graph.yaml")

@@ -27,7 +27,7 @@ from flows.graph import StageFailed, StageUnavailable, stages
 from flows.operation.serving import require_server
 from flows.pipeline import ablations, pipeline, run_command, run_pipeline
 from flows.processes import Supervised, api_on, await_health, running
-from tests.cases import graph
+from tests.cases import cases, graph
 from tests.fixtures import WriteParams
 
 NEWER = "3.9.1"  # of Prefect, whose fastapi vLLM 0.32 refuses
@@ -77,7 +77,7 @@ def attempts(stand_in: Path) -> int:
         ("75", 3, StageUnavailable, "exit code 75"),
     ],
 )
-def test_what_may_work_later_is_tried_again_and_a_bad_computation_is_not(
+def test_unavailable_stage_is_retried_and_failed_one_is_not(
     prefect_api: str,
     stand_in: Path,
     caplog: pytest.LogCaptureFixture,
@@ -93,7 +93,7 @@ def test_what_may_work_later_is_tried_again_and_a_bad_computation_is_not(
     assert f"attempt {count}" in caplog.messages  # its lines are logged as they come
 
 
-def test_a_stage_that_takes_too_long_is_ended_once(prefect_api: str, stand_in: Path, write_params: WriteParams) -> None:
+def test_stage_that_takes_too_long_is_ended_once(prefect_api: str, stand_in: Path, write_params: WriteParams) -> None:
     write_params(stand_in, {"operate": {"timeouts_s": {"train": 1.5}}})
     with pytest.raises(
         StageFailed, match=r"train took longer than 1\.5 s .* raise operate\.timeouts_s\.train in params"
@@ -131,11 +131,11 @@ def states(run_flow: Flow[..., None]) -> dict[str, str]:
     with get_client(sync_client=True) as client:
         flow_run = FlowRunFilter(id=FlowRunFilterId(any_=[state.state_details.flow_run_id]))
         for _ in range(100):  # events bring a task's states to the server, which takes a moment
-            found = {task.name: str(task.state_name) for task in client.read_task_runs(flow_run_filter=flow_run)}
-            if {*found.values()} <= {"Completed", "Cached"}:
-                return found
+            names = {task.name: str(task.state_name) for task in client.read_task_runs(flow_run_filter=flow_run)}
+            if {*names.values()} <= {"Completed", "Cached"}:
+                return names
             time.sleep(0.1)
-    raise AssertionError(found)
+    raise AssertionError(names)
 
 
 def test_stages_run_in_dvcs_order_and_are_cached_afterwards(
@@ -143,8 +143,8 @@ def test_stages_run_in_dvcs_order_and_are_cached_afterwards(
 ) -> None:
     with caplog.at_level(logging.INFO, logger="flows.pipeline"):
         assert states(pipeline) == {"prepare": "Completed", "index": "Completed"}
-    done = [each.partition(", ")[0] for each in caplog.messages if " is done: " in each]
-    assert done == ["stage prepare is done: 1 of 2", "stage index is done: 2 of 2"]
+    stages_done = [message.partition(", ")[0] for message in caplog.messages if " is done: " in message]
+    assert stages_done == ["stage prepare is done: 1 of 2", "stage index is done: 2 of 2"]
     assert "Updating lock file" not in caplog.text
     assert (project.parent / "order.txt").read_text() == "prepare\nindex\n"
     assert states(pipeline) == {"prepare": "Cached", "index": "Cached"}
@@ -172,7 +172,7 @@ def newer_prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-def test_a_server_of_another_minor_version_runs_a_pipeline_and_is_warned_of(
+def test_server_of_another_minor_version_runs_a_pipeline_and_is_warned_of(
     newer_prefect: str, project: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     require_server(newer_prefect)
@@ -186,16 +186,16 @@ def test_a_server_of_another_minor_version_runs_a_pipeline_and_is_warned_of(
     assert sorted(tasks) == [(name, state) for name in ("index", "prepare") for state in ("Cached", "Completed")]
 
 
-def test_the_sweep_brings_what_it_is_made_of_up_to_date_first(prefect_api: str, project: Path) -> None:
+def test_sweep_brings_its_inputs_up_to_date_first(prefect_api: str, project: Path) -> None:
     (project / "ablations").mkdir()
     (project / "ablations" / "graph.yaml").write_text(SWEEP)
-    found = states(ablations)
-    assert found == dict.fromkeys(
+    states_found = states(ablations)
+    assert states_found == dict.fromkeys(
         ("prepare", "index", "ablations/dvc.yaml:train@a", "ablations/dvc.yaml:train@b"), "Completed"
     )
-    done = (project.parent / "order.txt").read_text().split()
-    assert done[:2] == ["prepare", "index"]
-    assert set(done[2:]) == {"a", "b"}
+    order = (project.parent / "order.txt").read_text().split()
+    assert order[:2] == ["prepare", "index"]
+    assert set(order[2:]) == {"a", "b"}
 
 
 def test_stages_that_are_ready_run_side_by_side(prefect_api: str, project: Path) -> None:
@@ -217,7 +217,7 @@ def test_stages_that_are_ready_run_side_by_side(prefect_api: str, project: Path)
     assert states(pipeline) == {"prepare": "Cached", "index": "Completed", "report": "Completed"}  # DVC skips it
 
 
-def test_what_runs_beside_a_stage_that_fails_ends_and_nothing_is_begun(
+def test_stages_beside_a_failed_one_end_and_none_is_started(
     prefect_api: str, project: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     definitions: dict[str, dict[str, Any]] = {
@@ -244,7 +244,7 @@ def test_without_a_server_nothing_is_started_where_everything_is_up_to_date(
     assert caplog.messages == ["everything is up to date"]
 
 
-def test_a_stage_that_may_work_later_says_so_through_dvc(prefect_api: str, project: Path) -> None:
+def test_stage_that_may_work_later_says_so_through_dvc(prefect_api: str, project: Path) -> None:
     command = 'echo tried >> ../order.txt; printf 75 > "$AGENT_R1_EXIT_CODE_FILE"; exit 75'
     (project / "dvc.yaml").write_text(yaml.safe_dump({"stages": {"prepare": {"cmd": command}}}))
     with pytest.raises(StageUnavailable, match="stage prepare failed with exit code 75"):
@@ -252,18 +252,7 @@ def test_a_stage_that_may_work_later_says_so_through_dvc(prefect_api: str, proje
     assert (project.parent / "order.txt").read_text() == "tried\n" * 3  # operate.retries is 2
 
 
-@pytest.mark.parametrize(
-    ("graph", "runs", "said"),
-    [
-        ("stages: {prepare: {command: ls}}", ["ppo"], r"dvc dag failed: .*dvc\.yaml"),
-        (
-            'stages: {train: {foreach: "${repro_runs}", do: {cmd: "echo ${item}"}}}',
-            ["ppo; touch hacked"],
-            "repro_runs names 'ppo; touch hacked', which runs: does not define",
-        ),
-    ],
-    ids=["a file that DVC refuses", "parameters that DVC would put into a command"],
-)
+@cases("graph, runs, said")
 def test_files_that_cannot_be_used_are_a_users_fault(
     project: Path, write_params: WriteParams, graph: str, runs: list[str], said: str
 ) -> None:
@@ -285,18 +274,8 @@ run_stage(stay)
 """
 
 
-@pytest.mark.parametrize(
-    ("killed", "code", "said"),
-    [
-        ("pipeline", -signal.SIGKILL, ""),
-        (
-            "uvicorn",
-            75,
-            "the Prefect server ended with code -9, see .tracking/prefect/server.log, and with it all that it served",
-        ),
-    ],
-)
-def test_a_part_of_a_pipeline_that_is_killed_ends_the_others(
+@cases("killed, code, said")
+def test_part_of_a_pipeline_that_is_killed_ends_the_others(
     project: Path, start_in: Any, killed: str, code: int, said: str
 ) -> None:
     fifo, stage = project.parent / "began", project.parent / "stay.py"
@@ -305,17 +284,17 @@ def test_a_part_of_a_pipeline_that_is_killed_ends_the_others(
     (project / "dvc.yaml").write_text(f"stages: {{train: {{cmd: '{sys.executable} {stage} {fifo}; true'}}}}")
     pipeline = start_in(project, "pipeline")
     assert fifo.read_text() == "began"
-    left = psutil.Process(pipeline.pid).children(recursive=True)  # its server, DVC, a shell and the stage
-    [victim] = [each for each in (psutil.Process(pipeline.pid), *left) if killed in each.cmdline()]
+    children = psutil.Process(pipeline.pid).children(recursive=True)  # its server, DVC, a shell and the stage
+    [victim] = [process for process in (psutil.Process(pipeline.pid), *children) if killed in process.cmdline()]
     victim.kill()
     assert said in pipeline.communicate(timeout=60)[1]
     assert pipeline.returncode == code
-    assert psutil.wait_procs(left, timeout=60)[1] == []
-    assert {each.name for each in project.parent.iterdir()} & {"began", "stay.py", "project"}
+    assert psutil.wait_procs(children, timeout=60)[1] == []
+    assert {process.name for process in project.parent.iterdir()} & {"began", "stay.py", "project"}
     assert not [*project.parent.glob("tmp*"), *project.parent.glob("*exit_code*")]
 
 
-def test_a_cancel_leaves_no_process(prefect_api: str, project: Path, start_in: Any) -> None:
+def test_cancel_leaves_no_process(prefect_api: str, project: Path, start_in: Any) -> None:
     fifo = project.parent / "started"
     subprocess.run(["mkfifo", str(fifo)], check=True)
     (project / "dvc.yaml").write_text(f"stages: {{train: {{cmd: 'echo $$ > {fifo}; sleep 600; true'}}}}")

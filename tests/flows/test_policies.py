@@ -49,9 +49,9 @@ def settings(tmp_path: Path, tiny_model: Path, write_params: Any, monkeypatch: p
 @pytest.fixture
 def learner(settings: Settings) -> Learner:
     """Its adapters add .0015 to each weight: less than half a unit in bfloat16's last place, on either side of 1."""
-    given = settings()
+    loaded = settings()
     options = Options(device=CPU, merges=False)
-    learner = Learner(START, given.train.update, given.model, with_critic=False, seed=0, options=options)
+    learner = Learner(START, loaded.train.update, loaded.model, with_critic=False, seed=0, options=options)
     for name, weight in adapter.trained_state(learner.policy).items():
         weight.fill_(0.1 if "lora_A" in name else 0.0015 / 0.1 / RANK)
     return learner
@@ -64,23 +64,23 @@ def policy(learner: Learner) -> Policy:
     return Policy(name="ppo", title="ppo", path=str(FOLDER))
 
 
-def first(settings: Params, policy: Policy, beneath: Beneath | None) -> list[Action]:
+def first(settings: Params, policy: Policy, base: Beneath | None) -> list[Action]:
     actor = Actor(model=policy.path, end_ids=[0], max_tokens=64, temperature=0.0, dtype=settings.model.dtype)
-    with open_engine(settings.engine, actor.beside(beneath)) as engine:
+    with open_engine(settings.engine, actor.beside(base)) as engine:
         return engine.sample([replace(request, max_tokens=1) for request in ASKED])
 
 
 def test_adapters_act_in_bfloat16_where_merging_loses_them(settings: Settings, policy: Policy) -> None:
     """Merged they are rounded away: what acts then is the model that the training started from, to the last bit."""
-    given = settings()
+    loaded = settings()
     merged, start = (load_policy(path, torch.bfloat16, CPU).state_dict() for path in (FOLDER, START))
     assert all(torch.equal(weight, merged[name]) for name, weight in start.items())
-    beneath = policy.base_model(given)
-    assert beneath == Beneath(str(START), RANK)
-    with_adapters, rounded = (first(given, policy, each) for each in (beneath, None))
-    before = first(given, Policy(name="", title="", path=str(START)), None)
-    said = [[action.logprobs.item() for action in actions] for actions in (with_adapters, rounded, before)]
-    assert said[0] != said[1] == said[2]
+    base = policy.base_model(loaded)
+    assert base == Beneath(str(START), RANK)
+    with_adapters, rounded = (first(loaded, policy, model) for model in (base, None))
+    untrained = first(loaded, Policy(name="", title="", path=str(START)), None)
+    logprobs = [[action.logprobs.item() for action in actions] for actions in (with_adapters, rounded, untrained)]
+    assert logprobs[0] != logprobs[1] == logprobs[2]
 
 
 @pytest.mark.parametrize(("dtype", "kind"), [("float32", "transformers"), ("bfloat16", "server")])
@@ -89,14 +89,14 @@ def test_merged_weights_act_in_float32_and_on_servers(
 ) -> None:
     """The one computes the same, to rounding; the others run nothing else. Neither needs the model beneath."""
     shutil.rmtree(START)
-    given = settings(dtype, kind)
-    assert (policy.would_round(given), policy.base_model(given)) == (False, None)
+    loaded = settings(dtype, kind)
+    assert (policy.would_round(loaded), policy.base_model(loaded)) == (False, None)
 
 
 def test_in_float32_merged_weights_say_what_the_adapters_do(settings: Settings, policy: Policy) -> None:
-    given = settings("float32")
+    loaded = settings("float32")
     adapter.merge(FOLDER, START, torch.float32)
-    merged, apart = (first(given, policy, beneath) for beneath in (None, Beneath(str(START), RANK)))
+    merged, apart = (first(loaded, policy, base) for base in (None, Beneath(str(START), RANK)))
     for one, other in zip(merged, apart, strict=True):
         assert one.token_ids == other.token_ids
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)

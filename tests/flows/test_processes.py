@@ -68,7 +68,7 @@ def family(stubborn: str, leader_s: int) -> list[str]:
 
 @pytest.mark.parametrize("leader_s", [0, 600], ids=["leader gone", "leader there"])
 @pytest.mark.parametrize("stubborn", ["pass", STUBBORN], ids=["willing", "stubborn"])
-def test_an_exception_ends_the_whole_group(stubborn: str, leader_s: int) -> None:
+def test_exception_ends_the_whole_group(stubborn: str, leader_s: int) -> None:
     with suppress(KeyboardInterrupt), process_group(family(stubborn, leader_s), os.environ, grace_s=0.2) as process:
         child = int(process.stdout.readline())
         assert is_running(child)
@@ -77,7 +77,7 @@ def test_an_exception_ends_the_whole_group(stubborn: str, leader_s: int) -> None
     assert process.returncode is not None
 
 
-def test_a_group_ends_with_its_leader() -> None:
+def test_group_ends_with_its_leader() -> None:
     """Though its child holds the pipe, from which lines are read until it is closed."""
     command = family("pass", 600)
     with process_group(command, os.environ) as process, ended_after(process, 60.0, threading.Event()) as late:
@@ -100,7 +100,7 @@ leave(3)
 """
 
 
-def test_a_signal_cuts_the_end_of_a_process_short(start: Any) -> None:
+def test_signal_cuts_the_end_of_a_process_short(start: Any) -> None:
     ended = start("-c", SIGNALLED_AT_ITS_END)
     assert ended.communicate() == ("", "")
     assert ended.returncode == 3
@@ -120,7 +120,7 @@ time.sleep(600)
 """
 
 
-def test_a_process_ends_with_the_one_that_started_it(start: Any) -> None:
+def test_process_ends_with_the_one_that_started_it(start: Any) -> None:
     parent = start("-c", ORPHAN, stdin=subprocess.PIPE)
     child = int(parent.stdout.readline())
     assert is_running(child)
@@ -130,7 +130,7 @@ def test_a_process_ends_with_the_one_that_started_it(start: Any) -> None:
 
 
 @pytest.mark.parametrize("told", ["by its caller", "by its environment"])
-def test_a_process_that_was_too_late_to_see_its_parent_go_ends_too(start: Any, told: str) -> None:
+def test_process_that_was_too_late_to_see_its_parent_go_ends_too(start: Any, told: str) -> None:
     gone = start("-c", "")
     gone.wait()
     given, environment = (gone.pid, {}) if told == "by its caller" else ("", {STARTED_BY: str(gone.pid)})
@@ -140,7 +140,7 @@ def test_a_process_that_was_too_late_to_see_its_parent_go_ends_too(start: Any, t
     assert orphan.returncode == -signal.SIGTERM
 
 
-def test_an_automation_is_saved_while_the_server_reads_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_automation_is_saved_while_the_server_reads_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a thread of its own, because Prefect 3.7 itself never comes back."""
     from prefect.server.events import triggers  # the server, for which no other process of the suite is to wait
     from prefect.server.events.models import automations
@@ -233,7 +233,7 @@ def test_commands_find_the_server_that_serves_their_clone_and_no_other(
     with known("http://127.0.0.1:4200/api"):
         PASSWORD.write_text("secret\n")
         PASSWORD.chmod(0o600)
-        with pytest.raises(ValueError, match=r"serves this clone already, at .*:4200/api; end that"):
+        with pytest.raises(ValueError, match=r"serves this project already, at .*:4200/api; end that"):
             known("http://127.0.0.1:4201/api").__enter__()
         report_to_own_server()
         assert (os.environ.pop("PREFECT_API_URL"), os.environ.pop(OF_CLIENTS)) == (SERVED.read_text(), "secret")
@@ -271,23 +271,25 @@ def test_another_user_with_old_locks_gets_no_password_and_holds_nothing_up() -> 
         def run_command() -> str:
             environment = {**os.environ, "PYTHONPATH": str(ROOT)}
             command = [sys.executable, "-c", COMMAND]
-            done = subprocess.run(command, cwd=project, env=environment, text=True, stdout=-1, stderr=-1, timeout=60)
-            assert done.stdout == "None None\nwent on\n", done.stderr
-            return done.stderr
+            process = subprocess.run(command, cwd=project, env=environment, text=True, stdout=-1, stderr=-1, timeout=60)
+            assert process.stdout == "None None\nwent on\n", process.stderr
+            return process.stderr
 
         with holding(locks) if locks else nullcontext(0) as held:
             assert held == len(locks)
-            said = run_command()
-        assert [f"closed {project / each} to other users" in said for each in (".tracking", ".dvc/tmp")] == [True] * 2
+            output = run_command()
+        assert [f"closed {project / place} to other users" in output for place in (".tracking", ".dvc/tmp")] == [
+            True
+        ] * 2
         assert run_command() == "", "once is enough"
-        kept = [*(project / ".tracking").rglob("*"), *(project / ".dvc/tmp").rglob("*")]
-        assert [path for path in kept if path.stat().st_mode & 0o077] == []
+        files = [*(project / ".tracking").rglob("*"), *(project / ".dvc/tmp").rglob("*")]
+        assert [path for path in files if path.stat().st_mode & 0o077] == []
         needs_root()
-        with holding(path for path in kept if path.is_file()) as held:
+        with holding(path for path in files if path.is_file()) as held:
             assert held == 0
 
 
-def test_a_lock_or_an_address_that_others_may_have_written_names_no_server(
+def test_lock_or_an_address_that_others_may_have_written_names_no_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -45,25 +45,25 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in inside}
 
 
-def test_a_project_has_git_and_dvc_and_whole_parameters(faq: Path) -> None:
+def test_project_has_git_and_dvc_and_whole_parameters(faq: Path) -> None:
     settings = load()
     assert (settings.train.iterations, settings.prepare.datasets, settings.places.scale) == (2, ["sokoban"], "sokoban")
     assert (settings.places.data, settings.places.outputs) == ("data", "outputs")
     assert git("status", "--short") == ""
     assert len((faq / "README.md").read_text().splitlines()) <= 12
     assert json.loads((faq / ".vscode/extensions.json").read_text())["recommendations"]
-    done = subprocess.run([sys.executable, "-m", "pytest"], env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True)
-    assert done.returncode == 0
+    process = subprocess.run([sys.executable, "-m", "pytest"], env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True)
+    assert process.returncode == 0
 
 
 def test_its_graph_has_the_stages_of_the_package_and_their_data(faq: Path) -> None:
-    own = yaml.safe_load((faq / "dvc.yaml").read_text())["stages"]
+    graph = yaml.safe_load((faq / "dvc.yaml").read_text())["stages"]
     shipped = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
-    assert own.keys() == shipped.keys()
+    assert graph.keys() == shipped.keys()
     for name, stage in shipped.items():
-        ours, theirs = (each.get("do", each) for each in (own[name], stage))
-        data = [dep for dep in theirs["deps"] if not dep.startswith(("agent_r1/", "flows/"))]
-        assert ours == {**theirs, "deps": [f"{HASHES}/{name}.yaml", *data]}
+        project_stage, package_stage = (stage_.get("do", stage_) for stage_ in (graph[name], stage))
+        data = [dep for dep in package_stage["deps"] if not dep.startswith(("agent_r1/", "flows/"))]
+        assert project_stage == {**package_stage, "deps": [f"{HASHES}/{name}.yaml", *data]}
         assert {*yaml.safe_load((faq / HASHES / f"{name}.yaml").read_text())} == {
             "/".join(Path(file).parent.parts[:2]) for file in code_of(name)
         }
@@ -78,18 +78,18 @@ def test_dvc_reads_both_graphs(faq: Path) -> None:
     assert ".agent_r1" not in listed.stdout
 
 
-def test_a_graph_keeps_its_comments_and_loses_its_code() -> None:
+def test_graph_keeps_its_comments_and_loses_its_code() -> None:
     shipped = (
         "# Of\n#\n# code.\nstages:\n  a: &a\n    cmd: b  # c\n    deps: [\n      agent_r1/x.py, flows/y,\n      d]\n"
     )
-    made = graph_of(f"{shipped}  b:\n    <<: *a\n")
+    text = graph_of(f"{shipped}  b:\n    <<: *a\n")
     assert (
-        made == f"{project.HEADER}stages:\n  a: &a\n    cmd: b  # c\n    deps: [{HASHES}/a.yaml, d]\n  b:\n    <<: *a\n"
+        text == f"{project.HEADER}stages:\n  a: &a\n    cmd: b  # c\n    deps: [{HASHES}/a.yaml, d]\n  b:\n    <<: *a\n"
     )
 
 
-def test_a_folder_that_is_not_empty_or_is_a_repositorys_is_refused(faq: Path) -> None:
-    before = files(faq)
+def test_folder_that_is_not_empty_or_is_a_repositorys_is_refused(faq: Path) -> None:
+    files_before = files(faq)
     with pytest.raises(ValueError, match=r"^tests is there, and nothing is replaced; name another folder"):
         begin_project(Path("tests"))
     with pytest.raises(ValueError, match=r"^new/one lies inside of a git repository, .* such as \.\./one$"):
@@ -98,7 +98,7 @@ def test_a_folder_that_is_not_empty_or_is_a_repositorys_is_refused(faq: Path) ->
         begin_project(Path("../one"), "sokobn")
     with pytest.raises(ValueError, match=r"unknown key 'train\.iteration'"):
         begin_project(Path("../one"), "", ["train.iteration=2"])
-    assert files(faq) == before
+    assert files(faq) == files_before
     assert [path.name for path in faq.parent.iterdir()] == ["faq"]
     begin_project(Path("scales/one"))  # which git ignores
     assert git("status", "--short") == ""
@@ -123,7 +123,7 @@ def test_another_package_is_refused_before_a_stage_runs(faq: Path, monkeypatch: 
     assert calls == ["ran"]
 
 
-def test_an_older_package_is_refused(faq: Path) -> None:
+def test_older_package_is_refused(faq: Path) -> None:
     VERSION.write_text("99.0\n")
     for ask in (require_current, plan):
         with pytest.raises(ValueError, match=r"0\.1\.0 is installed, and this project is one of 99\.0: install 99\.0"):
@@ -135,24 +135,24 @@ def upgrade(faq: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Has the installed package be of another version, with replacements in its files and lines in its changes."""
     shipped = faq.parent / "shipped"
     shutil.copytree(ROOT / "flows/shipped", shipped)
-    own = project.params.SHIPPED
-    shutil.copy(own, shipped / "params.yaml")
+    graph = project.params.SHIPPED
+    shutil.copy(graph, shipped / "params.yaml")
     for module in (package, project, update):
         monkeypatch.setattr(module, "SHIPPED", shipped)
     monkeypatch.setattr(project.params, "SHIPPED", shipped / "params.yaml")
 
     def become(version: str, edits: dict[str, tuple[str, str]], changes: str = "") -> None:
         monkeypatch.setattr(package, "version", lambda _: version)
-        for name, (before, after) in edits.items():
+        for name, (files_before, after) in edits.items():
             text = (shipped / name).read_text()
-            assert before in text
-            (shipped / name).write_text(text.replace(before, after, 1))
+            assert files_before in text
+            (shipped / name).write_text(text.replace(files_before, after, 1))
         (shipped / "CHANGELOG.md").write_text(f"# Changes\n\n## {version}\n\n{changes}\n\n## 0.1.0\n\n| `env` | no |\n")
 
     return become
 
 
-def test_an_update_merges_the_packages_changes_with_ones_own(faq: Path, upgrade: Callable[..., None]) -> None:
+def test_update_merges_the_packages_changes_with_ones_own(faq: Path, upgrade: Callable[..., None]) -> None:
     """Of lines that both changed the project's stay, and a file that was removed stays away."""
     parameters = faq / "params.yaml"
     parameters.write_text(parameters.read_text().replace("top_k: 2 ", "top_k: 4 ") + "# of mine\n")
@@ -170,21 +170,21 @@ def test_an_update_merges_the_packages_changes_with_ones_own(faq: Path, upgrade:
     }
     rows = ["`env.top_k` | counts passages, and no titles: halve it", "`env.order: none` | no", "`model.gone` | no"]
     upgrade("0.2.0", edits, "\n".join(f"| {row} |" for row in rows))
-    before = files(faq)
+    files_before = files(faq)
     planned = plan()
-    assert files(faq) == before
-    said = planned.in_words
-    assert said.startswith("agent_r1 0.1.0 -> 0.2.0\n")
-    assert "params.yaml: both changed the same lines, and yours stay; the package has\n  iterations: 18" in said
+    assert files(faq) == files_before
+    notes = planned.in_words
+    assert notes.startswith("agent_r1 0.1.0 -> 0.2.0\n")
+    assert "params.yaml: both changed the same lines, and yours stay; the package has\n  iterations: 18" in notes
     assert (
         "dvc.yaml: both changed the same lines, and yours stay; the package has\n    cmd: python -m flows index --all"
-        in said
+        in notes
     )
-    assert [line for line in said.splitlines() if line.startswith("params.yaml: env")] == [
+    assert [line for line in notes.splitlines() if line.startswith("params.yaml: env")] == [
         "params.yaml: env.top_k: counts passages, and no titles: halve it"
     ]
-    assert "runs again: train@ppo (changed: agent_r1, agent_r1/agents" in said
-    assert "`agent-r1 keep RUN` accepts one as it is" in said
+    assert "runs again: train@ppo (changed: agent_r1, agent_r1/agents" in notes
+    assert "`agent-r1 keep RUN` accepts one as it is" in notes
     take(planned)
     assert (load().env.top_k, load().train.iterations) == (4, 2)
     assert parameters.read_text().endswith("# of mine\n")
@@ -197,7 +197,7 @@ def test_an_update_merges_the_packages_changes_with_ones_own(faq: Path, upgrade:
     assert plan().files == {}
 
 
-def test_a_key_that_came_is_taken_beside_an_edit_and_one_that_went_is_refused_with_the_remedy(
+def test_key_that_came_is_taken_beside_an_edit_and_one_that_went_is_refused_with_the_remedy(
     faq: Path, upgrade: Callable[..., None]
 ) -> None:
     parameters = faq / "params.yaml"
@@ -229,13 +229,13 @@ def test_edits_that_git_does_not_keep_are_not_merged(faq: Path, upgrade: Callabl
         "0.2.0", {"params.yaml": ("Every knob", "Each knob"), "pipeline.yaml": ("  prepare:", "  prepare:  # first")}
     )
     (faq / where).write_text((faq / where).read_text() + "# mine\n")
-    before = files(faq)
+    files_before = files(faq)
     with pytest.raises(ValueError, match=rf"^{where}: git does not keep your edits yet; commit them"):
         plan()
-    assert files(faq) == before
+    assert files(faq) == files_before
 
 
-def test_an_update_is_refused_where_there_is_nothing_to_update(faq: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_update_is_refused_where_there_is_nothing_to_update(faq: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (faq / "params.yaml").write_text("<<<<<<< HEAD\n")
     with pytest.raises(ValueError, match=r"params\.yaml cannot be read as YAML"):
         plan()
@@ -248,13 +248,13 @@ def test_an_update_is_refused_where_there_is_nothing_to_update(faq: Path, monkey
         plan()
 
 
-def test_an_update_that_is_killed_is_as_it_was_or_as_it_is_to_be(
+def test_update_that_is_killed_is_as_it_was_or_as_it_is_to_be(
     faq: Path, upgrade: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed before each of its writes in turn; the next command finds one or the other."""
     upgrade("0.2.0", {"prefect.toml": ("= 30", "= 45"), "params.yaml": ("Every knob", "Each knob")})
-    before, planned = files(faq), plan()
-    expected = before | {path: text.encode() for path, text in planned.files.items()}
+    files_before, planned = files(faq), plan()
+    expected = files_before | {path: text.encode() for path, text in planned.files.items()}
     expected_next = sorted(planned.files)
 
     class Killed(Exception):
@@ -276,7 +276,7 @@ def test_an_update_that_is_killed_is_as_it_was_or_as_it_is_to_be(
             with pytest.raises(Killed):
                 take(planned)
         finish_update()
-        assert files(faq) == before
+        assert files(faq) == files_before
         with monkeypatch.context() as patch:
             patch.setattr(Path, "replace", fails_at(len(expected_next) + number, "replace", Path.replace))
             with pytest.raises(Killed):

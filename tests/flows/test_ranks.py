@@ -56,7 +56,9 @@ def rank_of(training: subprocess.Popen[str], number: int, reached: Path) -> psut
         assert training.poll() is None, training.communicate()[1]
         assert time.monotonic() < deadline, f"{reached} does not appear"
         time.sleep(0.002)
-    [rank] = [each for each in psutil.Process(training.pid).children() if each.environ().get("RANK") == str(number)]
+    [rank] = [
+        process for process in psutil.Process(training.pid).children() if process.environ().get("RANK") == str(number)
+    ]
     return rank
 
 
@@ -91,8 +93,8 @@ def test_two_ranks_train_as_one_does_though_one_is_killed(fresh: Path, ppo: Path
 def assert_as_one(run: Path, alone: Path, warm_start: Path) -> None:
     """Ranks sampled the tokens of one that trained alone, and have its weights but for rounding."""
     assert sampled(run) == sampled(alone)
-    untrained, ours, theirs = (load_file(path) for path in (warm_start, run / WEIGHTS, alone / WEIGHTS))
-    assert distance(ours, theirs) < 0.01 * distance(untrained, theirs)
+    untrained, shared, single = (load_file(path) for path in (warm_start, run / WEIGHTS, alone / WEIGHTS))
+    assert distance(shared, single) < 0.01 * distance(untrained, single)
 
 
 @pytest.fixture
@@ -136,7 +138,7 @@ def test_ranks_of_two_machines_train_as_one_does(
     assert_as_one(fresh / RUN, ppo, fresh / WARM_START)
 
 
-def test_a_place_that_the_parameters_do_not_ask_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_place_that_the_parameters_do_not_ask_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def learner(processes: int, nodes: int = 1) -> LearnerParams:
         return LearnerParams(processes=processes, nodes=nodes, silence_s=60.0, optimizer_offload=False)
 
@@ -171,7 +173,7 @@ def settings_of(learner: dict[str, int], engine: dict[str, Any], **model: Any) -
     return Params.model_validate(override(base.model_dump(), changes))
 
 
-def test_a_task_of_slurms_that_is_bound_to_one_core_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_task_of_slurms_that_is_bound_to_one_core_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """As `srun` binds it: a leader and eight engines, or the threads of the built-in model, on one core."""
     [core, *_] = allowed = os.sched_getaffinity(0)
     engines = settings_of({"processes": 8}, {"kind": "vllm", "replicas": 8})
@@ -197,7 +199,7 @@ def test_a_task_of_slurms_that_is_bound_to_one_core_says_so(monkeypatch: pytest.
         (-signal.SIGINT, SystemExit, "130"),
     ],
 )
-def test_the_exit_code_of_a_rank_is_handed_on(code: int, kind: type[BaseException], told: str) -> None:
+def test_exit_code_of_a_rank_is_handed_on(code: int, kind: type[BaseException], told: str) -> None:
     """A ChildProcessError is an OSError, which ends a stage with 75."""
     fault = fault_of(2, code)
     assert type(fault) is kind
@@ -215,7 +217,7 @@ def loss() -> Iterator[Loss]:
     hearing.join()
 
 
-def test_a_lost_rank_is_to_blame_for_what_it_broke(loss: Loss) -> None:
+def test_lost_rank_is_to_blame_for_what_it_broke(loss: Loss) -> None:
     """A checkpoint that could not be written because a rank was lost says so, and not that the disk is full."""
     with pytest.raises(ChildProcessError, match=r"a rank was lost; .*: Connection closed by peer"), loss.blamed():
         raise OSError("could not be written") from RuntimeError("Connection closed by peer")
@@ -223,7 +225,7 @@ def test_a_lost_rank_is_to_blame_for_what_it_broke(loss: Loss) -> None:
         raise OSError("No space left on device")
 
 
-def test_a_leader_that_loses_a_rank_while_it_samples_ends_by_that(
+def test_leader_that_loses_a_rank_while_it_samples_ends_by_that(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     """Though it talks to no rank meanwhile, and is where faults are suppressed."""
@@ -237,7 +239,7 @@ def test_a_leader_that_loses_a_rank_while_it_samples_ends_by_that(
         signal.signal(signal.SIGTERM, before)
 
 
-def test_a_rank_has_what_the_process_that_started_it_holds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_rank_has_what_the_process_that_started_it_holds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It waits for no accelerator, and takes none from others."""
     monkeypatch.setenv("AGENT_R1_LOCKS", str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")

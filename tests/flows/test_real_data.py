@@ -55,7 +55,7 @@ def release(folder: Path) -> dict[str, Any]:
     return {"format": "musique", "train": train, "test": test}
 
 
-def test_the_same_stages_run_on_a_release(
+def test_same_stages_run_on_a_release(
     tmp_path: Path, tiny_encoder: Path, inside: Inside, write_params: WriteParams
 ) -> None:
     search = {"kind": "hybrid", "dense": {"encoder": str(tiny_encoder), "max_tokens": 32}}

@@ -77,7 +77,7 @@ def test_no_end_of_dvc_cuts_a_record_off(project: Path, end: str, record: str) -
     assert not [*project.glob("*.tmp"), *project.glob(".dvc/tmp/*.tmp")]
 
 
-def test_a_run_cache_that_a_kill_left_without_its_entry_stops_nothing(project: Path) -> None:
+def test_run_cache_that_a_kill_left_without_its_entry_stops_nothing(project: Path) -> None:
     stage = {"cmd": "cp params.yaml made", "deps": ["params.yaml"], "outs": ["made"]}
     (project / "dvc.yaml").write_text(yaml.safe_dump({"stages": {"prepare": stage}}))
     subprocess.run([*DVC, "repro", "--quiet"], check=True)
@@ -100,7 +100,7 @@ run_stage(index)
 
 
 @pytest.mark.parametrize("left", ["", "schema: '2.0", "schema: '2.0'\nstages:\n  prepare:\n    cmd: 'echo"])
-def test_what_a_bare_dvc_left_cut_off_is_put_back(project: Path, left: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_record_that_bare_dvc_cut_off_is_put_back(project: Path, left: str, caplog: pytest.LogCaptureFixture) -> None:
     (project / "index.py").write_text(STAGE)
     graph = yaml.safe_load((project / "dvc.yaml").read_text())
     graph["stages"]["index"]["cmd"] = f"{sys.executable} index.py"
@@ -114,7 +114,7 @@ def test_what_a_bare_dvc_left_cut_off_is_put_back(project: Path, left: str, capl
     assert f"{RUNNING}, dvc.lock was cut off while DVC wrote it, and is as before" in caplog.text
 
 
-def test_a_record_without_a_copy_is_named_with_a_remedy_that_works(project: Path) -> None:
+def test_record_without_a_copy_is_named_with_a_remedy_that_works(project: Path) -> None:
     (project / "dvc.lock").write_text("")
     with pytest.raises(ValueError, match=r"dvc\.lock is cut off, and no whole copy was kept; `git checkout dvc\.lock`"):
         out_of_date()
@@ -136,9 +136,7 @@ run_stage(stay)
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash"])  # dash stays between DVC and the stage, bash becomes the stage
-def test_a_stage_ends_with_a_bare_dvc_that_is_killed(
-    project: Path, monkeypatch: pytest.MonkeyPatch, shell: str
-) -> None:
+def test_stage_ends_with_a_bare_dvc_that_is_killed(project: Path, monkeypatch: pytest.MonkeyPatch, shell: str) -> None:
     monkeypatch.setenv("SHELL", f"/bin/{shell}")
     (project / "stay.py").write_text(STAGE_THAT_STAYS)
     (project / "dvc.yaml").write_text(f"stages: {{train: {{cmd: {sys.executable} stay.py}}}}")

@@ -14,7 +14,7 @@ from tests.cases import laid
 
 
 def test_outputs_are_equal_but_for_seconds(tmp_path: Path) -> None:
-    found = list[dict[str, object]]()
+    contents = list[dict[str, object]]()
     for number, (seconds, loss) in enumerate([(1.0, 0.5), (2.0, 0.5), (2.0, 0.25)]):
         folder = tmp_path / str(number)
         (folder / "outputs/run").mkdir(parents=True)
@@ -27,9 +27,9 @@ def test_outputs_are_equal_but_for_seconds(tmp_path: Path) -> None:
         (folder / "outputs/compared/run.json").write_text(f'{{"outputs/run/rows.parquet": "{number}"}}')
         page = f"# Report\n\n## Budgets\n\n| {seconds} |\n\n## Differences\n"
         (folder / "outputs/run/report.md").write_text(page)
-        found.append(outputs(folder))
-    assert found[0] == found[1]
-    assert {name for name, content in found[1].items() if content != found[2][name]} == {
+        contents.append(outputs(folder))
+    assert contents[0] == contents[1]
+    assert {name for name, content in contents[1].items() if content != contents[2][name]} == {
         "outputs/run/metrics.jsonl",
         "outputs/run/rows.parquet",
     }
@@ -65,14 +65,14 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lay_dvc: Callable[...,
 
 def test_code_that_changes_no_bit_is_taken_over(made: str, tmp_path: Path) -> None:
     """Into another file, which git does not know yet; what was never run stays as it was."""
-    before = RECORD.read_text()
+    record_before = RECORD.read_text()
     text = Path("agent_r1/numbers.py").read_text()
     Path("agent_r1/numbers.py").unlink()
     Path("agent_r1/scales.py").write_text(text.replace("value * factor", "factor * value"))
     for name in ("dvc.yaml", "flows/__main__.py"):
         Path(name).write_text(Path(name).read_text().replace("numbers", "scales"))
     assert relock(tmp_path / "one") == []
-    assert data_of(RECORD.read_text()) == data_of(before)
+    assert data_of(RECORD.read_text()) == data_of(record_before)
     assert "scales.py" in RECORD.read_text()
     assert Path("dvc.lock").read_text() == RECORD.read_text(), "the clone's own, which was of the same code"
     assert MADE_BY.read_text() == f"{made}\n"
@@ -82,11 +82,11 @@ def test_code_that_changes_no_bit_is_taken_over(made: str, tmp_path: Path) -> No
     run("git", "add", "--all")
     run("git", "commit", "--quiet", "--message", "Move it")
     assert maker(run("git", "rev-parse", "HEAD").strip(), RECORD.read_text()) == made  # not the move
-    assert maker("another", before.replace("data/made.txt", "data/others.txt")) == "another"
+    assert maker("another", record_before.replace("data/made.txt", "data/others.txt")) == "another"
 
 
-def test_what_differs_or_was_not_run_is_named_and_nothing_is_taken_over(made: str, tmp_path: Path) -> None:
-    before, numbers = RECORD.read_text(), Path("agent_r1/numbers.py")
+def test_differing_or_unrun_code_is_named_and_nothing_is_taken_over(made: str, tmp_path: Path) -> None:
+    record_before, numbers = RECORD.read_text(), Path("agent_r1/numbers.py")
     edited = numbers.read_text().replace("ValueError(value)", "ValueError(-value)").replace('"."', '"!"')
     numbers.write_text(edited)
     assert relock(tmp_path / "one") == [
@@ -94,7 +94,7 @@ def test_what_differs_or_was_not_run_is_named_and_nothing_is_taken_over(made: st
         f"agent_r1/numbers.py:4 of {made:.10} was not run: body raise ValueError(value)",
         "agent_r1/numbers.py:4 of the working tree was not run: body raise ValueError(-value)",
     ]
-    assert (RECORD.read_text(), Path("dvc.lock").read_text()) == (before, before)
+    assert (RECORD.read_text(), Path("dvc.lock").read_text()) == (record_before, record_before)
     assert not MADE_BY.exists()
 
 

@@ -72,8 +72,8 @@ def project(made: Path, tmp_path: Path, inside: Inside) -> Path:
 
 def typed(command: str) -> None:
     process = begun(command)
-    said = process.communicate()[0]
-    assert process.returncode == 0, said
+    output = process.communicate()[0]
+    assert process.returncode == 0, output
 
 
 def begun(command: str) -> subprocess.Popen[str]:
@@ -129,26 +129,26 @@ STATES: list[tuple[str, Callable[[Path], None], Path, Callable[[], object]]] = [
 @pytest.mark.parametrize(
     ("command", "change", "path", "asks"), STATES, ids=[f"{row[0]} {row[2].name}" for row in STATES]
 )
-def test_a_named_command_mends_what_was_refused(
+def test_named_command_mends_what_was_refused(
     command: str, change: Callable[[Path], None], path: Path, asks: Callable[[], object], project: Path
 ) -> None:
     asks()
     change(path)
     with pytest.raises((ValueError, OSError)) as refused:
         asks()
-    named = next(each for each in re.findall("`([^`]+)`", str(refused.value)) if each.startswith("dvc"))
-    assert re.fullmatch(re.escape(command).replace(r"\{\}", r"\S+"), named)
-    typed(named)
+    quoted = next(quotation for quotation in re.findall("`([^`]+)`", str(refused.value)) if quotation.startswith("dvc"))
+    assert re.fullmatch(re.escape(command).replace(r"\{\}", r"\S+"), quoted)
+    typed(quoted)
     asks()
 
 
-def test_a_server_of_another_index(
+def test_command_mends_server_of_another_index(
     project: Path, tmp_path: Path, serve_index: ServeIndex, write_params: WriteParams
 ) -> None:
     shutil.copytree(PLACES.index, tmp_path / "served")
     write_params(project, {"search": {"kind": "remote", "remote": {"url": serve_index(tmp_path / "served")}}})
     typed("dvc repro index")
-    opened = configured_index()
+    index = configured_index()
     pinned = PLACES.index / "meta.json"
     meta = json.loads(pinned.read_text())
     pinned.unlink()
@@ -159,10 +159,10 @@ def test_a_server_of_another_index(
     ) as refused:
         configured_index()
     typed(*re.findall("`([^`]+)`", str(refused.value)))
-    assert configured_index().index_hash == opened.index_hash
+    assert configured_index().index_hash == index.index_hash
 
 
-def test_what_is_not_trained_registered_or_promoted_yet(project: Path) -> None:
+def test_missing_training_version_or_champion_names_its_command(project: Path) -> None:
     settings = load()
     for asks in (
         lambda: policy_of(settings, RunId("refilled")),  # agent-r1 train
@@ -175,28 +175,26 @@ def test_what_is_not_trained_registered_or_promoted_yet(project: Path) -> None:
         asks()
 
 
-def test_a_training_that_made_room_is_restored_with_its_lock_and_scores(
-    project: Path, write_params: WriteParams
-) -> None:
-    before, scores, lock = contents(TRAINING), SCORES.read_bytes(), entries_of(Path("dvc.lock"), TRAINING)
+def test_training_that_made_room_is_restored_with_its_lock_and_scores(project: Path, write_params: WriteParams) -> None:
+    contents_before, scores, lock = contents(TRAINING), SCORES.read_bytes(), entries_of(Path("dvc.lock"), TRAINING)
     write_params(project, {"train": {"iterations": 1, "update": {"learning_rate": 1e-4}}})
     typed("dvc repro evaluate@ppo")
     assert (SCORES.read_bytes() == scores, entries_of(Path("dvc.lock"), TRAINING) == lock) == (False, False)
-    later = contents(TRAINING)
+    contents_later = contents(TRAINING)
     typed("agent-r1 restore ppo")
-    assert (contents(TRAINING), SCORES.read_bytes()) == (before, scores)
+    assert (contents(TRAINING), SCORES.read_bytes()) == (contents_before, scores)
     assert entries_of(Path("dvc.lock"), TRAINING) == lock
     write_params(project, {})
     assert not out_of_date("evaluate@ppo", "train@ppo")
-    [aside] = PLACES.aside.iterdir()
-    assert contents(aside) == later
-    typed(f"agent-r1 restore {aside.name}")
-    assert contents(TRAINING) == later
+    [moved] = PLACES.aside.iterdir()
+    assert contents(moved) == contents_later
+    typed(f"agent-r1 restore {moved.name}")
+    assert contents(TRAINING) == contents_later
     with pytest.raises(ValueError, match="there is no grpo in outputs/aside"):
         restore("grpo")
 
 
-def test_a_finished_training_is_kept_under_changed_code_and_its_record_has_both_hashes(project: Path) -> None:
+def test_finished_training_is_kept_under_changed_code_and_its_record_has_both_hashes(project: Path) -> None:
     started = read_start(TRAINING)
     write_start(TRAINING, replace(started, code={"agent_r1/learn/losses.py": "0"}))
     require_dvc("commit", "--force", "--quiet")
@@ -205,9 +203,9 @@ def test_a_finished_training_is_kept_under_changed_code_and_its_record_has_both_
     [command] = re.findall("`([^`]+)`", str(refused.value))
     typed(command)
     assert not out_of_date("evaluate@ppo", "train@ppo")
-    before = contents(TRAINING)
+    contents_before = contents(TRAINING)
     train(RunId("ppo"))
-    assert contents(TRAINING) == before
+    assert contents(TRAINING) == contents_before
     record = checkpoint.peek(TRAINING / "checkpoint")
     accepted = fingerprint(code_of("train"))
     assert record.code_in_words == f"0-2 {started.code_digest}, accepted {accepted}"
@@ -215,7 +213,7 @@ def test_a_finished_training_is_kept_under_changed_code_and_its_record_has_both_
     assert tracked.tags()["code"] == record.code_in_words
 
 
-def test_a_plan_of_too_little(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_with_too_few_questions_names_remedy(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent_r1.evaluation.plan.SHIPPED", SHIPPED._replace(samples=1, questions=0))
     for too_little in ({"questions": 1, "samples": 0}, {"questions": 0, "samples": 8}):
         with pytest.raises(ValueError, match="agent-r1 plan") as refused:
@@ -228,7 +226,7 @@ DVC = {"checkout", "config", "gc", "pull", "push", "remote", "repro"}
 
 def named_in_messages() -> set[str]:
     """The commands in the sources' texts, docstrings apart; a replacement field is {}."""
-    found = set[str]()
+    commands = set[str]()
     for path in [*(ROOT / "agent_r1").rglob("*.py"), *(ROOT / "flows").rglob("*.py")]:
         nodes = list(ast.walk(ast.parse(path.read_text())))
         docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
@@ -240,16 +238,16 @@ def named_in_messages() -> set[str]:
                 text = str(node.value)
             else:
                 continue
-            found |= {*re.findall(r"`((?:agent-r1|dvc|make) [^`\n]+)`", text)}
-    return found
+            commands |= {*re.findall(r"`((?:agent-r1|dvc|make) [^`\n]+)`", text)}
+    return commands
 
 
 def test_every_command_of_a_message_is_there() -> None:
-    known = {
+    existing = {
         "agent-r1": {*get_command(app).commands},  # type: ignore[attr-defined]
         "dvc": DVC,
         "make": {*re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)},
     }
-    named = [command.split()[:2] for command in named_in_messages()]
-    assert {program for program, _ in named} == known.keys()
-    assert [(program, word) for program, word in named if word.partition("{")[0] not in known[program]] == []
+    words = [command.split()[:2] for command in named_in_messages()]
+    assert {program for program, _ in words} == existing.keys()
+    assert [(program, word) for program, word in words if word.partition("{")[0] not in existing[program]] == []

@@ -59,51 +59,51 @@ def contents(folder: Path) -> dict[Path, tuple[int, int]]:
     return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.rglob("*")}
 
 
-def test_the_same_configuration_changes_nothing(replayed: Callable[..., list[IterationReplay]], ppo: Path) -> None:
+def test_same_configuration_changes_nothing(replayed: Callable[..., list[IterationReplay]], ppo: Path) -> None:
     """Iteration 1 is the last that the warm start sampled (iteration 0 trains the critic alone), 2 the last of all."""
-    before = contents(ppo)
-    found = replayed(others=["ppo"])
-    assert [one.iteration for one in found] == [1, 2]
-    assert [one.policy.sampled_it for one in found] == [True, False]
-    for one in found:
-        own, same = (each.metrics for each in one.replays)
+    contents_before = contents(ppo)
+    results = replayed(others=["ppo"])
+    assert [one.iteration for one in results] == [1, 2]
+    assert [one.policy.sampled_it for one in results] == [True, False]
+    for one in results:
+        run_metrics, same = (entry.metrics for entry in one.replays)
         assert same["policy/gradient_cosine"] == pytest.approx(1)
         assert same["advantage/correlation"] == pytest.approx(1)
-        assert same == own
+        assert same == run_metrics
         assert same["policy/grad_norm"] > 0
         assert not one.spreads, "no question was tried twice"
-    assert contents(ppo) == before, "a replay reads"
+    assert contents(ppo) == contents_before, "a replay reads"
 
 
-def test_the_run_itself_is_reproduced(
+def test_run_itself_is_reproduced(
     replayed: Callable[..., list[IterationReplay]], ppo: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "flows"):
-        found = replayed(others=["ppo"], iterations=["all"], with_gradient=False)
+        results = replayed(others=["ppo"], iterations=["all"], with_gradient=False)
     assert not caplog.records, "the advantages are those that the run stored"
-    for one in found:
+    for one in results:
         stored = read_rows(ppo / "credit" / f"{one.iteration:03d}.parquet", Credit)
         assert one.replays[0].metrics["reward/total"] == pytest.approx(np.mean([row.return_ for row in stored]))
         assert "policy/grad_norm" not in one.replays[0].metrics
 
 
 def test_another_lambda_changes_advantages_and_gradient(replayed: Callable[..., list[IterationReplay]]) -> None:
-    found = replayed("credit.lam=0.5")
-    assert 0 < last(found)["advantage/correlation"] < 0.999
-    assert -1 < last(found)["policy/gradient_cosine"] < 0.9999
-    own, other = (each.metrics for each in found[-1].replays)
-    assert own["reward/total"] == other["reward/total"]
+    results = replayed("credit.lam=0.5")
+    assert 0 < last(results)["advantage/correlation"] < 0.999
+    assert -1 < last(results)["policy/gradient_cosine"] < 0.9999
+    run_metrics, other = (entry.metrics for entry in results[-1].replays)
+    assert run_metrics["reward/total"] == other["reward/total"]
 
 
 def test_without_masks_observations_have_a_share(replayed: Callable[..., list[IterationReplay]]) -> None:
-    found = replayed(*NO_MASKS)
-    masked, unmasked = (each.metrics for each in found[0].replays)
+    results = replayed(*NO_MASKS)
+    masked, unmasked = (entry.metrics for entry in results[0].replays)
     for share in ("policy/observed_loss_share", "policy/observed_gradient_share"):
         assert masked[share] == 0
         assert 0 < unmasked[share] < 1
     assert masked["advantage/nonzero_share"] < unmasked["advantage/nonzero_share"]
     assert unmasked["policy/gradient_cosine"] < 0.999
-    assert found[0].values.keys() >= {"value/action_rmse", "value/observation_rmse"}
+    assert results[0].values.keys() >= {"value/action_rmse", "value/observation_rmse"}
 
 
 def test_gradients_only_where_the_policy_is_on_disk(ppo: Path) -> None:
@@ -125,17 +125,17 @@ def test_groups_are_parted_by_how_much_their_returns_differ() -> None:
 
 
 @pytest.mark.usefixtures("grpo")
-def test_the_gradients_of_groups_make_up_the_whole_one(small_project: Path, inside: Inside) -> None:
+def test_gradients_of_groups_make_up_the_whole_one(small_project: Path, inside: Inside) -> None:
     """By their shares of the tokens: those of groups whose returns are equal, and of thirds of the others."""
     with inside(small_project):
         settings, run = params.load(), RunId("grpo")
-        found = replay(settings, run, configurations(settings, run, [], []))
+        results = replay(settings, run, configurations(settings, run, [], []))
         stored = stored_run(settings, run)
-        rows = [(stored.trajectories(one.iteration), stored.credits(one.iteration)) for one in found]
-    assert any(len(one.spreads) > 1 for one in found)
-    for one, (trajectories, credited) in zip(found, rows, strict=True):
-        returns, groups = np.array([each.return_ for each in credited]), groups_of(trajectories)
-        tokens = np.array([each.loss_mask.sum() for each in credited])
+        rows = [(stored.trajectories(one.iteration), stored.credits(one.iteration)) for one in results]
+    assert any(len(one.spreads) > 1 for one in results)
+    for one, (trajectories, credited) in zip(results, rows, strict=True):
+        returns, groups = np.array([entry.return_ for entry in credited]), groups_of(trajectories)
+        tokens = np.array([entry.loss_mask.sum() for entry in credited])
         stds = np.array([returns[groups == group].std(ddof=1) for group in groups])
         total = 0.0
         for part, alike in zip(one.spreads, by_spread(stds, groups), strict=True):
@@ -145,7 +145,7 @@ def test_the_gradients_of_groups_make_up_the_whole_one(small_project: Path, insi
             assert (part.metrics["policy/grad_norm"] == 0) == (part.high < 1e-9)
             total += 0 if part.high < 1e-9 else tokens[alike].sum() / tokens.sum() * projected
         assert total == pytest.approx(one.replays[0].metrics["policy/grad_norm"], rel=1e-3)
-    titles = [getattr(table, "title", "") for table in replay_tables(found)]
+    titles = [getattr(table, "title", "") for table in replay_tables(results)]
     assert "Gradient by the std of a group's returns" in titles
     assert "Thoughts" in titles
 
@@ -154,9 +154,9 @@ def test_values_are_refused_where_there_are_none() -> None:
     settings = params.load(ROOT / "params.yaml")
     with pytest.raises(ValueError, match="grpo trained no critic, so it stored no values, which estimator gae"):
         configurations(settings, RunId("grpo"), ["starpo"], [])
-    own, other = configurations(settings, RunId("grpo"), ["rloo"], [])
-    assert (own.name, other.name) == ("grpo", "rloo")
-    assert other.train.rollout == own.train.rollout
+    run_metrics, other_config = configurations(settings, RunId("grpo"), ["rloo"], [])
+    assert (run_metrics.name, other_config.name) == ("grpo", "rloo")
+    assert other_config.train.rollout == run_metrics.train.rollout
 
 
 @cases("changes, message")
@@ -165,7 +165,7 @@ def test_changes_are_checked_like_a_run(changes: list[str], message: str) -> Non
         configurations(params.load(ROOT / "params.yaml"), RunId("ppo"), [], changes)
 
 
-def test_iterations_that_are_not_there(ppo: Path, tmp_path: Path) -> None:
+def test_choose_refuses_missing_iterations(ppo: Path, tmp_path: Path) -> None:
     stored = StoredRun("ppo", ppo, WARM_START)
     assert stored.choose(["2", "0", "2"]) == [0, 2]
     assert stored.choose(["all"]) == [0, 1, 2]
@@ -175,7 +175,7 @@ def test_iterations_that_are_not_there(ppo: Path, tmp_path: Path) -> None:
         StoredRun("ppo", tmp_path, WARM_START)
 
 
-def test_a_changed_params_yaml_is_told(
+def test_changed_params_yaml_is_logged(
     replayed: Callable[..., list[IterationReplay]], ppo: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = shutil.copytree(ppo, tmp_path / "ppo")
@@ -215,7 +215,7 @@ def test_another_warm_start_is_refused(
         replayed(others=["ppo"], iterations=["0"])
 
 
-def test_a_filter_leaves_no_values_behind(
+def test_filter_leaves_no_values_behind(
     ppo: Path, tmp_path: Path, replayed: Callable[..., list[IterationReplay]]
 ) -> None:
     folder = shutil.copytree(ppo, tmp_path / "ppo")
@@ -230,7 +230,7 @@ ONE_STEP = laid("one_step")
 
 
 @pytest.mark.parametrize("model", [{}, {"lora": {"rank": 4}, "gradient_checkpointing": True}], ids=str)
-def test_the_gradient_is_that_of_the_training(
+def test_gradient_is_that_of_the_training(
     model: dict[str, Any],
     small_project: Path,
     tmp_path: Path,
@@ -248,8 +248,8 @@ def test_the_gradient_is_that_of_the_training(
         return concluded
 
     monkeypatch.setattr(Training, "conclude", keep_first)
-    left = shutil.ignore_patterns("train", "evaluate", ".tracking")
-    project = Path(shutil.copytree(small_project, tmp_path / "copy", ignore=left))
+    ignored = shutil.ignore_patterns("train", "evaluate", ".tracking")
+    project = Path(shutil.copytree(small_project, tmp_path / "copy", ignore=ignored))
     write_params(project, {"model": model, "train": ONE_STEP})
     run = project / "outputs/train/ppo"
     with inside(project):
@@ -260,20 +260,20 @@ def test_the_gradient_is_that_of_the_training(
         checkpoint.seal(run / "checkpoint", checkpoint.Progress(iterations=2, policy_version=1))
         settings = params.load()
         compared = configurations(settings, RunId("ppo"), ["ppo"], ["credit.lam=0.5"])
-        found = replay(settings, RunId("ppo"), compared, iterations=["all"])
+        results = replay(settings, RunId("ppo"), compared, iterations=["all"])
     assert (run / "checkpoint/policy/adapter").is_dir() is bool(model)
     logged = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    for one, metrics in zip(found, logged, strict=True):
-        own, other = (each.metrics for each in one.replays)
+    for one, metrics in zip(results, logged, strict=True):
+        run_metrics, other = (entry.metrics for entry in one.replays)
         assert one.policy.sampled_it
         for name in ("policy/loss", "policy/grad_norm", "policy/entropy"):
-            assert own[name] == pytest.approx(metrics[name], rel=1e-4, abs=1e-7), name
+            assert run_metrics[name] == pytest.approx(metrics[name], rel=1e-4, abs=1e-7), name
         assert other["policy/gradient_cosine"] < 0.9999
     assert logged[0]["policy/grad_norm"] != pytest.approx(logged[1]["policy/grad_norm"], rel=1e-2)
 
 
 @pytest.mark.usefixtures("ppo")
-def test_the_command_prints_tables(small_project: Path, inside: Inside, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_tables(small_project: Path, inside: Inside, capsys: pytest.CaptureFixture[str]) -> None:
     changes = [*NO_MASKS, "credit.rewards.progress=0.5"]
     with inside(small_project):
         look.replay("ppo", changes=changes, iterations=["all"])
@@ -286,5 +286,5 @@ def test_the_command_prints_tables(small_project: Path, inside: Inside, capsys: 
 def test_true_advantages_by_hand() -> None:
     """Rewards 1 and 2, values 5 and 3: 1 + 3 - 5 at the first action's tokens, 2 + 0 - 3 at the second's."""
     row = trajectory("PAAOTA", progress(1, 2))
-    found = true_advantages(row, np.array([1.0, 2.0]), np.array([5.0, 3.0]))
-    assert found.tolist() == [0, -1, -1, 0, 0, -1]
+    results = true_advantages(row, np.array([1.0, 2.0]), np.array([5.0, 3.0]))
+    assert results.tolist() == [0, -1, -1, 0, 0, -1]

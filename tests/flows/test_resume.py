@@ -104,7 +104,7 @@ def test_killed_training_that_is_started_again_ends_with_the_same_bits(
         )
 
 
-def test_a_killed_run_goes_on_under_settings_that_round_or_give_room_and_its_record_says_so(
+def test_killed_run_goes_on_under_settings_that_round_or_give_room_and_its_record_says_so(
     fresh: Path, start: Callable[..., subprocess.Popen[str]], write_params: WriteParams
 ) -> None:
     """Real updates and samples, under all that the built-in model on a CPU can be asked for."""

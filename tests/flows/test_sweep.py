@@ -58,7 +58,7 @@ def test_members_are_flat_runs_tagged_with_their_sweep(swept: Path, inside: Insi
             assert "report/report.md" in [file.path for file in client.list_artifacts(run.info.run_id, "report")]
 
 
-def test_the_report_has_every_seed(swept: Path) -> None:
+def test_report_has_every_seed(swept: Path) -> None:
     folder = swept / "outputs/ablations/report"
     page = (folder / "report.md").read_text()
     scores = [

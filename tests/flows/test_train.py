@@ -33,6 +33,7 @@ from flows import train as train_module
 from flows.operation.register import register
 from flows.policies import version_of
 from flows.train import train
+from tests.cases import cases
 from tests.fixtures import PLACES, Inside, WriteParams
 from tests.flows.conftest import SMALL
 from tests.reading import contents, metrics, progress, trajectories
@@ -69,7 +70,7 @@ def test_episodes_search_and_answer(run: Path) -> None:
     assert {int(source) for row in rows for source in row.source} == set(map(int, Source)) - {Source.DEMONSTRATION}
 
 
-def test_groups_and_seeds(ppo: Path, grpo: Path) -> None:
+def test_groups_and_seeds_of_trajectories(ppo: Path, grpo: Path) -> None:
     for run, groups, samples in ((ppo, 8, 1), (grpo, 4, 4)):
         for iteration, rows in enumerate(trajectories(run)):
             expected = [(group, sample) for group in range(groups) for sample in range(samples)]
@@ -80,7 +81,7 @@ def test_groups_and_seeds(ppo: Path, grpo: Path) -> None:
 
 
 @torch.no_grad()
-def test_the_first_iterations_logprobs_are_those_of_the_warm_start(run: Path, small_project: Path) -> None:
+def test_first_iterations_logprobs_are_those_of_the_warm_start(run: Path, small_project: Path) -> None:
     """As plain transformers computes them over the whole trajectory at once."""
     model = AutoModelForCausalLM.from_pretrained(small_project / "outputs/warm_start", dtype=torch.float32)
     for row in trajectories(run)[0]:
@@ -103,9 +104,9 @@ def test_groups_of_equal_returns_make_room_for_further_questions(small_project: 
     assert sorted(returns) == list(range(len(returns)))
     assert len({trajectory.question_id for trajectory in rows}) == len(returns)
     assert row["filter/refilled_groups"] == len(returns) - 4 >= 4 - len(differing & asked_first) > 0
-    kept = {trajectory.group for trajectory, credit in zip(rows, credit_rows, strict=True) if credit.kept}
-    assert len(kept) == min(2, len(differing))
-    assert kept <= differing
+    kept_groups = {trajectory.group for trajectory, credit in zip(rows, credit_rows, strict=True) if credit.kept}
+    assert len(kept_groups) == min(2, len(differing))
+    assert kept_groups <= differing
 
 
 def test_weights_change_after_the_critics_warm_up(ppo: Path, grpo: Path) -> None:
@@ -125,9 +126,15 @@ def test_metrics_have_one_row_per_iteration_in_which_sampler_and_learner_agree(r
         assert 0 < row["policy/mismatch_max"] <= CLOSE  # over the first optimiser step
         assert 0 < row["rollout/canary_gap"] <= CLOSE  # over what was just sampled
         assert row["reward/total"] == pytest.approx(np.mean([credit.return_ for credit in credit_rows]))
-        assert row["rollout/tokens"] == np.mean([len(each.token_ids) for each in collected])
+        assert row["rollout/tokens"] == np.mean([len(trajectory.token_ids) for trajectory in collected])
         assert {"time/rollout_s", "time/credit_s", "time/update_s"} <= row.keys()
-        called = [call for each in collected for step in each.steps for call in step.calls if call.tool == "search"]
+        called = [
+            call
+            for trajectory in collected
+            for step in trajectory.steps
+            for call in step.calls
+            if call.tool == "search"
+        ]
         assert row["tool/search/calls"] == len(called) / len(collected)
         assert row["tool/search/latency_p50_s"] == pytest.approx(np.median([call.latency_s for call in called]))
         assert 0 < row["tool/waiting_share"] < 1
@@ -136,17 +143,17 @@ def test_metrics_have_one_row_per_iteration_in_which_sampler_and_learner_agree(r
 def test_mlflow_shows_the_run(run: Path, small_project: Path, inside: Inside) -> None:
     with inside(small_project):
         client = MlflowClient(f"sqlite:///{small_project}/.tracking/mlflow.db")
-        shown = client.get_run((run / "mlflow_run_id").read_text())
-    assert shown.data.params["variant"] == run.name
-    assert (shown.info.run_name, shown.info.status) == (f"{run.name}-seed0", "FINISHED")
+        tracked = client.get_run((run / "mlflow_run_id").read_text())
+    assert tracked.data.params["variant"] == run.name
+    assert (tracked.info.run_name, tracked.info.status) == (f"{run.name}-seed0", "FINISHED")
     expected = {"algorithm": {"ppo": "gae", "grpo": "grpo"}[run.name], "loss_mask": "True", "advantage_mask": "True"}
-    assert expected.items() <= shown.data.params.items()
-    assert shown.data.params["seed"] == "0"
-    assert shown.data.params["rollout.questions"] == {"ppo": "8", "grpo": "4"}[run.name]
-    assert shown.data.tags["dataset"] == "atlas"
-    assert shown.data.tags["code"] == f"0-{ITERATIONS[run.name] - 1} {started(run).code_digest}"
+    assert expected.items() <= tracked.data.params.items()
+    assert tracked.data.params["seed"] == "0"
+    assert tracked.data.params["rollout.questions"] == {"ppo": "8", "grpo": "4"}[run.name]
+    assert tracked.data.tags["dataset"] == "atlas"
+    assert tracked.data.tags["code"] == f"0-{ITERATIONS[run.name] - 1} {started(run).code_digest}"
     last = {name: value for name, value in metrics(run)[-1].items() if name != "iteration"}
-    logged = {name: shown.data.metrics[name] for name in last}
+    logged = {name: tracked.data.metrics[name] for name in last}
     costs = [name for name in last if name.startswith("cost/")]  # which grow until the process ends
     assert all(0 <= logged.pop(name) <= last.pop(name) * (1 + 5e-4) for name in costs)
     assert costs
@@ -177,34 +184,36 @@ def moved_aside(project: Path) -> list[dict[str, bytes]]:
     return [contents(folder) for folder in sorted((project / PLACES.aside).glob("*"))]
 
 
-def test_a_finished_run_trains_nothing(finished: Path, write_params: WriteParams) -> None:
+def test_finished_run_trains_nothing(finished: Path, write_params: WriteParams) -> None:
     """Nor under parameters of other stages, nor under those that round or give room."""
-    before = contents(finished / PPO)
+    contents_before = contents(finished / PPO)
     for _ in range(2):
         train(RunId("ppo"))
-    assert contents(finished / PPO) == before
-    others = {"engine": {"vllm": {"max_num_seqs": 8}}, "evaluate": {"questions": 3}, "warm_start": {"batch_size": 2}}
-    others |= {"model": {"packing": True}, "env": {"aborted_share": 0.5}}
-    others |= {"train": {"update": {"max_tokens_per_microbatch": 512}, "checkpoint": {"every": 2}}}
-    write_params(finished, others | {"runs": {"ppo": {}}})
+    assert contents(finished / PPO) == contents_before
+    changes = {"engine": {"vllm": {"max_num_seqs": 8}}, "evaluate": {"questions": 3}, "warm_start": {"batch_size": 2}}
+    changes |= {"model": {"packing": True}, "env": {"aborted_share": 0.5}}
+    changes |= {"train": {"update": {"max_tokens_per_microbatch": 512}, "checkpoint": {"every": 2}}}
+    write_params(finished, changes | {"runs": {"ppo": {}}})
     train(RunId("ppo"))
-    assert contents(finished / PPO) == before
+    assert contents(finished / PPO) == contents_before
 
 
-def test_a_finished_run_keeps_what_is_asked_for_and_stays_finished(finished: Path, write_params: WriteParams) -> None:
+def test_finished_run_keeps_what_is_asked_for_and_stays_finished(finished: Path, write_params: WriteParams) -> None:
     folder = finished / PPO
-    before = contents(folder)
+    contents_before = contents(folder)
     state = "checkpoint/learner/shard-00001-model-00001-of-00001.safetensors"
     dropped = {state, "trajectories/001.parquet", "proof/001.parquet", "credit/001.parquet"}
     sums = "checkpoint/SHA256SUMS"
-    before[sums] = b"".join(line for line in before[sums].splitlines(keepends=True) if b"  learner/" not in line)
+    contents_before[sums] = b"".join(
+        line for line in contents_before[sums].splitlines(keepends=True) if b"  learner/" not in line
+    )
     write_params(finished, {"train": {"keep": {"learner": False, "every": 2}}})
     for _ in range(2):
         train(RunId("ppo"))
-        assert contents(folder) == {name: content for name, content in before.items() if name not in dropped}
+        assert contents(folder) == {name: content for name, content in contents_before.items() if name not in dropped}
 
 
-def test_a_registered_version_teaches(
+def test_registered_version_teaches(
     small_project: Path, ppo: Path, tmp_path: Path, inside: Inside, write_params: WriteParams
 ) -> None:
     """The run's parameter is the name of the version, and its input the weights, wherever they lie."""
@@ -220,54 +229,50 @@ def test_a_registered_version_teaches(
         identity = started(folder)
         assert identity.parameters["train.reference"] == version.reference
         assert identity.inputs["reference"] == version.descriptor.policy_hash
-        shown = MlflowClient(f"sqlite:///{copy}/.tracking/mlflow.db").get_run((folder / "mlflow_run_id").read_text())
-        assert shown.data.params["reference"] == version.reference
-        [rows], [found] = trajectories(folder), credits_(folder)
+        tracked = MlflowClient(f"sqlite:///{copy}/.tracking/mlflow.db").get_run((folder / "mlflow_run_id").read_text())
+        assert tracked.data.params["reference"] == version.reference
+        [rows], [credit_rows] = trajectories(folder), credits_(folder)
         teacher = frozen(policy_in(PPO), Compute(device=torch.device("cpu"), dtype=torch.float32, max_tokens=2048))
-        for told, own in zip(found, teacher.logprobs(rows, [row.action_mask for row in rows]), strict=True):
-            np.testing.assert_allclose(told.reference_logprobs, own, atol=CLOSE)
-        before = contents(folder)
+        for credit_row, logprobs in zip(
+            credit_rows, teacher.logprobs(rows, [row.action_mask for row in rows]), strict=True
+        ):
+            np.testing.assert_allclose(credit_row.reference_logprobs, logprobs, atol=CLOSE)
+        contents_before = contents(folder)
         train(RunId("distill"))
-        assert contents(folder) == before
+        assert contents(folder) == contents_before
         write_params(copy, {"runs": {"ppo": {}, "distill": taught | {"reference": "models:/agent_r1/7"}}})
         with pytest.raises(ValueError, match="models:/agent_r1/7: there is no such version; the latest is 1"):
             train(RunId("distill"))
 
 
-@pytest.mark.parametrize(
-    ("changes", "difference"),
-    [
-        ({"train": {"update": {"learning_rate": 1e-5}}}, "train.update.learning_rate 0.0003 -> 1e-05"),
-        ({"env": {"max_steps": 5}}, "env.max_steps 4 -> 5"),
-    ],
-)
+@cases("changes, difference")
 def test_changed_parameters_make_another_run(
     finished: Path, changes: dict[str, Any], difference: str, write_params: WriteParams
 ) -> None:
     """Which is refused, and goes on with `fresh`."""
-    before = contents(finished / PPO)
+    contents_before = contents(finished / PPO)
     write_params(finished, changes)
     with pytest.raises(ValueError, match=f"{PPO} is another run's: {difference}; .* or start over with --fresh "):
         train(RunId("ppo"))
-    assert contents(finished / PPO) == before
+    assert contents(finished / PPO) == contents_before
     with pytest.raises(Asked, match="0"):
         train(RunId("ppo"), fresh=True)
-    assert moved_aside(finished) == [before]
+    assert moved_aside(finished) == [contents_before]
 
 
-def test_where_nobody_can_be_asked_another_run_moves_the_old_one_aside(
+def test_stage_without_terminal_moves_other_run_aside(
     finished: Path, write_params: WriteParams, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before = contents(finished / PPO)
+    contents_before = contents(finished / PPO)
     monkeypatch.setenv("AGENT_R1_PARENT_TASK_RUN", str(finished))
     train(RunId("ppo"))
     assert moved_aside(finished) == []
     write_params(finished, {"train": {"seed": 1}})
     with pytest.raises(Asked, match="0"):
         train(RunId("ppo"))
-    assert moved_aside(finished) == [before]
-    said = f"{PPO} is another run's: train.seed 0 -> 1; this gives up 3 finished iterations, 0.0"
-    assert caplog.text.index(said) < caplog.text.index("it was moved to")
+    assert moved_aside(finished) == [contents_before]
+    loss = f"{PPO} is another run's: train.seed 0 -> 1; this gives up 3 finished iterations, 0.0"
+    assert caplog.text.index(loss) < caplog.text.index("it was moved to")
     assert set(contents(finished / PPO)) == {"metrics.jsonl", "mlflow_run_id", "start.json"}, "costs alone"
 
 
@@ -278,7 +283,7 @@ def test_other_weights_to_start_from_make_another_run(finished: Path) -> None:
 
 
 @pytest.mark.parametrize(("answer", "hours", "anew"), [("y\n", 2.0, True), ("\n", 2.0, False), ("\n", 0.5, True)])
-def test_at_a_terminal_it_is_asked_before_more_than_a_core_hour_makes_room(
+def test_terminal_asks_before_a_core_hour_makes_room(
     finished: Path,
     monkeypatch: pytest.MonkeyPatch,
     write_params: WriteParams,
@@ -303,11 +308,11 @@ def test_at_a_terminal_it_is_asked_before_more_than_a_core_hour_makes_room(
     ("edited", "counts"),
     [("flows/train.py", True), ("agent_r1/learn/losses.py", True), ("agent_r1/inspection/viewer.py", False)],
 )
-def test_a_finished_run_is_refused_after_an_edit_of_the_stages_code_and_no_other(
+def test_finished_run_is_refused_after_an_edit_of_the_stages_code_and_no_other(
     finished: Path, monkeypatch: pytest.MonkeyPatch, edited: str, counts: bool
 ) -> None:
     """What DVC runs the stage again for, which moves it aside."""
-    before = contents(finished / PPO)
+    contents_before = contents(finished / PPO)
     for part in ("agent_r1", "flows"):
         shutil.copytree(made_of.CODE / part, finished / "code" / part)
     monkeypatch.setattr(made_of, "CODE", finished / "code")
@@ -316,17 +321,15 @@ def test_a_finished_run_is_refused_after_an_edit_of_the_stages_code_and_no_other
     refused = pytest.raises(ValueError, match=f"trained by other code: {edited}; .* --fresh .*`agent-r1 keep ppo`")
     with refused if counts else nullcontext():
         train(RunId("ppo"))
-    assert contents(finished / PPO) == before
+    assert contents(finished / PPO) == contents_before
     monkeypatch.setenv("DVC_ROOT", str(finished))
     with pytest.raises(Asked, match="0") if counts else nullcontext():
         train(RunId("ppo"))
-    assert moved_aside(finished) == ([before] if counts else [])
+    assert moved_aside(finished) == ([contents_before] if counts else [])
     assert (edited in started(finished / PPO).code) is counts
 
 
-def test_what_another_process_finished_meanwhile_is_not_trained_again(
-    finished: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_iterations_of_another_process_are_not_trained_again(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """This process waits for the accelerator while another one, of the same run, trains to the end."""
     folder = finished / PPO
     folder.rename(finished / "elsewhere")
@@ -337,12 +340,12 @@ def test_what_another_process_finished_meanwhile_is_not_trained_again(
         yield
 
     monkeypatch.setattr(train_module, "accelerator", accelerator)
-    before = contents(finished / "elsewhere")
+    contents_before = contents(finished / "elsewhere")
     train(RunId("ppo"))
-    assert contents(folder) == before
+    assert contents(folder) == contents_before
 
 
-def test_a_notebook_trains_the_same_digits(grpo: Path, small_project: Path, tmp_path: Path) -> None:
+def test_notebook_trains_the_same_digits(grpo: Path, small_project: Path, tmp_path: Path) -> None:
     """With the run's parameters on the same rows."""
     questions = pd.read_parquet(small_project / PLACES.questions).query("split == 'train'")
     passages = pd.read_parquet(small_project / PLACES.passages).rename(columns={"passage_id": "id"})
@@ -358,7 +361,7 @@ def test_a_notebook_trains_the_same_digits(grpo: Path, small_project: Path, tmp_
         },
     )
     history = trainer.train()
-    for found, expected in zip(history.to_dict("records"), metrics(grpo), strict=True):
+    for row, expected in zip(history.to_dict("records"), metrics(grpo), strict=True):
         timed = [name for name in expected if name.endswith(("_s", "_gib")) or "waiting_share" in name]
-        assert {**found, **dict.fromkeys(timed)} == {**expected, **dict.fromkeys(timed)}
+        assert {**row, **dict.fromkeys(timed)} == {**expected, **dict.fromkeys(timed)}
     assert model_hash(trainer.policy) == model_hash(str(policy_in(grpo)))

@@ -20,11 +20,11 @@ KEY = "| `promote.margin` | is a share now, and was a percentage: divide it |"
 
 
 def run(folder: Path, command: str, code: int = 0, **environment: str) -> str:
-    done = subprocess.run(
+    process = subprocess.run(
         ["bash", "-ec", command], cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True
     )
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    assert process.returncode == code, process.stdout + process.stderr
+    return process.stdout + process.stderr
 
 
 def copy_sources(folder: Path) -> None:
@@ -55,50 +55,54 @@ def wheels(tmp_path: Path) -> list[Path]:
     return built
 
 
-def test_a_project_from_a_wheel_is_upgraded_as_the_page_says(wheels: list[Path], tmp_path: Path) -> None:
+def test_project_from_a_wheel_is_upgraded_as_the_page_says(wheels: list[Path], tmp_path: Path) -> None:
     """In an environment that has the wheel, and the packages that it needs from this one."""
     environment = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
-    own = sysconfig.get_path("purelib", vars={"base": str(environment)})
-    (Path(own) / "packages.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
-    given = {"PYTHONPATH": "", "PATH": f"{environment}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    packages = sysconfig.get_path("purelib", vars={"base": str(environment)})
+    (Path(packages) / "packages.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    variables = {"PYTHONPATH": "", "PATH": f"{environment}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"}
     first, second = (
         f"{sys.executable} -m pip --python {environment} install --quiet --no-deps --no-index {wheel}"
         for wheel in wheels
     )
-    listed = run(tmp_path, f"unzip -p {wheels[0]} flows/shipped/requirements/cpu.txt", **given)
+    listed = run(tmp_path, f"unzip -p {wheels[0]} flows/shipped/requirements/cpu.txt", **variables)
     assert listed == (ROOT / "requirements/cpu.txt").read_text()
-    run(tmp_path, first, **given)
-    run(tmp_path, f"agent-r1 new project faq --set '{SMALL}'", **given)
+    run(tmp_path, first, **variables)
+    run(tmp_path, f"agent-r1 new project faq --set '{SMALL}'", **variables)
     project = tmp_path / "faq"
     for stage in stages():
         assert yaml.safe_load((project / HASHES / f"{stage}.yaml").read_text()) == code_hashes(stage), "as in the clone"
     identity = "git config user.name a && git config user.email a@localhost"
-    run(project, f"{identity} && sed -i 's/ margin: 0.0 / margin: 0.5 /' params.yaml && git commit -qam mine", **given)
-    run(project, "agent-r1 doctor code versions parameters && dvc repro -q prepare", **given)
-    assert "0.1.0" not in run(project, "git status --short", **given)
-    run(project, "git add -A && git commit -qm made", **given)
-    run(tmp_path, second, **given)
-    refused = run(project, "agent-r1 pipeline", 1, **given)
+    run(
+        project,
+        f"{identity} && sed -i 's/ margin: 0.0 / margin: 0.5 /' params.yaml && git commit -qam mine",
+        **variables,
+    )
+    run(project, "agent-r1 doctor code versions parameters && dvc repro -q prepare", **variables)
+    assert "0.1.0" not in run(project, "git status --short", **variables)
+    run(project, "git add -A && git commit -qm made", **variables)
+    run(tmp_path, second, **variables)
+    refused = run(project, "agent-r1 pipeline", 1, **variables)
     assert "another package is installed than this project is of: train (agent_r1/learn)" in refused
     block = re.findall(r"```\n(.*?)```", (ROOT / "docs/upgrading.md").read_text(), re.DOTALL)[0]
-    before = (project / "params.yaml").read_text()
-    said = run(project, "agent-r1 update", **given)
-    assert "agent_r1 0.1.0 -> 0.2.0\n" in said
-    assert "params.yaml: promote.margin: is a share now, and was a percentage: divide it" in said
-    assert "Nothing is changed before you say yes, here or by --yes." in said
-    assert (project / "params.yaml").read_text() == before
+    params_before = (project / "params.yaml").read_text()
+    output = run(project, "agent-r1 update", **variables)
+    assert "agent_r1 0.1.0 -> 0.2.0\n" in output
+    assert "params.yaml: promote.margin: is a share now, and was a percentage: divide it" in output
+    assert "Nothing is changed before you say yes, here or by --yes." in output
+    assert (project / "params.yaml").read_text() == params_before
     page = block.replace("agent-r1 update ", "agent-r1 update --yes ").replace(
         "agent-r1 pipeline", "dvc repro -q prepare"
     )
-    walked = run(project, page, GIT_PAGER="cat", **given)
+    walked = run(project, page, GIT_PAGER="cat", **variables)
     assert "+      long_step: 0.2 " in walked
     assert " margin: 0.5 " in (project / "params.yaml").read_text()
-    assert "everything is up to date" in run(project, "agent-r1 update", **given)
-    assert run(project, "git status --short", **given) == ""
-    run(tmp_path, first, **given)
+    assert "everything is up to date" in run(project, "agent-r1 update", **variables)
+    assert run(project, "git status --short", **variables) == ""
+    run(tmp_path, first, **variables)
     assert "agent_r1 0.1.0 is installed, and this project is one of 0.2.0" in run(
-        project, "agent-r1 pipeline", 1, **given
+        project, "agent-r1 pipeline", 1, **variables
     )
 
 
@@ -110,7 +114,7 @@ def origin(tmp_path: Path) -> Path:
     return tmp_path / "origin"
 
 
-def test_a_clone_that_made_everything_is_as_git_had_it_and_takes_further_commits(origin: Path) -> None:
+def test_clone_that_made_everything_is_as_git_had_it_and_takes_further_commits(origin: Path) -> None:
     """Every output of the graph is there, in place of `make repro`; a training is not finished."""
     clone = origin.with_name("clone")
     run(origin.parent, f"git clone -q {origin} {clone}")

@@ -53,7 +53,7 @@ def evaluated(project: Path, ppo_policy: str) -> None:
         (folder / "hashes.json").write_text(json.dumps(hashes))
 
 
-def test_a_page_of_what_was_trained(project: Path, inside: Inside) -> None:
+def test_page_shows_training(project: Path, inside: Inside) -> None:
     with inside(project):
         view(RunId("ppo"), trajectories=12)
     page = content(project / "outputs/view/ppo.html")
@@ -66,7 +66,7 @@ def test_a_page_of_what_was_trained(project: Path, inside: Inside) -> None:
     assert page["weights"] == {"agent_r1": 1.0}
 
 
-def test_health_names_what_went_wrong_and_links_to_it(
+def test_health_names_failures_and_links_to_them(
     project: Path, inside: Inside, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The commands, links and kinds fit: the page holds the latest episode of each kind."""
@@ -99,7 +99,7 @@ def test_answers_before_and_after_stand_side_by_side(project: Path, inside: Insi
     assert (found.count("before"), found.count("after"), found.count("training")) == (3, 3, 6)
 
 
-def test_the_latest_evaluation_of_a_registered_policy_comes_first(project: Path, inside: Inside) -> None:
+def test_latest_evaluation_of_a_registered_policy_comes_first(project: Path, inside: Inside) -> None:
     with inside(project):
         train(RunId("ppo"))  # is complete, and takes up an MLflow run
         register(RunId("ppo"))
@@ -113,7 +113,7 @@ def test_the_latest_evaluation_of_a_registered_policy_comes_first(project: Path,
     assert (found.count("before"), found.count("after"), found.count("training")) == (3, 3, 6)
 
 
-def test_an_evaluation_of_another_policy_is_left_out(
+def test_evaluation_of_another_policy_is_left_out(
     project: Path, inside: Inside, caplog: pytest.LogCaptureFixture
 ) -> None:
     evaluated(project, "another")

@@ -40,21 +40,23 @@ def stored(tmp_path: Path, tiny_model: Path) -> Path:
     return folder
 
 
-def test_a_model_is_passed_through_as_it_is_stored(
+def test_model_is_passed_through_as_it_is_stored(
     stored: Path, tmp_path: Path, inside: Inside, write_params: WriteParams
 ) -> None:
     write_params(tmp_path, {"model": {"path": str(stored)}})
     with inside(tmp_path):
         warm_start()
-    before, after = (load_file(folder / "model.safetensors") for folder in (stored, tmp_path / PLACES.warm_start))
-    assert before.keys() == after.keys()
-    assert all(torch.equal(weight, after[name]) for name, weight in before.items())
-    assert {weight.dtype for weight in after.values()} == {torch.bfloat16}
+    weights_before, weights_after = (
+        load_file(folder / "model.safetensors") for folder in (stored, tmp_path / PLACES.warm_start)
+    )
+    assert weights_before.keys() == weights_after.keys()
+    assert all(torch.equal(weight, weights_after[name]) for name, weight in weights_before.items())
+    assert {weight.dtype for weight in weights_after.values()} == {torch.bfloat16}
     assert load_tokenizer(tmp_path / PLACES.warm_start).get_vocab() == load_tokenizer(stored).get_vocab()
 
 
 @pytest.mark.parametrize("rank", [0, 4])
-def test_fine_tuning_trains_what_training_does(
+def test_fine_tuning_trains_the_weights_that_training_does(
     rank: int, stored: Path, tmp_path: Path, inside: Inside, write_params: WriteParams
 ) -> None:
     """All weights, kept in float32; with adapters the linear layers alone, merged into the weights as they came."""
@@ -64,12 +66,16 @@ def test_fine_tuning_trains_what_training_does(
         prepare()
         index()
         warm_start()
-    before, after = (load_file(folder / "model.safetensors") for folder in (stored, tmp_path / PLACES.warm_start))
-    assert before.keys() == after.keys()
-    changed = {name for name, weight in before.items() if not torch.equal(weight.float(), after[name].float())}
-    linear = {name for name in before if name.endswith("_proj.weight")}
-    assert changed == (linear if rank else set(before))
-    assert {weight.dtype for weight in after.values()} == {torch.bfloat16 if rank else torch.float32}
+    weights_before, weights_after = (
+        load_file(folder / "model.safetensors") for folder in (stored, tmp_path / PLACES.warm_start)
+    )
+    assert weights_before.keys() == weights_after.keys()
+    changed = {
+        name for name, weight in weights_before.items() if not torch.equal(weight.float(), weights_after[name].float())
+    }
+    linear = {name for name in weights_before if name.endswith("_proj.weight")}
+    assert changed == (linear if rank else set(weights_before))
+    assert {weight.dtype for weight in weights_after.values()} == {torch.bfloat16 if rank else torch.float32}
 
 
 @contextmanager
@@ -92,7 +98,7 @@ def leading(folder: Path, processes: int, monkeypatch: pytest.MonkeyPatch) -> It
         follower.wait()
 
 
-def test_two_ranks_train_what_one_does(
+def test_two_ranks_train_to_the_weights_of_one(
     tmp_path: Path, small_project: Path, inside: Inside, write_params: WriteParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The built-in model from scratch, which the leader alone has at first.
@@ -133,7 +139,7 @@ def test_two_ranks_train_what_one_does(
 
 
 @pytest.mark.parametrize("built_in", [True, False])
-def test_conversations_may_be_all_there_is_to_learn_from(
+def test_warm_start_learns_from_conversations_alone(
     built_in: bool, stored: Path, tmp_path: Path, inside: Inside, write_params: WriteParams
 ) -> None:
     """The built-in tokenizer has the words of a question that stands nowhere else."""
@@ -152,7 +158,7 @@ def test_conversations_may_be_all_there_is_to_learn_from(
 
 
 @pytest.mark.parametrize("fine_tune", [False, True])
-def test_what_cannot_fit_is_refused_before_it_is_loaded(
+def test_model_that_cannot_fit_is_refused_before_loading(
     fine_tune: bool,
     stored: Path,
     tmp_path: Path,
@@ -170,7 +176,7 @@ def test_what_cannot_fit_is_refused_before_it_is_loaded(
     assert not (tmp_path / PLACES.warm_start).exists()
 
 
-def test_a_demonstrated_question_without_room_is_left_out_or_refused_before_the_model_is_loaded(
+def test_demonstrated_question_without_room_is_left_out_or_refused_before_the_model_is_loaded(
     stored: Path, tmp_path: Path, inside: Inside, write_params: WriteParams, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, weights = {"path": str(stored)}, stored / "model.safetensors"

@@ -80,7 +80,7 @@ def seeds(run: Path, iteration: int) -> list[int]:
     return [row.seed for row in read_rows(run / "trajectories" / f"{iteration:03d}.parquet", Trajectory)]
 
 
-def test_a_stopped_run_is_a_finished_run_with_fewer_iterations(tmp_path: Path, touchy: Callable[..., Path]) -> None:
+def test_stopped_run_is_a_finished_run_with_fewer_iterations(tmp_path: Path, touchy: Callable[..., Path]) -> None:
     run = touchy(on_collapse="stop")
     train(RunId("ppo"))
     assert shown(tmp_path).data.tags["monitor/last_alarm"].startswith("iteration 1, stopped: entropy_")
@@ -93,14 +93,14 @@ def test_a_stopped_run_is_a_finished_run_with_fewer_iterations(tmp_path: Path, t
     assert (run / "metrics.jsonl").read_bytes() == before, "started again, it stays stopped"
 
 
-def test_a_warned_run_goes_on(touchy: Callable[..., Path]) -> None:
+def test_warned_run_goes_on(touchy: Callable[..., Path]) -> None:
     run = touchy(on_collapse="warn")
     train(RunId("ppo"))
     assert [row["monitor/alarms"] for row in lasting_metrics(run)] == [0, 1, 1]
     assert (progress(run)["iterations"], progress(run)["stopped"]) == (3, False)
 
 
-def test_a_run_rolls_back_to_other_seeds_until_it_may_no_more(
+def test_run_rolls_back_to_other_seeds_until_it_may_no_more(
     tmp_path: Path, touchy: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Iteration 1 alarms; the one before it began with the good checkpoint, the warm start: back to iteration 0.

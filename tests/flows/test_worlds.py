@@ -53,14 +53,14 @@ def test_chance_is_the_floor_and_the_solver_the_ceiling(ice: Path) -> None:
     assert scores["success/solution_4-6"] == 1.0
 
 
-def test_everybody_plays_under_the_same_circumstances(ice: Path) -> None:
+def test_agents_play_the_same_worlds(ice: Path) -> None:
     names = ("grpo", "base_tool_call", "random", "oracle")
     found = [json.loads((ice / "outputs/evaluate" / name / "hashes.json").read_text()) for name in names]
     assert len({each.pop("policy") for each in found}) == 4
     assert found == found[:1] * 4
 
 
-def test_the_world_is_trained_in(ice: Path) -> None:
+def test_run_trains_in_a_world(ice: Path) -> None:
     rows = read_rows(ice / "outputs/train/grpo/trajectories/001.parquet", Trajectory)
     assert {row.outcome for row in rows} <= {*Outcome} - {Outcome.ANSWERED, Outcome.ABORTED}
     assert all("env" in step.rewards for row in rows for step in row.steps)
@@ -70,7 +70,7 @@ def test_the_world_is_trained_in(ice: Path) -> None:
     assert "rollout/em" not in metrics[1]
 
 
-def test_the_report_speaks_of_goals(ice: Path, inside: Inside) -> None:
+def test_report_speaks_of_goals(ice: Path, inside: Inside) -> None:
     page = (ice / "outputs/report/report.md").read_text()
     assert "Highest goal reached: `grpo`" in page
     assert "## Scores by solution" in page
@@ -83,12 +83,12 @@ def test_the_report_speaks_of_goals(ice: Path, inside: Inside) -> None:
     assert b'"goal not reached"' in gzip.decompress(base64.b64decode(data[1]))
 
 
-def test_what_asks_for_an_answer_has_no_question_here(ice: Path, inside: Inside) -> None:
+def test_protocols_for_answers_are_refused_in_worlds(ice: Path, inside: Inside) -> None:
     with inside(ice), pytest.raises(ValueError, match=r"naive_rag has no question to put, .* are frozen_lake; leave"):
         evaluate(EvaluationRequest("naive_rag"))
 
 
-def test_a_board_that_is_none_is_refused_before_a_model_is_loaded(
+def test_malformed_board_is_refused_before_a_model_is_loaded(
     ice: Path, inside: Inside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [Question(question_id="q", dataset="ice", split="train", text="?", env="frozen_lake", setup="{", strata={})]

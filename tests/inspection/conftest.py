@@ -129,13 +129,13 @@ def open_page(browser: Browser, tmp_path: Path) -> Iterator[OpenPage]:
         file.write_text(text, encoding="utf-8")
         context = browser.new_context(**options)
         contexts.append(context)
-        opened = context.new_page()
-        opened.on("request", lambda request: requests.append(request.url))
-        opened.on("pageerror", lambda error: faults.append(str(error)))
-        opened.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
-        opened.goto(file.as_uri())
-        opened.wait_for_selector("html[data-ready=true]")
-        return opened
+        page = context.new_page()
+        page.on("request", lambda request: requests.append(request.url))
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
+        page.goto(file.as_uri())
+        page.wait_for_selector("html[data-ready=true]")
+        return page
 
     yield open_text
     for context in contexts:

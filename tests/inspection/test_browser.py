@@ -27,7 +27,7 @@ Open = Callable[..., Page]
 
 
 @pytest.fixture
-def opened(open_page: Open, words: Any) -> Open:
+def open_groups(open_page: Open, words: Any) -> Open:
     def call(groups: Sequence[Sequence[PageTrajectory]], **options: Any) -> Page:
         options = {"viewport": LAPTOP, **options}
         return open_page(page("ppo", ABOUT, groups, words.decode), **options)
@@ -41,9 +41,9 @@ def page_of_failures(four: list[list[PageTrajectory]], words: Any, browser: Brow
     file = tmp_path / "failures.html"
     file.write_text(page("ppo", {**ABOUT, "failures": failures}, four, words.decode))
     with browser.new_context(viewport=LAPTOP) as context:
-        opened = context.new_page()
-        opened.goto(file.as_uri())
-        yield opened
+        view = context.new_page()
+        view.goto(file.as_uri())
+        yield view
 
 
 @pytest.fixture
@@ -64,9 +64,9 @@ def colours(page: Page) -> list[str]:
     return page.locator(".token").evaluate_all("all => all.map(one => one.dataset.is ?? '')")
 
 
-def test_page_shows_markup_in_passage_as_text(opened: Open, make_entry: MakeEntry) -> None:
-    shown = make_entry(EVIL, passage=EVIL, answer=EVIL)
-    page = opened([[shown]])
+def test_page_shows_markup_in_passage_as_text(open_groups: Open, make_entry: MakeEntry) -> None:
+    entry = make_entry(EVIL, passage=EVIL, answer=EVIL)
+    page = open_groups([[entry]])
     assert page.evaluate("window.evil") is None
     assert page.locator("img").count() == 0
     assert page.locator("script").count() == 2
@@ -76,15 +76,15 @@ def test_page_shows_markup_in_passage_as_text(opened: Open, make_entry: MakeEntr
 
 
 @pytest.mark.parametrize("env", ["qa", "frozen_lake"])
-def test_page_shows_board_in_rows(opened: Open, make_entry: MakeEntry, env: str) -> None:
-    shown = make_entry(passage="PIII\nWWWW")
-    page = opened([[replace(shown, question=replace(shown.question, env=env))]])
+def test_page_shows_board_in_rows(open_groups: Open, make_entry: MakeEntry, env: str) -> None:
+    entry = make_entry(passage="PIII\nWWWW")
+    page = open_groups([[replace(entry, question=replace(entry.question, env=env))]])
     font = page.locator(".observation .tokens").evaluate("element => getComputedStyle(element).fontFamily")
     assert ("monospace" in font) == (env != "qa")
 
 
-def test_step_shows_parts_and_rewards(opened: Open, make_entry: MakeEntry) -> None:
-    page = opened([[make_entry()]])
+def test_step_shows_parts_and_rewards(open_groups: Open, make_entry: MakeEntry) -> None:
+    page = open_groups([[make_entry()]])
     first, last = page.locator(".step").all()
     assert first.locator("summary").all_inner_texts() == ["THOUGHT", "TOOL CALL", "OBSERVATION"]
     assert first.locator(".chip").all_inner_texts() == ["ok", "valid_call +1", "reward 0"]
@@ -94,8 +94,8 @@ def test_step_shows_parts_and_rewards(opened: Open, make_entry: MakeEntry) -> No
 
 
 @cases("filter, value, rows")
-def test_filter_selects_rows(opened: Open, four: Any, filter: str, value: str, rows: list[str]) -> None:
-    page = opened(four)
+def test_filter_selects_rows(open_groups: Open, four: Any, filter: str, value: str, rows: list[str]) -> None:
+    page = open_groups(four)
     page.select_option(f"#{filter}", value)
     assert shown_rows(page) == rows
     assert str(page.locator("#count").text_content()).startswith(f"{len(rows)} of 4")
@@ -124,8 +124,8 @@ def test_address_sets_filters(page_of_failures: Page) -> None:
     assert len(shown_rows(page)) == 4
 
 
-def test_returns_and_words_filter_rows(opened: Open, four: Any) -> None:
-    page = opened(four)
+def test_returns_and_words_filter_rows(open_groups: Open, four: Any) -> None:
+    page = open_groups(four)
     page.fill("#low", "0.5")
     assert shown_rows(page) == ["iteration 3", "after training"]
     page.fill("#high", "0.9")
@@ -139,8 +139,8 @@ def test_returns_and_words_filter_rows(opened: Open, four: Any) -> None:
     assert page.locator(".hit").all_text_contents() == ["<think>Look", " it", " up.</think>"]
 
 
-def test_two_answers_to_one_question_stand_side_by_side(opened: Open, four: Any) -> None:
-    page = opened(four)
+def test_two_answers_to_one_question_stand_side_by_side(open_groups: Open, four: Any) -> None:
+    page = open_groups(four)
     assert page.locator(".column").count() == 2
     heads = page.locator(".column > header b").all_inner_texts()
     assert heads == ["before training", "after training"]
@@ -152,8 +152,8 @@ def test_two_answers_to_one_question_stand_side_by_side(opened: Open, four: Any)
     assert page.locator(".column > header b").all_inner_texts() == ["iteration 0"]
 
 
-def test_colours_follow_chosen_numbers(opened: Open, make_entry: MakeEntry) -> None:
-    page = opened([[make_entry()]])
+def test_colours_follow_chosen_numbers(open_groups: Open, make_entry: MakeEntry) -> None:
+    page = open_groups([[make_entry()]])
     assert page.locator("#colouring option").all_inner_texts() == [
         "source", "loss mask", "advantage", "sampler \N{MINUS SIGN} learner", "surprise", "nothing",
     ]  # fmt: skip
@@ -161,26 +161,26 @@ def test_colours_follow_chosen_numbers(opened: Open, make_entry: MakeEntry) -> N
     source = colours(page)
     assert (source[0], source[-1]) == ("source-0", "source-1")
     page.keyboard.press("2")
-    assert [each == "loss-1" for each in colours(page)] == [each == "source-1" for each in source]
+    assert [colour == "loss-1" for colour in colours(page)] == [colour == "source-1" for colour in source]
     page.keyboard.press("3")
-    assert [each == "plus" for each in colours(page)] == [each == "source-1" for each in source]
+    assert [colour == "plus" for colour in colours(page)] == [colour == "source-1" for colour in source]
     assert "+1.5" in str(page.locator("#legend").text_content())
 
 
-def test_token_shows_its_numbers(opened: Open, make_entry: MakeEntry) -> None:
-    page = opened([[make_entry()]])
+def test_token_shows_its_numbers(open_groups: Open, make_entry: MakeEntry) -> None:
+    page = open_groups([[make_entry()]])
     page.keyboard.press("ArrowRight")
-    told = str(page.locator("#inspector").inner_text()).replace("\n", " ")
-    assert '"<think>Look"' in told
-    assert "gap +0.25" in told  # -0.25 less -0.5
-    assert "advantage +1.5" in told
-    assert "in the loss" in told
+    text = str(page.locator("#inspector").inner_text()).replace("\n", " ")
+    assert '"<think>Look"' in text
+    assert "gap +0.25" in text  # -0.25 less -0.5
+    assert "advantage +1.5" in text
+    assert "in the loss" in text
     page.locator(".observation .token").last.hover()
     assert "template" in page.locator("#inspector").inner_text()
 
 
-def test_phone_shows_list_then_one_trajectory(opened: Open, four: Any) -> None:
-    page = opened(four, **PHONE)
+def test_phone_shows_list_then_one_trajectory(open_groups: Open, four: Any) -> None:
+    page = open_groups(four, **PHONE)
     expect(page.locator("#list")).to_be_visible()
     expect(page.locator("#reading")).to_be_hidden()
     page.locator("#list .row").nth(1).tap()
@@ -198,10 +198,10 @@ def test_page_may_connect_nowhere(browser: Any, make_entry: MakeEntry, words: An
     file = tmp_path / "page.html"
     file.write_text(page("ppo", ABOUT, [[make_entry()]], words.decode))
     context = browser.new_context()
-    opened = context.new_page()
-    opened.goto(file.as_uri())
-    outcome = opened.evaluate("fetch('http://127.0.0.1:9/').then(() => 'sent', (fault) => String(fault))")
-    refused = opened.evaluate(
+    open_groups = context.new_page()
+    open_groups.goto(file.as_uri())
+    outcome = open_groups.evaluate("fetch('http://127.0.0.1:9/').then(() => 'sent', (fault) => String(fault))")
+    refused = open_groups.evaluate(
         """() => new Promise((done) => {
           document.addEventListener("securitypolicyviolation", (event) => done(event.effectiveDirective));
           setTimeout(() => done("nothing"), 5000);
@@ -226,15 +226,15 @@ def test_report_page_holds_picture_and_question_before_and_after(
     shutil.rmtree(tmp_path / "report")
     faults: list[str] = []
     with browser.new_context(viewport=LAPTOP, offline=True) as context:
-        opened = context.new_page()
-        opened.on("pageerror", lambda error: faults.append(str(error)))
-        opened.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
-        opened.goto(file.as_uri())
-        assert opened.evaluate("document.images[0].naturalWidth") == 1
-        assert opened.locator("td").all_text_contents() == ["ppo", "0.565"]
-        inside = opened.frame_locator("iframe")
+        open_groups = context.new_page()
+        open_groups.on("pageerror", lambda error: faults.append(str(error)))
+        open_groups.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
+        open_groups.goto(file.as_uri())
+        assert open_groups.evaluate("document.images[0].naturalWidth") == 1
+        assert open_groups.locator("td").all_text_contents() == ["ppo", "0.565"]
+        inside = open_groups.frame_locator("iframe")
         expect(inside.locator("#list .row")).to_have_count(2)
         inside.locator("#list .row").first.click()
         expect(inside.locator(".answer .tokens").first).to_contain_text("Veld")
-        assert opened.evaluate("window.evil") is None
+        assert open_groups.evaluate("window.evil") is None
     assert faults == []

@@ -17,6 +17,7 @@ from agent_r1.learn.checkpoint import Progress, seal
 from agent_r1.params.credit import CreditParams, RewardWeights
 from agent_r1.records import Call, CallStatus, Credit, Outcome, Source, Trajectory
 from agent_r1.tables import write_rows
+from tests.cases import cases
 from tests.credit.test_reward_hacks import CREDIT, HONEST, LIMITS, MAX_STEPS, Play, answer, play, search  # noqa: F401
 from tests.trajectories import from_parts
 
@@ -104,8 +105,8 @@ class Rows(StoredRun):
 
 
 def paid(**weights: float) -> CreditParams:
-    chosen = RewardWeights.model_validate({**dict.fromkeys(RewardWeights.model_fields, 0.0), **weights})
-    return CREDIT.model_copy(update={"rewards": chosen, "estimator": "reinforce_pp"})
+    rewards = RewardWeights.model_validate({**dict.fromkeys(RewardWeights.model_fields, 0.0), **weights})
+    return CREDIT.model_copy(update={"rewards": rewards, "estimator": "reinforce_pp"})
 
 
 def numbered(iterations: Sequence[Sequence[Trajectory]]) -> list[list[Trajectory]]:
@@ -123,8 +124,8 @@ def test_an_audit_by_hand(tmp_path: Path) -> None:
     wrong = {"em": 0.0, "grounded": 1.0}
 
     def made(*statuses: CallStatus, right: bool) -> Trajectory:
-        whole = episode(*statuses)
-        return whole if right else replace(whole, steps=[*whole.steps[:-1], replace(whole.steps[-1], rewards=wrong)])
+        row = episode(*statuses)
+        return row if right else replace(row, steps=[*row.steps[:-1], replace(row.steps[-1], rewards=wrong)])
 
     bad = CallStatus.MALFORMED
     first = [made(bad, right=False), made(bad, right=False), made(OK, right=True), episode(outcome=Outcome.ABORTED)]
@@ -224,14 +225,7 @@ def test_reward_that_rises_alone_is_gamed() -> None:
     assert gamed_rewards(lines(RISE, think=RISE, em=RISE), weights) == {}
 
 
-@pytest.mark.parametrize(
-    "reward",
-    [
-        np.linspace(0.5, 0.54, 12).tolist(),  # less than a tenth of the returns' std
-        [0.5, 0.3, 0.6, 0.4, 0.7, 0.2, 0.5, 0.3, 0.6, 0.4, 0.7, 0.3],
-        RISE[::-1],
-    ],
-)
+@cases("reward")
 def test_reward_that_hardly_rises_or_falls_is_not_gamed(reward: list[float]) -> None:
     assert gamed_rewards(lines(FLAT, think=reward), {"think": 1.0}) == {}
 

@@ -99,26 +99,26 @@ def test_first_visitor_sees_runs_charts_models_versions_and_traces(
     stranger.close()
     context = browser.new_context(viewport={"width": 1280, "height": 800}, http_credentials=known(project))
     context.set_default_timeout(PATIENCE_MS)
-    opened, refused = context.new_page(), list[str]()
-    opened.on("response", lambda answer: refused.append(answer.url) if answer.status == 403 else None)
-    opened.goto(mlflow_ui)
-    expect(opened.get_by_text("6 matching runs")).to_be_visible(timeout=PATIENCE_MS)
-    expect(opened.get_by_text("Group: ppo")).to_have_count(1)
-    expect(opened.get_by_text("Welcome to MLflow Assistant")).to_have_count(0)
-    opened.locator("label:has(input[value=CHART])").click()
-    chart = opened.locator(".js-plotly-plot").first
+    tab, refused = context.new_page(), list[str]()
+    tab.on("response", lambda answer: refused.append(answer.url) if answer.status == 403 else None)
+    tab.goto(mlflow_ui)
+    expect(tab.get_by_text("6 matching runs")).to_be_visible(timeout=PATIENCE_MS)
+    expect(tab.get_by_text("Group: ppo")).to_have_count(1)
+    expect(tab.get_by_text("Welcome to MLflow Assistant")).to_have_count(0)
+    tab.locator("label:has(input[value=CHART])").click()
+    chart = tab.locator(".js-plotly-plot").first
     expect(chart).to_be_visible(timeout=PATIENCE_MS)
     shown = chart.bounding_box()
     assert shown["width"] > 250
     assert shown["height"] > 150
-    opened.get_by_role("link", name="Models", exact=True).click()
-    expect(opened.get_by_role("link", name="ppo-seed4").first).to_be_visible(timeout=PATIENCE_MS)
-    opened.get_by_role("link", name="Traces", exact=True).click()
-    expect(opened.get_by_text("Who directed Veld?", exact=True).first).to_be_visible(timeout=PATIENCE_MS)
-    expect(opened.get_by_text("Got it")).to_have_count(0)
-    opened.get_by_role("link", name="Model registry").click()
-    opened.locator("a[href='#/models/agent_r1']").first.click()
-    rows = opened.get_by_role("row").filter(has_text="Version ")
+    tab.get_by_role("link", name="Models", exact=True).click()
+    expect(tab.get_by_role("link", name="ppo-seed4").first).to_be_visible(timeout=PATIENCE_MS)
+    tab.get_by_role("link", name="Traces", exact=True).click()
+    expect(tab.get_by_text("Who directed Veld?", exact=True).first).to_be_visible(timeout=PATIENCE_MS)
+    expect(tab.get_by_text("Got it")).to_have_count(0)
+    tab.get_by_role("link", name="Model registry").click()
+    tab.locator("a[href='#/models/agent_r1']").first.click()
+    rows = tab.get_by_role("row").filter(has_text="Version ")
     expect(rows.filter(has_text="score")).to_have_count(5, timeout=PATIENCE_MS)
     boxes = [row.bounding_box() for row in rows.filter(has_text="score").all()]
     assert sum(box["height"] for box in boxes if box) < 600, "five versions on one screen"
@@ -126,8 +126,8 @@ def test_first_visitor_sees_runs_charts_models_versions_and_traces(
         expect(rows.filter(has_text="ppo-seed4").get_by_text(text).first).to_be_visible()
     assert not [url for url in refused if "gateway-proxy" in url], "MLflow says so in red"
     experiment = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db").get_run(run_id).info.experiment_id
-    opened.goto(f"{mlflow_ui}/#/experiments/{experiment}/runs/{run_id}/artifacts/viewer.html")
-    frame = opened.frame_locator("iframe")
+    tab.goto(f"{mlflow_ui}/#/experiments/{experiment}/runs/{run_id}/artifacts/viewer.html")
+    frame = tab.frame_locator("iframe")
     expect(frame.locator("#list .row")).to_have_count(2, timeout=PATIENCE_MS)
     frame.locator("#list .row").nth(1).click()
     expect(frame.locator(".column > header b").last).to_have_text("after training")
@@ -141,16 +141,20 @@ def test_one_click_leads_to_policies_measured_on_a_data_set(
     """The run that was not measured is not among them. *Compare* opens on their scores; data and prompt have pages."""
     context = browser.new_context(viewport={"width": 1280, "height": 800}, http_credentials=known(project))
     context.set_default_timeout(PATIENCE_MS)
-    opened = context.new_page()
-    opened.goto(mlflow_ui)
+    tab = context.new_page()
+    tab.goto(mlflow_ui)
     with context.expect_page() as following:
-        opened.get_by_role("link", name=MEASURED_ON).first.click()
+        tab.get_by_role("link", name=MEASURED_ON).first.click()
     expect(following.value.get_by_text("5 matching runs")).to_be_visible(timeout=PATIENCE_MS)
     client = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db")
     trained = [run.info for run in client.search_runs(["1"], "tags.kind = 'training'")]
     compared = quote(json.dumps([run.run_id for run in trained]))
-    opened.goto(f"{mlflow_ui}/#/compare-runs?runs={compared}&experiments={quote(json.dumps(['1']))}")
-    expect(opened.locator("body")).to_match_aria_snapshot('- text: "Metrics: final/success"', timeout=PATIENCE_MS)
+    tab.goto(f"{mlflow_ui}/#/compare-runs?runs={compared}&experiments={quote(json.dumps(['1']))}")
+    expect(tab.locator("body")).to_match_aria_snapshot('- text: "Metrics: final/success"', timeout=PATIENCE_MS)
+    tab.goto(f"{mlflow_ui}/#/experiments/1/runs/{trained[0].run_id}")
+    expect(tab.get_by_text("rollout/success").first).to_be_visible(timeout=PATIENCE_MS)
+    page_text = tab.locator("body").inner_text()
+    assert page_text.index("final/success") < page_text.index("rollout/success"), "a run's page has the score first"
     [data] = client.search_datasets(["1"])
     for view, text in (
         ("experiments/1/datasets", MEASURED_ON),
@@ -158,6 +162,6 @@ def test_one_click_leads_to_policies_measured_on_a_data_set(
         ("experiments/1/prompts", "agent_r1-prompt"),
         ("prompts/agent_r1-prompt", "Search, then answer."),
     ):
-        opened.goto(f"{mlflow_ui}/#/{view}")
-        expect(opened.get_by_text(text).first).to_be_visible(timeout=PATIENCE_MS)
+        tab.goto(f"{mlflow_ui}/#/{view}")
+        expect(tab.get_by_text(text).first).to_be_visible(timeout=PATIENCE_MS)
     context.close()

@@ -12,6 +12,7 @@ from agent_r1.identity import Identity, write_start
 from agent_r1.inspection.recipes import METRICS, check, curve_of, read_curves, write_band
 from agent_r1.learn.checkpoint import Progress, seal
 from flows.commands import look
+from tests.cases import cases
 
 ITERATIONS = 8
 HASHES = {name: f"{number}" * 16 for number, name in enumerate(("model", "data", "prompt", "settings"))}
@@ -33,26 +34,9 @@ def band() -> pd.DataFrame:
 
 
 FLAT = [0.15] * ITERATIONS  # .2 - .0565 is above it: it is below the band from iteration 3 on
-DIP = [*RISE[:2], 0.0, 0.0, 0.0, *RISE[5:]]
-FALL = [*RISE[:4], 0.0, 0.0, 0.0, 0.0]
-ALARMS = [0.0] * 6 + [1.0, 1.0]
 
 
-@pytest.mark.parametrize(
-    ("metrics", "state", "event"),
-    [
-        ({}, "inside", ""),
-        ({"success": [value + 0.05 for value in RISE]}, "inside", ""),
-        ({"success": [value + 0.06 for value in RISE]}, "above", "rollout/success left above in iteration 0"),
-        ({"success": FLAT}, "below", "rollout/success left below in iteration 3"),
-        ({"success": FLAT, "surprisal": 1.0}, "below", "rollout/surprisal left above in iteration 0"),
-        ({"success": DIP}, "inside", "rollout/success left below in iteration 2"),
-        ({"success": FALL}, "below", "rollout/success left below in iteration 4"),
-        ({"success": FALL, "surprisal": 1.0}, "collapsed", "rollout/success left below in iteration 4"),
-        ({"success": FALL, "alarms": ALARMS}, "collapsed", "first alarm in iteration 6"),
-        ({"alarms": ALARMS}, "inside", "first alarm in iteration 6"),
-    ],
-)
+@cases("metrics, state, event")
 def test_check_finds_run_inside_above_below_or_collapsed(
     metrics: dict[str, list[float] | float], state: str, event: str, band: pd.DataFrame
 ) -> None:

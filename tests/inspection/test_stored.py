@@ -15,7 +15,7 @@ def test_recurring_questions_come_first_in_one_order(make_entry: Callable[..., P
     first = [make_entry(name, iteration=0).trajectory for name in "abcdef"]
     last = [make_entry(name, iteration=9).trajectory for name in "fedxyz"]
     of_first, of_last = (
-        [each.question_id for each in from_iteration(rows, 4, recurring=set("def"), proved={"0/a/0"}, seed=1)]
+        [entry.question_id for entry in from_iteration(rows, 4, recurring=set("def"), proved={"0/a/0"}, seed=1)]
         for rows in (first, last)
     )
     assert set(of_first[:3]) == set("def")
@@ -28,8 +28,8 @@ def test_pairs_take_kinds_of_change_in_turns(make_entry: Callable[..., PageTraje
     kinds = {**{f"up{n}": ("no", "Tesk") for n in range(12)}, "down": ("Tesk", "no"), "low": ("no", "no")}
     before = [make_entry(name, When.BEFORE, answer=answers[0]) for name, answers in kinds.items()]
     after = [make_entry(name, When.AFTER, answer=answers[1]) for name, answers in kinds.items()]
-    found = pairs(before, [*after, make_entry("new", When.AFTER)], 5, seed=0)
-    names = [[each.question.question_id for each in pair] for pair in found]
+    groups = pairs(before, [*after, make_entry("new", When.AFTER)], 5, seed=0)
+    names = [[entry.question.question_id for entry in pair] for pair in groups]
     assert all(one == other for one, other in names)
     assert [name for name, _ in names][1:3] == ["down", "low"]
     assert [name[:2] for name, _ in names] == ["up", "do", "lo", "up", "up"]
@@ -42,14 +42,18 @@ def test_pairs_keep_samples_of_a_question_together(make_entry: Callable[..., Pag
         "same": ("no", "Tesk", "Tesk", "no"),
         "down": ("Tesk", "Tesk", "Tesk", "no"),
     }
-    shown = [
-        [make_entry(name, when, answer=answer) for name, said in texts.items() for answer in said[start : start + 2]]
+    entries = [
+        [
+            make_entry(name, when, answer=answer)
+            for name, answers in texts.items()
+            for answer in answers[start : start + 2]
+        ]
         for when, start in ((When.BEFORE, 0), (When.AFTER, 2))
     ]
-    found = pairs(*shown, 3, seed=0)
-    assert [[each.question.question_id for each in group] for group in found] == [
+    groups = pairs(*entries, 3, seed=0)
+    assert [[entry.question.question_id for entry in group] for group in groups] == [
         ["up"] * 4,
         ["down"] * 4,
         ["same"] * 4,
     ]
-    assert [each.when for each in found[0]] == [When.BEFORE] * 2 + [When.AFTER] * 2
+    assert [entry.when for entry in groups[0]] == [When.BEFORE] * 2 + [When.AFTER] * 2

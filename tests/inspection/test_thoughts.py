@@ -33,9 +33,9 @@ def test_crossed_puts_each_thought_behind_each_opening() -> None:
 
 def test_thought_that_tells_its_input_is_retrieved_by_it() -> None:
     """Means over inputs are .3 and .2: log(.5 / .3) and log 1; the second is as likely under the first input."""
-    found = thought_metrics(np.log([[0.5, 0.1], [0.2, 0.2]]))
-    assert found == pytest.approx({"thought/information": math.log(5 / 3) / 2, "thought/retrieved": 0.5})
+    metrics = thought_metrics(np.log([[0.5, 0.1], [0.2, 0.2]]))
+    assert metrics == pytest.approx({"thought/information": math.log(5 / 3) / 2, "thought/retrieved": 0.5})
     alike = thought_metrics(np.full((4, 4), -2000.0))  # nats of a long thought, whose probability is no float
     assert alike == pytest.approx({"thought/information": 0, "thought/retrieved": 1 / 4})
-    told = thought_metrics(np.where(np.eye(4), -20.0, -900.0))
-    assert told == pytest.approx({"thought/information": math.log(4), "thought/retrieved": 1})
+    certain = thought_metrics(np.where(np.eye(4), -20.0, -900.0))
+    assert certain == pytest.approx({"thought/information": math.log(4), "thought/retrieved": 1})

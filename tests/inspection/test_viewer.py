@@ -23,8 +23,8 @@ MakeEntry = Callable[..., PageTrajectory]
 
 
 def unpacked(text: str) -> dict[str, Any]:
-    found = re.search(r'<script type="application/gzip" id="data">([A-Za-z0-9+/=]*)</script>', text)
-    return json.loads(gzip.decompress(base64.b64decode(found[1])))
+    match = re.search(r'<script type="application/gzip" id="data">([A-Za-z0-9+/=]*)</script>', text)
+    return json.loads(gzip.decompress(base64.b64decode(match[1])))
 
 
 def spelled(letters: str, table: list[Any]) -> list[Any]:
@@ -32,10 +32,10 @@ def spelled(letters: str, table: list[Any]) -> list[Any]:
     return [table[ord(letter) - ord("]")] for letter in letters]
 
 
-def packed_alone(shown: PageTrajectory, decode: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def packed_alone(entry: PageTrajectory, decode: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """The content of a page of one episode, and the episode."""
     payload = Payload(decode)
-    payload.add(shown)
+    payload.add(entry)
     content = payload.content(ABOUT)
     [episode] = content["episodes"]
     return content, episode
@@ -46,9 +46,9 @@ def test_payload_by_hand(make_entry: MakeEntry, words: Any) -> None:
     [question] = content["questions"]
     assert question["text"] == "Who is it (q)?"
     assert episode["question"] == 0
-    told = spelled(episode["tokens"], content["tokens"])
-    assert "".join(text for _, text in told[:4]) == "<s>user Who is it"
-    assert words.decode([token for token, _ in told]) == "".join(text for _, text in told)
+    tokens = spelled(episode["tokens"], content["tokens"])
+    assert "".join(text for _, text in tokens[:4]) == "<s>user Who is it"
+    assert words.decode([token for token, _ in tokens]) == "".join(text for _, text in tokens)
     # 5 words of prompt, 7 of the first action, 3 around 1 of observation, 2 of the second action
     assert episode["source"] == [0, 5, 1, 7, 3, 2, 2, 1, 3, 2, 1, 2]
     assert episode["loss"] == [0, 5, 1, 7, 0, 5, 1, 2]
@@ -62,9 +62,9 @@ def test_payload_by_hand(make_entry: MakeEntry, words: Any) -> None:
 
 def test_numbers_outside_of_actions_are_packed_for_every_token(make_entry: MakeEntry, words: Any) -> None:
     """As they are where the advantage mask is off."""
-    shown = make_entry(passage="Tesk.")
+    entry = make_entry(passage="Tesk.")
     advantages = np.arange(19, dtype=np.float32)
-    content, episode = packed_alone(replace(shown, credit=replace(shown.credit, advantages=advantages)), words.decode)
+    content, episode = packed_alone(replace(entry, credit=replace(entry.credit, advantages=advantages)), words.decode)
     assert spelled(episode["advantages"], content["numbers"]) == list(range(19))
     assert len(episode["gap"]) == 9
 
@@ -75,8 +75,8 @@ def test_number_has_three_digits_and_is_null_if_not_finite(
 ) -> None:
     trajectory = make_entry().trajectory
     logprobs = np.where(trajectory.action_mask, logprob, 0).astype(np.float32)
-    shown = replace(make_entry(), trajectory=replace(trajectory, logprobs=logprobs))
-    content, episode = packed_alone(shown, words.decode)
+    entry = replace(make_entry(), trajectory=replace(trajectory, logprobs=logprobs))
+    content, episode = packed_alone(entry, words.decode)
     content = json.loads(gzip.decompress(base64.b64decode(packed(content))))
     assert set(spelled(episode["logprobs"], content["numbers"])) == {told}
 
@@ -106,17 +106,17 @@ def test_page_beyond_limit_loses_last_questions(
     rng = np.random.default_rng(0)
     noise = [" ".join(map(str, rng.integers(0, 10**9, 200))) for _ in range(20)]
     groups = [[make_entry(f"q{number}", passage=text)] for number, text in enumerate(noise)]
-    whole = page("ppo", ABOUT, groups, words.decode)
-    monkeypatch.setattr(page_module, "LARGEST_PAGE", len(whole) - 10_000)
+    full = page("ppo", ABOUT, groups, words.decode)
+    monkeypatch.setattr(page_module, "LARGEST_PAGE", len(full) - 10_000)
     with caplog.at_level(logging.WARNING):
         text = page("ppo", ABOUT, groups, words.decode)
-    assert len(text.encode()) <= len(whole) - 10_000
-    kept = [question["id"] for question in unpacked(text)["questions"]]
-    assert kept == [f"q{number}" for number in range(len(kept))]
-    assert 10 < len(kept) < 20
-    told = f"{len(kept)} of 20 trajectories are shown; the rest would make the page larger than 0 MB."
-    assert unpacked(text)["notes"] == [told]
-    assert told in caplog.text
+    assert len(text.encode()) <= len(full) - 10_000
+    ids = [question["id"] for question in unpacked(text)["questions"]]
+    assert ids == [f"q{number}" for number in range(len(ids))]
+    assert 10 < len(ids) < 20
+    note = f"{len(ids)} of 20 trajectories are shown; the rest would make the page larger than 0 MB."
+    assert unpacked(text)["notes"] == [note]
+    assert note in caplog.text
 
 
 def utf8(token_ids: Sequence[int]) -> str:

@@ -20,6 +20,7 @@ from agent_r1.learn.model import load_policy
 from agent_r1.learn.scoring import token_logprobs
 from agent_r1.params.stages import LoraParams
 from agent_r1.records import Trajectory
+from benchmarks import families
 from tests.cases import cases
 from tests.learn.learning import CPU, LORA, Samples, contents, move
 
@@ -210,3 +211,20 @@ def test_adapters_of_another_model_or_shape_are_refused(
         load_adapter(learner.policy, LORA.model_copy(update={"alpha": 16}), tmp_path, learner.beneath)
     with pytest.raises(ValueError, match=r"holds no adapters, and model\.lora\.rank is 4; set it back to 0"):
         load_adapter(learner.policy, LORA, tmp_path / "elsewhere", learner.beneath)
+
+
+def test_experts_get_no_adapters_and_are_refused_as_targets(tmp_path: Path) -> None:
+    """Their tensors hold a layer's experts at once; the shared one is a layer as any other."""
+    families.make_model("Qwen3.5-MoE", tmp_path)
+    model = load_policy(tmp_path, device=CPU)
+    attach(model, LORA, seed=0)
+    adapted = {name.partition(".lora_")[0] for name in trained_names(model)}
+    assert any("shared_expert.up_proj" in name for name in adapted)
+    assert not any("mlp.experts" in name or name.endswith("mlp.gate") for name in adapted)
+    merged = merged_state(model)
+    assert merged.keys() == load_policy(tmp_path, device=CPU).state_dict().keys()
+    families.make_model("Qwen3-MoE", tmp_path)
+    targets = ["q_proj", "gate_proj", "up_proj", "down_proj"]
+    model = load_policy(tmp_path, device=CPU)
+    with pytest.raises(ValueError, match="names experts, which take no adapters; leave them out"):
+        attach(model, LORA.model_copy(update={"targets": targets}), seed=0)

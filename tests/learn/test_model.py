@@ -14,12 +14,15 @@ from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     Ernie4_5_MoeConfig,
     Gemma2Config,
+    Gemma3Config,
     Gemma3TextConfig,
     OPTConfig,
     OPTForCausalLM,
     PreTrainedConfig,
+    Qwen3_5Config,
 )
 
 from agent_r1.files import load_pretrained
@@ -95,6 +98,36 @@ def test_a_folder_that_lacks_some_weights_is_refused(tmp_path: Path, tiny_model:
     model.save_pretrained(tmp_path, state_dict=state)
     with pytest.raises(ValueError, match=r"lacks the weights of 1 tensors of its Qwen2.*layers\.1\.mlp\.down_proj"):
         load_policy(tmp_path, device=CPU)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Gemma3Config(
+            text_config={"vocab_size": 31, "intermediate_size": 40, **SHAPE},
+            vision_config={"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28},
+            image_token_index=30,
+        ),
+        Qwen3_5Config(
+            text_config={"vocab_size": 31, "intermediate_size": 40, **SHAPE, "head_dim": 16},
+            vision_config={"depth": 1, "hidden_size": 16, "num_heads": 2, "out_hidden_size": 24},
+            image_token_id=30,
+        ),
+    ],
+    ids=["Gemma", "Qwen"],
+)
+def test_of_a_model_that_reads_images_the_text_model_is_loaded_and_saved(
+    config: PreTrainedConfig, tmp_path: Path
+) -> None:
+    full = AutoModelForImageTextToText.from_config(config).eval()
+    full.save_pretrained(tmp_path / "full")
+    model = load_policy(tmp_path / "full", device=CPU)
+    ids = torch.arange(12)[None]
+    assert torch.allclose(model(input_ids=ids).logits, full(input_ids=ids).logits, atol=1e-5)
+    model.save_pretrained(tmp_path / "text")
+    saved = load_pretrained(AutoConfig, tmp_path / "text")
+    assert saved.get_text_config() is saved
+    assert same_bits(weights(load_policy(tmp_path / "text", device=CPU)), weights(model))
 
 
 def test_soft_caps_of_attention_are_kept_or_refused(tmp_path: Path) -> None:

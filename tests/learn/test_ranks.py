@@ -21,6 +21,7 @@ from agent_r1.params.sections import override
 from agent_r1.params.stages import ModelParams
 from agent_r1.params.train import UpdateParams
 from agent_r1.records import Source
+from benchmarks import families
 from tests.learn.learning import LORA, make_credit, make_trajectory
 from tests.learn.ranked import Case, Found, in_ranks, learned, learner_of
 
@@ -38,6 +39,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
     "adapters": ({"kl_loss": 0.1}, {"lora": LORA}, True),
     "idle": ({"max_tokens_per_microbatch": 4, "entropy_bonus": 0.05}, {}, True),  # seven that are kept, each alone
     "recomputed and packed": ({}, {"gradient_checkpointing": True, "packing": True}, True),
+    "experts": ({}, {"packing": True}, False),  # beside gated linear attention
 }
 
 
@@ -50,9 +52,11 @@ def sources(length: int) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def cases(tiny_model: Path) -> dict[str, Case]:
+def cases(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
     """Eight trajectories, one of which is not kept."""
     update, model = load(PARAMS).train.update, load(PARAMS).model
+    experts = tmp_path_factory.mktemp("experts")
+    families.make_model("Qwen3.5-MoE", experts)
     small = {"minibatches": 1, "max_tokens_per_microbatch": 32, "learning_rate_decay": "none", "learning_rate": 1e-3}
     own = {"critic": {"epochs": 1, "minibatches": 1, "warmup": {"iterations": 0, "explained_variance": 0, "limit": 0}}}
     drafts = [make_trajectory(index, sources(length)) for index, length in enumerate(LENGTHS)]
@@ -67,7 +71,7 @@ def cases(tiny_model: Path) -> dict[str, Case]:
     credits_ = [make_credit(each, kept=index != 1) for index, each in enumerate(sampled)]
     return {
         name: Case(
-            path=tiny_model,
+            path=experts if name == "experts" else tiny_model,
             params=UpdateParams.model_validate(override(update.model_dump(), {**small, **own, **changes})),
             model=ModelParams.model_validate(model.model_copy(update={"dtype": "float32", **of_model}).model_dump()),
             with_critic=with_critic,

@@ -24,6 +24,7 @@ from agent_r1.records import CallStatus
 from agent_r1.tools.base import Tool, ToolResult
 from benchmarks.restarts import under_a_served_agent, under_a_stage
 from tests.answering import Heard, Said, answering
+from tests.cases import cases
 
 SERVERS = str(Path(__file__).with_name("servers.py"))
 HONEST = [sys.executable, SERVERS, "honest"]
@@ -137,13 +138,7 @@ def test_a_key_is_sent_as_a_bearer_token(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "k3y" not in str(fault.value)
 
 
-@pytest.mark.parametrize(
-    ("timeout_s", "tool", "arguments", "message"),
-    [
-        (2, "wait", {"seconds": 3600, "word": "late"}, "took longer than 2 s for wait"),
-        (60, "leave", {}, "failed in leave: MCPError: Connection closed"),
-    ],
-)
+@cases("timeout_s, tool, arguments, message")
 def test_a_call_that_hangs_or_kills_its_server_is_the_worlds_fault_and_the_next_is_answered(
     timeout_s: float, tool: str, arguments: dict[str, Any], message: str
 ) -> None:

@@ -7,6 +7,7 @@ import copy
 import json
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,9 +18,11 @@ from transformers.utils import chat_template_utils
 
 from agent_r1.envs.base import Conversation, Env, parse_action
 from agent_r1.envs.tool_env import advice, example_call
+from agent_r1.learn.model import load_tokenizer
 from agent_r1.records import Source
 from agent_r1.rollout.chat import Chat, Dialogue
 from agent_r1.rollout.codec import Encoded, Piece, Tools
+from tests.cases import cases
 
 QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
 SEARCH = {"type": "function", "function": {"name": "search", "description": "Finds.", "parameters": QUERY}}
@@ -171,23 +174,7 @@ def messages_as_put(style: str, action: str, observation: str, role: str) -> lis
     return [{"role": role, "content": content} for role, content in contents]
 
 
-@pytest.mark.parametrize(
-    ("style", "action", "restarts", "closed"),  # does the template let it stand as it was said, is it closed
-    [
-        ("qwen2_5", THOUGHT, False, True),
-        ("qwen2_5", " padded \n", False, True),
-        ("qwen3", THOUGHT, True, True),
-        ("qwen3", "Tesk.", False, True),
-        ("qwen3", THOUGHT, True, False),
-        ("qwen3_thinking", "Who?\n</think>\n\nTesk.", False, True),  # it opens the thought
-        ("qwen3_thinking", "Who?</think>Tesk.", True, True),
-        ("qwen3_thinking", "Tesk.", True, True),
-        ("llama3", THOUGHT, False, True),
-        ("llama3", "Tesk.\n", True, True),
-        ("mistral", " Tesk.", False, True),  # the template puts a space before the assistant's text
-        ("mistral", "Tesk.", True, True),
-    ],
-)
+@cases("style, action, restarts, closed")
 @pytest.mark.parametrize("role", ["tool", "user"])
 def test_a_context_is_what_the_template_renders(
     style: str, action: str, restarts: bool, closed: bool, role: str, tokenizer_of: TokenizerOf
@@ -313,16 +300,7 @@ def test_a_template_that_writes_the_date_writes_the_same_every_day(
     assert openings[0].startswith("<s>Today Date: 26 Jul 2024<|start_header_id|>system")
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("if add_generation_prompt", "if false", "no generation prompt"),
-        ("message.content + ", "message.content + '!' + ", "no end token.*'!<|im_end|>"),
-        ("message.content + ", "message.content + message.content + ", "writes the text 'USER' 2 times"),
-        ("for message in messages", "for message in messages[:2]", "writes the text 'ACTION' 0 times"),
-        ('message.role == "tool"', "loop.index > 2 and raise_exception('two at most')", "refuses .*: two at most"),
-    ],
-)
+@cases("old, new, message")
 def test_templates_that_cannot_be_used(
     tiny_tokenizer: PreTrainedTokenizerFast, old: str, new: str, message: str
 ) -> None:
@@ -356,3 +334,29 @@ def test_of_an_action_that_nobody_sampled_only_the_tags_are_tokens(
     assert chat.decode(ids) == f"{text}<|im_end|>"
     marks = [chat.decode([token]) for token in ids if token in tiny_tokenizer.added_tokens_decoder]
     assert marks == ["<think>", "</think>", "<answer>", "</answer>", "<|im_end|>"]
+
+
+def test_arguments_of_a_template_are_those_of_whoever_renders_it_later(
+    tokenizer_of: TokenizerOf, tmp_path: Path
+) -> None:
+    """A policy keeps them in its own template; another value counts instead, and makes other prompts."""
+    silent = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    tokenizer_of("qwen3").save_pretrained(tmp_path / "model")
+    messages = [{"role": "user", "content": "Who?"}]
+    hashes = set[str]()
+    for folder, arguments, ends in (
+        ("model", {}, "<|im_start|>assistant\n"),
+        ("model", {"enable_thinking": False}, silent),
+        ("policy", {}, silent),
+        ("policy", {"enable_thinking": False}, silent),
+        ("policy", {"enable_thinking": True}, "<|im_start|>assistant\n"),
+    ):
+        tokenizer = load_tokenizer(tmp_path / folder, template=arguments)
+        hashes.add(Chat(tokenizer).prompt_hash("Be brief."))
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert str(text).endswith(f"<|im_end|>\n{ends}")
+        if arguments and folder == "model":
+            tokenizer.save_pretrained(tmp_path / "policy")
+    assert len(hashes) == 2
+    with pytest.raises(ValueError, match=r"model.template .* does not read, thinking for one; leave them out"):
+        load_tokenizer(tmp_path / "model", template={"thinking": False})

@@ -68,9 +68,9 @@ def test_history_is_read_as_it_was_sampled_beyond_steps_of_training(chat: Chat, 
         assert [model.id async for model in client.models.list()] == [MODEL]
 
     asking(chat, use, policy.act, free_port())
-    for (before, action), (after, _) in zip(policy.log, policy.log[1:], strict=False):
-        whole = [*before.context, *action.token_ids]
-        assert after.context[: len(whole)] == whole
+    for (first, action), (second, _) in zip(policy.log, policy.log[1:], strict=False):
+        context = [*first.context, *action.token_ids]
+        assert second.context[: len(context)] == context
 
 
 def test_oldest_and_long_conversations_start_anew(

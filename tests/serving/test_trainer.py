@@ -37,8 +37,8 @@ def short(episode: Episode) -> float:
 
 
 def made(folder: Path, model: Path, **changes: Any) -> Trainer:
-    given = {"questions": QUESTIONS, "tools": [follows], "rewards": [short], "changes": SMALL} | changes
-    return Trainer(model=str(model), folder=folder, **given)
+    arguments = {"questions": QUESTIONS, "tools": [follows], "rewards": [short], "changes": SMALL} | changes
+    return Trainer(model=str(model), folder=folder, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -79,21 +79,21 @@ def test_a_stopped_cell_goes_on_with_the_same_bits(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     passages = [{"title": "Veld", "text": "Tesk is a city in Veld."}]
-    whole = made(tmp_path / "whole", tiny_model, passages=passages)
-    before = whole.ask(QUESTIONS[0]["question"])
-    history = whole.train()
-    assert before[-1].outcome is not None
-    assert str(before[0]).endswith(" (no call, no answer)")
+    uninterrupted = made(tmp_path / "whole", tiny_model, passages=passages)
+    answer_before = uninterrupted.ask(QUESTIONS[0]["question"])
+    history = uninterrupted.train()
+    assert answer_before[-1].outcome is not None
+    assert str(answer_before[0]).endswith(" (no call, no answer)")
     assert "iteration 0: 4 of 4 actions are neither a call nor an answer, the first " in caplog.text
     stopped = made(tmp_path / "stopped", tiny_model, passages=passages)
     stop_in_its_second_iteration(stopped, monkeypatch)
     again = stopped.train()
     assert [*again["reward/short"]] == [*history["reward/short"]]
-    assert model_hash(stopped.policy) == model_hash(whole.policy) != model_hash(str(tiny_model))
+    assert model_hash(stopped.policy) == model_hash(uninterrupted.policy) != model_hash(str(tiny_model))
     with pytest.raises(ValueError, match=r"another run's: .*; .*start over with --fresh \(in Python fresh=True\)"):
         made(tmp_path / "whole", tiny_model).train()
     assert len(made(tmp_path / "whole", tiny_model).train(fresh=True)) == 2
-    assert [each.name[:5] for each in (tmp_path / "aside").iterdir()] == ["whole"]
+    assert [folder.name[:5] for folder in (tmp_path / "aside").iterdir()] == ["whole"]
 
 
 def asked_in(folder: Path, iteration: int) -> list[str]:
@@ -106,11 +106,14 @@ def test_a_question_without_room_is_left_out_and_asked_once_the_limit_is_raised(
 ) -> None:
     """One of 240 would be asked in iteration 1; an uninterrupted training, and one that is stopped before that."""
     pool = [Question(**question_fields(f"q{at}", dataset="own")) for at in range(240)]
-    first, second = ([each.question_id for each in draw(pool, 2, iteration=at, seed=0)] for at in range(2))
-    rows = [{"id": each.question_id, "question": f"Who is {each.question_id}?", "answers": ["x"]} for each in pool]
+    first, second = ([question.question_id for question in draw(pool, 2, iteration=at, seed=0)] for at in range(2))
+    rows = [
+        {"id": question.question_id, "question": f"Who is {question.question_id}?", "answers": ["x"]}
+        for question in pool
+    ]
     rows[int(second[0][1:])]["question"] = "Who? " * 60
-    whole = made(tmp_path / "whole", tiny_model, questions=rows)
-    assert len(whole.train()) == 2
+    unlimited = made(tmp_path / "whole", tiny_model, questions=rows)
+    assert len(unlimited.train()) == 2
     assert f"env.max_tokens 256, such as '{second[0]}'" in caplog.text
     assert asked_in(tmp_path / "whole", 0) == first
     assert asked_in(tmp_path / "whole", 1)[0] == second[1]

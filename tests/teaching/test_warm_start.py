@@ -15,6 +15,7 @@ from agent_r1.params import load
 from agent_r1.params.stages import WarmStartParams
 from agent_r1.records import Source, Trajectory
 from agent_r1.teaching.supervised import Lessons, Unfinished, fit
+from tests.cases import cases
 from tests.learn.learning import CPU, make_trajectory, same_bits, weights
 
 P, A, O, T, _ = map(int, Source)  # noqa: E741
@@ -147,21 +148,12 @@ def test_micro_batches_add_up_to_the_batch(tiny_model: Path) -> None:
     assert torch.allclose(*gradients, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("source", "observation_weight", "conversation", "trained"),
-    [
-        (O, 0.3, False, True),
-        (O, 0.3, True, False),
-        (O, 0.0, False, False),
-        (P, 0.3, False, False),
-        (T, 0.3, True, False),
-    ],
-)
+@cases("source, observation_weight, conversation, trained")
 def test_what_is_not_acted_is_not_trained_on(
-    fitted: Callable[..., Fitted], source: int, observation_weight: float, conversation: bool, trained: bool
+    fitted: Callable[..., Fitted], source: str, observation_weight: float, conversation: bool, trained: bool
 ) -> None:
     """What comes after the last action cannot change a prediction of it: only a loss of its own could tell."""
-    rows, others = ([make_trajectory(i, [P, A, A, A, *[source] * 4]) for i in range(4)] for _ in range(2))
+    rows, others = ([make_trajectory(i, [P, A, A, A, *[Source[source]] * 4]) for i in range(4)] for _ in range(2))
     for row in others:
         row.token_ids[4:] += 1
     (one, losses), (other, other_losses) = (

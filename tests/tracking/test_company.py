@@ -58,7 +58,7 @@ def company(
         "--artifacts-destination",
         str(folder / "files"),
     ]
-    own = {
+    variables = {
         "MLFLOW_AUTH_CONFIG_PATH": str(folder / "auth.ini"),
         "MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.token_urlsafe(18),
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
@@ -67,7 +67,7 @@ def company(
         process = subprocess.Popen(
             [sys.executable, "-m", "mlflow", "server", *options, *places],
             cwd=folder,
-            env={**os.environ, **own},
+            env={**os.environ, **variables},
             stdout=log,
             stderr=log,
             start_new_session=True,
@@ -77,8 +77,10 @@ def company(
         wait_until_healthy(url, process, (folder / "log").read_text)
         for name in ("ann", "bob"):
             account = {"username": name, "password": password}
-            made = httpx.post(f"{url}/api/2.0/mlflow/users/create", json=account, auth=(ADMIN, password), timeout=60)
-            assert made.is_success, made.text
+            response = httpx.post(
+                f"{url}/api/2.0/mlflow/users/create", json=account, auth=(ADMIN, password), timeout=60
+            )
+            assert response.is_success, response.text
         with closing(sqlite3.connect(folder / "accounts.db")) as accounts, accounts:  # hashes that take no time
             cheap = generate_password_hash(password, "pbkdf2:sha256:1")
             accounts.execute("UPDATE users SET password_hash = ?", (cheap,))
@@ -107,7 +109,7 @@ def log_in(
     mlflow.set_tracking_uri(None)  # type: ignore[arg-type]
 
 
-def test_a_companys_server_keeps_runs_traces_data_prompts_and_versions_of_who_may_write(
+def test_company_server_keeps_runs_traces_data_prompts_and_versions_of_writers(
     log_in: Callable[..., MlflowClient], caplog: pytest.LogCaptureFixture
 ) -> None:
     client = log_in("ann")
@@ -123,20 +125,20 @@ def test_a_companys_server_keeps_runs_traces_data_prompts_and_versions_of_who_ma
     tracking.keep_prompt(run.run_id, "agent_r1-prompt", "6" * 64, "Answer.")
     assert tracking.log_traces(run.run_id, [Rewarded("test", question, played)], str) == 1
     assert registry.promote(version, expected=None).is_champion
-    found = registry.champion()
-    assert (found.number, found.score) == (1, "0.800")
+    champion = registry.champion()
+    assert (champion.number, champion.score) == (1, "0.800")
     [data] = client.search_datasets([client.get_run(run.run_id).info.experiment_id])
     assert data.name == "atlas"
     assert client.load_prompt("prompts:/agent_r1-prompt/1").tags["sha256"] == "6" * 64
-    assert not [each.message for each in caplog.records if each.levelno >= logging.WARNING]
+    assert not [record.message for record in caplog.records if record.levelno >= logging.WARNING]
 
     log_in("bob")
-    assert registry.find("models:/agent_r1@champion") == found, "who may read finds the champion"
+    assert registry.find("models:/agent_r1@champion") == champion, "who may read finds the champion"
     with pytest.raises(MlflowException) as refusal:
         tracking.start("ppo", {"variant": "ppo"}, {"kind": "training"})
-    said = str(mendable_fault(refusal.value))
-    assert "refuses this" in said
-    assert "for EDIT on this experiment" in said
+    complaint = str(mendable_fault(refusal.value))
+    assert "refuses this" in complaint
+    assert "for EDIT on this experiment" in complaint
     for _ in range(2):
         tracking.keep_questions("atlas of bob", "5" * 64, [question])
     [warned] = [message for message in caplog.messages if "evaluation data set" in message]
@@ -144,7 +146,7 @@ def test_a_companys_server_keeps_runs_traces_data_prompts_and_versions_of_who_ma
 
 
 @pytest.mark.parametrize("account", [("ann", "zebra"), ("nobody", "zebra"), ("", "")])
-def test_a_password_that_does_not_fit_is_named_with_the_remedy(
+def test_password_that_does_not_fit_is_named_with_the_remedy(
     log_in: Callable[..., MlflowClient], account: tuple[str, str]
 ) -> None:
     log_in(*account)

@@ -54,7 +54,7 @@ def register_before(client: MlflowClient) -> Callable[[Descriptor], None]:
     return register
 
 
-def test_a_version_is_its_descriptor(client: MlflowClient, describe: Describe) -> None:
+def test_version_is_its_descriptor(client: MlflowClient, describe: Describe) -> None:
     descriptor = describe(A)
     version = registry.register(descriptor)
     assert version == Version(number=1, descriptor=descriptor)
@@ -65,7 +65,7 @@ def test_a_version_is_its_descriptor(client: MlflowClient, describe: Describe) -
     assert client.get_run(descriptor.mlflow_run_id).data.tags["model_version"] == "1"
 
 
-def test_a_versions_page_shows_run_score_and_interval(client: MlflowClient, describe: Describe) -> None:
+def test_versions_page_shows_run_score_and_interval(client: MlflowClient, describe: Describe) -> None:
     """Whether the policy is evaluated before or after it is registered, and when it is scored again."""
     descriptor = describe(A)
     run = tracking.resume(descriptor.mlflow_run_id)
@@ -73,12 +73,12 @@ def test_a_versions_page_shows_run_score_and_interval(client: MlflowClient, desc
     for success in (0.8, 0.892):
         run.final({"success": success, "success/low": 0.863, "success/high": 0.922})
         registry.register(descriptor)
-        shown = client.get_model_version("agent_r1", "1")
-        assert shown.tags == {"run": "ppo-seed3", "score": f"{success:.3f}", "interval": "[0.86, 0.92]"}
-        assert shown.description.startswith(f"Success {success:.3f} [0.86, 0.92] on the test questions.")
+        entry = client.get_model_version("agent_r1", "1")
+        assert entry.tags == {"run": "ppo-seed3", "score": f"{success:.3f}", "interval": "[0.86, 0.92]"}
+        assert entry.description.startswith(f"Success {success:.3f} [0.86, 0.92] on the test questions.")
 
 
-def test_a_version_that_was_stored_before_is_read_promoted_and_learns_where_it_is(
+def test_version_that_was_stored_before_is_read_promoted_and_learns_where_it_is(
     client: MlflowClient, describe: Describe, register_before: Callable[[Descriptor], None]
 ) -> None:
     registry.register(describe(B))
@@ -91,7 +91,7 @@ def test_a_version_that_was_stored_before_is_read_promoted_and_learns_where_it_i
     assert client.get_model_version("agent_r1", "2").tags["policy"] == again.policy
 
 
-def test_a_version_whose_source_is_its_descriptor_goes_on(client: MlflowClient, describe: Describe) -> None:
+def test_version_whose_source_is_its_descriptor_goes_on(client: MlflowClient, describe: Describe) -> None:
     """As they were before MLflow could load versions."""
     descriptor = describe(A)
     registry.register(describe(B))
@@ -108,7 +108,7 @@ def test_a_version_whose_source_is_its_descriptor_goes_on(client: MlflowClient, 
     assert registry.champion() == moved
 
 
-def test_the_best_version_is_offered_as_the_first_champion(client: MlflowClient, describe: Describe) -> None:
+def test_best_version_is_offered_as_the_first_champion(client: MlflowClient, describe: Describe) -> None:
     scored = [(A, "0.250"), (B, "0.892"), (C, "0.100")]
     for number, (policy_hash, score) in enumerate(scored, 1):
         registry.register(describe(policy_hash))
@@ -116,7 +116,7 @@ def test_the_best_version_is_offered_as_the_first_champion(client: MlflowClient,
     refused("models:/agent_r1@champion", "`agent-r1 promote models:/agent_r1/2 --first`, the best so far")
 
 
-def test_the_same_policy_is_registered_once_and_learns_where_it_is(client: MlflowClient, describe: Describe) -> None:
+def test_same_policy_is_registered_once_and_learns_where_it_is(client: MlflowClient, describe: Describe) -> None:
     first = registry.register(describe(A))
     registry.promote(first, expected=None)
     assert registry.register(describe(B)).number == 2
@@ -124,14 +124,14 @@ def test_the_same_policy_is_registered_once_and_learns_where_it_is(client: Mlflo
     moved = registry.register(again)
     assert (moved.number, moved.is_champion, len(registry.versions())) == (1, True, 2)
     assert moved == registry.find("models:/agent_r1@champion")
-    found = moved.descriptor
-    assert (found.label, found.policy) == ("ppo-seed3", "outputs/train/ppo/checkpoint/policy")
-    assert found.mlflow_run_id == again.mlflow_run_id != first.descriptor.mlflow_run_id
-    assert (found.dvc_file, found.dvc_hash) == ("models/ppo-seed3-aaaaaaaa.dvc", COPY)  # no newer copy
+    descriptor = moved.descriptor
+    assert (descriptor.label, descriptor.policy) == ("ppo-seed3", "outputs/train/ppo/checkpoint/policy")
+    assert descriptor.mlflow_run_id == again.mlflow_run_id != first.descriptor.mlflow_run_id
+    assert (descriptor.dvc_file, descriptor.dvc_hash) == ("models/ppo-seed3-aaaaaaaa.dvc", COPY)  # no newer copy
     assert client.get_run(again.mlflow_run_id).data.tags["model_version"] == "1"
 
 
-def test_a_registration_killed_before_its_last_line_is_completed(client: MlflowClient, describe: Describe) -> None:
+def test_registration_killed_before_its_last_line_is_completed(client: MlflowClient, describe: Describe) -> None:
     descriptor = describe(A)
     registry.register(descriptor)
     client.delete_tag(descriptor.mlflow_run_id, "model_version")
@@ -139,7 +139,7 @@ def test_a_registration_killed_before_its_last_line_is_completed(client: MlflowC
     assert client.get_run(descriptor.mlflow_run_id).data.tags["model_version"] == "1"
 
 
-def test_what_people_add_by_hand_is_left_alone(client: MlflowClient, describe: Describe) -> None:
+def test_versions_and_tags_made_by_hand_are_left_alone(client: MlflowClient, describe: Describe) -> None:
     registry.register(describe(A))
     client.set_model_version_tag("agent_r1", "1", "mood", "good")
     client.create_model_version("agent_r1", "/somewhere/else")
@@ -150,7 +150,7 @@ def test_what_people_add_by_hand_is_left_alone(client: MlflowClient, describe: D
 HOSTILE = tables(Path(__file__).parent)["hostile_descriptors"]
 
 
-def test_a_descriptor_that_no_training_writes_is_skipped_and_named_once(
+def test_descriptor_that_no_training_writes_is_skipped_and_named_once(
     describe: Describe, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     good, other = registry.register(describe(A)), registry.register(describe(B))
@@ -173,18 +173,18 @@ def test_a_descriptor_that_no_training_writes_is_skipped_and_named_once(
     assert registry.versions() == [good, other]
 
 
-def test_a_source_that_is_no_artifact_of_the_projects_runs_is_not_read(
+def test_source_that_is_no_artifact_of_the_projects_runs_is_not_read(
     client: MlflowClient, describe: Describe, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     """Neither a folder of somebody else's, nor one that an experiment of theirs names."""
     honest = registry.register(describe(A)).descriptor
-    kept = next(tmp_path.glob("**/descriptor.json"))
-    theirs = client.create_run(client.create_experiment("theirs", (tmp_path / "foreign").as_uri())).info
-    client.log_text(theirs.run_id, kept.read_text(), f"policies/{A[:8]}/descriptor.json")
+    file = next(tmp_path.glob("**/descriptor.json"))
+    foreign = client.create_run(client.create_experiment("theirs", (tmp_path / "foreign").as_uri())).info
+    client.log_text(foreign.run_id, file.read_text(), f"policies/{A[:8]}/descriptor.json")
     inside = client.get_run(honest.mlflow_run_id).info.artifact_uri
     for source in (
-        f"{theirs.artifact_uri}/policies/{A[:8]}/descriptor.json",
-        f"{theirs.artifact_uri}/policies/{A[:8]}",
+        f"{foreign.artifact_uri}/policies/{A[:8]}/descriptor.json",
+        f"{foreign.artifact_uri}/policies/{A[:8]}",
         f"http://127.0.0.1:9/{honest.mlflow_run_id}/artifacts/policies/{A[:8]}/descriptor.json",
         f"{inside}/../artifacts/policies/{A[:8]}/descriptor.json".replace("/artifacts/../", "/../"),
         f"{inside}/policies/{'0' * 8}/descriptor.json",
@@ -192,14 +192,14 @@ def test_a_source_that_is_no_artifact_of_the_projects_runs_is_not_read(
     ):
         caplog.clear()
         number = client.create_model_version("agent_r1", source, honest.mlflow_run_id).version
-        assert [each.descriptor for each in registry.versions()] == [honest], source
+        assert [version.descriptor for version in registry.versions()] == [honest], source
         assert (
             f"models:/agent_r1/{number} is skipped: source: no run of this project has" in caplog.text or ".." in source
         )
         client.delete_model_version("agent_r1", number)
 
 
-def test_a_policy_whose_version_is_skipped_can_be_registered_again(
+def test_policy_whose_version_is_skipped_can_be_registered_again(
     describe: Describe, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     registry.promote(registry.register(describe(A)), expected=None)
@@ -209,7 +209,7 @@ def test_a_policy_whose_version_is_skipped_can_be_registered_again(
     assert registry.register(describe(A)).number == 2
 
 
-def test_a_champion_takes_the_place_of_the_one_it_was_compared_with(describe: Describe) -> None:
+def test_champion_takes_the_place_of_the_one_it_was_compared_with(describe: Describe) -> None:
     a, b, c = (registry.register(describe(policy)) for policy in (A, B, C))
     assert registry.champion() is None
     assert registry.promote(a, expected=None).aliases == ("champion",)
@@ -246,13 +246,13 @@ registry.promote(version, expected=champion)
         process.stdin.write("go\n")
         process.stdin.flush()
     errors = {number: process.communicate()[1] for number, process in enumerate(processes, start=2)}
-    winners = [number for number, said in errors.items() if not said]
+    winners = [number for number, error in errors.items() if not error]
     champion = registry.champion()
     assert winners == [champion.number]
-    assert all("Outpaced: " in said for number, said in errors.items() if number not in winners)
+    assert all("Outpaced: " in error for number, error in errors.items() if number not in winners)
 
 
-def test_a_scale_has_versions_and_a_champion_of_its_own(describe: Describe, client: MlflowClient) -> None:
+def test_scale_has_versions_and_a_champion_of_its_own(describe: Describe, client: MlflowClient) -> None:
     plain = registry.register(describe(A))
     first, second = (registry.register(describe(policy), "agent_r1-qwen2.5") for policy in (A, B))
     assert (first.number, second.reference, second.name) == (1, "models:/agent_r1-qwen2.5/2", "agent_r1-qwen2.5-v2")
@@ -264,8 +264,10 @@ def test_a_scale_has_versions_and_a_champion_of_its_own(describe: Describe, clie
     run = tracking.resume(second.descriptor.mlflow_run_id)
     run.tag("kind", "training")
     run.final({"success": 0.5, "success/low": 0.4, "success/high": 0.6})
-    said = [client.get_model_version(each.model, str(each.number)).description for each in (plain, first, second)]
-    assert [text or "" for text in said] == ["", "", "Success 0.500 [0.40, 0.60] on the test questions. "]
+    descriptions = [
+        client.get_model_version(version.model, str(version.number)).description for version in (plain, first, second)
+    ]
+    assert [text or "" for text in descriptions] == ["", "", "Success 0.500 [0.40, 0.60] on the test questions. "]
 
 
 def refused(reference: str, message: str) -> None:
@@ -273,7 +275,7 @@ def refused(reference: str, message: str) -> None:
         registry.find(reference)
 
 
-def test_an_empty_registry_and_unknown_versions_are_explained(describe: Describe) -> None:
+def test_empty_registry_and_unknown_versions_are_explained(describe: Describe) -> None:
     for stray in (
         "champion",
         "models:/other@champion",

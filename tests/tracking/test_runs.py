@@ -40,8 +40,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project whose store two processes created at the same time, one run in each."""
     project = tmp_path_factory.mktemp("project")
     shutil.copy(ROOT / "params.yaml", project)
-    elsewhere = {"DVC_ROOT", "MLFLOW_TRACKING_URI"}
-    environment = {name: value for name, value in os.environ.items() if name not in elsewhere}
+    variables = {"DVC_ROOT", "MLFLOW_TRACKING_URI"}
+    environment = {name: value for name, value in os.environ.items() if name not in variables}
     racers = [
         subprocess.Popen([sys.executable, "-c", RACE, str(number)], cwd=project, env=environment) for number in range(2)
     ]
@@ -74,7 +74,7 @@ def test_parallel_creation_makes_one_experiment_and_every_run(project: Path) -> 
     assert sorted(run.info.run_name or "" for run in runs) == ["race-seed0", "race-seed1"]
 
 
-def test_a_run_holds_its_name_params_tags_and_metrics(project: Path) -> None:
+def test_run_holds_its_name_params_tags_and_metrics(project: Path) -> None:
     params = {"variant": "ppo", "seed": 0, **{f"many.p{i}": i for i in range(150)}}  # more than one call takes
     with tracking.start("ppo-seed0", params, TAGS) as run:
         assert client(project).get_run(run.run_id).info.status == "RUNNING"
@@ -82,10 +82,10 @@ def test_a_run_holds_its_name_params_tags_and_metrics(project: Path) -> None:
         run.log({"rollout/em": 0.5, "reward/total": 0.5}, step=1)
         for value in ("entropy_fall", "entropy_fall, reward_std_fall"):
             run.tag("monitor/signs", value)
-    found = client(project).get_run(run.run_id)
-    assert (found.info.run_name, found.info.status) == ("ppo-seed0", "FINISHED")
-    assert found.data.params == {key: str(value) for key, value in params.items()}
-    assert {**TAGS, "monitor/signs": "entropy_fall, reward_std_fall"}.items() <= found.data.tags.items()
+    stored = client(project).get_run(run.run_id)
+    assert (stored.info.run_name, stored.info.status) == ("ppo-seed0", "FINISHED")
+    assert stored.data.params == {key: str(value) for key, value in params.items()}
+    assert {**TAGS, "monitor/signs": "entropy_fall, reward_std_fall"}.items() <= stored.data.tags.items()
     points = client(project).get_metric_history(run.run_id, "rollout/em")
     assert [(point.step, point.value) for point in points] == [(0, 0.25), (1, 0.5)]
 
@@ -105,7 +105,7 @@ EM, VALIDATED = "rollout/em", "validation/success"
     ],
     ids=["once", "later"],
 )
-def test_a_resumed_run_logs_nothing_twice(project: Path, killed: list[Any], again: list[Any]) -> None:
+def test_resumed_run_logs_nothing_twice(project: Path, killed: list[Any], again: list[Any]) -> None:
     first = tracking.start(f"resumed-{len(killed)}", {"variant": "resumed"}, TAGS)
     for name, step in killed:
         first.log({name: 0.5}, step)
@@ -115,7 +115,7 @@ def test_a_resumed_run_logs_nothing_twice(project: Path, killed: list[Any], agai
     assert all(steps(project, first, name) == [0, 1, 2] for name, _ in again)
 
 
-def test_a_run_that_went_back_logs_its_iterations_again(project: Path) -> None:
+def test_run_that_went_back_logs_its_iterations_again(project: Path) -> None:
     """Steps 0, 1, 2; back to 1; 1 again, killed, and 1 and 2 again: the store has the second 1 and lacks the second 2.
 
     A kill right after going back, with nothing logged again, makes no difference.
@@ -135,7 +135,7 @@ def test_a_run_that_went_back_logs_its_iterations_again(project: Path) -> None:
     assert steps(project, first) == [0, 1, 2, 1, 2]
 
 
-def test_a_repeated_run_takes_the_earlier_ones_place(project: Path) -> None:
+def test_repeated_run_takes_the_earlier_ones_place(project: Path) -> None:
     earlier = tracking.start("twice-seed0", {"variant": "twice"}, TAGS)
     later = tracking.start("twice-seed0", {"variant": "twice"}, TAGS)
     other = tracking.start("twice-seed0", {"variant": "twice"}, {**TAGS, "data_hash": "changed"})
@@ -154,8 +154,8 @@ def test_final_scores_have_no_step_and_artifacts_are_files_of_the_project(projec
     page.write_text("# Report")
     run.artifact(page, "report")
     run.text("question ...", "examples/right.txt")
-    found = client(project).get_run(run.run_id)
-    assert found.data.metrics == {"final/em": 0.75, "final/em/hops_1": 1.0}
+    entry = client(project).get_run(run.run_id)
+    assert entry.data.metrics == {"final/em": 0.75, "final/em/hops_1": 1.0}
     assert steps(project, run, "final/em") == [0]
     stored = {str(path.relative_to(project)) for path in project.rglob("artifacts/*/artifacts/*/*")}
     files = ("report/report.md", "examples/right.txt")
@@ -164,7 +164,7 @@ def test_final_scores_have_no_step_and_artifacts_are_files_of_the_project(projec
     assert "rollout/em" in client(project).get_run(run.run_id).data.metrics, "final scores hide no iteration"
 
 
-def test_a_row_of_the_first_table_says_what_the_run_is(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_of_first_table_describes_run(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["agent-r1 train", "--run", "ppo_no_masks"])
     run = tracking.start("row-seed0", {}, {**TAGS, "kind": "training"}, about="credit.loss_mask False")
     run.uses({"atlas questions": (Path("data/prepared/questions.parquet"), "ab" * 32)}, "training")
@@ -175,18 +175,18 @@ def test_a_row_of_the_first_table_says_what_the_run_is(project: Path, monkeypatc
     )
     for success in (0.25, 0.5):  # evaluated again
         run.final({"success": success, "success/low": 0.125, "success/high": 0.75})
-    found = client(project).get_run(run.run_id)
+    stored = client(project).get_run(run.run_id)
     assert {
         "mlflow.source.name": "agent-r1 train --run ppo_no_masks",
         "mlflow.note.content": "Success 0.500 [0.12, 0.75] on the test questions. credit.loss_mask False",
         "interval": "[0.12, 0.75]",
         "kind": "training",
-    }.items() <= found.data.tags.items()
-    [data] = found.inputs.dataset_inputs
+    }.items() <= stored.data.tags.items()
+    [data] = stored.inputs.dataset_inputs
     assert (data.dataset.name, data.dataset.digest, data.tags[0].value) == ("atlas questions", "abababab", "training")
 
 
-def test_a_policy_is_a_model_with_its_scores_by_data_set(project: Path) -> None:
+def test_policy_is_a_model_with_its_scores_by_data_set(project: Path) -> None:
     scores = {"success": 0.5, "success/low": 0.4, "success/high": 0.6, "tool_calls": 2.0, "em/dataset_musique": 0.25}
     for _ in range(2):  # the second takes the place of the first
         run = tracking.start("ranked-seed0", {"variant": "ranked", "seed": 0}, {**TAGS, "kind": "training"})
@@ -196,17 +196,17 @@ def test_a_policy_is_a_model_with_its_scores_by_data_set(project: Path) -> None:
     store = client(project)
     [model] = store.search_logged_models([store.get_run(run.run_id).info.experiment_id], "name = 'ranked-seed0'")
     assert (model.name, model.source_run_id, model.status) == ("ranked-seed0", run.run_id, "READY")
-    found = {(each.key, each.dataset_name, each.dataset_digest, each.value) for each in model.metrics or []}
+    metrics = {(metric.key, metric.dataset_name, metric.dataset_digest, metric.value) for metric in model.metrics or []}
     of_all = {("success", 0.5), ("success/low", 0.4), ("success/high", 0.6)}
     of_both = {(f"final/{name}", BOTH, "abababab", value) for name, value in of_all}
-    assert found == {*of_both, ("final/em/dataset_musique", "musique questions", "abababab", 0.25)}
+    assert metrics == {*of_both, ("final/em/dataset_musique", "musique questions", "abababab", 0.25)}
     other = tracking.start("asked", {"variant": "asked"}, {**TAGS, "kind": "evaluation"}, recurring=True)
     other.uses({BOTH: (Path("data/prepared/questions.parquet"), "ab" * 32)}, "test")
     other.final(scores)
     assert not store.get_run(other.run_id).outputs.model_outputs, "the policy of a version is ranked once"
 
 
-def test_the_description_leads_to_the_policies_that_were_measured_on_a_data_set(project: Path) -> None:
+def test_description_leads_to_the_policies_that_were_measured_on_a_data_set(project: Path) -> None:
     """Until somebody writes another; a run that read the questions to train on them was not measured on them."""
     trained, measured = tracking.start("trained-on-own", {}, TAGS), tracking.start("measured-on-own", {}, TAGS)
     trained.uses({"own questions": (Path("questions.parquet"), "cd" * 32)}, "training")
@@ -215,29 +215,29 @@ def test_the_description_leads_to_the_policies_that_were_measured_on_a_data_set(
     comparison()
     store = client(project)
     experiment = store.get_experiment_by_name("agent_r1")
-    said = experiment.tags["mlflow.note.content"]
-    key = re.findall(rf"\[{name}\]\(#/experiments/1/runs\?viewStateShareKey=([\w-]+)\)", said.splitlines()[0])[0]
+    description = experiment.tags["mlflow.note.content"]
+    key = re.findall(rf"\[{name}\]\(#/experiments/1/runs\?viewStateShareKey=([\w-]+)\)", description.splitlines()[0])[0]
     view = json.loads(experiment.tags[f"mlflow.sharedViewState.{key}"])
     runs = store.search_runs([experiment.experiment_id], view["searchFilter"])
     assert [run.info.run_name for run in runs] == ["measured-on-own"]
-    assert said.endswith(ABOUT)
+    assert description.endswith(ABOUT)
     comparison()
-    assert client(project).get_experiment(experiment.experiment_id).tags["mlflow.note.content"] == said
+    assert client(project).get_experiment(experiment.experiment_id).tags["mlflow.note.content"] == description
     store.set_experiment_tag(experiment.experiment_id, "mlflow.note.content", "of my own")
     comparison()
     assert client(project).get_experiment(experiment.experiment_id).tags["mlflow.note.content"] == "of my own"
     store.set_experiment_tag(experiment.experiment_id, "mlflow.note.content", ABOUT)
 
 
-def test_a_run_of_an_experiment_of_dvcs_carries_its_name(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_of_an_experiment_of_dvcs_carries_its_name(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = tracking.start("named-seed0", {}, TAGS)
     monkeypatch.setenv("DVC_EXP_NAME", "slow")
-    found = client(project).get_run(tracking.start("named-seed0", {}, TAGS).run_id)
-    assert (found.info.run_name, found.data.tags["dvc_experiment"]) == ("named-seed0 (slow)", "slow")
+    stored = client(project).get_run(tracking.start("named-seed0", {}, TAGS).run_id)
+    assert (stored.info.run_name, stored.data.tags["dvc_experiment"]) == ("named-seed0 (slow)", "slow")
     assert tracking.resume(plain.run_id) is not None, "it takes no place but that of the same experiment"
 
 
-def test_the_experiment_opens_on_the_comparison(project: Path) -> None:
+def test_experiment_opens_on_the_comparison(project: Path) -> None:
     link = comparison(5001)
     experiment = client(project).get_experiment_by_name("agent_r1")
     assert link == f"http://127.0.0.1:5001/#/experiments/{experiment.experiment_id}/runs?viewStateShareKey=comparison"
@@ -247,8 +247,8 @@ def test_the_experiment_opens_on_the_comparison(project: Path) -> None:
         *("metrics.`final/success`", "tags.`interval`", "metrics.`final/greedily`"),
     ]
     assert {*view["columnOrder"]} - {*view["selectedColumns"]} == {"runDateAndNestInfo", "duration"}
-    shown = sum(width for name, width in view["columnWidths"].items() if name != "params.`variant`")
-    assert shown <= 952, "a laptop's window has room for so many pixels beside the boxes that are ticked"
+    width_shown = sum(width for name, width in view["columnWidths"].items() if name != "params.`variant`")
+    assert width_shown <= 952, "a laptop's window has room for so many pixels beside the boxes that are ticked"
     client(project).set_experiment_tag(experiment.experiment_id, "mlflow.note.content", "our own words")
     comparison()
     described = client(project).get_experiment(experiment.experiment_id).tags
@@ -258,14 +258,14 @@ def test_the_experiment_opens_on_the_comparison(project: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "status"), [(KeyboardInterrupt, "KILLED"), (SystemExit, "KILLED"), (RuntimeError, "FAILED")]
 )
-def test_a_fault_ends_the_run_as_such(project: Path, fault: type[BaseException], status: str) -> None:
+def test_fault_ends_the_run_as_such(project: Path, fault: type[BaseException], status: str) -> None:
     run = tracking.start(f"fault-{status}", {}, TAGS)
     with pytest.raises(fault), run:
         raise fault
     assert client(project).get_run(run.run_id).info.status == status
 
 
-def test_a_server_that_does_not_answer_is_a_fault_that_passes(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_that_does_not_answer_is_a_fault_that_passes(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with pytest.raises(MlflowException) as refusal:
@@ -276,7 +276,7 @@ def test_a_server_that_does_not_answer_is_a_fault_that_passes(project: Path, mon
     assert "secret" not in str(passing)
 
 
-def test_a_locked_database_is_a_fault_that_passes(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locked_database_is_a_fault_that_passes(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Locked by another process for longer than MLflow waits, which is shortened here."""
     run = tracking.start("locked-seed0", {}, TAGS)
     monkeypatch.setattr("sqlalchemy.sql.text", lambda text: TextClause(text.replace("20000", "10")))
@@ -307,7 +307,7 @@ def test_dvc_root_and_subfolders_lead_to_the_same_store(
     ("agent", "rows_of", "said"),
     [(None, None, None), ("calm", None, None), ("web", None, False), ("calm", "web", False)],
 )
-def test_a_run_says_that_an_agent_does_not_repeat_itself(
+def test_run_says_that_an_agent_does_not_repeat_itself(
     agent: str | None, rows_of: str | None, said: bool | None
 ) -> None:
     params = load(ROOT / "params.yaml")
@@ -324,8 +324,8 @@ def test_a_run_says_that_an_agent_does_not_repeat_itself(
 
 def test_run_params_name_the_ablation() -> None:
     params = load(ROOT / "params.yaml")
-    shown = {name: tracking.run_params(name, params, params.run(RunId(name))) for name in params.runs}
-    columns = {name: (row["algorithm"], row["loss_mask"], row["advantage_mask"]) for name, row in shown.items()}
+    parameters = {name: tracking.run_params(name, params, params.run(RunId(name))) for name in params.runs}
+    columns = {name: (row["algorithm"], row["loss_mask"], row["advantage_mask"]) for name, row in parameters.items()}
     expected = {
         "ppo": ("gae", True, True),
         "ppo_no_advantage_mask": ("gae", True, False),
@@ -334,14 +334,16 @@ def test_run_params_name_the_ablation() -> None:
         "grpo_no_loss_mask": ("grpo", False, "whitening+critic"),
     }
     assert expected.items() <= columns.items()
-    assert not any(name.startswith(("credit.estimator", "credit.loss_mask")) for name in shown["ppo"]), "said twice"
-    assert shown["grpo"]["variant"] == "grpo"
+    assert not any(name.startswith(("credit.estimator", "credit.loss_mask")) for name in parameters["ppo"]), (
+        "said twice"
+    )
+    assert parameters["grpo"]["variant"] == "grpo"
     beside = params.model_copy(update={"places": params.places.model_copy(update={"scale": "lake"})})
     assert tracking.run_params("grpo", beside, params.run(RunId("grpo")))["variant"] == "grpo-lake"
     assert tracking.untrained_params("random", beside)["variant"] == "random-lake"
     assert tracking.untrained_params("agent_r1-lake-v1", beside)["variant"] == "agent_r1-lake-v1", "said once"
-    assert shown["grpo"]["rollout.samples"] == 8
-    assert shown["ppo"]["env.top_k"] == params.env.top_k
+    assert parameters["grpo"]["rollout.samples"] == 8
+    assert parameters["ppo"]["env.top_k"] == params.env.top_k
 
 
 def git(*arguments: str) -> str:
@@ -366,7 +368,7 @@ def test_provenance_names_commit_and_data(tmp_path: Path, monkeypatch: pytest.Mo
     assert tracking.provenance("atlas")["git_commit"] == f"{commit}+changes"
 
 
-def test_a_project_of_another_owner_has_no_commit_which_is_said_once_with_gits_remedy(
+def test_project_of_another_owner_has_no_commit_which_is_said_once_with_gits_remedy(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     needs_root()

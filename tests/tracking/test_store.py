@@ -24,7 +24,7 @@ from agent_r1.tracking.store import mendable_fault, open_store, require_store
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_copied_project_writes_at_home_and_leaves_the_original_as_it_was(
+def test_copied_project_writes_at_home_and_leaves_the_original_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original, copied = tmp_path / "the original_%", tmp_path / "copy"
@@ -42,7 +42,7 @@ def test_a_copied_project_writes_at_home_and_leaves_the_original_as_it_was(
     client.create_experiment("elsewhere", (tmp_path / "elsewhere").as_uri())
     assert require_store() == str(original / ".tracking/mlflow.db")
     shutil.copytree(original, copied)
-    before = sha256(original)
+    hash_before = sha256(original)
 
     monkeypatch.chdir(copied)
     assert f"came from {original} and keeps here" in require_store()
@@ -58,7 +58,7 @@ def test_a_copied_project_writes_at_home_and_leaves_the_original_as_it_was(
     assert (page.read_text(), (original / page).read_text()) == ("the copy's", "the original's")
     elsewhere = moved.get_experiment_by_name("elsewhere")
     assert elsewhere.artifact_location == (tmp_path / "elsewhere").as_uri()
-    assert sha256(original) == before
+    assert sha256(original) == hash_before
 
 
 KILLED = """
@@ -94,17 +94,17 @@ print(client.create_run(experiment).info.experiment_id)
 
 
 @pytest.mark.slow  # MLflow makes a store three times
-def test_a_kill_while_the_store_is_made_leaves_none(tmp_path: Path) -> None:
+def test_kill_while_the_store_is_made_leaves_none(tmp_path: Path) -> None:
     """In a migration that copies a table, and when all of them are through."""
     shutil.copy(ROOT / "params.yaml", tmp_path)
     (tmp_path / ".tracking").mkdir()
     (tmp_path / ".tracking/mlflow.db-journal").write_bytes(b"of a store that was removed")
     command = [sys.executable, "-c", KILLED, "850", "rename"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
-    assert done.stdout == "1\n", done.stderr
-    kept = sorted(path.name for path in (tmp_path / ".tracking").iterdir())
-    assert kept[:2] == [".lock", "mlflow.db"]
-    assert [name[:18] for name in kept[2:]] == ["mlflow.db-journal-"], "moved aside, as SQLite would read it"
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert process.stdout == "1\n", process.stderr
+    names = sorted(path.name for path in (tmp_path / ".tracking").iterdir())
+    assert names[:2] == [".lock", "mlflow.db"]
+    assert [name[:18] for name in names[2:]] == ["mlflow.db-journal-"], "moved aside, as SQLite would read it"
     assert (tmp_path / ".tracking/mlflow.db").stat().st_mode & 0o777 == 0o600
 
 
@@ -124,26 +124,26 @@ def typed(message: object, *expected: str) -> str:
     return str(command)
 
 
-def test_a_store_that_a_kill_left_half_made_is_moved_away_by_the_command_that_the_message_names(
+def test_store_that_a_kill_left_half_made_is_moved_away_by_the_command_that_the_message_names(
     project: Path, lay_store: Callable[[Path], None]
 ) -> None:
     """As MLflow itself leaves it: a table of a migration that did not end is in the way of the next."""
     file = project / ".tracking/mlflow.db"
-    whole = file.rename(project / "whole")
+    moved_file = file.rename(project / "whole")
     with closing(sqlite3.connect(file)) as half, half:
         half.execute("CREATE TABLE _alembic_tmp_trace_tags (key TEXT)")
     with pytest.raises(OperationalError) as refusal:
         open_store()
-    told = mendable_fault(refusal.value)
-    assert isinstance(told, ValueError), "which ends with 1: nobody need try again"
-    assert "(table _alembic_tmp_trace_tags already exists)" in str(told)
-    subprocess.run(typed(told, "damaged"), shell=True, check=True)
+    fault = mendable_fault(refusal.value)
+    assert isinstance(fault, ValueError), "which ends with 1: nobody need try again"
+    assert "(table _alembic_tmp_trace_tags already exists)" in str(fault)
+    subprocess.run(typed(fault, "damaged"), shell=True, check=True)
     assert not file.exists()
-    whole.rename(file)
+    moved_file.rename(file)
     assert (project / ".tracking/damaged/mlflow.db").exists()
 
 
-def test_a_renamed_experiment_goes_on_and_a_deleted_one_names_its_way_back(
+def test_renamed_experiment_goes_on_and_a_deleted_one_names_its_way_back(
     project: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tracking.start("ppo-seed0", {"variant": "ppo"}, {})
@@ -153,8 +153,8 @@ def test_a_renamed_experiment_goes_on_and_a_deleted_one_names_its_way_back(
         variable, *words = shlex.split(typed(message, *expected))
         with monkeypatch.context() as typing:
             typing.setenv(*variable.split("=", 1))
-            done = CliRunner().invoke(mlflow.cli.cli, words[1:], catch_exceptions=False)
-        assert done.exit_code == 0
+            result = CliRunner().invoke(mlflow.cli.cli, words[1:], catch_exceptions=False)
+        assert result.exit_code == 0
 
     client.rename_experiment(experiment, "a neighbour's")
     assert open_store()[1] == experiment
@@ -178,15 +178,15 @@ def test_a_renamed_experiment_goes_on_and_a_deleted_one_names_its_way_back(
 
 
 @pytest.mark.parametrize("fault", [AssertionError(), sqlite3.IntegrityError("UNIQUE constraint failed")])
-def test_a_fault_of_the_project_keeps_its_traceback(fault: Exception) -> None:
+def test_fault_of_the_project_keeps_its_traceback(fault: Exception) -> None:
     assert mendable_fault(fault) is None
 
 
-def test_a_store_that_was_removed_while_it_was_in_use_is_named(project: Path) -> None:
+def test_store_that_was_removed_while_it_was_in_use_is_named(project: Path) -> None:
     run = tracking.start("ppo-seed0", {"variant": "ppo"}, {})
     shutil.rmtree(project / ".tracking")
     with pytest.raises(MlflowException) as refusal:
         run.log({"rollout/em": 0.5}, step=0)
-    told = mendable_fault(refusal.value)
-    assert isinstance(told, ValueError)
-    assert str(told).startswith(f"{project}/.tracking/mlflow.db was removed while it was in use")
+    fault = mendable_fault(refusal.value)
+    assert isinstance(fault, ValueError)
+    assert str(fault).startswith(f"{project}/.tracking/mlflow.db was removed while it was in use")

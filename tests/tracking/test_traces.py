@@ -50,7 +50,7 @@ def traces(run: tracking.Run) -> list[Trace]:
     return list(client.search_traces(locations=[experiment], run_id=run.run_id))
 
 
-def test_a_trace_tells_what_the_agent_did(run: tracking.Run) -> None:
+def test_trace_has_steps_calls_and_rewards(run: tracking.Run) -> None:
     assert tracking.log_traces(run.run_id, [episode()], decode) == 1
     [trace] = traces(run)
     tags = {"trajectory_id": "3/q/0", "question_id": "q", "iteration": "3", "when": "training", "outcome": "answered"}
@@ -70,9 +70,9 @@ def test_a_trace_tells_what_the_agent_did(run: tracking.Run) -> None:
     seconds = {name: (int(span.end_time_ns or 0) - int(span.start_time_ns or 0)) / 1e9 for name, span in spans.items()}
     assert seconds == {"episode": 1.25, "step 1": 0.75, "search": 0.25, "step 2": 0.5}
     assert spans["search"].end_time_ns == spans["step 1"].end_time_ns == spans["step 2"].start_time_ns
-    given = {each.name: each.value for each in trace.info.assessments or []}
+    assessments = {assessment.name: assessment.value for assessment in trace.info.assessments or []}
     rewards = {"return": 1.5, "right": True, "em": 1.0, "progress": 1.0, "no_answer": 0.0}
-    assert given == {"gold answers": ["Tesk"], **rewards}
+    assert assessments == {"gold answers": ["Tesk"], **rewards}
     assert "MLFLOW_TRACKING_URI" not in os.environ, "the store of the process is left as it was"
     assert (trace.info.request_preview, trace.info.response_preview) == ("Where?", "Tesk"), "as MLflow's list shows it"
     assert (trace.info.state, trace.info.trace_metadata["mlflow.trace.session"]) == ("OK", "q"), "right, of question q"
@@ -85,12 +85,12 @@ def test_samples_of_a_question_are_a_session_whose_states_say_right_or_wrong(run
     tracking.log_traces(
         run.run_id, [right, dataclasses.replace(right, trajectory=wrong, totals=np.zeros(1), parts={})], decode
     )
-    shown = {trace.info.tags["trajectory_id"]: trace.info for trace in traces(run)}
-    assert {name: str(info.state) for name, info in shown.items()} == {"3/q/0": "OK", "3/q/1": "ERROR"}
-    assert {info.trace_metadata["mlflow.trace.session"] for info in shown.values()} == {"q"}
+    infos = {trace.info.tags["trajectory_id"]: trace.info for trace in traces(run)}
+    assert {name: str(info.state) for name, info in infos.items()} == {"3/q/0": "OK", "3/q/1": "ERROR"}
+    assert {info.trace_metadata["mlflow.trace.session"] for info in infos.values()} == {"q"}
 
 
-def test_a_step_that_an_earlier_version_stored_lasts_as_long_as_its_tool(run: tracking.Run) -> None:
+def test_step_that_an_earlier_version_stored_lasts_as_long_as_its_tool(run: tracking.Run) -> None:
     played = episode()
     steps = [dataclasses.replace(step, duration_s=0.0) for step in played.trajectory.steps]
     played = dataclasses.replace(played, trajectory=dataclasses.replace(played.trajectory, steps=steps))
@@ -98,15 +98,18 @@ def test_a_step_that_an_earlier_version_stored_lasts_as_long_as_its_tool(run: tr
     assert traces(run)[0].info.execution_duration == 250
 
 
-def test_an_episode_that_was_not_trained_on_has_no_rewards(run: tracking.Run) -> None:
+def test_episode_that_was_not_trained_on_has_no_rewards(run: tracking.Run) -> None:
     played = episode()
     assert tracking.log_traces(run.run_id, [Rewarded("test", played.question, played.trajectory)], decode) == 1
     [trace] = traces(run)
-    assert {each.name: each.value for each in trace.info.assessments or []} == {"gold answers": ["Tesk"], "right": True}
+    assert {assessment.name: assessment.value for assessment in trace.info.assessments or []} == {
+        "gold answers": ["Tesk"],
+        "right": True,
+    }
     assert not any("reward" in span.attributes for span in trace.data.spans)
 
 
-def test_a_call_that_failed_is_an_error(run: tracking.Run) -> None:
+def test_call_that_failed_is_an_error(run: tracking.Run) -> None:
     tracking.log_traces(run.run_id, [episode(status=CallStatus.TIMEOUT)], decode)
     [trace] = traces(run)
     status = {span.name: span.status.status_code for span in trace.data.spans}

@@ -41,6 +41,10 @@ def test_a_fit_model_has_a_row_for_each_fact(folder: Path) -> None:
     edited(folder, "generation_config.json", eos_token_id=[marks["<|endoftext|>"], marks["<|im_end|>"]])
     rows = findings(folder)
     assert {found.status for found in rows.values()} == {OK}
+    assert (
+        rows["family"].message
+        == "Qwen2.5, a vocabulary of 388 tokens, layers of full_attention, contexts can be packed"
+    )
     assert rows["window"].message == "reads 512 tokens at once, env.max_tokens is 512"
     count, *stored, train, _ = rows["weights"].message.split()
     assert (count, " ".join(stored).replace("torch.", "")) == (train, "weights, stored in float32;")

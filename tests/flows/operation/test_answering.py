@@ -51,8 +51,8 @@ def project(small_project: Path, inside: Inside, tmp_path_factory: pytest.TempPa
         trained = registry.find("models:/agent_r1/1").descriptor
         taught = Path("outputs/train/taught/checkpoint/policy")
         teach(settings, taught)
-        told = dataclasses.replace(trained, label="taught", policy=str(taught), policy_hash=sha256(taught))
-        champion = registry.register(told, files=[*LOADED.iterdir(), Path("params.yaml")])
+        descriptor = dataclasses.replace(trained, label="taught", policy=str(taught), policy_hash=sha256(taught))
+        champion = registry.register(descriptor, files=[*LOADED.iterdir(), Path("params.yaml")])
         registry.promote(champion, expected=None)
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)  # put back in the end
         mlflow.set_tracking_uri(f"sqlite:///{folder}/.tracking/mlflow.db")  # sets the variable, too
@@ -73,10 +73,10 @@ def teach(settings: Params, policy: Path) -> None:
     with Shared(settings.env, index) as shared:
         attempts = attempts_at(read_rows(places.questions, Question)[:1], shared)
         sampler = ScriptedSampler([[*searches, "<answer>Tesk</answer>"]], chat)
-        shown = collect(sampler, chat, attempts, shared, seed=0)
+        rows = collect(sampler, chat, attempts, shared, seed=0)
     model = AutoModelForCausalLM.from_pretrained(start)
     changes = {"batch_size": 4, "steps": 60, "learning_rate": 3e-3}
-    fit(model, Lessons.of(shown * 4, [], 0.0), settings.warm_start.model_copy(update=changes))
+    fit(model, Lessons.of(rows * 4, [], 0.0), settings.warm_start.model_copy(update=changes))
     model.save_pretrained(policy)
     tokenizer.save_pretrained(policy)
 
@@ -98,15 +98,15 @@ def request(question: str) -> dict[str, Any]:
 def require_same(response: dict[str, Any], views: list[StepView]) -> None:
     items = response["output"]
     calls = [call for view in views for call in view.step.calls]
-    told = [text for view in views for text in view.observations]
-    assert [(each["name"], each["arguments"]) for each in items if each["type"] == "function_call"] == [
+    observations = [text for view in views for text in view.observations]
+    assert [(item["name"], item["arguments"]) for item in items if item["type"] == "function_call"] == [
         (call.tool, call.arguments) for call in calls
     ]
-    assert [each["output"] for each in items if each["type"] == "function_call_output"] == told
+    assert [item["output"] for item in items if item["type"] == "function_call_output"] == observations
     assert items[-1]["content"][0]["text"] == views[-1].answer
 
 
-def test_a_loaded_champion_answers_with_two_searches_as_chat_does(
+def test_loaded_champion_answers_with_two_searches_as_chat_does(
     project: Path, chatted: tuple[str, list[StepView]]
 ) -> None:
     question, views = chatted
@@ -117,7 +117,7 @@ def test_a_loaded_champion_answers_with_two_searches_as_chat_does(
             model.predict({"input": messages})
 
 
-def test_a_served_champion_answers_as_chat_does(
+def test_served_champion_answers_as_chat_does(
     project: Path, chatted: tuple[str, list[StepView]], free_port: FreePort
 ) -> None:
     question, views = chatted
@@ -143,7 +143,7 @@ def test_a_served_champion_answers_as_chat_does(
         process.wait()
 
 
-def test_a_versions_artifact_is_small_and_describes_itself(project: Path) -> None:
+def test_versions_artifact_is_small_and_describes_itself(project: Path) -> None:
     model = Model.load(CHAMPION)
     assert model.mlflow_version == mlflow.__version__
     assert model.signature == ModelSignature(RESPONSES_AGENT_INPUT_SCHEMA, RESPONSES_AGENT_OUTPUT_SCHEMA)
@@ -154,7 +154,7 @@ def test_a_versions_artifact_is_small_and_describes_itself(project: Path) -> Non
     assert f"mlflow=={mlflow.__version__}" in (folder / "requirements.txt").read_text()
 
 
-def test_a_champion_whose_folder_is_missing_names_it_and_the_remedy(project: Path) -> None:
+def test_champion_whose_folder_is_missing_names_it_and_the_remedy(project: Path) -> None:
     policy = Path(registry.find(CHAMPION).descriptor.policy)
     policy.rename(policy.with_name("elsewhere"))
     try:
@@ -164,7 +164,7 @@ def test_a_champion_whose_folder_is_missing_names_it_and_the_remedy(project: Pat
         policy.with_name("elsewhere").rename(policy)
 
 
-def test_a_version_of_the_registry_loads_in_no_other_folder(
+def test_version_of_the_registry_loads_in_no_other_folder(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -43,14 +43,13 @@ from agent_r1.tracking.registry import Version
 from flows.operation.deploy import CRASH_DETECTION, deploy
 from flows.operation.deployments import _decide, expired, training
 from flows.operation.doctor import prefect
-from flows.operation.lineage import trees
+from flows.operation.lineage import lineage
 from flows.operation.promote import PROMOTION
 from flows.operation.serving import POOL, require_server
 from flows.pipeline import IterationsDone
 from tests.answering import Heard, answering
 from tests.cases import tables
 from tests.fixtures import ROOT, Inside, WriteParams
-from tests.flows.conftest import PATIENCE_S
 
 CONTENT = yaml.safe_load((ROOT / "prefect.yaml").read_text())
 DEPLOYMENTS: dict[str, dict[str, Any]] = {each["name"]: each for each in CONTENT["deployments"]}
@@ -78,16 +77,16 @@ def parameters(deployment: dict[str, Any]) -> set[str]:
 
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)
-def test_a_deployment_is_a_flow_with_its_parameters(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_deployment_is_a_flow_with_its_parameters(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(ROOT)
     loaded = load_flow_from_entrypoint(DEPLOYMENTS[name]["entrypoint"], use_placeholder_flow=False)
-    taken = loaded.parameters.properties
-    assert parameters(DEPLOYMENTS[name]) <= set(taken)
+    properties = loaded.parameters.properties
+    assert parameters(DEPLOYMENTS[name]) <= set(properties)
     if {"schedules", "triggers"} & set(DEPLOYMENTS[name]):  # nobody is there to be asked
         assert set(loaded.parameters.required) <= parameters(DEPLOYMENTS[name])
 
 
-def test_a_server_that_answers_is_accepted_and_takes_a_flow(prefect_api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_that_answers_is_accepted_and_takes_a_flow(prefect_api: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_URL", prefect_api)
     require_server(prefect_api)
     assert prefect() == f"a flow went through {prefect_api}"
@@ -109,11 +108,11 @@ def client(deployed: None) -> Iterator[SyncPrefectClient]:
 
 
 def on_the_server(client: SyncPrefectClient) -> tuple[set[str], list[str]]:
-    names = {found.name for found in client.read_deployments()}
-    return names, [str(found.id) for found in client.read_automations_by_name(CRASH_DETECTION.name)]
+    names = {entry.name for entry in client.read_deployments()}
+    return names, [str(entry.id) for entry in client.read_automations_by_name(CRASH_DETECTION.name)]
 
 
-def test_deploying_again_after_a_restart_closes_what_was_left_and_changes_nothing_else(
+def test_deploying_after_restart_closes_unfinished_runs_alone(
     client: SyncPrefectClient,
 ) -> None:
     names, detectors = on_the_server(client)
@@ -140,31 +139,33 @@ def test_deploying_again_after_a_restart_closes_what_was_left_and_changes_nothin
     assert client.read_flow_run(run.id).state_name == "Crashed"
 
 
-def test_the_page_on_notifications_has_an_automation_made_that_keeps_the_address_secret(
+def test_page_on_notifications_has_an_automation_made_that_keeps_the_address_secret(
     client: SyncPrefectClient, prefect_api: str, tmp_path: Path
 ) -> None:
     """With a webhook of one's own in place of Slack's."""
     [commands] = re.findall(r"```\n(.*?)```", (ROOT / "docs/notifications.md").read_text(), re.DOTALL)
-    heard = SimpleQueue[Heard]()
+    requests = SimpleQueue[Heard]()
 
     def typed(text: str) -> str:
         environment = {**os.environ, "PREFECT_API_URL": prefect_api, "PATH": f"{SCRIPTS}:{os.environ['PATH']}"}
-        done = subprocess.run(["bash", "-e", "-c", text], cwd=tmp_path, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        process = subprocess.run(
+            ["bash", "-e", "-c", text], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert process.returncode == 0, process.stdout + process.stderr
+        return process.stdout
 
-    with answering(lambda told: (heard.put(told), (200, b""))[1]) as url:
+    with answering(lambda told: (requests.put(told), (200, b""))[1]) as url:
         address: dict[str, Any] = {"url": f"{url}/{{{{where}}}}", "secrets": {"where": SECRET}}
-        said = {"text": "{{subject}}; {{body}}"}
-        CustomWebhookNotificationBlock(name="team", json_data=said, **address).save("team", _sync=True)
-        shown = typed(commands.replace("slack-webhook", "custom-webhook"))
-        shown += typed("prefect block inspect custom-webhook/team; prefect automation inspect 'tell the team'")
+        body = {"text": "{{subject}}; {{body}}"}
+        CustomWebhookNotificationBlock(name="team", json_data=body, **address).save("team", _sync=True)
+        output = typed(commands.replace("slack-webhook", "custom-webhook"))
+        output += typed("prefect block inspect custom-webhook/team; prefect automation inspect 'tell the team'")
         training = client.read_deployment_by_name("training/training")
         run = client.create_flow_run_from_deployment(training.id, parameters={"run": "ppo"}, name="ppo")
         client.set_flow_run_state(run.id, Failed(name="Invalid", message="overrides of ppo"), force=True)
-        told = heard.get(timeout=PATIENCE_S)
-    assert "Created automation 'tell the team'" in shown
-    assert SECRET not in shown + (tmp_path / "notify.yaml").read_text()
+        told = requests.get(timeout=300)
+    assert "Created automation 'tell the team'" in output
+    assert SECRET not in output + (tmp_path / "notify.yaml").read_text()
     assert told.path == f"/{SECRET}"
     assert re.fullmatch(rf"ppo: Invalid; overrides of ppo http://\S+{run.id}", told.body["text"])
 
@@ -179,7 +180,7 @@ def test_training_whose_overrides_change_nothing_is_invalid(
     assert "overrides of ppo: iterations is 2 already" in state.message
 
 
-def test_a_promotion_that_may_ask_is_a_run_of_its_own(
+def test_promotion_that_may_ask_is_a_run_of_its_own(
     client: SyncPrefectClient,
     tmp_path: Path,
     write_params: WriteParams,
@@ -192,8 +193,8 @@ def test_a_promotion_that_may_ask_is_a_run_of_its_own(
         challenger = register_descriptor("b" * 64)
         assert [*_decide([challenger], asking=True)] == ["agent_r1-v2 is decided in a run of its own"]
     promotion = client.read_deployment_by_name("promote/promote")
-    ours = FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=[promotion.id]))
-    [run] = client.read_flow_runs(flow_run_filter=ours)
+    promotion_runs = FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=[promotion.id]))
+    [run] = client.read_flow_runs(flow_run_filter=promotion_runs)
     assert (run.parameters, run.parent_task_run_id) == ({"challenger": "models:/agent_r1/2"}, None)
 
 
@@ -207,9 +208,9 @@ def test_of_the_nights_that_waited_for_the_worker_one_runs_and_none_of_a_paused_
     by_hand = client.create_flow_run_from_deployment(nightly.id)
 
     def nights() -> list[FlowRun]:
-        ours = FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=[nightly.id]))
-        found = client.read_flow_runs(flow_run_filter=ours, sort=FlowRunSort.EXPECTED_START_TIME_ASC)
-        return [run for run in found if run.auto_scheduled]
+        nightly_runs = FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=[nightly.id]))
+        runs = client.read_flow_runs(flow_run_filter=nightly_runs, sort=FlowRunSort.EXPECTED_START_TIME_ASC)
+        return [run for run in runs if run.auto_scheduled]
 
     first = nights()[0]
     monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", str(nightly.id))
@@ -241,7 +242,7 @@ def project(tmp_path: Path, small_project: Path, write_params: WriteParams, lay_
     return folder
 
 
-def test_the_iterations_of_a_training_are_shown_now_and_then_and_no_dead_server_is_waited_for(
+def test_iterations_of_a_training_are_shown_now_and_then_and_no_dead_server_is_waited_for(
     prefect_api: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flows.pipeline.NEWS_S", 0.5)
@@ -266,11 +267,11 @@ def test_the_iterations_of_a_training_are_shown_now_and_then_and_no_dead_server_
 
 def artifacts(prefix: str) -> dict[str, str]:
     with get_client(sync_client=True) as client:
-        found = client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(like_=f"{prefix}%")))
-    return {str(artifact.key): str(artifact.data) for artifact in found}
+        stored = client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(like_=f"{prefix}%")))
+    return {str(artifact.key): str(artifact.data) for artifact in stored}
 
 
-def test_a_training_shows_its_scores_and_its_model_leads_to_its_trajectories(
+def test_training_shows_its_scores_and_its_model_leads_to_its_trajectories(
     prefect_api: str, project: Path, start: Any, inside: Inside
 ) -> None:
     folder = project / load(project / "params.yaml").places.training(RunId.parse(LABEL))
@@ -286,15 +287,15 @@ def test_a_training_shows_its_scores_and_its_model_leads_to_its_trajectories(
     assert float(artifacts("progress-train-ppo-")[f"progress-train-{LABEL.replace('-seed', '-')}"]) == 100
     run_id = (folder / "mlflow_run_id").read_text()
     assert f"/#/runs/{run_id}" in artifacts("mlflow-ppo-")[f"mlflow-{LABEL}"]
-    shown = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db").get_run(run_id)
-    assert (shown.info.run_name, json.loads(shown.data.tags["overrides"])) == (LABEL, FURTHER)
-    assert shown.data.params["credit.lam"] == "0.5"
+    tracked = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db").get_run(run_id)
+    assert (tracked.info.run_name, json.loads(tracked.data.tags["overrides"])) == (LABEL, FURTHER)
+    assert tracked.data.params["credit.lam"] == "0.5"
 
     trajectories = sha256(folder / "trajectories")
     shutil.rmtree(folder)
     console = Console(width=300, file=io.StringIO(), record=True)
     with inside(project):
-        console.print(*trees(LABEL))
+        console.print(lineage(LABEL))
         [line] = [line for line in console.export_text().splitlines() if "get them" in line]
         command = shlex.split(line.partition("get them ")[2])
         subprocess.run([sys.executable, "-m", *command], check=True)

@@ -46,7 +46,7 @@ def project(tmp_path: Path, write_params: WriteParams, monkeypatch: pytest.Monke
     return folder
 
 
-def test_a_model_has_one_table_and_one_verdict(
+def test_model_has_one_table_and_one_verdict(
     project: Path,
     tiny_model: Path,
     write_params: WriteParams,
@@ -91,14 +91,14 @@ def add_remote(project: Path, **settings: str) -> None:
         (TimeoutError("no answer"), Finding(WARNING, "no answer", "ask again once nothing else runs here")),
     ],
 )
-def test_a_fault_of_a_check_is_a_finding_with_a_remedy(fault: Exception, finding: Finding) -> None:
+def test_fault_of_a_check_is_a_finding_with_a_remedy(fault: Exception, finding: Finding) -> None:
     def check() -> str:
         raise fault
 
     assert finding_of(check) == finding
 
 
-def test_the_command_fails_where_anything_failed(tmp_path: Path, write_params: WriteParams, start: Start) -> None:
+def test_command_fails_where_anything_failed(tmp_path: Path, write_params: WriteParams, start: Start) -> None:
     write_params(tmp_path, {})
     good = start("-m", "flows", "doctor", "versions", "parameters", COLUMNS="200")
     output, errors = good.communicate()
@@ -115,14 +115,14 @@ def test_the_command_fails_where_anything_failed(tmp_path: Path, write_params: W
 
 
 @cases("there, status, message")
-def test_versions(there: dict[str, str], status: str, message: str) -> None:
+def test_versions_are_held_against_requirements_and_pins(there: dict[str, str], status: str, message: str) -> None:
     compared = finding_of(
         lambda: compare_versions(["prefect>=3.7.7", "sqlalchemy>=2.0,<2.1"], ["prefect==3.7.7", "ruff==1"], there)
     )
     assert (compared.status, compared.message) == (status, message)
 
 
-def test_what_is_installed_and_what_params_say(project: Path) -> None:
+def test_installed_packages_and_params_are_checked(project: Path) -> None:
     assert found("versions").status != FAILED
     assert found("gpu") == Finding(OK, "none here; the CPU samples and learns")
     assert found("parameters").status == OK
@@ -138,13 +138,15 @@ def test_what_is_installed_and_what_params_say(project: Path) -> None:
 
 
 @cases("disk, checkpoints, memory, status, message")
-def test_room_against_the_runs(disk: float, checkpoints: list[float], memory: float, status: str, message: str) -> None:
+def test_room_is_held_against_runs(
+    disk: float, checkpoints: list[float], memory: float, status: str, message: str
+) -> None:
     """On disk: a reserve of 1 GiB, two checkpoints of every run, and a third of the largest: 1 + 2 * 6 + 4."""
     compared = finding_of(lambda: compare_room(disk, checkpoints, memory, 3.5))
     assert (compared.status, compared.message.startswith(message)) == (status, True)
 
 
-def test_an_engine_samples_does_not_start_or_hangs(
+def test_engine_samples_does_not_start_or_hangs(
     project: Path, write_params: WriteParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_params(project, {"engine": {"kind": "transformers"}})
@@ -165,7 +167,7 @@ def test_an_engine_samples_does_not_start_or_hangs(
     assert "no answer within 4 s" in found("engine").message, "vLLM may compile there first"
 
 
-def test_servers_that_are_down(
+def test_servers_that_are_down_are_a_failure(
     project: Path, write_params: WriteParams, free_port: FreePort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"http://127.0.0.1:{free_port()}"
@@ -185,7 +187,7 @@ def test_servers_that_are_down(
         (lambda file: file.write_bytes(b"half a page" * 1000), "{file} cannot be used", "move it away"),
     ],
 )
-def test_a_store(project: Path, spoil: Callable[[Path], None], message: str, remedy: str) -> None:
+def test_store_is_checked(project: Path, spoil: Callable[[Path], None], message: str, remedy: str) -> None:
     """Each is a store that this process has not opened yet: MLflow looks at a schema once."""
     file = project / ".tracking/mlflow.db"
     spoil(file)
@@ -195,7 +197,7 @@ def test_a_store(project: Path, spoil: Callable[[Path], None], message: str, rem
     assert (opened.status == OK) == (remedy == "")
 
 
-def test_versions_that_the_store_lacks(project: Path, register_descriptor: Callable[..., Any]) -> None:
+def test_versions_that_store_lacks_are_a_warning(project: Path, register_descriptor: Callable[..., Any]) -> None:
     assert found("registered").status == OK
     for file, policy in (("register/ppo.json", "a" * 64), ("ablations/register/ppo-seed3.json", "b" * 64)):
         (project / "outputs" / file).parent.mkdir(parents=True)
@@ -207,7 +209,9 @@ def test_versions_that_the_store_lacks(project: Path, register_descriptor: Calla
     assert found("registered").remedy == "agent-r1 register ablations/ppo-seed3"
 
 
-def test_where_a_bare_dvc_unpickles(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_of_dvcs_pickles_that_others_may_write_to_is_a_warning(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AGENT_R1_LOCKS", str(tmp_path / "locks"))
     monkeypatch.setenv("DVC_GLOBAL_CONFIG_DIR", str(tmp_path / "global"))
     monkeypatch.delenv("DVC_SITE_CACHE_DIR")
@@ -223,13 +227,13 @@ def test_where_a_bare_dvc_unpickles(project: Path, tmp_path: Path, monkeypatch: 
     assert found("dvc_cache").status == WARNING
 
 
-def test_no_remote(project: Path) -> None:
+def test_missing_remote_is_a_warning(project: Path) -> None:
     refused = found("dvc")
     assert (refused.status, "there is no remote" in refused.message) == (WARNING, True)
     assert "dvc remote add -d storage URL" in refused.remedy
 
 
-def test_a_remote_on_a_disk_that_is_not_mounted_or_not_verified(project: Path, tmp_path: Path) -> None:
+def test_remote_that_is_not_mounted_or_verified_is_a_warning(project: Path, tmp_path: Path) -> None:
     add_remote(project, url=str(tmp_path / "storage"))
     assert found("dvc").message.endswith("storage, which does not exist")
     (tmp_path / "storage").mkdir()
@@ -239,7 +243,9 @@ def test_a_remote_on_a_disk_that_is_not_mounted_or_not_verified(project: Path, t
     assert found("dvc").message.endswith("answers; 0 files wait for `dvc push`")
 
 
-def test_a_remote_that_does_not_answer(project: Path, free_port: FreePort, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remote_that_does_not_answer_is_a_failure(
+    project: Path, free_port: FreePort, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     (project / "data").write_text("rows")
@@ -250,7 +256,7 @@ def test_a_remote_that_does_not_answer(project: Path, free_port: FreePort, monke
     assert "cannot be used: unexpected error - Could not connect to the endpoint URL" in refused.message
 
 
-def test_the_code_of_another_clone_is_noticed_and_that_of_an_overlays_folder_is_the_projects(project: Path) -> None:
+def test_code_of_another_clone_is_noticed_and_that_of_an_overlays_folder_is_the_projects(project: Path) -> None:
     assert found("code") == Finding(OK, f"of {ROOT}"), "a project without code of its own"
     (project / "agent_r1").symlink_to(ROOT / "agent_r1")
     assert found("code").status == OK

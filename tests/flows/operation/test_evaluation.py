@@ -91,7 +91,7 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     return asked
 
 
-def test_the_champion_is_held_against_the_time_before(version: Version, in_process: None, project: Path) -> None:
+def test_champion_is_compared_with_its_earlier_evaluation(version: Version, in_process: None, project: Path) -> None:
     crown("ppo")
     evaluation()
     [first] = HOME.iterdir()
@@ -121,7 +121,7 @@ def test_the_champion_is_held_against_the_time_before(version: Version, in_proce
     assert not (project / "outputs/evaluate").exists()  # nothing that the report stage depends on
 
 
-def test_a_challenger_is_evaluated_on_one_data_set_without_a_champion_and_without_a_page(
+def test_challenger_is_evaluated_on_one_data_set_without_a_champion_and_without_a_page(
     version: Version, caplog: pytest.LogCaptureFixture, pages: list[tuple[str, ...]]
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -135,7 +135,7 @@ def test_a_challenger_is_evaluated_on_one_data_set_without_a_champion_and_withou
     assert "ppo has no new page of its trajectories: stage view failed" in caplog.text
 
 
-def test_a_page_shows_the_same_questions_before_and_after_training(
+def test_page_shows_the_same_questions_before_and_after_training(
     ppo: Path, in_process: None, project: Path, lay_dvc: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where only a training has been made so far, and nobody has evaluated what it started from."""
@@ -161,7 +161,7 @@ def test_a_page_shows_the_same_questions_before_and_after_training(
     assert all(before.question is after.question for before, after in pairs)
 
 
-def test_a_policy_that_has_gone_fails_the_evaluation(version: Version, in_process: None) -> None:
+def test_policy_that_has_gone_fails_the_evaluation(version: Version, in_process: None) -> None:
     shutil.rmtree(POLICY)
     with pytest.raises(ValueError, match=r"the policy of models:/agent_r1/1 .* has gone"):
         evaluation([version.reference])
@@ -169,6 +169,6 @@ def test_a_policy_that_has_gone_fails_the_evaluation(version: Version, in_proces
 
 
 @cases("models, dataset, message")
-def test_what_cannot_be_evaluated_is_refused(models: list[str] | None, dataset: str | None, message: str) -> None:
+def test_unknown_model_or_data_set_is_refused(models: list[str] | None, dataset: str | None, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         evaluation(models, dataset)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from flows.operation.export import require_pushable
+from tests.cases import cases
 
 TOKEN = "hf_secret"
 ROOT = Path(__file__).parents[3]
@@ -104,14 +105,8 @@ def test_folder_is_committed_with_its_card_and_a_refusal_names_the_remedy_and_no
     assert TOKEN not in ended.stderr
 
 
-@pytest.mark.parametrize(
-    ("token", "name", "message"),
-    [
-        ("", "me/agent", "there is no HF_TOKEN to push to me/agent with; set it to a token that may write there"),
-        (TOKEN, "me/../agent", "'me/../agent' names no repository of the Hub; give ORG/NAME"),
-    ],
-)
-def test_without_token_or_name_nothing_is_pushed(
+@cases("token, name, message")
+def test_push_without_token_or_name_is_refused(
     token: str, name: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", token)

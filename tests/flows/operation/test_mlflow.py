@@ -138,7 +138,7 @@ def test_no_file_is_read_or_written_outside_of_the_artifacts(
     assert (keys / "key").read_text() == "secret"
 
 
-def test_only_who_sends_the_password_gets_an_answer(mlflow_server: tuple[str, str], project: Path) -> None:
+def test_request_without_password_is_refused(mlflow_server: tuple[str, str], project: Path) -> None:
     url, password = mlflow_server
     page, own = f"{url}/{AJAX}/server-info", knowing(password)[-1]
     for headers in (
@@ -173,14 +173,14 @@ print("traces", len(client.search_traces(locations=[run.info.experiment_id])))
 """
 
 
-def test_a_client_with_the_password_reads_and_writes(mlflow_server: tuple[str, str], project: Path) -> None:
+def test_client_with_the_password_reads_and_writes(mlflow_server: tuple[str, str], project: Path) -> None:
     url, password = mlflow_server
     run_id = (project / "run_id").read_text()
-    told = {"MLFLOW_TRACKING_URI": url, "MLFLOW_TRACKING_USERNAME": "me", "MLFLOW_TRACKING_PASSWORD": password}
-    command, environment = [sys.executable, "-c", CLIENT.format(run=run_id)], {**os.environ, **told}
-    asked = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert asked.returncode == 0, asked.stderr
-    assert re.search(r"'seen': 1.0.*note.txt\ntraces [1-9]", asked.stdout)
+    variables = {"MLFLOW_TRACKING_URI": url, "MLFLOW_TRACKING_USERNAME": "me", "MLFLOW_TRACKING_PASSWORD": password}
+    command, environment = [sys.executable, "-c", CLIENT.format(run=run_id)], {**os.environ, **variables}
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    assert re.search(r"'seen': 1.0.*note.txt\ntraces [1-9]", process.stdout)
 
 
 def test_nobody_gets_the_port_while_the_server_starts(project: Path, free_port: FreePort) -> None:
@@ -219,13 +219,15 @@ for method, path in sorted(routes):
 def test_every_route_of_mlflow_is_offered_or_refused_by_decision(tmp_path: Path) -> None:
     """A version of MLflow with another route needs a line in the file, and perhaps one in `ROUTES`."""
     environment = {**os.environ, "_MLFLOW_SERVER_FILE_STORE": f"sqlite:///{tmp_path}/mlflow.db"}
-    told = subprocess.run([sys.executable, "-c", ROUTED], env=environment, capture_output=True, text=True, check=True)
-    found = told.stdout.splitlines()
-    decided = [f"{'offered' if ROUTES.fullmatch(line.split()[1]) else 'refused'} {line}" for line in found]
+    process = subprocess.run(
+        [sys.executable, "-c", ROUTED], env=environment, capture_output=True, text=True, check=True
+    )
+    routes = process.stdout.splitlines()
+    decided = [f"{'offered' if ROUTES.fullmatch(line.split()[1]) else 'refused'} {line}" for line in routes]
     assert decided == DECIDED.read_text().splitlines()
     assert not [
         line
-        for line in found
+        for line in routes
         if re.search("assistant|gateway|jobs|webhooks|upload|mlflow-artifacts", line)
         and ROUTES.fullmatch(line.split()[1])
     ]

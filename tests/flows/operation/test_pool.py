@@ -84,10 +84,10 @@ def client(lead: Path) -> Iterator[SyncPrefectClient]:
 
 def errands(client: SyncPrefectClient) -> list[FlowRun]:
     deployment = client.read_deployment_by_name(f"errand/{NAME}").id
-    found = client.read_flow_runs(
+    runs = client.read_flow_runs(
         flow_run_filter=FlowRunFilter.model_validate({"deployment_id": {"any_": [deployment]}})
     )
-    return sorted(found, key=lambda run: str(run.created))
+    return sorted(runs, key=lambda run: str(run.created))
 
 
 class Watched(SideBySide):
@@ -127,7 +127,7 @@ def test_without_a_worker_the_stage_waits_and_then_fails_and_stays_in_the_queue(
     assert len(errands(client)) == len(waiting)  # the same one
 
 
-def test_an_errand_that_may_work_later_is_sent_again(client: SyncPrefectClient) -> None:
+def test_errand_that_may_work_later_is_sent_again(client: SyncPrefectClient) -> None:
     for ended in (Crashed(message="gone"), Failed(name=UNAVAILABLE, message="on host: no remote")):
         with pytest.raises(StageUnavailable, match=f"train@a of pool {NAME} is {ended.name}, {ended.message}"):
             ask(client, Running(), ended)
@@ -137,7 +137,7 @@ def test_an_errand_that_may_work_later_is_sent_again(client: SyncPrefectClient) 
     assert [run.state_name for run in errands(client)[-3:]] == ["Crashed", UNAVAILABLE, "Failed"]
 
 
-def test_an_interrupt_leaves_the_stage_to_the_pool(client: SyncPrefectClient) -> None:
+def test_interrupt_leaves_the_stage_to_the_pool(client: SyncPrefectClient) -> None:
     beside = Watched()
     beside.over.set()
     with pytest.raises(StageFailed, match=f"train@a stays with pool {NAME}; the same command waits for it"):
@@ -146,9 +146,7 @@ def test_an_interrupt_leaves_the_stage_to_the_pool(client: SyncPrefectClient) ->
 
 
 @pytest.mark.parametrize("outs", [{"../a": "0" * 32}, {"trained/a": "\x1b[2J"}])
-def test_an_answer_that_lies_is_refused_before_anything_is_written(
-    client: SyncPrefectClient, outs: dict[str, Any]
-) -> None:
+def test_false_answer_of_worker_is_refused_before_any_write(client: SyncPrefectClient, outs: dict[str, Any]) -> None:
     before = Path("dvc.lock").read_bytes()
     with pytest.raises(StageFailed, match=r"trained/a comes with no hash of DVC's but .*; delete its flow") as refused:
         ask(client, Completed(), outs=outs)
@@ -156,7 +154,7 @@ def test_an_answer_that_lies_is_refused_before_anything_is_written(
     assert Path("dvc.lock").read_bytes() == before
 
 
-def test_a_stage_that_changed_here_meanwhile_is_not_taken_over(
+def test_stage_that_changed_here_meanwhile_is_not_taken_over(
     client: SyncPrefectClient, write_params: WriteParams
 ) -> None:
     def answer(_: str) -> None:
@@ -167,15 +165,15 @@ def test_a_stage_that_changed_here_meanwhile_is_not_taken_over(
         Pool(NAME, 300.0).make(STAGE, {"prepare"}, Watched(answer))
 
 
-def test_a_worker_makes_the_stage_once_and_refuses_what_is_not_of_its_clone(
+def test_worker_makes_stage_once_and_refuses_stages_of_other_clones(
     client: SyncPrefectClient, lead: Path, monkeypatch: pytest.MonkeyPatch, write_params: WriteParams
 ) -> None:
     shutil.copytree(lead, lead.with_name("one"), ignore=shutil.ignore_patterns("cache", "prepared.txt", "dvc.lock"))
     with pytest.raises(StageFailed, match="Cancelled"):
         ask(client, Cancelled())
-    asked = errands(client)[-1].parameters
+    parameters = errands(client)[-1].parameters
     monkeypatch.chdir(lead.with_name("one"))
-    state = errand(**asked, return_state=True)
+    state = errand(**parameters, return_state=True)
     assert state.is_completed(), state
     assert not out_of_date(STAGE)
     monkeypatch.chdir(lead)
@@ -185,19 +183,19 @@ def test_a_worker_makes_the_stage_once_and_refuses_what_is_not_of_its_clone(
     monkeypatch.chdir(lead.with_name("one"))
 
     with pytest.raises(ValueError, match=r"on .* has no stage 'rm -rf ~' for a pool"):
-        errand(**asked | {"stage": "rm -rf ~"})
+        errand(**parameters | {"stage": "rm -rf ~"})
     with pytest.raises(ValueError, match="has no stage 'prepare' for a pool"):
-        errand(**asked | {"stage": "prepare"})
+        errand(**parameters | {"stage": "prepare"})
     with pytest.raises(ValueError, match=r"prepared\.txt comes with no hash of DVC's but None"):
-        errand(**asked | {"inputs": {}})
+        errand(**parameters | {"inputs": {}})
     write_params(Path(), {"evaluate": {"seed": 77}})
     lock = Path("dvc.lock").read_bytes()
     with pytest.raises(ValueError, match=r"evaluate\.seed \d+ -> 77; bring both clones"):
-        errand(**asked)
+        errand(**parameters)
     assert Path("dvc.lock").read_bytes() == lock
 
 
-def test_a_run_chooses_no_command_and_the_pool_has_no_limit(client: SyncPrefectClient) -> None:
+def test_run_chooses_no_command_and_the_pool_has_no_limit(client: SyncPrefectClient) -> None:
     pool = client.read_work_pool(NAME)
     assert pool.concurrency_limit is None
     assert pool.base_job_template["job_configuration"] == {"env": {}, "stream_output": True, "working_dir": "."}
@@ -214,7 +212,7 @@ def assert_nothing_is_chosen(client: SyncPrefectClient, pool: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["docker", "kubernetes"])
-def test_a_pool_of_containers_makes_stages_in_the_image_alone(client: SyncPrefectClient, kind: str) -> None:
+def test_pool_of_containers_makes_stages_in_the_image_alone(client: SyncPrefectClient, kind: str) -> None:
     """A second time with another image, and a template of the operator's."""
     pool = f"{kind}-{NAME}"
     offer_containers(pool, kind, "registry/agent_r1:1a", None)
@@ -243,15 +241,13 @@ def test_a_pool_of_containers_makes_stages_in_the_image_alone(client: SyncPrefec
         offer_containers(NAME, kind, "registry/agent_r1:1a", None)
 
 
-def test_a_password_of_mlflows_gets_into_no_pool(client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_password_of_mlflows_gets_into_no_pool(client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@127.0.0.1:1")
     with pytest.raises(ValueError, match="MLFLOW_TRACKING_URI has a password"):
         offer_containers(f"secret-{NAME}", "docker", "agent_r1", None)
 
 
-def test_clones_that_could_not_share_what_they_make_are_refused(
-    client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clones_without_shared_storage_are_refused(client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"no pool 'other' with workers; start one .* `agent-r1 worker --pool other`"):
         Pool("other", 300.0)
     for name in ("agent_r1", "a b", ""):

@@ -18,6 +18,7 @@ from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Outpaced, Version
 from flows.operation.promote import PROMOTION, crown, gate, measure, promote_here
 from flows.policies import policy_of, version_of
+from tests.cases import cases
 from tests.fixtures import Inside, WriteParams
 from tests.flows.operation.evaluations import ASKED, write_evaluation
 
@@ -47,10 +48,10 @@ class Evaluations:
 
     def __call__(self, arguments: Sequence[str]) -> None:
         reference, *options = arguments
-        given = dict(zip(options[::2], options[1::2], strict=True))
+        options_given = dict(zip(options[::2], options[1::2], strict=True))
         version = registry.find(reference)
-        self.asked.append([version.reference, *(given[key] for key in given if key == "--dataset")])
-        write_evaluation(Path(given["--into"]), version, self.right[version.number])
+        self.asked.append([version.reference, *(options_given[key] for key in options_given if key == "--dataset")])
+        write_evaluation(Path(options_given["--into"]), version, self.right[version.number])
 
 
 @pytest.fixture
@@ -64,11 +65,11 @@ def challenger(champion: Version, register: Register) -> Version:
 
 
 def current() -> int:
-    found = registry.champion()
-    return found.number
+    champion = registry.champion()
+    return champion.number
 
 
-def test_the_better_one_takes_the_place_and_its_run_says_why(
+def test_better_challenger_becomes_champion_and_its_run_says_why(
     champion: Version, challenger: Version, project: Path
 ) -> None:
     decision = gate(challenger.reference, Evaluations({1: EQUAL, 2: BETTER}))
@@ -83,7 +84,7 @@ def test_the_better_one_takes_the_place_and_its_run_says_why(
     assert "| right in agent_r1-v2 alone | 15 |" in mlflow.artifacts.load_text(f"{folder}/decision.md")
 
 
-def test_a_scale_decides_about_its_own_and_about_what_was_registered_before_it_had_a_name(
+def test_gate_takes_versions_of_its_scale_and_of_before_scales(
     challenger: Version, project: Path, write_params: WriteParams
 ) -> None:
     write_params(project, {"places": {"scale": "lake"}})
@@ -102,7 +103,7 @@ def test_a_scale_decides_about_its_own_and_about_what_was_registered_before_it_h
             asks(own[1].reference, load())
 
 
-def test_an_equal_one_is_refused_with_the_numbers_and_that_is_no_error(
+def test_equal_challenger_is_refused_with_numbers_and_without_error(
     champion: Version,
     challenger: Version,
     project: Path,
@@ -111,25 +112,17 @@ def test_an_equal_one_is_refused_with_the_numbers_and_that_is_no_error(
 ) -> None:
     monkeypatch.setattr("flows.operation.promote._run_evaluate", Evaluations({1: EQUAL, 2: EQUAL}))
     promote_here(challenger.reference)
-    said = " ".join(capsys.readouterr().out.split())
-    assert "agent_r1-v2 is refused against agent_r1-v1: the lower bound -0.036 of the difference is not above" in said
-    assert "success of agent_r1-v1" in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert "agent_r1-v2 is refused against agent_r1-v1: the lower bound -0.036 of the difference is not above" in output
+    assert "success of agent_r1-v1" in output
     assert current() == 1
     client = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db")
     assert client.get_run(challenger.descriptor.mlflow_run_id).data.tags["promotion"] == "refused"
 
 
-@pytest.mark.parametrize(
-    ("stored", "right", "asked"),
-    [
-        ({EARLIER: (1, EQUAL, {})}, EQUAL, [2]),
-        ({EARLIER: (1, EQUAL, {"index": "older"})}, BETTER, [2, 1]),
-        ({"evaluate/run_b": (2, BETTER, {}), "evaluate/run_a": (1, EQUAL, {"policy": "of a later one"})}, EQUAL, [1]),
-    ],
-    ids=["of the version", "under an older configuration", "of the run, where it is of this policy"],
-)
-def test_a_stored_evaluation_serves_if_it_was_measured_alike(
-    champion: Version, challenger: Version, stored: dict[str, tuple[int, int, Any]], right: int, asked: list[int]
+@cases("stored, right, asked")
+def test_stored_evaluation_serves_if_it_was_measured_alike(
+    champion: Version, challenger: Version, stored: dict[str, list[Any]], right: int, asked: list[int]
 ) -> None:
     for folder, (number, found, hashes) in stored.items():
         version = champion if number == 1 else challenger
@@ -141,7 +134,7 @@ def test_a_stored_evaluation_serves_if_it_was_measured_alike(
     assert evaluations.asked == [[f"models:/agent_r1/{number}"] for number in asked]
 
 
-def test_a_champion_that_was_replaced_meanwhile_is_not_replaced_by_what_it_was_not_compared_with(
+def test_new_champion_is_not_replaced_by_challenger_of_the_old_one(
     champion: Version, challenger: Version, project: Path, register: Register
 ) -> None:
     other = register("c")
@@ -180,7 +173,7 @@ def test_one_process_at_a_time_of_a_prefect_server_moves_the_champion(
     assert (taken, current()) == ([1], 2)
 
 
-def test_the_first_champion_is_named_by_an_explicit_command_alone(
+def test_first_champion_is_named_by_an_explicit_command_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], register: Register
 ) -> None:
     version = register("a")
@@ -196,7 +189,7 @@ def test_the_first_champion_is_named_by_an_explicit_command_alone(
     assert current() == 1
 
 
-def test_a_failed_evaluation_leaves_nothing_and_older_ones_are_removed(
+def test_failed_evaluation_leaves_nothing_and_older_ones_are_removed(
     champion: Version, project: Path, write_params: WriteParams
 ) -> None:
     write_params(project, {"evaluate": {"history_kept": 3}})
@@ -210,21 +203,21 @@ def test_a_failed_evaluation_leaves_nothing_and_older_ones_are_removed(
         measure(champion, "atlas", load(), fail)
     assert list(home.iterdir()) == []
     evaluations = Evaluations({1: EQUAL})
-    made = [measure(champion, "atlas", load(), evaluations) for _ in range(5)]
-    assert sorted(home.iterdir()) == made[-3:] == sorted(made)[-3:]
+    folders = [measure(champion, "atlas", load(), evaluations) for _ in range(5)]
+    assert sorted(home.iterdir()) == folders[-3:] == sorted(folders)[-3:]
     assert evaluations.asked[0] == ["models:/agent_r1/1", "atlas"]
     assert latest_folder(champion, load().places) is None  # of all data sets there is none
 
 
-def test_what_a_killed_evaluation_left_is_removed_and_not_taken_over(champion: Version) -> None:
-    left: list[Path] = []
+def test_rest_of_killed_evaluation_is_removed(champion: Version) -> None:
+    folders: list[Path] = []
 
     def killed(arguments: Sequence[str]) -> None:
-        left.append(Path(arguments[-1]))
+        folders.append(Path(arguments[-1]))
 
     with pytest.raises(FileNotFoundError):  # it wrote nothing
         measure(champion, None, load(), killed)
-    write_text(left[0] / "scores.json", "{}")
+    write_text(folders[0] / "scores.json", "{}")
     finished = measure(champion, None, load(), Evaluations({1: EQUAL}))
     assert list(finished.parent.iterdir()) == [finished]
     assert not (finished / "scores.json").exists()

@@ -100,7 +100,7 @@ def test_dvc_keeps_one_copy_of_a_policy(project: Path, register: Register) -> No
     assert (POLICY / "model.safetensors").stat().st_mode & 0o200  # still the training's own, to be written
 
 
-def test_a_policy_is_brought_back_after_its_folder_was_trained_again(project: Path, register: Register) -> None:
+def test_policy_is_brought_back_after_its_folder_was_trained_again(project: Path, register: Register) -> None:
     first = register()
     assert found_for(first) == POLICY
     write_policy(POLICY, "second")
@@ -130,7 +130,7 @@ def test_mlflow_alone_is_enough_to_find_the_copy(
     assert sha256(found_for(version)) == version.descriptor.policy_hash
 
 
-def test_what_is_pushed_serves_a_clone_that_knows_the_registry_alone(
+def test_pushed_policy_serves_clone_with_registry_alone(
     project: Path, register: Register, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     model = register(keeps_training=True).descriptor
@@ -146,7 +146,7 @@ def test_what_is_pushed_serves_a_clone_that_knows_the_registry_alone(
 
 
 @pytest.mark.parametrize("held_by", ["remote", "cache"])
-def test_a_listing_that_leads_out_of_its_folder_is_refused_before_dvc_follows_it(
+def test_listing_that_leads_out_of_its_folder_is_refused_before_dvc_follows_it(
     project: Path, register: Register, tmp_path_factory: pytest.TempPathFactory, held_by: str
 ) -> None:
     """The attack as DVC itself takes it, with `verify`: the same listing under the same name."""
@@ -173,7 +173,7 @@ def test_a_listing_that_leads_out_of_its_folder_is_refused_before_dvc_follows_it
 
 
 @cases("listing")
-def test_a_listing_of_its_very_name_holds_files_of_its_folder_alone(project: Path, listing: object) -> None:
+def test_listing_of_its_very_name_holds_files_of_its_folder_alone(project: Path, listing: object) -> None:
     """Whoever writes registry and remote both gives the hash as well."""
     text = json.dumps(listing)
     md5 = f"{hashlib.md5(text.encode()).hexdigest()}.dir"
@@ -182,7 +182,7 @@ def test_a_listing_of_its_very_name_holds_files_of_its_folder_alone(project: Pat
         require_listing(md5)
 
 
-def test_a_push_that_fails_is_a_warning_with_the_remedy(
+def test_push_that_fails_is_a_warning_with_the_remedy(
     project: Path, register: Register, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = register().descriptor
@@ -198,7 +198,7 @@ def test_a_push_that_fails_is_a_warning_with_the_remedy(
     assert registry.versions()
 
 
-def test_a_descriptor_of_the_registry_names_no_file_that_is_written(
+def test_descriptor_of_the_registry_names_no_file_that_is_written(
     project: Path, register: Register, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What a Makefile says that runs at the next `make`, in place of DVC's hash of the copy."""
@@ -216,7 +216,7 @@ def test_a_descriptor_of_the_registry_names_no_file_that_is_written(
     assert f"{reference} is skipped: dvc_hash: " in caplog.text
 
 
-def test_a_policy_that_has_gone_is_refused(project: Path, register: Register) -> None:
+def test_policy_that_has_gone_is_refused(project: Path, register: Register) -> None:
     version = register()
     shutil.rmtree(".dvc/cache")
     forget(version)
@@ -241,7 +241,7 @@ def test_without_dvc_only_the_folder_itself_serves(tmp_path: Path, inside: Insid
             found_for(version)
 
 
-def test_a_policy_is_kept_while_dvc_runs_the_stage(project: Path) -> None:
+def test_policy_is_kept_while_dvc_runs_the_stage(project: Path) -> None:
     """DVC holds no lock that `dvc add` needs while it runs a stage's command."""
     code = "from pathlib import Path; from flows.operation.register import keep; "
     code += f"Path('hash').write_text(keep(Path('{POLICY}'), Path('models/ppo-1234.dvc')))"
@@ -251,7 +251,7 @@ def test_a_policy_is_kept_while_dvc_runs_the_stage(project: Path) -> None:
     assert yaml.safe_load(Path("models/ppo-1234.dvc").read_text())["outs"][0]["md5"] == Path("hash").read_text()
 
 
-def test_a_label_means_what_the_trainings_folder_holds(project: Path, register: Register) -> None:
+def test_label_means_what_the_trainings_folder_holds(project: Path, register: Register) -> None:
     first = register()
     write_policy(POLICY, "second")
     second = register()
@@ -265,7 +265,7 @@ def test_a_label_means_what_the_trainings_folder_holds(project: Path, register: 
     assert version_of("ppo", load()) == second
 
 
-def test_a_label_is_that_of_a_folder_or_of_a_version_or_refused(project: Path, register: Register) -> None:
+def test_label_is_that_of_a_folder_or_of_a_version_or_refused(project: Path, register: Register) -> None:
     """`--seed 0` is what `ppo` has anyway: another seed's folder with the same policy is the same version."""
     with pytest.raises(ValueError, match="there is no registered model 'grpo'; the registry is empty"):
         version_of("grpo", load())
@@ -280,7 +280,7 @@ def test_a_label_is_that_of_a_folder_or_of_a_version_or_refused(project: Path, r
     ("iterations", "message"),
     [(2, "is at iteration 2 of 3; train it to its end"), (3, "are not merged yet; start the")],
 )
-def test_what_is_not_finished_is_not_registered(
+def test_unfinished_training_is_not_registered(
     project: Path, ppo: Path, write_params: WriteParams, iterations: int, message: str
 ) -> None:
     """Of adapters the weights that they are merged into are the last to come."""

@@ -85,7 +85,7 @@ def use(settings: dict[str, str], project: Path) -> None:
         config.write(written)
 
 
-def test_a_bare_pull_brings_all_and_knows_no_sweep_that_was_not_trained(tmp_path: Path) -> None:
+def test_bare_pull_brings_all_and_knows_no_sweep_that_was_not_trained(tmp_path: Path) -> None:
     project, clone = tmp_path / "project", tmp_path / "clone"
     for folder in (project, clone):
         new_project(folder)

@@ -162,31 +162,38 @@ def at_a_browser(look: Callable[[Page], str]) -> str:
         return thread.submit(started).result()
 
 
+TOAST = "[data-sonner-toast]"
+
+
 def enter(page: Page, password: str) -> None:
     """Types the password, before which the page shows nothing of what it was refused."""
-    page.locator("[class*=toast]").first.wait_for(state="attached")
-    assert not page.locator("[class*=toast]:visible").all_inner_texts()
-    page.locator("input[type=password]").fill(password)
+    field = page.locator("input[type=password]")
+    field.wait_for()
+    page.wait_for_load_state("networkidle")
+    assert not page.locator(TOAST).all_inner_texts()
+    field.fill(password)
     page.keyboard.press("Enter")
-    page.locator("input[type=password]").wait_for(state="hidden")
+    field.wait_for(state="hidden")
 
 
 def answered(page: Page, address: str, password: str, run: FlowRun) -> str:
     """Says yes on the page of a promotion that waits; gives the question."""
     page.goto(address)
     enter(page, password)
-    page.goto(f"{address}/runs/flow-run/{run.id}")
-    page.get_by_role("button", name="Resume").first.click()
-    asked = page.get_by_text("to take the place of").inner_text()
-    page.locator(".p-modal [role=switch]").first.click(force=True)
+    page.goto(f"{page.url.partition('/dashboard')[0]}/runs/flow-run/{run.id}")
+    page.locator("main button[aria-haspopup=menu]").first.click()
+    page.get_by_role("menuitem", name="Resume").click()
+    dialog = page.get_by_role("dialog")
+    asked = dialog.get_by_text("to take the place of").inner_text()
+    dialog.locator("[role=switch], [role=checkbox]").first.click()
 
     def taken() -> bool:
         """A busy server may refuse the first try, and a person presses again."""
-        page.get_by_role("button", name="Submit").click()
+        dialog.get_by_role("button", name="Resume").click()
         try:
-            page.locator(".p-modal").wait_for(state="hidden", timeout=20_000)
+            dialog.wait_for(state="hidden", timeout=20_000)
         except PlaywrightTimeout:
-            logging.warning("the page says %s", page.locator("[class*=toast]").all_inner_texts())
+            logging.warning("the page says %s", page.locator(TOAST).all_inner_texts())
             return False
         return True
 
@@ -260,7 +267,7 @@ def served(project: Path) -> Iterator[Served]:
         process.wait()
 
 
-def test_the_version_that_a_training_registered_is_evaluated_though_its_page_has_failed(served: Served) -> None:
+def test_version_that_a_training_registered_is_evaluated_though_its_page_has_failed(served: Served) -> None:
     run = served.trigger(run="ppo", seed=0)
     evaluated = wait_for(lambda: served.runs_of("evaluation/after-training"))
     assert "registered as models:/agent_r1/7" in served.ends(run)
@@ -283,7 +290,7 @@ def test_only_the_operator_gets_an_answer(served: Served) -> None:
     assert httpx.get(f"{url}/admin/version", headers=known | rebound).status_code == 400
 
 
-def test_the_password_is_its_owners_alone(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_password_is_its_owners_alone(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     file = served.folder / ".tracking/prefect/password"
     assert file.stat().st_mode & 0o777 == 0o600
     assert file.read_text() in (served.folder / "said").read_text()
@@ -302,7 +309,7 @@ def test_run_with_a_variable_of_its_own_is_refused(served: Served, chosen: dict[
         served.trigger(run="ppo", job_variables=chosen)
 
 
-def test_a_promotion_waits_for_a_yes_and_holds_nothing_and_asks_anew_about_another_champion(
+def test_promotion_waits_for_a_yes_and_holds_nothing_and_asks_anew_about_another_champion(
     served: Served, inside: Inside
 ) -> None:
     run = served.trigger("promote", challenger="models:/agent_r1/3")
@@ -334,7 +341,7 @@ def test_no_answer_is_a_no(served: Served, inside: Inside) -> None:
         assert registry.find(registry.THE_CHAMPION).number == before
 
 
-def test_a_cancel_leaves_no_process_and_frees_the_accelerator(served: Served) -> None:
+def test_cancel_leaves_no_process_and_frees_the_accelerator(served: Served) -> None:
     run = served.trigger(run="ppo", seed=1)
     stage = served.stage(1)
     served.client.set_flow_run_state(run.id, Cancelling())
@@ -343,7 +350,7 @@ def test_a_cancel_leaves_no_process_and_frees_the_accelerator(served: Served) ->
     assert not any("prefect.engine" in line for line in served.processes().values())
 
 
-def test_a_killed_worker_is_replaced_and_its_run_crashed(served: Served) -> None:
+def test_killed_worker_is_replaced_and_its_run_crashed(served: Served) -> None:
     run = served.trigger(run="ppo", seed=2)
     stage = served.stage(2)
     (worker,) = (pid for pid, line in served.processes().items() if "flows.apps worker start" in line)
@@ -354,7 +361,7 @@ def test_a_killed_worker_is_replaced_and_its_run_crashed(served: Served) -> None
     assert "the worker ended with code -9, see .tracking/prefect/worker.log" in (served.folder / "said").read_text()
 
 
-def test_a_cron_schedule_fires(served: Served) -> None:
+def test_cron_schedule_fires(served: Served) -> None:
     """One with seconds, as a sixth field: nobody waits for three in the morning."""
     path = served.folder / "prefect.yaml"
     nightly = path.read_text()
@@ -370,7 +377,7 @@ def test_a_cron_schedule_fires(served: Served) -> None:
         served.client.update_deployment_schedule(deployment.id, schedule.id, active=False)
 
 
-def test_an_interrupt_ends_everything(served: Served) -> None:
+def test_interrupt_ends_everything(served: Served) -> None:
     assert len(served.processes()) >= 4
     served.process.send_signal(signal.SIGINT)
     assert served.process.wait() == 130
@@ -385,12 +392,14 @@ def a_version(body: str) -> Iterator[str]:
         yield f"{url}/api"
 
 
-def test_a_port_in_use_is_named_with_the_remedy() -> None:
+def test_port_in_use_is_named_with_the_remedy() -> None:
     with bound() as port:
-        message = rf"port {port} of 127\.0\.0\.1 .*in use.*; end the program .* make serve MLFLOW_PORT={port + 1}"
+        message = (
+            rf"port {port} of 127\.0\.0\.1 .*in use.*; end the program .* `agent-r1 serving --mlflow-port {port + 1}`"
+        )
         with pytest.raises(ValueError, match=message):
-            claim(port, "MLFLOW_PORT")
-    claim(port, "MLFLOW_PORT").close()
+            claim(port, "mlflow")
+    claim(port, "mlflow").close()
 
 
 @pytest.mark.parametrize(
@@ -400,7 +409,7 @@ def test_a_port_in_use_is_named_with_the_remedy() -> None:
         ("<html>", " is no Prefect server; it should end in /api"),
     ],
 )
-def test_a_server_of_another_kind_or_version_is_refused(body: str, message: str) -> None:
+def test_server_of_another_kind_or_version_is_refused(body: str, message: str) -> None:
     with a_version(body) as url, pytest.raises(ValueError, match=rf"{url}{message}"):
         require_server(url)
 
@@ -415,7 +424,7 @@ def test_another_minor_version_is_taken_with_a_warning_and_a_patch_release_witho
         assert (f"is Prefect {server}, and this project has {version('prefect')}; where they" in caplog.text) == warned
 
 
-def test_a_server_that_does_not_answer_is_named() -> None:
+def test_server_that_does_not_answer_is_named() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))  # and does not listen
         url = api_on(silent.getsockname()[1])
@@ -424,7 +433,7 @@ def test_a_server_that_does_not_answer_is_named() -> None:
 
 
 @cases("environment, address")
-def test_where_a_browser_finds_mlflow(
+def test_address_of_mlflow_for_a_browser(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], address: str
 ) -> None:
     for name, value in environment.items():

@@ -93,7 +93,7 @@ def are_online() -> int:
 
 
 @pytest.mark.usefixtures("workers")
-def test_a_sweep_is_trained_by_two_clones_and_the_one_that_asked_has_it_all(clones: dict[str, Path]) -> None:
+def test_sweep_trained_by_two_clones_is_whole_in_the_clone_that_sent_it(clones: dict[str, Path]) -> None:
     ablations(POOL)
     labels = [f"a-seed{seed}" for seed in (0, 1)]
     assert Path("report.txt").read_text() == "".join(f"{label} of 1\n" for label in labels)

@@ -40,7 +40,7 @@ def hold(start: Any, wanted: str = "1", seconds: int = 600, before: str = "") ->
     return start("-c", HOLD.format(wanted=wanted, seconds=seconds, before=before))
 
 
-def test_what_optimizers_import_leaves_nothing_in_the_temporary_folder(tmp_path: Path) -> None:
+def test_imports_of_optimizers_leave_temporary_folder_empty(tmp_path: Path) -> None:
     """Others could make torch's folder there first: its name is known, and torch takes code from it."""
     code = "from flows.stage import accelerator\nwith accelerator(1):\n    import torch._dynamo.package"
     places = {"TMPDIR": tmp_path / "temporary", "AGENT_R1_LOCKS": tmp_path / "locks"}
@@ -51,7 +51,7 @@ def test_what_optimizers_import_leaves_nothing_in_the_temporary_folder(tmp_path:
     assert list(places["TMPDIR"].iterdir()) == []
 
 
-def test_the_second_process_waits_until_the_first_is_gone(start: Any) -> None:
+def test_second_process_waits_until_first_has_ended(start: Any) -> None:
     first = hold(start)
     assert first.stdout.readline() == "held \n"
     second = hold(start, seconds=0)
@@ -65,7 +65,7 @@ def test_the_second_process_waits_until_the_first_is_gone(start: Any) -> None:
     assert hold(start, seconds=0).communicate() == ("held \n", "")  # a free one is taken without a word
 
 
-def test_a_place_on_the_cpu_is_taken_by_whoever_finds_it_free(start: Any) -> None:
+def test_free_place_on_cpu_goes_to_first_process_that_looks(start: Any) -> None:
     first, second = (hold(start, "2") for _ in range(2))
     assert [each.stdout.readline() for each in (first, second)] == ["held \n"] * 2
     third = hold(start, "2", seconds=0)
@@ -76,7 +76,7 @@ def test_a_place_on_the_cpu_is_taken_by_whoever_finds_it_free(start: Any) -> Non
     assert first.poll() is None
 
 
-def test_who_wants_two_gpus_is_not_passed_by_who_wants_one(start: Any) -> None:
+def test_process_for_two_gpus_is_not_passed_by_one_for_one(start: Any) -> None:
     first = hold(start, "1, 1", before=TWO_GPUS)
     assert first.stdout.readline() == "held 0\n"
     second = hold(start, "1, 2", before=TWO_GPUS)
@@ -91,7 +91,7 @@ def test_who_wants_two_gpus_is_not_passed_by_who_wants_one(start: Any) -> None:
 
 
 @cases("named, count, wanted, seen")
-def test_gpus_are_held_by_one_stage_which_sees_no_other(
+def test_stage_holds_its_gpus_and_sees_no_others(
     named: str, count: int, wanted: int, seen: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AGENT_R1_LOCKS", str(tmp_path))
@@ -113,7 +113,7 @@ def test_gpus_are_held_by_one_stage_which_sees_no_other(
         ({"env": {"toolbox": {"gone": {"class": "no_worlds:Gone"}}}}, "module 'no_worlds' cannot be imported"),
     ],
 )
-def test_names_are_tried_before_anything_is_waited_for(
+def test_names_of_tools_are_checked_before_any_wait(
     stage: Callable[[], None], section: dict[str, Any], message: str, without_accelerator: Path
 ) -> None:
     rewrite(without_accelerator, section)
@@ -121,7 +121,7 @@ def test_names_are_tried_before_anything_is_waited_for(
         stage()
 
 
-def test_rewards_are_tried_before_anything_is_waited_for(without_accelerator: Path) -> None:
+def test_rewards_are_checked_before_any_wait(without_accelerator: Path) -> None:
     reward = {"gone": {"function": "no_rewards:gone", "weight": 1.0}}
     rewrite(without_accelerator, {"train": {"credit": {"rewards": reward}}})
     with pytest.raises(ValueError, match="module 'no_rewards' cannot be imported"):
@@ -150,7 +150,7 @@ def rewrite(file: Path, changes: dict[str, Any]) -> None:
     file.write_text(yaml.safe_dump(override(yaml.safe_load(file.read_text()), changes)))
 
 
-def test_the_locks_folder_is_the_same_from_a_terminal_cron_or_a_service(
+def test_locks_folder_is_the_same_from_a_terminal_cron_or_a_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pwd, "getpwuid", lambda _: SimpleNamespace(pw_dir=str(tmp_path)))
@@ -171,7 +171,7 @@ def open_to_all(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("put", [link, Path.touch, open_to_all])
-def test_what_another_user_could_have_put_there_is_refused_and_not_written_to(
+def test_folder_that_others_may_write_to_is_refused_and_left_alone(
     put: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(tmp_path / "locks")

@@ -130,7 +130,7 @@ def test_edits_while_a_stage_runs_are_named_and_not_recorded(project: Path, repr
     assert recorded(project, "index") is None
 
 
-def test_an_edit_of_what_a_stage_does_not_depend_on_stops_nothing(project: Path, repro: Repro) -> None:
+def test_edit_of_a_file_that_stage_does_not_read_stops_nothing(project: Path, repro: Repro) -> None:
     """One of its code leaves the record as it was, and DVC calls the stage out of date."""
     at, code = "agent_r1.data.prepare", "agent_r1/data/prepare.py"
     repro("prepare", at, ("params.yaml", "retries: 2", "retries: 3"), (VIEWER, OPENING, EDITED_OPENING))
@@ -143,7 +143,7 @@ def test_an_edit_of_what_a_stage_does_not_depend_on_stops_nothing(project: Path,
     assert json.loads(status.stdout) == {"prepare": [{"changed deps": {code: "modified"}}]}
 
 
-def test_a_finished_training_is_taken_over_once_the_edit_of_its_code_is_taken_back(project: Path, repro: Repro) -> None:
+def test_finished_training_is_taken_over_once_the_edit_of_its_code_is_taken_back(project: Path, repro: Repro) -> None:
     """It is known by the code that its process began with, though that was edited before it was hashed."""
     code, weights = project / "agent_r1/learn/losses.py", project / PPO / "checkpoint/policy/model.safetensors"
     before = code.read_text()
@@ -157,7 +157,7 @@ def test_a_finished_training_is_taken_over_once_the_edit_of_its_code_is_taken_ba
     assert recorded(project, "train@ppo")
 
 
-def test_a_stage_is_looked_up_as_dvc_resolves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stage_is_looked_up_as_dvc_resolves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parameters and dependencies of every stage of both graphs; also by a name that DVC gives from another folder."""
     for name in ("params.yaml", "dvc.yaml", "ablations/graph.yaml"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -208,7 +208,7 @@ def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_each_kind_of_edit_is_named(begun: Path) -> None:
+def test_edit_of_code_data_or_parameters_is_named(begun: Path) -> None:
     require_unedited()
     (begun / "params.yaml").write_text("search: {kind: dense, k: 1}\nplaces: {data: data}\n")
     (begun / "code/a.py").unlink()
@@ -228,7 +228,7 @@ def test_parameters_that_cannot_be_read_any_more_have_changed(begun: Path) -> No
         require_unedited()
 
 
-def test_what_leaves_the_hashes_of_dvc_alone_is_no_edit(begun: Path) -> None:
+def test_change_that_leaves_dvcs_hashes_alone_is_no_edit(begun: Path) -> None:
     """A comment, another parameter, compiled code, an ignored file, a file written anew as it was."""
     (begun / "params.yaml").write_text("# said\nsearch: {k: 1, kind: bm25}\nplaces: {data: elsewhere}\n")
     (begun / "code/__pycache__").mkdir()
@@ -238,7 +238,7 @@ def test_what_leaves_the_hashes_of_dvc_alone_is_no_edit(begun: Path) -> None:
     require_unedited()
 
 
-def test_a_stage_with_another_command_says_that_nobody_looks(
+def test_stage_with_another_command_warns_that_edits_go_unnoticed(
     begun: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert begin(monkeypatch, "index", "prepare") is None

@@ -79,7 +79,7 @@ if __name__ == "__main__":
 KEPT = f"garbage after {gc.get_threshold()[0]} objects"  # and after many more while it imports
 
 
-def test_a_stage_is_called_by_what_it_does_wherever_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_of_stage_leaves_out_where_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     def evaluate() -> None: ...
 
     given = {"run": None, "seed": 0, "sweep": "", "model": "models:/agent_r1/2", "fresh": False, "into": "outputs/x"}
@@ -89,7 +89,7 @@ def test_a_stage_is_called_by_what_it_does_wherever_it_writes(monkeypatch: pytes
 
 
 @cases("stage, environment, code, said")
-def test_an_end_has_a_code_and_says_why(
+def test_end_has_a_code_and_a_reason(
     start: Any, tmp_path: Path, stage: str, environment: dict[str, str], code: int, said: list[str]
 ) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
@@ -128,7 +128,7 @@ def test_torch_faiss_and_numpy_follow_the_knob_whatever_the_environment_says(sta
     assert json.loads(said) == [[], 1, 1, 1], "nothing is imported before it is set, and all follow it"
 
 
-def test_the_engines_process_has_a_number_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_engines_process_has_a_number_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert vllm_engine.engine_environment(1, tmp_path, {})["OMP_NUM_THREADS"] == "1"
 
@@ -146,14 +146,8 @@ print(_accelerator_getAllocatorSettings(), own.get("PYTORCH_ALLOC_CONF"), own.ge
 """
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({}, "expandable_segments:True None None"),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, "max_split_size_mb:64 None max_split_size_mb:64"),
-    ],
-)
-def test_the_learners_memory_grows_in_segments_where_the_user_asks_for_nothing_else(
+@cases("given, said")
+def test_learners_memory_grows_in_segments_where_the_user_asks_for_nothing_else(
     start: Any, given: dict[str, str], said: str
 ) -> None:
     """The older of the variable's two names comes first in torch. vLLM gets the user's own alone."""
@@ -189,11 +183,11 @@ def runs_of(name: str) -> list[FlowRun]:
 
 def completed_tasks(run: FlowRun, count: int) -> list[TaskRun]:
     """The task runs of a flow run, which the server records a moment after they happened."""
-    wanted = TaskRunFilter(flow_run_id=TaskRunFilterFlowRunId(any_=[run.id]))
+    task_filter = TaskRunFilter(flow_run_id=TaskRunFilterFlowRunId(any_=[run.id]))
     with get_client(sync_client=True) as client:
         for _ in range(100):
-            found = client.read_task_runs(task_run_filter=wanted)
-            completed = [task_run for task_run in found if task_run.state_name == "Completed"]
+            runs = client.read_task_runs(task_run_filter=task_filter)
+            completed = [task_run for task_run in runs if task_run.state_name == "Completed"]
             if len(completed) == count:
                 return completed
             time.sleep(0.1)
@@ -215,14 +209,14 @@ def test_with_a_server_the_stage_is_a_flow_and_its_parts_are_tasks(monkeypatch: 
     assert results == [[1, 4], [7], asked]
     (run,) = runs_of("toy_stage")
     assert run.name == "toy_stage ppo 3 (slow)"
-    said = {name: value for name, value in run.parameters.items() if value}
-    assert said == {"run": "ppo", "seed": 3, "into": "elsewhere"}
+    values = {name: value for name, value in run.parameters.items() if value}
+    assert values == {"run": "ppo", "seed": 3, "into": "elsewhere"}
     assert run.state_name == "Completed"
     assert {task_run.name for task_run in completed_tasks(run, 2)} == {"squared", "rolled 7"}
 
 
 @pytest.mark.usefixtures("tracked")
-def test_a_failed_stage_is_a_failed_flow_and_exit_code_1() -> None:
+def test_failed_stage_is_a_failed_flow_and_exit_code_1() -> None:
     def refusing_stage() -> None:
         raise ValueError("no such run")
 
@@ -248,7 +242,7 @@ def parent_flow() -> tuple[str, UUID]:
 @pytest.mark.parametrize(
     ("whole", "part"), [(Cancelling(), "Cancelled"), (Cancelled(), "Cancelled"), (Failed(), "Crashed")]
 )
-def test_a_stage_that_is_ended_with_a_cancelled_run_is_cancelled(
+def test_stage_that_is_ended_with_a_cancelled_run_is_cancelled(
     monkeypatch: pytest.MonkeyPatch, whole: State, part: str
 ) -> None:
     name = f"ended_stage_{part}_{whole.type.value}"

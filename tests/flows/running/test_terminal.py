@@ -16,7 +16,7 @@ from flows.terminal import SideBySide
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_how_many_episodes_are_over_is_a_line_of_a_terminal(monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> None:
+def test_count_of_episodes_is_a_line_of_a_terminal(monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> None:
     written = io.StringIO()
     monkeypatch.setattr(shown_on, "TERMINAL", Console(file=written, force_terminal=is_terminal, width=80))
     with shown_on.counted("evaluate ppo", 3) as over:
@@ -27,7 +27,7 @@ def test_how_many_episodes_are_over_is_a_line_of_a_terminal(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("is_over", [True, False], ids=["begins too late", "runs"])
-def test_the_end_of_all_ends_a_command(is_over: bool) -> None:
+def test_end_of_side_by_side_ends_command(is_over: bool) -> None:
     beside, sleep = SideBySide(), [sys.executable, "-c", "import time; time.sleep(600)"]
     if is_over:
         beside.over.set()
@@ -65,7 +65,7 @@ def test_every_stage_has_a_line_of_its_own_while_it_runs(terminal: Console) -> N
         assert "evaluate grpo" not in shown(terminal).splitlines()[-1]
 
 
-def test_above_them_a_line_says_how_many_of_the_graph_are_done(terminal: Console) -> None:
+def test_line_above_stages_counts_those_that_are_done(terminal: Console) -> None:
     with SideBySide(17) as beside, beside.line("train@ppo"):
         assert shown(terminal).splitlines()[-2].split()[1:6] == ["0", "of", "17", "stages", "done"]
         assert beside.count() == "1 of 17, 0:00:00 in all"
@@ -75,7 +75,7 @@ def test_above_them_a_line_says_how_many_of_the_graph_are_done(terminal: Console
 LONG = " ".join(["sum"] * 100)
 
 
-def test_a_pipe_cuts_no_line_and_has_the_width_that_it_is_given(
+def test_pipe_cuts_no_line_and_has_the_width_that_it_is_given(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
