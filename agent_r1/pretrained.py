@@ -59,8 +59,10 @@ def default_device() -> torch.device:
 
 def compute_dtype(name: DtypeName, device: torch.device) -> torch.dtype:
     """The precision of matrix products; `auto` is bfloat16 on CUDA and float32 elsewhere."""
-    halved = name == "bfloat16" or (name == "auto" and device.type == "cuda")
-    return torch.bfloat16 if halved else torch.float32
+    if name == "auto":
+        name = "bfloat16" if device.type == "cuda" else "float32"
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 def read_config(path: str | Path) -> PreTrainedConfig:

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 Slice = tuple[str, int, int, int]  # a whole tensor's name, the first row and column of a part of it, the part's sum
 
-_BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
+_BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 _AT_ONCE = {"cpu": 1 << 16}  # elements that are widened to 8 bytes, which a core's cache holds; elsewhere more
 
 
 def tensor_sum(tensor: Tensor, row: int = 0, column: int = 0) -> int:
-    """The sum of a float32 or bfloat16 tensor that begins at a row and column of a larger one.
+    """The sum of a tensor in a type of `_BITS` that begins at a row and column of a larger one.
 
     A vector is one column of rows; the leading dimensions of more than two are rows too. Both zeros count as one.
     """

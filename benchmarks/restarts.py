@@ -129,7 +129,7 @@ def under_a_served_agent(restarts: int) -> int:
     """How many restarts an agent outlived that is asked over HTTP."""
     with opened() as (policy, chat, shared):
         port = free_port()
-        service = Service(Agent(policy, chat, shared), "agent", 0.0)
+        service = Service(Agent(policy, chat, shared), "agent")
         server = Server(configured(service.app(), "127.0.0.1", port, Lasting))
         shared.tools(0)
         thread = threading.Thread(target=lambda: shared.run(server.serve()))

@@ -36,7 +36,7 @@ from benchmarks.stored import Row, options, show
 from benchmarks.synthetic import SHAPES as FULL
 from benchmarks.synthetic import Work, make_model, random_requests, shipped_with, trajectory_of
 
-Dtype = Literal["float32", "bfloat16"]
+Dtype = Literal["float32", "bfloat16", "float16"]
 Plant = Callable[[Path, Path, random.Random], None]  # harms the folder of new weights; it knows the one of the last
 
 MARK = "stale_head"  # a file in the folder of weights, for `benchmarks.stale_head`

@@ -67,14 +67,32 @@ def compose(base: str, name: str) -> str:
 
 def read_overlay(name: str) -> tuple[Path, dict[str, Any]]:
     """The file of an overlay, the project's own or the package's, and what it says. ValueError if there is none."""
-    files = {path.stem: path for folder in (SHIPPED / FOLDER, FOLDER) for path in folder.glob("*.yaml")}
-    files.pop(BASE.stem, None)
+    files = _files()
     if name not in files:
         raise ValueError(f"there is no overlay {name!r}{nearest(name, sorted({*files, BASE.stem}))}")
     changes = round_trip().load(files[name])
     if not isinstance(changes, dict):
         raise ValueError(f"{files[name]}: expected a mapping of what differs, found {type(changes).__name__}")
     return files[name], changes
+
+
+def of_models(changes: dict[str, Any]) -> dict[str, Params]:
+    """The parameters of each overlay that names a model, with changes, by its name."""
+    base = yaml.safe_load(_base())
+    tuple(bring_up(base))
+    overlays = {name: yaml.safe_load(path.read_text()) for name, path in sorted(_files().items())}
+    return {
+        name: validated(Params, override(override(base, overlay | {"places": {}}), changes), name)
+        for name, overlay in overlays.items()
+        if isinstance(overlay, dict) and "path" in overlay.get("model", {})
+    }
+
+
+def _files() -> dict[str, Path]:
+    """The overlays of the package and the project's own, by name."""
+    files = {path.stem: path for folder in (SHIPPED / FOLDER, FOLDER) for path in folder.glob("*.yaml")}
+    files.pop(BASE.stem, None)
+    return files
 
 
 def laid_over(base: str, changes: dict[str, Any], where: str) -> str:

@@ -61,9 +61,9 @@ class Policy:
         return settings.of(self.run) if self.run and self.run.run in settings.runs else settings
 
     def would_round(self, settings: Params) -> bool:
-        """Whether it has adapters that this machine's engines can run, and its merged weights would be in bfloat16.
+        """Whether it has adapters that this machine's engines can run, and its merged weights would not be in float32.
 
-        Merged weights in bfloat16 lose changes below half a unit in the last place. Merged weights in float32 compute
+        Merged weights in 16 bits lose changes below half a unit in the last place. Merged weights in float32 compute
         the same as the adapters, to rounding, and need no model beneath.
         """
         if settings.engine.kind == "server" or not adapter_in(Path(self.path)).is_dir():
@@ -72,7 +72,7 @@ class Policy:
 
         from agent_r1.pretrained import compute_dtype, default_device
 
-        return compute_dtype(settings.model.dtype, default_device()) is torch.bfloat16
+        return compute_dtype(settings.model.dtype, default_device()) is not torch.float32
 
     def read(self, settings: Params) -> tuple[PreTrainedTokenizerFast, Chat]:
         """Its tokenizer and its renderer; a server's model has those of the warm start.

@@ -54,7 +54,11 @@ def leading(params: LearnerParams, alike: Callable[[], Mapping[str, str]], seed:
         forget_place()
         yield ALONE
         return
-    with joined(place) as group, alive(params.silence_s, loss.notice, loss.over), loss.blamed():
+    with (
+        joined(place, copies=params.copies, defers=params.defer_reduction) as group,
+        alive(params.silence_s, loss.notice, loss.over),
+        loss.blamed(),
+    ):
         forget_place()
         require_alike(group, alike())
         group.gather([seed])
@@ -76,7 +80,10 @@ def following(params: LearnerParams, alike: Callable[[], Mapping[str, str]]) -> 
     HarmlessFormatter.label = f"rank {place.rank}: "
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    with joined(place) as group, alive(params.silence_s, _leave, threading.Event()):
+    with (
+        joined(place, copies=params.copies, defers=params.defer_reduction) as group,
+        alive(params.silence_s, _leave, threading.Event()),
+    ):
         try:
             require_alike(group, alike())  # the leader has written the files by now
             [seed, *_] = group.gather([None])

@@ -98,6 +98,10 @@ def _unfinished(settings: params.Params) -> Unfinished:
 def _write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, settings: params.Params) -> None:
     with replaced_folder(settings.places.warm_start) as fresh:
         save_merged(model, fresh)
+        if settings.model.base == "four_bit":
+            from agent_r1.learn.four_bit import round_off  # with bitsandbytes
+
+            round_off(fresh)
         tokenizer.save_pretrained(fresh)
 
 

@@ -5,7 +5,7 @@ import torch
 
 from agent_r1.weight_sums import differing, joined, sums_of, tensor_sum, wrapped
 
-DTYPES = [torch.float32, torch.bfloat16]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def matrix(dtype: torch.dtype) -> torch.Tensor:

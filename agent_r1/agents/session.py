@@ -68,28 +68,24 @@ def offered(spelled: str) -> Offered:
     request_tools, form = json.loads(spelled)
     tools = []
     arguments = {}
-    for tool in request_tools:
-        match tool:
-            case {"type": "function", "function": {"name": str(name), **fields}}:
-                schema: Any = fields.get("parameters") or {"type": "object"}
-                function = _checked(name, str(fields.get("description") or ""), schema, "tools")
-                tools.append(function.schema)
-                arguments[name] = function.check
-            case _:
-                raise Refused('tools: a tool is {"type": "function", "function": {"name": ...}}', "tools")
-    return Offered(tools, arguments, _checked("form", "", form[1], form[0]).check if form else None)
-
-
-class _Function(NamedTuple):
-    schema: dict[str, Any]
-    check: ArgumentCheck
-
-
-def _checked(name: str, description: str, schema: Any, field: str) -> _Function:
+    form_check = None
+    field = "tools"
     try:
-        return _Function(function_schema(name, description, schema), ArgumentCheck(schema))
+        for tool in request_tools:
+            match tool:
+                case {"type": "function", "function": {"name": str(name), **fields}}:
+                    schema: Any = fields.get("parameters") or {"type": "object"}
+                    tools.append(function_schema(name, str(fields.get("description") or ""), schema))
+                    arguments[name] = ArgumentCheck(schema)
+                case _:
+                    raise ValueError('a tool is {"type": "function", "function": {"name": ...}}')
+        if form:
+            field, schema = form
+            function_schema("form", "", schema)
+            form_check = ArgumentCheck(schema)
     except ValueError as fault:
         raise Refused(f"{field}: {str(fault)[:400]}", field) from None
+    return Offered(tools, arguments, form_check)
 
 
 class Position(NamedTuple):

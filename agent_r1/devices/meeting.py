@@ -62,8 +62,8 @@ def forget_place() -> None:
 
 
 @contextmanager
-def joined(place: Place, waiting: timedelta = COMPUTING) -> Iterator[Group]:
-    """The group of all ranks while the block lasts.
+def joined(place: Place, waiting: timedelta = COMPUTING, *, copies: int = 1, defers: bool = False) -> Iterator[Group]:
+    """The group of all ranks while the block lasts. `copies` and `defers` are as for `Group`.
 
     Raises ConnectionError if some do not come, this rank cannot reach all, or another program took the place of one.
     """
@@ -87,7 +87,7 @@ def joined(place: Place, waiting: timedelta = COMPUTING) -> Iterator[Group]:
     if store:
         _require_ranks(store, place, None)
         _require_ranks(store, place, host)
-    yield Group(device, host)
+    yield Group(device, host, copies=copies, defers=defers)
     dist.destroy_process_group()  # not where a rank has failed: others may be waiting in it
 
 

@@ -101,6 +101,9 @@ class Ranks:
     def let_go(self, policy: PreTrainedModel) -> None:
         """Frees the weights that `backbone` gathered, where no backward pass does."""
 
+    def reduce(self, model: nn.Module, *, last: bool) -> None:
+        """Says whether the next backward pass is the last one before an optimiser step."""
+
 
 ALONE = Ranks()
 
@@ -108,13 +111,18 @@ ALONE = Ranks()
 class Group(Ranks):
     """The ranks of one learner, each a process with a device of its own. `meeting.joined` builds it."""
 
-    def __init__(self, device: torch.device, host: dist.ProcessGroup) -> None:
-        """`host` is a group on the CPU."""
+    def __init__(self, device: torch.device, host: dist.ProcessGroup, *, copies: int = 1, defers: bool = False) -> None:
+        """`host` is a group on the CPU. Ranks next to each other share one of the `copies` of the weights.
+
+        Gradients are summed over the ranks after every backward pass or, where the group `defers`, after the last one.
+        """
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
         self._device = device
         self._host = host
-        self._mesh = init_device_mesh(device.type, (self.size,))
+        whole_mesh = init_device_mesh(device.type, (copies, self.size // copies), mesh_dim_names=("copies", "shards"))
+        self._mesh = whole_mesh if copies > 1 else whole_mesh["shards"]
+        self._defers = defers
         self._backbones = dict[PreTrainedModel, Backbone]()
 
     @property
@@ -195,6 +203,11 @@ class Group(Ranks):
 
     def let_go(self, policy: PreTrainedModel) -> None:
         cast(FSDPModule, self._backbones[policy]).reshard()
+
+    def reduce(self, model: nn.Module, *, last: bool) -> None:
+        if self._defers:
+            root = self._backbones[model] if isinstance(model, PreTrainedModel) else model
+            cast(FSDPModule, root).set_requires_gradient_sync(last)
 
 
 def _in_float32(_: nn.Module, _inputs: Any, embedded: Tensor) -> Tensor:

@@ -87,28 +87,23 @@ async def answered(
     if await unless_left(request, asyncio.wait({work}, timeout=KEEP_ALIVE_S if stream else None)) is None:
         leave()
         return Response(status_code=GONE)
+
+    async def late() -> AsyncIterator[str]:
+        try:
+            while not work.done():
+                yield ": it is acting\n\n"
+                await asyncio.wait({work}, timeout=KEEP_ALIVE_S)
+            yield str(write(work.result()))
+        except Refused as fault:
+            yield fail(fault)
+        finally:
+            if not work.done():
+                leave()
+
     if not work.done():
-        return StreamingResponse(_alive(work, write, fail, leave), media_type="text/event-stream")
+        return StreamingResponse(late(), media_type="text/event-stream")
     content = write(work.result())
     return JSONResponse(content) if isinstance(content, dict) else Response(content, media_type="text/event-stream")
-
-
-async def _alive(
-    work: asyncio.Future[T],
-    write: Callable[[T], str | dict[str, Any]],
-    fail: Callable[[Refused], str],
-    leave: Callable[[], object],
-) -> AsyncIterator[str]:
-    try:
-        while not work.done():
-            yield ": it is acting\n\n"
-            await asyncio.wait({work}, timeout=KEEP_ALIVE_S)
-        yield str(write(work.result()))
-    except Refused as fault:
-        yield fail(fault)
-    finally:
-        if not work.done():
-            leave()
 
 
 async def unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T | None:

@@ -125,7 +125,7 @@ def merged_state(model: nn.Module) -> dict[str, Tensor]:
     for name, layer in _adapted(model).items():
         weight = state[f"{name}.weight"]
         update = whole(layer.get_delta_weight(ADAPTER).detach())
-        state[f"{name}.weight"] = (whole(weight).float() + update).to("cpu", weight.dtype)
+        state[f"{name}.weight"] = (whole(weight).float().to(update.device) + update).to("cpu", weight.dtype)
     return state
 
 
@@ -257,11 +257,11 @@ def merge(folder: Path, model: str | Path, dtype: torch.dtype) -> None:
 
 
 def warn_of_rounding(settings: Params) -> None:
-    """Warns where adapters are sampled with after merging, as servers do, and bfloat16 rounds them."""
+    """Warns where adapters are sampled with after merging, as servers do, and 16 bits round them."""
     merged = settings.model.adapter is not None and settings.engine.kind == "server"
-    if merged and compute_dtype(settings.model.dtype, default_device()) is torch.bfloat16:
+    if merged and compute_dtype(settings.model.dtype, default_device()) is not torch.float32:
         logger.warning(
-            "engine.kind server samples with adapters merged into bfloat16 weights: changes below half a unit in the "
+            "engine.kind server samples with adapters merged into weights of 16 bits: changes below half a unit in the "
             "last place vanish, and at small learning rates those are most; set another engine.kind, raise "
             "train.update.learning_rate, set model.lora.rank: 0, or model.dtype: float32"
         )

@@ -127,15 +127,25 @@ def policy_pass(
     backbone = compute.ranks.backbone(policy)
     culprits = set[str]()
     for batch in micro_batches(trajectories, [row.credit.loss_mask for row in rows], compute):
+        compute.ranks.reduce(policy, last=batch.last)
         with torch.set_grad_enabled(learn), precision(compute.device, compute.dtype):
             output = output_of(policy, batch.ids, batch.mask, backbone)
         parts = [output] if whole or params.ratio != "token" else output.cut()
-        for piece, part in zip(batch.cut([len(part.chosen) for part in parts]), parts, strict=True):
+        pieces = batch.cut([len(part.chosen) for part in parts])
+        head = policy.get_output_embeddings().weight
+        rounds = learn and len(parts) > 1 and head.requires_grad and head.dtype is not torch.float32
+        total = torch.zeros_like(head, dtype=torch.float32) if rounds else None  # else each part would round the sum
+        for piece, part in zip(pieces, parts, strict=True):
             with torch.set_grad_enabled(learn), precision(compute.device, compute.dtype):
                 tokens = loss_tokens(piece, rows, *part.scores(entropy=True), params)
             terms = losses.token_losses(tokens, params)
             culprits |= not_finite_in(piece, trajectories, terms, tokens.logprobs - tokens.old_logprobs)
             yield tokens, terms
+            if total is not None:
+                total += head.grad
+                head.grad = None
+        if total is not None:
+            head.grad = total.to(head.dtype)
         if learn:
             output.join(parts)
     compute.ranks.let_go(policy)
@@ -196,11 +206,14 @@ def add_policy_gradient(
     *,
     learn: bool,
 ) -> LossTokens:
-    """The tokens of a loss, which `divisor` divides; accumulates its gradient to `learn`. Raises as `policy_pass`."""
+    """The tokens of a loss, which `divisor` divides; accumulates its gradient, scaled, to `learn`.
+
+    Raises as `policy_pass`.
+    """
     pieces = list[LossTokens]()
     for tokens, terms in policy_pass(policy, rows, params, compute, learn=learn):
         if learn:
-            ((terms * tokens.weights).sum() / divisor).backward()
+            ((terms * tokens.weights).sum() / divisor * compute.scale).backward()
         if tokens.weights.any():  # false where a rank idles
             pieces.append(tokens.detach())
     return losses.concatenate(compute.ranks.gather(pieces, LossTokens))
@@ -228,12 +241,16 @@ def mismatch(
 def add_critic_gradient(
     critic: Critic, rows: Sequence[CreditedTrajectory], tokens: int, params: CriticParams, compute: Compute
 ) -> float:
-    """Accumulates the critic's gradient of a loss over `tokens` tokens; returns the loss. Raises as `policy_pass`."""
+    """Accumulates the critic's gradient, scaled, of a loss over `tokens` tokens; returns the loss.
+
+    Raises as `policy_pass`.
+    """
     batch_losses = list[float]()
     culprits = set[str]()
     trajectories = [row.trajectory for row in rows]
     masks = [row.credit.critic_mask for row in rows]
     for batch in micro_batches(trajectories, masks, compute):
+        compute.ranks.reduce(critic, last=batch.last)
         with precision(compute.device, compute.dtype):
             values = critic(batch.ids, batch.mask)
         old_values = batch.take([row.credit.values for row in rows])
@@ -241,7 +258,7 @@ def add_critic_gradient(
         terms = losses.clipped_value_loss(values, old_values, targets, value_clip=params.value_clip)
         culprits |= not_finite_in(batch, trajectories, terms, old_values)
         loss = terms.sum() * (not batch.idle) / tokens
-        loss.backward()
+        (loss * compute.scale).backward()
         batch_losses.append(loss.item())
     require_none("critic loss", culprits, compute)
     return functools.reduce(operator.add, compute.ranks.gather(batch_losses), 0.0)  # in this order, unlike `sum`

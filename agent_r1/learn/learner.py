@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -28,8 +28,6 @@ from agent_r1.pretrained import compute_dtype, end_tokens, waiting
 from agent_r1.records import Credit, Floats32, Mask, Trajectory
 from agent_r1.seeds import derive
 from agent_r1.weight_sums import adapter_sums, sums_of
-
-MOSTLY = 0.5  # share of masked action tokens above which a warning says so
 
 logger = logging.getLogger(__name__)
 
@@ -201,16 +199,8 @@ class Learner(Models):
         teaching = [row for row in rows if row.has_gradient(self.params)]
         samples = {row.trajectory_id for row in trajectories if not row.demonstration_mask.any()}
         sampled = [row for row in rows if row.trajectory.trajectory_id in samples]
-        metrics = losses.means(steps)
-        if metrics.get("policy/importance_masked", 0.0) > MOSTLY:
-            logger.warning(
-                "train.update.importance_rule %s left %.0f %% of the action tokens out of the policy loss: compute in "
-                "another precision (model.dtype), widen its bounds, or take another rule",
-                self.params.importance_rule,
-                100 * metrics["policy/importance_masked"],
-            )
         return {
-            **metrics,
+            **losses.means(steps),
             **losses.means(critics),
             **rates,
             "update/episodes": float(sum(row.loss_tokens > 0 for row in sampled) if learn else 0),
@@ -232,7 +222,8 @@ class Learner(Models):
         if not teaching:
             return {}
         divisor = losses.normaliser([row.loss_tokens for row in rows], self.params)
-        tokens = gradients.add_policy_gradient(self.policy, teaching, divisor, self.params, self.compute, learn=learn)
+        add = partial(gradients.add_policy_gradient, self.policy, teaching, divisor, self.params, learn=learn)
+        tokens = optimizers.accumulate(add, self.policy_optimizer, divisor, self.compute)
         acted = sum(int(row.trajectory.action_mask.sum()) for row in rows)
         metrics = losses.policy_metrics(tokens, self.params, divisor, acted)
         if first and acted:
@@ -246,7 +237,8 @@ class Learner(Models):
         tokens = sum(int(row.credit.critic_mask.sum()) for row in rows)
         if self.critic is None or self.critic_optimizer is None or not tokens:
             return {}
-        loss = gradients.add_critic_gradient(self.critic, rows, tokens, self.params.critic, self.compute)
+        add = partial(gradients.add_critic_gradient, self.critic, rows, tokens, self.params.critic)
+        loss = optimizers.accumulate(add, self.critic_optimizer, tokens, self.compute)
         norm = self._take_step("critic", self.critic, self.critic_optimizer, rows)
         return {"critic/loss": loss, "critic/grad_norm": norm}
 
@@ -299,11 +291,17 @@ def _load_models(
             "model.float32_output: true has no effect: every layer computes in float32 on %s", compute.device
         )
     stored = compute.dtype if model.adapter else torch.float32
-    policy = _load_policy(path, stored, compute)
+    place = torch.device("cpu") if model.base == "four_bit" else compute.device
+    policy = _load_policy(path, stored, replace(compute, device=place))
     options = {"packed": compute.packed, "waits": compute.ranks.size > 1}
-    critic = Critic(path, stored, compute.device, **options) if with_critic else None
+    critic = Critic(path, stored, place, **options) if with_critic else None
     backbones = {"policy": policy} | ({"critic": critic.backbone} if critic else {})
     for name, backbone in backbones.items():
+        if model.base == "four_bit":
+            from agent_r1.learn.four_bit import compress  # with bitsandbytes
+
+            compress(backbone, compute.device)
+            nn.Module.to(critic or policy, compute.device)
         if model.adapter:
             adapter.attach(backbone, model.adapter, seed=derive(seed, "adapter", name))
         if model.gradient_checkpointing:

@@ -229,11 +229,9 @@ def importance_weights(log_ratio: Tensor, params: UpdateParams) -> Tensor:
     """
     if params.importance_rule == "cap":
         return torch.exp(log_ratio.clamp(max=math.log(params.importance_cap)))
-    if params.importance_rule == "mask_sequence":
-        log_ratio = log_ratio.double().sum().expand(len(log_ratio))
-    elif params.importance_rule == "mask_mean":
-        log_ratio = log_ratio.double().mean().expand(len(log_ratio))
-    weights = torch.exp(log_ratio.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)).float()
+    of_all = {"mask_sequence": log_ratio.sum(), "mask_mean": log_ratio.mean()}
+    exponent = of_all.get(params.importance_rule, log_ratio).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
+    weights = exponent.exp().expand(len(log_ratio))
     return weights * ((weights >= params.importance_floor) & (weights <= params.importance_cap))
 
 

@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 GIB = 2**30
 FLOAT32 = 4
+FOUR_BITS = 0.5 + 4 / 64  # bytes of a weight, with a scale for 64
 ADAM_STATES = 2
 LOGIT_COPIES = 3  # of a chunk at the peak, in float32: logits, logprobs, gradient
 LIBRARIES_GIB = 2.5  # of two processes: code, and on CUDA contexts and the allocator's reserve
@@ -57,19 +58,32 @@ class Demand:
     device: str = "cpu"  # kind of device
     dtype: torch.dtype = torch.float32  # of the matrix products
     adapter: LoraParams | None = None
+    four_bit: bool = False  # the layers beneath adapters
     critic: bool = False
     reference: PretrainedConfig | None = None  # the model's own lies beneath adapters already
     gradient_checkpointing: bool = False
     optimizer_offload: bool = False
     ranks: int = 1  # that shard the weights, each with a device
+    defers: bool = False  # whether ranks keep whole gradients until the last micro-batch of a step
     sampler_gib: float = 0.0  # weights and cache
     sampler_sleeps: bool = False  # during updates
 
 
-def demand_of(config: PretrainedConfig, settings: Params, run_id: RunId, device: torch.device) -> Demand:
-    """The demand of a run of params.yaml. A micro-batch holds at least one whole context."""
+def demand_of(
+    config: PretrainedConfig, settings: Params, run_id: RunId, device: torch.device, gpu_gib: float = 0.0
+) -> Demand:
+    """The demand of a run of params.yaml, where `device` is not here of a GPU with `gpu_gib`.
+
+    A ValueError refuses a micro-batch that is smaller than one context.
+    """
     run = settings.run(run_id)
     settings = settings.of(run_id)
+    tokens = run.update.max_tokens_per_microbatch
+    if tokens < settings.env.max_tokens:
+        raise ValueError(
+            f"{run_id.run}: train.update.max_tokens_per_microbatch {tokens} is below one context, env.max_tokens "
+            f"{settings.env.max_tokens}, which is computed at once; raise the first, or lower the second"
+        )
     dtype = compute_dtype(settings.model.dtype, device)
     cuda = device.type == "cuda"
     return Demand(
@@ -77,13 +91,15 @@ def demand_of(config: PretrainedConfig, settings: Params, run_id: RunId, device:
         device=device.type,
         dtype=dtype,
         adapter=settings.model.adapter,
+        four_bit=settings.model.base == "four_bit",
         critic=run.credit.needs_critic,
         reference=_reference_of(config, run),
         gradient_checkpointing=settings.model.gradient_checkpointing,
         optimizer_offload=settings.learner.optimizer_offload and cuda,
-        ranks=settings.learner.ranks,
-        tokens=max(run.update.max_tokens_per_microbatch, settings.env.max_tokens),
-        sampler_gib=_sampler_gib(config, settings, dtype, device),
+        ranks=settings.learner.ranks // settings.learner.copies,
+        defers=settings.learner.defer_reduction,
+        tokens=tokens,
+        sampler_gib=_sampler_gib(config, settings, dtype, device, gpu_gib),
         sampler_sleeps=settings.engine.kind == "vllm" and settings.engine.vllm.sleep and cuda,
     )
 
@@ -147,8 +163,13 @@ def available_gib(device: torch.device) -> float:
     return float(psutil.virtual_memory().available / GIB)
 
 
-def estimate(demand: Demand) -> dict[str, float]:
-    """GiB by purpose, at the peak of an update.
+def total_gib(demand: Demand, count: Parameters | None = None) -> float:
+    """GiB at the peak of an update, as `estimate` has them."""
+    return sum(estimate(demand, count).values())
+
+
+def estimate(demand: Demand, count: Parameters | None = None) -> dict[str, float]:
+    """GiB by purpose, at the peak of an update; `count` is of the demand's model, where it is known.
 
     Weights that train are float32, with a gradient and two Adam states of the same size. Weights beneath adapters and
     of the reference are in the compute dtype. Policy and critic take turns, so activations count once. A rank counts
@@ -156,7 +177,7 @@ def estimate(demand: Demand) -> dict[str, float]:
     gradients are added up in float32. A sleeping sampler counts only with its excess over gradients, activations and
     logits.
     """
-    count = count_parameters(demand.model, demand.adapter)
+    count = count or count_parameters(demand.model, demand.adapter)
     shape = demand.model.get_text_config()
     learners = {"policy": count.policy}
     if demand.critic:
@@ -169,6 +190,7 @@ def estimate(demand: Demand) -> dict[str, float]:
     sampler = demand.sampler_gib
     if demand.sampler_sleeps:
         gradients = sum(count.adapters or size for size in learners.values()) * FLOAT32 / demand.ranks / GIB
+        gradients += gib.get("gradients not yet reduced", 0.0)
         sampler = max(0.0, sampler - gradients - gib["activations"] - gib["logits"])
     return gib | {"sampler": sampler, "libraries": LIBRARIES_GIB}
 
@@ -177,8 +199,11 @@ def _weight_bytes(demand: Demand, count: Parameters, learners: Mapping[str, int]
     """A rank's bytes of weights, gradients and optimiser states by purpose; `learners` are the weights of a model."""
     frozen = demand.dtype.itemsize
     states = 0 if demand.optimizer_offload else ADAM_STATES
+    shape = demand.model.get_text_config()
+    layers = count.backbone - shape.vocab_size * shape.hidden_size
+    saved = demand.four_bit * layers * (frozen - FOUR_BITS)
     parts: dict[str, float] = {
-        name: (count.adapters or size) * FLOAT32 * (2 + states) + bool(count.adapters) * size * frozen
+        name: (count.adapters or size) * FLOAT32 * (2 + states) + bool(count.adapters) * (size * frozen - saved)
         for name, size in learners.items()
     }
     if demand.reference and not (demand.adapter and demand.reference is demand.model):
@@ -188,10 +213,11 @@ def _weight_bytes(demand: Demand, count: Parameters, learners: Mapping[str, int]
         parts["weights cast for matrix products"] = count.policy * frozen
     parts = {name: size / demand.ranks for name, size in parts.items()}
     if demand.ranks > 1:
-        shape = demand.model.get_text_config()
-        layer = (count.backbone - shape.vocab_size * shape.hidden_size) // shape.num_hidden_layers
+        layer = layers // shape.num_hidden_layers
         weights = count.policy - (shape.num_hidden_layers - 2) * layer  # one layer, and the next beside it
         parts["weights gathered"] = weights * (frozen if demand.adapter else frozen + FLOAT32)  # and their gradients
+    if demand.defers:
+        parts["gradients not yet reduced"] = max(count.adapters or size for size in learners.values()) * FLOAT32
     return parts
 
 
@@ -226,14 +252,17 @@ def activation_bytes(demand: Demand) -> int:
     return int(demand.tokens * (per_token + layer * demand.gradient_checkpointing))
 
 
-def _sampler_gib(config: PretrainedConfig, settings: Params, dtype: torch.dtype, device: torch.device) -> float:
-    """The memory that an engine reserves on a GPU; elsewhere its weights and the cache of one batch."""
+def _sampler_gib(
+    config: PretrainedConfig, settings: Params, dtype: torch.dtype, device: torch.device, gpu_gib: float
+) -> float:
+    """The memory that an engine reserves on a GPU, its weights at least; elsewhere these and the cache of one batch."""
     engine = settings.engine
     if engine.kind == "server":
         return 0.0
-    if engine.kind == "vllm" and device.type == "cuda":
-        return engine.vllm.gpu_memory_utilization * torch.cuda.get_device_properties(device).total_memory / GIB
     weights = count_parameters(config, None).policy * dtype.itemsize / GIB
+    if engine.kind == "vllm" and device.type == "cuda":
+        memory_gib = gpu_gib or torch.cuda.get_device_properties(device).total_memory / GIB
+        return max(engine.vllm.gpu_memory_utilization * memory_gib, weights / engine.vllm.tensor_parallel_size)
     if engine.kind == "vllm":
         processes = engine.vllm.processes(gpus=0, cores=len(os.sched_getaffinity(0)))
         return processes * (weights + engine.vllm.tensor_parallel_size * engine.vllm.cpu_cache_gib)

@@ -7,7 +7,6 @@ import json
 import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, cast
@@ -36,7 +35,7 @@ logger = logging.getLogger(__name__)
 PACKED = "agent_r1_packed"  # the name under which transformers knows the attention
 KEEP_TO_CONTEXTS = {"full_attention", "sliding_attention", *MIXERS}  # layers that take the starts of contexts
 _PROBE = "Ab 7\n\n  cd\t<x>\u00dcn\u00ef 2024's \u4e2d"  # tokenizers differ in what they do to blanks and letters
-HALVED = (torch.bfloat16, torch.float16)  # precisions of the kernel for packed contexts
+HALVED = (torch.bfloat16, torch.float16)  # precisions of autocast, and of the kernel for packed contexts
 
 
 def pack(model: PreTrainedModel) -> None:
@@ -51,7 +50,7 @@ def pack(model: PreTrainedModel) -> None:
     ids = torch.arange(24, device=model.device).reshape(2, 12) % model.config.get_text_config().vocab_size
     mask = torch.arange(12, device=model.device) < torch.tensor([[7], [12]], device=model.device)
     with torch.no_grad():
-        apart = see(model.base_model, ids, mask).last_hidden_state[:, :-1]
+        _, apart = see(model.base_model, ids, mask)
         model.set_attn_implementation(PACKED)
         fit = _keeps_apart(model, ids, mask, apart)
         if not fit and kinds & {*MIXERS}:
@@ -74,13 +73,12 @@ def _keeps_apart(model: PreTrainedModel, ids: Tensor, mask: Tensor, apart: Tenso
     def without_numbers(_: nn.Module, _inputs: Any, embedded: Tensor) -> Tensor:
         return embedded.index_fill(1, torch.arange(int(first), device=embedded.device), torch.nan)
 
-    together = see(model.base_model, ids, mask).last_hidden_state[:, :-1]
+    _, together = see(model.base_model, ids, mask)
     with model.get_input_embeddings().register_forward_hook(without_numbers):
-        second = see(model.base_model, ids, mask).last_hidden_state[1, :-1]
-    expected = apart[mask[:, 1:]].float()
+        second = see(model.base_model, ids, mask)[1][int(first) :]
     tolerance = 1e-3 if model.dtype is torch.float32 else 0.05
-    difference = together[mask[:, 1:]].float() - expected
-    return bool(second.isfinite().all() and difference.norm() <= tolerance * expected.norm())
+    difference = (together - apart).float()
+    return bool(second.isfinite().all() and difference.norm() <= tolerance * apart.float().norm())
 
 
 def _run_by_context(mixer: nn.Module) -> None:
@@ -103,14 +101,15 @@ def is_packed(config: Any) -> bool:
     return bool(config._attn_implementation == PACKED)
 
 
-def see(backbone: nn.Module, ids: Tensor, mask: Tensor, config: Any = None) -> Any:
+def see(backbone: nn.Module, ids: Tensor, mask: Tensor, config: Any = None) -> tuple[Any, Tensor]:
     """Runs a backbone on right-padded ids [B, T]; the mask [B, T] selects tokens.
 
-    The hidden states [B, T, hidden size] are right before every selected token. In packed contexts those after the last
-    one are not computed, and 0. `config` is the model's, for a backbone without one.
+    Gives its output, and the hidden states [N, hidden size] right before the selected tokens, but for a row's first.
+    Packed contexts end with the last of these. `config` is the model's, for a backbone without one.
     """
     if not is_packed(config or backbone.config):
-        return backbone(input_ids=ids, use_cache=False)
+        output = backbone(input_ids=ids, use_cache=False)
+        return output, output.last_hidden_state[:, :-1][mask[:, 1:]]
     predictors = F.pad(mask[:, 1:], (0, 1))
     needed = predictors.flip(1).cumsum(1).flip(1) > 0
     lengths = needed.sum(1)
@@ -127,10 +126,7 @@ def see(backbone: nn.Module, ids: Tensor, mask: Tensor, config: Any = None) -> A
         max_length_k=longest,
         seq_idx=contexts.repeat_interleave(lengths).unsqueeze(0),
     )
-    packed = output.last_hidden_state.squeeze(0)
-    hidden = packed.new_zeros(*ids.shape, packed.shape[-1])
-    hidden[needed] = packed
-    return replace(output, last_hidden_state=hidden)
+    return output, output.last_hidden_state.squeeze(0)[predictors[needed]]
 
 
 def attend(
@@ -192,8 +188,8 @@ AttentionInterface.register(PACKED, attend)
 
 
 def precision(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[None]:
-    """Runs matrix products in `dtype` over float32 weights: bfloat16 ones would lose steps of a small learning rate."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=dtype is torch.bfloat16)
+    """Runs matrix products in `dtype` over float32 weights: shorter ones would lose steps of a small learning rate."""
+    return torch.autocast(device.type, dtype, enabled=dtype in HALVED)
 
 
 def load_policy(
@@ -331,6 +327,7 @@ class Critic(nn.Module):
         The value at token t comes from the hidden state at t - 1. It estimates the return from the state in which token
         t is about to be emitted: V_n of credit assignment at action token t_n. At the first token it is 0.
         """
-        hidden = see(self.backbone, ids, mask).last_hidden_state
-        values = self.head(hidden[:, :-1]).squeeze(-1)
-        return nn.functional.pad(values, (1, 0))[mask]
+        _, hidden = see(self.backbone, ids, mask)
+        values = torch.zeros(ids.shape, device=ids.device)
+        values[:, 1:][mask[:, 1:]] = self.head(hidden).squeeze(-1)
+        return values[mask]

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import random
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 from torch.optim import AdamW, Optimizer
 from torch.optim.adamw import adamw as take_steps
 
-from agent_r1.devices.sharing import load_tensors, tensor_names
+from agent_r1.devices.sharing import load_tensors, tensor_names, whole
 from agent_r1.learn.adapter import trained_state
+from agent_r1.learn.scoring import Compute
 
 AdamState = dict[int, dict[str, Tensor]]  # by the number of a weight that trains
 
@@ -21,6 +27,11 @@ CRITIC = "critic."  # prefix of the names of its weights
 VERSION = "policy_version"
 TORCH_RANDOM = "random.torch"
 PYTHON_RANDOM = "random.python"
+HEADROOM = (0, 6, 12)  # powers of two by which the scale of a loss in float16 falls, one after the other
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 
 class OffloadedAdamW(AdamW):
@@ -54,6 +65,28 @@ def adamw(
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     kind = OffloadedAdamW if offload and trained[0].is_cuda else AdamW
     return kind(trained, lr=learning_rate, betas=betas, weight_decay=weight_decay, fused=True)
+
+
+def accumulate(add: Callable[[Compute], T], optimizer: Optimizer, divisor: float, compute: Compute) -> T:
+    """Accumulates a gradient by `add`, and takes the scale of its loss out again.
+
+    In float16 the gradients of tokens, which the `divisor` of a loss makes small, would vanish. The scale there is the
+    power of two next to it, which changes no other bit. A gradient that overflows is computed again with a smaller one:
+    what is left after the last is not finite. Nothing of a step is kept for the next. Elsewhere the scale is 1.
+    """
+    if compute.dtype is not torch.float16:
+        return add(compute)
+    for fall in HEADROOM:
+        optimizer.zero_grad(set_to_none=True)
+        scale = 2.0 ** (math.frexp(divisor)[1] - fall)
+        result = add(replace(compute, scale=scale))
+        gradients = [weight.grad for weight in weights(optimizer) if weight.grad is not None]
+        for gradient in gradients:
+            gradient.div_(scale)
+        if whole(get_total_norm(gradients)).isfinite():
+            break
+        logger.info("a gradient in float16 is not finite with a loss %g times its size", scale)
+    return result
 
 
 def set_rate(optimizer: Optimizer, learning_rate: float) -> None:

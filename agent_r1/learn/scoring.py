@@ -50,6 +50,7 @@ class Compute:
     dtype: torch.dtype  # of the matrix products; weights are float32
     max_tokens: int  # of a micro-batch, padding included
     packed: bool = False  # whether contexts are packed without padding
+    scale: float = 1.0  # of a loss; its gradient is divided by it
     float32_output: bool = False  # whether the output layer computes in float32 while the others use bfloat16
     ranks: Ranks = ALONE
 
@@ -80,6 +81,7 @@ class MicroBatch:
     masks: list[Mask]  # [R] of [L]
     ids: Tensor  # [B, T] int64, right-padded; no context sees another
     mask: Tensor  # [B, T] bool, false on padding
+    last: bool = True  # whether no other one follows
     idle: bool = False  # whether it repeats another rank's, because this one has none left and all take turns
 
     def take(self, arrays: Sequence[NDArray[Any]]) -> Tensor:
@@ -123,7 +125,8 @@ def micro_batches(trajectories: Sequence[Trajectory], masks: Sequence[Mask], com
     """
     indices = [index for index, mask in enumerate(masks) if mask.any()]
     lengths = [[span.stop - span.start for span in trajectories[index].contexts] for index in indices]
-    for group, idle in compute.deal(lengths):
+    deals = compute.deal(lengths)
+    for turn, (group, idle) in enumerate(deals, 1):
         rows = [indices[position] for position in group]
         contexts = [(row, span) for row in rows for span in trajectories[row].contexts]
         yield MicroBatch(
@@ -131,6 +134,7 @@ def micro_batches(trajectories: Sequence[Trajectory], masks: Sequence[Mask], com
             masks=[masks[row] for row in rows],
             ids=pad([trajectories[row].token_ids[span] for row, span in contexts], torch.long).to(compute.device),
             mask=pad([masks[row][span] for row, span in contexts], torch.bool).to(compute.device),
+            last=turn == len(deals),
             idle=idle,
         )
 
@@ -307,8 +311,8 @@ def output_of(model: PreTrainedModel, ids: Tensor, mask: Tensor, backbone: nn.Mo
     """
     if mask[:, 0].any():
         raise ValueError("the mask selects the first token of a row, which nothing predicts; leave it out")
-    output = see(backbone or model.get_decoder(), ids, mask, model.config)
-    return Output(model, output, output.last_hidden_state[:, :-1][mask[:, 1:]], ids[mask])
+    output, hidden = see(backbone or model.get_decoder(), ids, mask, model.config)
+    return Output(model, output, hidden, ids[mask])
 
 
 def token_logprobs(model: PreTrainedModel, ids: Tensor, mask: Tensor, backbone: nn.Module | None = None) -> Tensor:

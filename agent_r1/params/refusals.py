@@ -34,6 +34,7 @@ ROUNDING = 1e-9  # by which a sum of shares may miss 1
 RUN_NAME = re.compile(r"\w+", re.ASCII)
 FILTERS = ("top_p", "top_fraction")
 MASKS = ("mask_token", "mask_sequence", "mask_mean")
+SHORT = ("auto", "bfloat16", "float16")
 CRITIC = tuple(sorted(WITH_CRITIC))
 WHITENING = tuple(sorted(WITH_WHITENING))
 DECLARE = "; declare it there"
@@ -75,7 +76,7 @@ NEEDS = [
     Needs(FilterParams, "refill", 0, "kind", FILTERS, ", which drops no group"),
     Needs(stages.DenseParams, "nlist", 0, "faiss", ("ivf",), ", which looks at every passage"),
     Needs(stages.DenseParams, "nprobe", 0, "faiss", ("ivf",), ", which looks at every passage"),
-    Needs(stages.ModelParams, "float32_output", False, "dtype", ("auto", "bfloat16"), ", in which all layers compute"),
+    Needs(stages.ModelParams, "float32_output", False, "dtype", SHORT, ", in which all layers compute"),
     Needs(stages.EngineParams, "server.urls", [], "kind", ("server",), missing=SERVE),
     Needs(OthersParams, "reset", None, "env", ("openenv",), ", whose rows hold a seed, or a row"),
     Needs(OthersParams, "row", None, "env", ("toolbox",), ", whose rows hold a seed, or a reset"),
@@ -160,6 +161,10 @@ def learner(p: stages.LearnerParams) -> Refusals:
     if p.optimizer_offload and p.ranks > 1:
         why = f"needs one GPU, and there are {p.ranks} ranks, each with a part of the states"
         yield f"optimizer_offload: true {why}; set it to false, or processes and nodes to 1"
+    if p.defer_reduction and p.ranks == 1:
+        yield "defer_reduction: true has no effect on one rank; set it to false, or processes to 2 or more"
+    if p.replicate and p.nodes == 1:
+        yield "replicate: true has no effect on one machine; set it to false, or nodes to 2 or more"
 
 
 def servers(p: stages.ServerParams) -> Refusals:
@@ -423,10 +428,17 @@ def worlds(p: Params) -> Refusals:
                     yield f"prepare.worlds.{name}.name is {meant!r}, which env.{section} does not define{close}"
 
 
+def base(p: Params) -> Refusals:
+    if p.model.base == "four_bit" and not (p.model.adapter and p.learner.ranks == 1):
+        what = f"model.lora.rank is {p.model.lora.rank} and learner has processes times nodes: {p.learner.ranks}"
+        yield f"model.base: four_bit is for adapters of one process, and {what}; set them to 64 and 1, or base: full"
+
+
 def whole(p: Params) -> Refusals:
     yield from warm_start(p)
     yield from lengths(p)
     yield from worlds(p)
+    yield from base(p)
     if p.engine.kind == "transformers" and p.env.order != "rounds":
         why = "needs an engine that takes requests in while it samples, and engine.kind is transformers"
         yield f"env.order: {p.env.order} {why}; set env.order: rounds, or engine.kind: vllm"

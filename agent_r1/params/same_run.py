@@ -45,7 +45,7 @@ KINDS = {
         env.toolbox.*.task env.toolbox.*.class env.toolbox.*.success_above env.agents.*.function
         env.agents.*.command env.agents.*.url env.agents.*.version env.agents.*.environment env.agents.*.rewards
         env.agents.*.parallel env.agents.*.repeats env.agents.*.history
-        model.path model.template.* model.dtype model.lora.rank model.lora.alpha model.lora.targets
+        model.path model.base model.template.* model.dtype model.lora.rank model.lora.alpha model.lora.targets
         warm_start.seed warm_start.fine_tune warm_start.vocab_size warm_start.hidden_size warm_start.layers
         warm_start.heads warm_start.demonstrations warm_start.naive_rag_demonstrations warm_start.conversations
         warm_start.stop_early warm_start.quotes warm_start.wrong_relation warm_start.by_relation warm_start.batch_size
@@ -55,7 +55,7 @@ KINDS = {
     "rounding": """
         train.update.max_tokens_per_microbatch warm_start.max_tokens_per_microbatch env.order
         model.threads model.float32_output model.gradient_checkpointing model.packing
-        learner.processes learner.nodes learner.optimizer_offload
+        learner.processes learner.nodes learner.optimizer_offload learner.defer_reduction learner.replicate
         engine.kind engine.replicas engine.tensor_parallel_size engine.threads engine.max_num_seqs
         engine.cpu_cache_gib engine.gpu_memory_utilization engine.sleep engine.batch_size
     """,

@@ -11,7 +11,7 @@ from agent_r1.params.sections import Count, Natural, Positive, Section, Share, W
 
 SearchKind = Literal["bm25", "dense", "hybrid", "remote"]
 OWN_ARGUMENTS = ("messages", "tools", "documents", "add_generation_prompt")  # of every chat template
-DtypeName = Literal["auto", "float32", "bfloat16"]
+DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 class BM25Params(Section):
@@ -75,6 +75,7 @@ class ModelParams(Section):
     packing: bool
     template: dict[Annotated[str, AfterValidator(_argument)], bool | int | str]
     lora: LoraParams
+    base: Literal["full", "four_bit"]
 
     @property
     def adapter(self) -> LoraParams | None:
@@ -89,11 +90,18 @@ class LearnerParams(Section):
     nodes: Count
     silence_s: Annotated[float, Field(ge=5)]
     optimizer_offload: bool
+    defer_reduction: bool
+    replicate: bool
 
     @property
     def ranks(self) -> int:
         """The number of ranks on all machines."""
         return self.processes * self.nodes
+
+    @property
+    def copies(self) -> int:
+        """The number of copies of the weights, each of which the ranks of a machine share."""
+        return self.nodes if self.replicate else 1
 
 
 class WarmStartParams(Section):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -140,8 +141,8 @@ class TransformersEngine(Engine):
         if self._actor.adapter_rank:  # adapters stay in float32
             sums = adapter_sums(self._model, state, torch.float32)
             return [HeldWeights(sampler="the engine", dtype="float32", sums=sums)]
-        dtype: DtypeName = "bfloat16" if self.halved else "float32"
-        return [HeldWeights(sampler="the engine", dtype=dtype, sums=sums_of(state, self._dtype))]
+        dtype = str(self._dtype).removeprefix("torch.")
+        return [HeldWeights(sampler="the engine", dtype=cast(DtypeName, dtype), sums=sums_of(state, self._dtype))]
 
     def close(self) -> None:
         """Does nothing: memory is all that the engine holds, and it is freed with the engine."""

@@ -96,7 +96,7 @@ class HeldWeights:
     """The weights that a sampler computes with."""
 
     sampler: str  # its name in a message
-    dtype: DtypeName  # float32 or bfloat16
+    dtype: DtypeName  # never auto
     sums: Mapping[str, int]  # by a tensor's name in its folder; of a model with adapters, theirs alone: `weight_sums`
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -28,7 +29,7 @@ from agent_r1.learn import checkpoint
 from agent_r1.learn.adapter import trained_state
 from agent_r1.learn.checkpoint import LEARNER, Progress
 from agent_r1.learn.model import is_packed, precision
-from agent_r1.learn.optimizers import adamw, blank_state, flat, set_rate, take_state
+from agent_r1.learn.optimizers import accumulate, adamw, blank_state, flat, set_rate, take_state
 from agent_r1.learn.scoring import Compute, pad, token_logprobs
 from agent_r1.params.stages import WarmStartParams
 from agent_r1.records import Source, Trajectory
@@ -168,7 +169,9 @@ def fit(
     for step, batch in enumerate(progress, start):
         set_rate(optimiser, params.learning_rate * _rate(step, params.steps))
         optimiser.zero_grad(set_to_none=True)
-        losses.append(_add_gradient(model, lessons.take(batch), compute))
+        taught = lessons.take(batch)
+        tokens = sum(float(row.sum()) for row in taught.weights)
+        losses.append(accumulate(partial(_add_gradient, model, taught), optimiser, tokens, compute))
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         if unfinished:
@@ -195,18 +198,20 @@ def compute_of(
 
 
 def _add_gradient(model: PreTrainedModel, batch: Lessons, compute: Compute) -> float:
-    """Adds up the gradient of a batch's loss micro-batch by micro-batch; returns this rank's part of the loss."""
+    """Adds up a batch's gradient, scaled, micro-batch by micro-batch; returns this rank's part of the loss."""
     everything = pad(batch.weights, torch.float32).to(compute.device)  # [B, T]
     total = everything[everything > 0].sum()
     loss = 0.0
-    for pack, idle in compute.deal([[len(row)] for row in batch.token_ids]):
+    deals = compute.deal([[len(row)] for row in batch.token_ids])
+    for turn, (pack, idle) in enumerate(deals, 1):
+        compute.ranks.reduce(model, last=turn == len(deals))
         rows = sorted(pack)
         ids = pad([batch.token_ids[row] for row in rows], torch.int64).to(compute.device)  # [B, T]
         weight = pad([batch.weights[row] for row in rows], torch.float32).to(compute.device)  # [B, T]
         with precision(compute.device, compute.dtype):
             logprobs = token_logprobs(model, ids, weight > 0, backbone=compute.ranks.backbone(model))  # [N]
         share = -(logprobs * weight[weight > 0]).sum() / total * (not idle)
-        share.backward()
+        (share * compute.scale).backward()
         loss += share.item()
     return loss
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 
 from huggingface_hub import ModelCard
@@ -78,6 +79,10 @@ def window(model: Candidate) -> str:
 def weights(model: Candidate) -> str:
     """Counts the weights, which must not be quantised, and those of `model.lora`."""
     require_full_precision(model.config)
+    if model.settings.model.base == "four_bit" and not find_spec("bitsandbytes"):
+        raise ValueError(
+            "model.base: four_bit needs bitsandbytes; `pip install bitsandbytes==0.50.2`, or set it to full"
+        )
     count = count_parameters(model.config, model.settings.model.adapter)
     return f"{count.policy:,} weights, stored in {model.config.dtype}; {count.adapters or count.policy:,} train"
 

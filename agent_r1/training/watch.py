@@ -49,7 +49,7 @@ def prove_held(held: HeldWeights, sums: Mapping[str, int]) -> set[str]:
 def accepted_gap(dtype: torch.dtype, tolerance: CanaryTolerance) -> tuple[str, float]:
     """The measure of the gap between two models' logprobs, `max` or `mean`, and the largest gap that passes [nats].
 
-    In float32 it is the largest difference, and shows one update of the weights. In bfloat16 it is the mean difference,
+    In float32 it is the largest difference, and shows one update of the weights. In 16 bits it is the mean difference,
     and shows another model: the largest of many tokens is rounding alone (logits near 32 lie .125 apart).
     """
     return ("max", tolerance.float32) if dtype is torch.float32 else ("mean", tolerance.bfloat16)

@@ -65,12 +65,13 @@ def results(
     if html:
         from agent_r1.inspection.report_page import report_page
 
-        if best is None:
-            write_text(html, report_page(page.parent, ""))
-        elif (viewer := settings.places.page(best)).exists():
-            write_text(html, report_page(page.parent, viewer.read_text()))
-        else:
-            raise ValueError(f"{viewer} is not there to be part of it; `agent-r1 view {best.word}` makes it")
+        text = ""
+        if best:
+            viewer = settings.places.page(best)
+            if not viewer.exists():
+                raise ValueError(f"{viewer} is not there to be part of it; `agent-r1 view {best.word}` makes it")
+            text = viewer.read_text()
+        write_text(html, report_page(page.parent, text))
         return
     _, about, *parts = harmless_lines(page.read_text()).split("\n\n")
     tables = [part for part in parts if part.startswith("|")][:1]

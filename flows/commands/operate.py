@@ -103,6 +103,18 @@ def doctor(
 
 
 @app.command(rich_help_panel=PANEL)
+def fit(
+    model: Word,
+    gpu: Annotated[int, Option(metavar="GIB", min=1, max=4096, help="Memory of a GPU.")],
+    gpus: Annotated[int, Option(min=1, max=4096, help="That share the learner.")] = 1,
+) -> None:
+    """Says which overlays fit a model and a GPU, by an estimate."""
+    from flows.operation.fit import show_fits
+
+    show_fits(model, gpu, gpus)
+
+
+@app.command(rich_help_panel=PANEL)
 def deploy(
     restarted: Annotated[
         bool, Option("--restarted", help="The server was just started and has no worker yet.")

@@ -26,7 +26,6 @@ DIRECTOR = Hop("Mara Quill", "Mara Quill (director)", "place of death", "arvik")
 
 
 def search(query: str) -> Pages:
-    """Every passage that has the query's words in a row, in its title first."""
     named = [pair for pair in PASSAGES.items() if first_written([query], pair[0])]
     return named or [pair for pair in PASSAGES.items() if first_written([query], pair[1])]
 

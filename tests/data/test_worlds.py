@@ -59,12 +59,6 @@ def test_rooms_of_the_test_have_solutions_of_the_lengths_that_are_asked_for() ->
     assert Counter(each.strata["solution"] for each in drawn["test"]) == {"1-3": 3, "4-6": 2, "7 or more": 1}
 
 
-def test_the_pairs_of_the_test_are_others_than_those_of_the_training() -> None:
-    drawn = draw("arms", BanditParams(env="bandit", train=[0, 50], test=[0, 50]))
-    names = [{name for each in drawn[split] for name in json.loads(each.setup)["arms"]} for split in ("train", "test")]
-    assert not names[0] & names[1]
-
-
 def test_pairs_that_are_turned_stand_in_the_other_order_in_the_test_and_say_nothing_by_it() -> None:
     drawn = draw("arms", BanditParams(env="bandit", test_pairs="turned", train=[0, 200], test=[0, 200]))
     boards = {split: {bandit.Board.read(each.setup) for each in drawn[split]} for split in ("train", "test")}

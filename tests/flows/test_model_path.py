@@ -1,6 +1,7 @@
 """Every stage on a model of `model.path`, as at full scale: adapters and gradient checkpointing."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ from tests.reading import metrics
 
 TEMPLATES = Path(__file__).parents[1] / "rollout/templates"
 CHANGES = laid("foreign")
+WITHOUT_BITSANDBYTES = pytest.mark.skipif(not find_spec("bitsandbytes"), reason="the extra four_bit is not installed")
 TOLERANCE = 0.1  # nats by which sampler and learner may differ in bfloat16
 SHAPE = laid("foreign_shape")
 
@@ -80,7 +82,9 @@ def logprobs(folder: Path, trajectory: Trajectory) -> np.ndarray:
     return result
 
 
+@pytest.mark.parametrize("base", ["full", pytest.param("four_bit", marks=WITHOUT_BITSANDBYTES)])
 def test_foreign_model_is_trained_with_adapters(
+    base: str,
     tmp_path: Path,
     tiny_tokenizer: PreTrainedTokenizerFast,
     inside: Inside,
@@ -102,7 +106,8 @@ def test_foreign_model_is_trained_with_adapters(
 
     monkeypatch.setattr(Training, "conclude", look)
     path = foreign_model(tiny_tokenizer, tmp_path / "foreign")
-    model = {"path": str(path), "dtype": "bfloat16", "gradient_checkpointing": True, "lora": {"rank": 4, "alpha": 8}}
+    lora = {"rank": 4, "alpha": 8}
+    model = {"path": str(path), "dtype": "bfloat16", "gradient_checkpointing": True, "lora": lora, "base": base}
     started = CHANGES["warm_start"] | {"fine_tune": True}
     update = CHANGES["train"]["update"] | {"canary_tolerance": {"float32": 1e-4, "bfloat16": TOLERANCE}}
     changes = {"warm_start": started, "train": CHANGES["train"] | {"update": update}}

@@ -140,7 +140,7 @@ def test_ranks_of_two_machines_train_as_one_does(
 
 def test_place_that_the_parameters_do_not_ask_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def learner(processes: int, nodes: int = 1) -> LearnerParams:
-        return LearnerParams(processes=processes, nodes=nodes, silence_s=60.0, optimizer_offload=False)
+        return load(PARAMS).learner.model_copy(update={"processes": processes, "nodes": nodes})
 
     assert given_place(learner(1)) is None
     cores = len(os.sched_getaffinity(0))

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from agent_r1.devices.meeting import Place, joined
 from agent_r1.devices.sharing import ALONE, Ranks, led, whole
-from agent_r1.learn import checkpoint
+from agent_r1.learn import checkpoint, scoring
 from agent_r1.learn.checkpoint import Progress
 from agent_r1.learn.learner import Learner, Options
 from agent_r1.learn.memory import measure
@@ -48,6 +48,7 @@ class Case:
     updates: int = 1
     start: Path | None = None  # a checkpoint to go on from
     end: Path | None = None  # where one is written
+    chunk: int = scoring.CHUNK  # logits that exist at a time
     largest: EnvParams | None = None  # the limits by which the memory that an update needs is measured before
 
 
@@ -119,13 +120,16 @@ def start_of(learner: Learner) -> dict[str, Tensor]:
     }
 
 
-def in_ranks(cases: Mapping[str, Case], ranks: int, folder: Path) -> list[dict[str, Found]]:
+def in_ranks(
+    cases: Mapping[str, Case], ranks: int, folder: Path, *, copies: int = 1, defers: bool = False
+) -> list[dict[str, Found]]:
     """What each case comes to where so many ranks share its learner, as the leader has it; of the others the faults."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])  # which brings what takes seconds once for all
     file = f"{folder}/ranks"
     places = [Place(rank=rank, size=ranks, local_rank=rank, file=file) for rank in range(ranks)]
-    processes = [context.Process(target=_be, args=(place, cases, folder), daemon=True) for place in places]
+    arguments = [(place, cases, folder, copies, defers) for place in places]
+    processes = [context.Process(target=_be, args=each, daemon=True) for each in arguments]
     for process in processes:
         process.start()
     for process in processes:
@@ -138,11 +142,12 @@ def in_ranks(cases: Mapping[str, Case], ranks: int, folder: Path) -> list[dict[s
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(ranks)]
 
 
-def _be(place: Place, cases: Mapping[str, Case], folder: Path) -> None:
+def _be(place: Place, cases: Mapping[str, Case], folder: Path, copies: int, defers: bool) -> None:
     torch.set_num_threads(1)
     found = {}
-    with joined(place) as group:
+    with joined(place, copies=copies, defers=defers) as group:
         for name, case in cases.items():
+            scoring.CHUNK = case.chunk
             try:
                 if group.leads:
                     found[name] = learned(case, group)

@@ -58,6 +58,25 @@ def test_one_layer_by_hand() -> None:
     assert model(x).tolist() == [[6.0, 13.0]]
 
 
+@pytest.mark.parametrize(("dtype", "unit"), [(torch.bfloat16, 2**-7), (torch.float16, 2**-10)])
+def test_adapters_are_merged_in_float32_and_rounded_once(dtype: torch.dtype, unit: float) -> None:
+    """1 + unit / 2 + a little lies nearer to 1 + unit. An update that was rounded first would be unit / 2, a tie to 1.
+
+    A second merge begins from the weights as they were: nothing adds up over transfers.
+    """
+    model = nn.Sequential(nn.Linear(1, 1, bias=False))
+    nn.init.ones_(model[0].weight)
+    model.to(dtype)
+    attach(model, LoraParams(rank=1, alpha=1.0, targets=["0"]), seed=0)
+    with torch.no_grad():
+        model[0].lora_A["default"].weight.fill_(1.0)
+        model[0].lora_B["default"].weight.fill_(unit / 2 + 2**-20)
+    for _ in range(2):
+        merged = merged_state(model)["0.weight"]
+        assert (merged.item(), merged.dtype) == (1 + unit, dtype)
+        assert model[0].base_layer.weight.item() == 1.0
+
+
 def test_layers_that_the_model_lacks_are_refused(make_learner: Make) -> None:
     with pytest.raises(ValueError, match=r"model\.lora\.targets \['nowhere'\] does not fit the model"):
         make_learner(adapter=LoraParams(rank=4, alpha=8.0, targets=["nowhere"]))

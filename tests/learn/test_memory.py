@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from transformers import LlamaConfig
+from transformers import LlamaConfig, PretrainedConfig
 
 from agent_r1.learn import checkpoint
 from agent_r1.learn.adapter import count_parameters
@@ -77,6 +77,14 @@ def test_what_saves_memory_of_a_shared_gpu_by_hand() -> None:
     assert estimate(replace(demand, sampler_sleeps=True, sampler_gib=freed / GIB / 2))["sampler"] == 0
 
 
+def test_a_micro_batch_that_is_smaller_than_a_context_is_refused_by_name() -> None:
+    settings = load(PARAMS)
+    update = settings.train.update.model_copy(update={"max_tokens_per_microbatch": 500})
+    small = settings.model_copy(update={"train": settings.train.model_copy(update={"update": update})})
+    with pytest.raises(ValueError, match=r"ppo: .*max_tokens_per_microbatch 500 is below .* env\.max_tokens 512"):
+        demand_of(SMALL, small, RunId("ppo"), CPU)
+
+
 def test_adapters_in_bfloat16_by_hand() -> None:
     adapters = count_parameters(SMALL, LORA).adapters
     demand = replace(DEMAND, adapter=LORA, dtype=torch.bfloat16)
@@ -85,6 +93,9 @@ def test_adapters_in_bfloat16_by_hand() -> None:
     assert parts["critic"] == 2 * (BACKBONE + 33) + 16 * adapters
     assert "reference" not in parts, "it is the policy without the adapters"
     assert "weights cast for matrix products" not in parts
+    small = {name: size * GIB for name, size in estimate(replace(demand, four_bit=True)).items()}
+    saved = (2 - 0.5 - 4 / 64) * (BACKBONE - 3200)  # four bits and a 64th of a scale for a weight of the layers
+    assert small == pytest.approx(parts | {name: parts[name] - saved for name in ("policy", "critic")}, rel=1e-6)
 
 
 def test_what_cannot_fit_is_refused_with_the_numbers() -> None:
@@ -122,22 +133,26 @@ def test_the_full_configuration_fits_one_80_gb_gpu(on_80_gb: Callable[[str], Par
     """Adapters with a critic fit, all weights with a critic do not."""
     settings = on_80_gb("qwen2.5-3b")
     demand = demand_of(QWEN_3B, settings, RunId("ppo"), torch.device("cuda"))
-    assert (demand.dtype, demand.critic, demand.reference, demand.tokens) == (torch.bfloat16, True, QWEN_3B, 8192)
+    assert (demand.dtype, demand.critic, demand.reference, demand.tokens) == (torch.bfloat16, True, QWEN_3B, 32768)
     parts = estimate(demand)
-    assert sum(parts.values()) == pytest.approx(53, abs=1)  # as docs/data_and_models.md says
+    assert sum(parts.values()) == pytest.approx(60, abs=1)  # as the overlay says
     require_fit(parts, 79.0)
     whole = estimate(replace(demand, adapter=None))
-    assert sum(whole.values()) == pytest.approx(142, abs=1)
+    assert sum(whole.values()) == pytest.approx(153, abs=1)
     with pytest.raises(ValueError, match=r"the device has 79\.0"):
         require_fit(whole, 79.0)
 
 
-def test_eight_80_gb_gpus_hold_their_overlay(on_80_gb: Callable[[str], Params]) -> None:
-    """All weights of 7 billion with a critic and a sampler on each GPU, which one GPU would not hold."""
-    settings = on_80_gb("qwen2.5-7b")
+@pytest.mark.parametrize(("name", "model"), [("qwen2.5-7b", QWEN_7B), ("qwen2.5-3b-weights", QWEN_3B)])
+def test_eight_80_gb_gpus_hold_their_overlay(
+    on_80_gb: Callable[[str], Params], name: str, model: PretrainedConfig
+) -> None:
+    """All weights with a critic and a sampler on each GPU, which one GPU would not hold."""
+    settings = on_80_gb(name)
     for run in settings.ablations.runs:
-        demand = demand_of(QWEN_7B, settings, RunId(run), torch.device("cuda"))
-        assert (demand.dtype, demand.ranks, demand.sampler_sleeps) == (torch.bfloat16, 8, False)
+        demand = demand_of(model, settings, RunId(run), torch.device("cuda"))
+        assert (demand.dtype, demand.ranks, demand.sampler_sleeps) == (torch.bfloat16, 8, name == "qwen2.5-7b")
+        assert demand.defers is (name != "qwen2.5-7b")
         assert demand.critic == (run == "ppo")
         require_fit(estimate(demand), 79.0)
         with pytest.raises(ValueError, match=r"the device has 79\.0"):
@@ -229,3 +244,5 @@ def test_ranks_share_out_what_stays_and_gather_what_is_computed() -> None:
     layers = count_parameters(QWEN_3B, None).policy - words
     assert each["weights gathered"] == pytest.approx(8 * (words + layers / 18) / GIB, rel=0.01)
     assert "weights gathered" not in one
+    deferred = estimate(replace(DEMAND, model=QWEN_3B, critic=True, ranks=4, defers=True))
+    assert deferred["gradients not yet reduced"] == pytest.approx(4 * (words + layers) / GIB, rel=1e-5)

@@ -169,6 +169,30 @@ def test_two_ranks_learn_as_one_does(name: str, cases: dict[str, Case], shared: 
     assert together.kept == pytest.approx(alone.kept / 2, rel=0.01), "no rank keeps the weights of the others"
 
 
+def test_copies_that_share_a_gradient_once_a_step_learn_as_one_process_does(
+    cases: dict[str, Case], halved: dict[str, Case], tmp_path: Path
+) -> None:
+    """Two pairs of ranks, each with all weights. One process goes on from their checkpoint."""
+    names = ("plain", "adapters", "idle")
+    further = {
+        "begun": replace(cases["plain"], end=tmp_path / "half"),
+        "chunks in bfloat16": replace(halved["bfloat16"], chunk=1024),
+    }
+    together = in_ranks({name: cases[name] for name in names} | further, 4, tmp_path, copies=2, defers=True)[0]
+    for name in names:
+        alone = learned(cases[name])
+        for left, right in zip(together[name].gradients, alone.gradients, strict=True):
+            assert largest_difference(left, right) < TOLERANCE
+        assert largest_difference(together[name].weights, alone.weights) < 1e-5
+        assert together[name].kept == pytest.approx(alone.kept / 2, rel=0.01), "half of the weights, twice"
+    straight = learned(replace(cases["plain"], updates=2))
+    later = learned(replace(cases["plain"], start=tmp_path / "half"))
+    assert largest_difference(later.weights, straight.weights) < 2e-5, "of two updates"
+    [ours, _], [theirs, _] = together["chunks in bfloat16"].gradients, learned(halved["bfloat16"]).gradients
+    left, right = (torch.cat([each[key].flatten() for key in theirs]) for each in (ours, theirs))
+    assert (left - right).norm() < 0.05 * right.norm()
+
+
 def test_ranks_start_with_the_bits_of_one(starts: dict[str, Case], shared: dict[str, Found]) -> None:
     """Weights, adapters and buffers of policy, critic and reference, in the same types."""
     for name, case in starts.items():

@@ -292,7 +292,7 @@ def test_a_server_that_never_lists_its_tools(
         ([], "it offers 0 tools, and not 1 to 64"),
         ([listed(f"t{i}") for i in range(65)], "it offers 65 tools"),
         ([listed("<|im_end|>")], "tool '<|im_end|>': a name is made of"),
-        ([listed("look") | {"description": "x" * 1_000_000}], "takes 1,000,.* characters, more than 16,384"),
+        ([listed("look") | {"description": "x" * 1_000_000}], "takes 1,000,.* characters, more than 32,768"),
         ([listed("look", a={"$ref": "#/properties/a"})], "refers in a circle"),
         ([{"name": "look"}], "."),
         ("none", "."),

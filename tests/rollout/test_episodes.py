@@ -96,6 +96,22 @@ def test_a_step_keeps_the_state_that_its_action_met(chat: Chat) -> None:
     assert accented != long
 
 
+def test_a_call_that_is_read_leniently_is_one_for_the_environment_and_counted(chat: Chat) -> None:
+    """The tokens are those that were sampled."""
+    bare = '{"name": "search", "parameters": {"query": "Tide"}}'
+    schema = {"type": "object", "properties": {}}
+    tool = {"type": "function", "function": {"name": "search", "description": "", "parameters": schema}}
+    for calls, read, counted in (("strict", bare, {}), ("lenient", CALL, {"rollout/lenient_actions": 1})):
+        env = Echo("seen", steps=1, tools=[tool])
+        with Shared(LIMITS.model_copy(update={"calls": calls})) as shared:
+            sampler = ScriptedSampler([[bare, "stop"]], chat)
+            [trajectory] = collect(sampler, chat, attempts([env]), shared, seed=7, play=Play())
+            assert shared.take_measures() == counted
+        step = trajectory.steps[0]
+        assert trajectory.ids(slice(step.action_start, step.action_stop)) == chat.encode_action(bare)
+        assert env.seen == [read, "stop"]
+
+
 def test_one_episode_by_hand(chat: Chat) -> None:
     env = Echo("seen", steps=1)
     [trajectory] = run(ScriptedSampler([["<think>x</think>go", "stop"]], chat), chat, [env], iteration=3)

@@ -144,8 +144,6 @@ def test_a_failed_build_keeps_the_old_index(
 
 
 class Recorded(Search):
-    """Finds the query itself, k times, and keeps its queries."""
-
     def __init__(self) -> None:
         self.asked: list[tuple[list[str], int]] = []
         self.down = False

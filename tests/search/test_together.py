@@ -15,8 +15,6 @@ from agent_r1.search.together import SIZE, Together
 
 
 class Gated(Search):
-    """Finds the query itself, k times, once its gate is open; keeps what it was asked."""
-
     def __init__(self) -> None:
         self.asked: list[tuple[list[str], int]] = []
         self.began = threading.Event()

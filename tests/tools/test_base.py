@@ -285,7 +285,7 @@ CHAIN = {str(i): {"anyOf": [{"$ref": f"#/$defs/{i + 1}"}] * 2} for i in range(30
     [
         ({"type": "array"}, "no object with properties"),
         ({"type": "object", "properties": ["a"]}, "no object with properties"),
-        (of(a={"description": "x" * 1_000_000}), r"takes 1,000,\d+ characters, more than 16,384; shorten"),
+        (of(a={"description": "x" * 1_000_000}), r"takes 1,000,\d+ characters, more than 32,768; shorten"),
         (of(a=nested(MAX_DEPTH)), "more than 32 deep"),
         (of(a=nested(500)), "more than 32 deep"),
         (of(a={"default": float("nan")}), "no JSON"),

@@ -15,8 +15,6 @@ from tests.cases import cases
 
 
 class Recorded(Search):
-    """Finds as many passages as are asked for, and keeps what it was asked, and where."""
-
     def __init__(self) -> None:
         self.asked: list[tuple[list[str], int]] = []
         self.threads: set[str] = set()
@@ -32,8 +30,6 @@ class Recorded(Search):
 
 
 class Elsewhere(Recorded):
-    """Answers when everybody has asked."""
-
     def __init__(self, asked_by: int) -> None:
         super().__init__()
         self.barrier = threading.Barrier(asked_by, timeout=60)

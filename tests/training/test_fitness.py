@@ -76,3 +76,11 @@ def test_what_costs_more_is_a_warning_and_starts(folder: Path, tmp_path: Path) -
     fitness.require_fit(str(folder), settings_of())
     with pytest.raises(ValueError, match=f"{tmp_path} holds no model .*; save one there or correct model.path"):
         fitness.Candidate(str(tmp_path), settings_of())
+
+
+def test_four_bits_without_their_package_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitness, "find_spec", lambda name: None)
+    found = findings(folder, base="four_bit")["weights"]
+    assert found.status == FAILED
+    assert found.message == "model.base: four_bit needs bitsandbytes"
+    assert found.remedy == "`pip install bitsandbytes==0.50.2`, or set it to full"

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from agent_r1.http.dialects.conversation import (
     MOST_MESSAGES,
@@ -32,7 +32,6 @@ class _Function(BaseModel):
 
 class _Call(BaseModel):
     id: str
-    type: Literal["function"] = "function"
     function: _Function
 
 
@@ -62,16 +61,9 @@ class _Message(BaseModel):
         )
 
 
-class _StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    include_usage: bool = False
-    include_obfuscation: bool | None = None  # of texts' lengths, which is done here nowhere
-
-
 class _Body(Body):
     messages: Annotated[list[_Message], Field(min_length=1, max_length=MOST_MESSAGES)]
-    stream_options: _StreamOptions | None = None
+    stream_options: dict[str, Any] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -99,7 +91,7 @@ class ChatCompletions(Dialect):
             stops=[stop for stop in stops if stop],
             seed=request.seed,
             stream=bool(request.stream),
-            with_usage=request.stream_options is not None and request.stream_options.include_usage,
+            with_usage=bool((request.stream_options or {}).get("include_usage")),
             unapplied=request.unapplied,
         )
 

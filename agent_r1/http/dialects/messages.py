@@ -163,18 +163,12 @@ def _blocks(reply: Reply) -> list[dict[str, Any]]:
 
 def _block_events(block: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """A block: opened without its text, the text at once, closed."""
-    deltas = list[dict[str, Any]]()
-    match block["type"]:
-        case "thinking":
-            empty: dict[str, Any] = {"thinking": "", "signature": ""}
-            deltas.append({"type": "thinking_delta", "thinking": block["thinking"]})
-            deltas.append({"type": "signature_delta", "signature": block["signature"]})
-        case "text":
-            empty = {"text": ""}
-            deltas.append({"type": "text_delta", "text": block["text"]})
-        case _:
-            empty = {"input": {}}
-            deltas.append({"type": "input_json_delta", "partial_json": json.dumps(block["input"], ensure_ascii=False)})
+    keys = [key for key in ("thinking", "signature", "text") if key in block]
+    empty: dict[str, Any] = dict.fromkeys(keys, "")
+    deltas = [{"type": f"{key}_delta", key: block[key]} for key in keys]
+    if block["type"] == "tool_use":
+        empty = {"input": {}}
+        deltas = [{"type": "input_json_delta", "partial_json": json.dumps(block["input"], ensure_ascii=False)}]
     yield {"type": "content_block_start", "content_block": block | empty}
     for delta in deltas:
         yield {"type": "content_block_delta", "delta": delta}

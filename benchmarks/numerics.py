@@ -1,0 +1,197 @@
+"""Numerics over long episodes: `python -m benchmarks.numerics MODEL --dtype bfloat16 --tokens 8192 [--store]`.
+
+Adapters with weights of their own lie over a model. vLLM samples the actions of episodes whose observations are text of
+these documents, and the learner computes the policy's gradient by every rule for the mismatch; both in the same
+precision. It is held against the gradient in float32, of the same episodes, without a mismatch.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agent_r1.inspection.replay import cosine
+from agent_r1.learn import losses, optimizers
+from agent_r1.learn.adapter import trained_state
+from agent_r1.learn.gradients import add_policy_gradient
+from agent_r1.learn.learner import Learner, Options
+from agent_r1.params import Params
+from agent_r1.records import Credit, Outcome, Source, Step, StopReason, Trajectory
+from agent_r1.rollout.engines import open_engine
+from agent_r1.rollout.sampling import Actor, Request, Sampler
+from benchmarks.stored import ROOT, Row, options, show
+from benchmarks.synthetic import credit_of, shipped_with
+
+ACTION = 128  # tokens
+OBSERVATION = 384
+SCALE = 0.02  # of the adapters' second matrices, which begin at 0
+RULES: dict[str, dict[str, Any]] = {
+    "none": {},
+    "cap 2": {"importance_cap": 2.0},
+    "mask_token .5 to 5": {"importance_rule": "mask_token", "importance_floor": 0.5, "importance_cap": 5.0},
+    "mask_sequence to 3": {"importance_rule": "mask_sequence", "importance_cap": 3.0},
+    "mask_mean .999 to 1.001": {"importance_rule": "mask_mean", "importance_floor": 0.999, "importance_cap": 1.001},
+}
+
+
+def settings_of(dtype: str, tokens: int, rule: dict[str, Any]) -> Params:
+    changes: dict[str, Any] = {
+        "model": {"dtype": dtype, "lora": {"rank": 8}, "gradient_checkpointing": True},
+        "train": {"update": {"max_tokens_per_microbatch": tokens, **rule}},
+        "engine": {"vllm": {"cpu_cache_gib": 2.0}},
+    }
+    return shipped_with(changes)
+
+
+def learner_of(model: Path, settings: Params) -> Learner:
+    """A learner with adapters that change what the model says; every call gives the same."""
+    options_ = Options(merges=False)
+    learner = Learner(model, settings.train.update, settings.model, with_critic=False, seed=0, options=options_)
+    draws = torch.Generator().manual_seed(0)
+    for name, weight in trained_state(learner.policy).items():
+        if ".lora_B." in name:
+            weight.copy_(SCALE * torch.randn(weight.shape, generator=draws))
+    return learner
+
+
+def observations(learner: Learner) -> list[int]:
+    """The tokens of the project's own pages."""
+    pages = sorted((ROOT / "docs").glob("*.md"))
+    text = "\n".join(page.read_text() for page in pages)
+    return list(learner.tokenizer(text, add_special_tokens=False).input_ids)
+
+
+def sampled(sampler: Sampler, words: Sequence[int], episodes: int, tokens: int) -> list[Trajectory]:
+    """Episodes of so many tokens, of actions and observations in turn."""
+    turns = tokens // (ACTION + OBSERVATION)
+    pieces = iter(np.array_split(words[: episodes * turns * OBSERVATION], episodes * turns))
+    ids: list[list[int]] = [[] for _ in range(episodes)]
+    logprobs: list[list[float]] = [[] for _ in range(episodes)]
+    for turn in range(turns):
+        for index in range(episodes):
+            ids[index] += next(pieces).tolist()
+            logprobs[index] += [0.0] * OBSERVATION
+        requests = [
+            Request(episode=index, step=turn, context=context, seed=turn * episodes + index, max_tokens=ACTION)
+            for index, context in enumerate(ids)
+        ]
+        for index, action in enumerate(sampler.sample(requests)):
+            ids[index] += action.token_ids
+            logprobs[index] += action.logprobs.tolist()
+    return [_trajectory(index, *pair) for index, pair in enumerate(zip(ids, logprobs, strict=True))]
+
+
+def _trajectory(index: int, ids: list[int], logprobs: list[float]) -> Trajectory:
+    acted = np.arange(len(ids)) % (ACTION + OBSERVATION) >= OBSERVATION
+    starts = range(OBSERVATION, len(ids), ACTION + OBSERVATION)
+    steps = [
+        Step(action_start=start, action_stop=start + ACTION, stop_reason=StopReason.LENGTH, calls=[], rewards={})
+        for start in starts
+    ]
+    return Trajectory(
+        trajectory_id=str(index),
+        question_id=str(index),
+        group=index,
+        sample=0,
+        seed=index,
+        policy_version=0,
+        iteration=0,
+        token_ids=np.array(ids, np.int32),
+        source=np.where(acted, Source.ACTION, Source.OBSERVATION).astype(np.uint8),
+        logprobs=np.array(logprobs, np.float32),
+        context_starts=[0],
+        steps=steps,
+        outcome=Outcome.TURN_LIMIT,
+        answer="",
+    )
+
+
+def gradient(
+    learner: Learner, trajectories: list[Trajectory], credits_: list[Credit]
+) -> tuple[Tensor, losses.LossTokens]:
+    """The gradient of a step over all trajectories as one vector, and the step's tokens."""
+    rows = learner.credited(trajectories, credits_)
+    divisor = losses.normaliser([row.loss_tokens for row in rows], learner.params)
+
+    add = partial(add_policy_gradient, learner.policy, rows, divisor, learner.params, learn=True)
+    tokens = optimizers.accumulate(add, learner.policy_optimizer, divisor, learner.compute)
+    parameters = [weight for weight in learner.policy.parameters() if weight.grad is not None]
+    vector = torch.cat([weight.grad.flatten() for weight in parameters if weight.grad is not None])
+    learner.policy_optimizer.zero_grad(set_to_none=True)
+    return vector, tokens
+
+
+def own(learner: Learner, trajectories: list[Trajectory]) -> list[Trajectory]:
+    """The trajectories as the learner itself would have sampled them."""
+    moved = []
+    for trajectory, logprobs in zip(trajectories, learner.logprobs(trajectories), strict=True):
+        fields = {name: getattr(trajectory, name) for name in Trajectory.__slots__}
+        moved.append(Trajectory(**{**fields, "logprobs": np.where(trajectory.action_mask, logprobs, 0)}))
+    return moved
+
+
+def measured(model: Path, dtype: str, tokens: int, episodes: int, rules: Sequence[str]) -> list[Row]:
+    settings = settings_of(dtype, tokens, {})
+    learner = learner_of(model, settings)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "policy"
+        learner.save_policy(folder)
+        actor = Actor(
+            model=str(model),
+            end_ids=[],
+            max_tokens=tokens,
+            temperature=1.0,
+            dtype=settings.model.dtype,
+            adapter_rank=settings.model.lora.rank,
+            adapters=str(folder),
+        )
+        with open_engine(settings.engine, actor) as engine:
+            trajectories = sampled(engine, observations(learner), episodes, tokens)
+    credits_ = [credit_of(trajectory, sign=1 - 2 * (index % 2)) for index, trajectory in enumerate(trajectories)]
+    exact = learner_of(model, settings_of("float32", tokens, {}))
+    expected, _ = gradient(exact, own(exact, trajectories), credits_)
+    rows = list[Row]()
+    for rule in rules:
+        learner.params = settings_of(dtype, tokens, RULES[rule]).train.update
+        vector, step = gradient(learner, trajectories, credits_)
+        mismatch = losses.mismatch_metrics(step.logprobs, step.sampler_logprobs)
+        metrics = losses.policy_metrics(step, learner.params, 1, len(step.logprobs))
+        rows.append(
+            {
+                "tokens": f"{tokens:,}",
+                "precision": dtype,
+                "rule": rule,
+                "episodes": f"{episodes}",
+                "mismatch [nats]": f"{mismatch['policy/mismatch_mean']:.2g}",
+                "its largest": f"{mismatch['policy/mismatch_max']:.2g}",
+                "ess": f"{mismatch['policy/mismatch_ess']:.4f}",
+                "masked": f"{100 * metrics.get('policy/importance_masked', 0.0):.1f} %",
+                "cosine with float32": f"{cosine(vector, expected):.4f}" if vector.any() else "-",
+            }
+        )
+        print(rows[-1], flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = options("Measures the gradient of long episodes by precision and rule.")
+    parser.add_argument("model", type=Path, help="a Hugging Face folder")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], required=True)
+    parser.add_argument("--tokens", type=int, default=4096, help="of an episode")
+    parser.add_argument("--episodes", type=int, default=2)
+    parser.add_argument("--rules", nargs="+", choices=RULES, default=[*RULES])
+    given = parser.parse_args()
+    torch.set_num_threads(2)
+    rows = measured(given.model, given.dtype, given.tokens, given.episodes, given.rules)
+    show("numerics", rows, store=given.store, keys=3)
+
+
+if __name__ == "__main__":
+    main()
