@@ -30,17 +30,17 @@ def show_fits(word: str, gpu_gib: int, gpus: int) -> None:
     rows = list[tuple[str, Fit]]()
     for name, settings in of_models().items():
         for run in settings.repro_runs:
-            found = fit(config, _shared(settings, gpus), RunId(run), gpu_gib)
-            rows.append((f"{name} {run}", found))
-            lengths = (f"{settings.of(RunId(run)).env.max_tokens:,}", f"{found.demand.tokens:,}")
-            verdict = f"up to {found.longest:,}" if found.longest else f"{found.need_gib - gpu_gib:.1f} short"
-            trains = "adapters" if found.demand.adapter else "weights"
-            shown.add_row(name, run, trains, *lengths, f"{found.need_gib:.1f}", verdict)
+            result = fit(config, _shared(settings, gpus), RunId(run), gpu_gib)
+            rows.append((f"{name} {run}", result))
+            lengths = (f"{settings.of(RunId(run)).env.max_tokens:,}", f"{result.demand.tokens:,}")
+            verdict = f"up to {result.longest:,}" if result.longest else f"{result.need_gib - gpu_gib:.1f} short"
+            trains = "adapters" if result.demand.adapter else "weights"
+            shown.add_row(name, run, trains, *lengths, f"{result.need_gib:.1f}", verdict)
     show(shown)
-    name, found = min(rows, key=lambda row: row[1].need_gib)
-    if found.need_gib > gpu_gib:
-        short = f"{name} lacks least, {found.need_gib - gpu_gib:.1f} GiB"
-        raise ValueError(f"nothing fits: {short}; {remedy(found, gpu_gib)}")
+    name, result = min(rows, key=lambda row: row[1].need_gib)
+    if result.need_gib > gpu_gib:
+        short = f"{name} lacks least, {result.need_gib - gpu_gib:.1f} GiB"
+        raise ValueError(f"nothing fits: {short}; {remedy(result, gpu_gib)}")
 
 
 def _shared(settings: Params, gpus: int) -> Params:

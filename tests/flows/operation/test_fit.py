@@ -37,10 +37,10 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_longest_context_fits_and_one_step_more_does_not(model: Path) -> None:
-    found = fit(Qwen2Config.from_pretrained(model), of_models()["qwen2.5-3b"], RunId("ppo"), 40)
-    assert found.need_gib == total_gib(found.demand)
-    longest = replace(found.demand, tokens=found.longest)
-    assert total_gib(longest) <= 40 < total_gib(replace(longest, tokens=found.longest + STEP))
+    result = fit(Qwen2Config.from_pretrained(model), of_models()["qwen2.5-3b"], RunId("ppo"), 40)
+    assert result.need_gib == total_gib(result.demand)
+    longest = replace(result.demand, tokens=result.longest)
+    assert total_gib(longest) <= 40 < total_gib(replace(longest, tokens=result.longest + STEP))
 
 
 def test_a_row_for_each_overlay_says_its_lengths_and_what_is_short(
@@ -73,12 +73,12 @@ def test_nothing_that_fits_says_by_how_much_and_the_nearest_remedy(model: Path, 
 
 
 def test_the_remedy_is_enough(model: Path) -> None:
-    found = fit(Qwen2Config.from_pretrained(model), of_models()["qwen2.5-3b"], RunId("ppo"), 32)
-    shorter = replace(found.demand, tokens=found.longest)
-    assert remedy(found, 32) == f"contexts and micro-batches of {found.longest:,} tokens fit"
-    assert total_gib(shorter) <= 32 < total_gib(found.demand)
-    [setting] = [name for name in CHANGES if remedy(found._replace(longest=0), 32) == f"set {name}"]
-    assert total_gib(replace(found.demand, **CHANGES[setting])) <= 32
+    result = fit(Qwen2Config.from_pretrained(model), of_models()["qwen2.5-3b"], RunId("ppo"), 32)
+    shorter = replace(result.demand, tokens=result.longest)
+    assert remedy(result, 32) == f"contexts and micro-batches of {result.longest:,} tokens fit"
+    assert total_gib(shorter) <= 32 < total_gib(result.demand)
+    [setting] = [name for name in CHANGES if remedy(result._replace(longest=0), 32) == f"set {name}"]
+    assert total_gib(replace(result.demand, **CHANGES[setting])) <= 32
 
 
 def test_no_length_goes_beyond_the_window(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
