@@ -139,6 +139,8 @@ def require_sampled(config: PreTrainedConfig, dtype: DtypeName, *, adapters: boo
             f"vLLM computes the linear attention of {kind} on a CPU in bfloat16 alone; set model.dtype: bfloat16, or "
             "engine.kind: transformers"
         )
+    if "conv" in layer_kinds(config):
+        raise ValueError(f"vLLM computes the convolutions of {kind} on a CPU otherwise than the learner; {remedy}")
     if kind == "gpt_oss":
         raise ValueError(f"vLLM does not replace the experts of {kind} on a CPU; {remedy}")
     if adapters and experts_of(config):

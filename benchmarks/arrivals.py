@@ -85,7 +85,7 @@ def main() -> None:
             model=folder,
             end_ids=chat.end_ids,
             max_tokens=settings.env.max_tokens,
-            temperature=settings.train.rollout.temperature,
+            temperature=1.0,
             dtype=settings.model.dtype,
         )
         with open_engine(settings.engine, actor) as engine:

@@ -135,7 +135,15 @@ FAMILIES: Mapping[str, tuple[type[PreTrainedConfig], Mapping[str, Any]]] = {
             "final_logit_softcapping": 30.0,
         },
     ),
-    "LFM2": (Lfm2Config, {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}),
+    "LFM2": (
+        Lfm2Config,
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "conv_dim": COMMON["hidden_size"],
+            "block_dim": COMMON["hidden_size"],
+        },
+    ),
     "OLMo 3": (Olmo3Config, WINDOWS),
     "gpt-oss": (
         GptOssConfig,

@@ -36,11 +36,11 @@ def profiled(run: RunId) -> Row:
     asked = training_questions(read_rows(settings.places.questions, Question), QUESTIONS, sampled.seed)
     policy = policy_of(settings, "")
     chat = Chat(load_tokenizer(policy.path, reads=settings.env.max_tokens))
-    beneath = policy.beneath(settings)
+    base_model = policy.base_model(settings)
     agents = {
         each.name: each
         for each in players_of(
-            settings, asked, chat, lambda exam: exam.by_policy(policy.path, policy.updates, beneath, lambda: None)
+            settings, asked, chat, lambda exam: exam.by_policy(policy.path, policy.updates, base_model, lambda: None)
         )
     }
     first = agents["the policy"]

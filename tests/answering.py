@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -9,6 +11,7 @@ from threading import Thread
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import httpx
 import pytest
 
 from agent_r1.http import client
@@ -66,3 +69,15 @@ def noted_waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
     monkeypatch.setattr(client, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
     return waits
+
+
+def wait_until_healthy(url: str, process: subprocess.Popen[Any], said: Callable[[], object]) -> None:
+    """Waits for a server to answer. An AssertionError shows what it wrote if it has ended."""
+    deadline = time.monotonic() + 600
+    while time.monotonic() < deadline:
+        with suppress(httpx.TransportError):
+            if httpx.get(f"{url}/health", timeout=60).is_success:
+                return
+        assert process.poll() is None, said()
+        time.sleep(0.2)
+    raise AssertionError("no server after ten minutes")

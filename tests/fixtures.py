@@ -7,14 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import torch
 from mlflow import MlflowClient
@@ -39,6 +37,7 @@ from agent_r1.tables import write_rows
 from agent_r1.teaching.supervised import Lessons, fit
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.loop import Training
+from tests.answering import wait_until_healthy
 from tests.trajectories import question_fields
 
 ROOT = Path(__file__).parents[1]
@@ -157,18 +156,6 @@ def tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         torch.manual_seed(0)
         BertModel(shape).save_pretrained(folder)
     return folder
-
-
-def wait_until_healthy(url: str, process: subprocess.Popen[Any], said: Callable[[], object]) -> None:
-    """Waits for a server to answer. An AssertionError shows what it wrote if it has ended."""
-    deadline = time.monotonic() + 600
-    while time.monotonic() < deadline:
-        with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{url}/health", timeout=60).is_success:
-                return
-        assert process.poll() is None, said()
-        time.sleep(0.2)
-    raise AssertionError("no server after ten minutes")
 
 
 @contextlib.contextmanager

@@ -30,6 +30,7 @@ from agent_r1.rollout.sampling import Actor, EngineError, Request
 from agent_r1.rollout.server_engine import StockServer
 from agent_r1.search.remote import Health, RemoteIndex, SearchRequest
 from agent_r1.search.server import create_app
+from agent_r1.serving.wire import Event
 from benchmarks.hostile.kind import Defect, Kind, Refused, require
 from benchmarks.hostile.mutations import as_bytes, as_json, mutated, odd_text, odd_value
 from benchmarks.hostile.texts import Echo
@@ -201,7 +202,7 @@ class Loopback(Kind):
             with napping(self._timeout_s / 10) as naps:
                 try:
                     if made.in_lines:
-                        list(Endpoint(url, timeout_s=self._timeout_s).stream({}))
+                        list(Endpoint(url, timeout_s=self._timeout_s).stream(Event, {}))
                     else:
                         require(RemoteIndex(params).health() == _HEALTH, "another answer than the server gave")
                 except self.refusals as fault:

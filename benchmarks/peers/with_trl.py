@@ -123,7 +123,7 @@ def config_of(settings: Params, folder: str) -> GRPOConfig:
         max_completion_length=env.max_tokens,
         max_tool_calling_iterations=env.max_steps - 1,
         generation_kwargs={"max_new_tokens": env.max_action_tokens},
-        temperature=run.rollout.temperature,
+        temperature=1.0,
         learning_rate=run.update.learning_rate,
         epsilon=run.update.clip_low,
         epsilon_high=run.update.clip_high,

@@ -24,7 +24,7 @@ from flows.commands.execute import index, prepare
 from flows.processes import api_on, await_health, listen, server_part
 from flows.train import train
 from flows.warm_start import warm_start
-from tests.fixtures import wait_until_healthy
+from tests.answering import wait_until_healthy
 
 ROOT = Path(__file__).parents[2]
 PLACES = load(ROOT / "params.yaml").places

@@ -91,8 +91,8 @@ def test_differing_or_unrun_code_is_named_and_nothing_is_taken_over(made: str, t
     numbers.write_text(edited)
     assert relock(tmp_path / "one") == [
         "outputs/report.txt differs",
-        f"agent_r1/numbers.py:4 of {made:.10} was not run: body raise ValueError(value)",
-        "agent_r1/numbers.py:4 of the working tree was not run: body raise ValueError(-value)",
+        f"agent_r1/numbers.py:3 of {made:.10} was not run: body raise ValueError(value)",
+        "agent_r1/numbers.py:3 of the working tree was not run: body raise ValueError(-value)",
     ]
     assert (RECORD.read_text(), Path("dvc.lock").read_text()) == (record_before, record_before)
     assert not MADE_BY.exists()

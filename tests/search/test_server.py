@@ -23,8 +23,8 @@ from agent_r1.search.base import Search
 from agent_r1.search.index import build, describe, open_index, open_local
 from agent_r1.search.remote import NO_ROUTE, Health
 from agent_r1.search.server import create_app
+from tests.answering import wait_until_healthy
 from tests.cases import cases
-from tests.fixtures import wait_until_healthy
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "flows", "serve_search"]

@@ -24,8 +24,9 @@ from agent_r1.records import Question, Source
 from agent_r1.tracking import registry, store
 from agent_r1.tracking.store import mendable_fault, require_store
 from agent_r1.tracking.traces import Rewarded
+from tests.answering import wait_until_healthy
 from tests.descriptors import describe
-from tests.fixtures import ROOT, FreePort, wait_until_healthy
+from tests.fixtures import ROOT, FreePort
 from tests.trajectories import from_parts, question_fields
 
 pytest.importorskip("flask_wtf", reason="MLflow's server with accounts needs it")
