@@ -76,13 +76,13 @@ def read_overlay(name: str) -> tuple[Path, dict[str, Any]]:
     return files[name], changes
 
 
-def of_models(changes: dict[str, Any]) -> dict[str, Params]:
-    """The parameters of each overlay that names a model, with changes, by its name."""
+def of_models() -> dict[str, Params]:
+    """The parameters of each overlay that names a model, by its name."""
     base = yaml.safe_load(_base())
     tuple(bring_up(base))
     overlays = {name: yaml.safe_load(path.read_text()) for name, path in sorted(_files().items())}
     return {
-        name: validated(Params, override(override(base, overlay | {"places": {}}), changes), name)
+        name: validated(Params, override(base, overlay | {"places": {}}), name)
         for name, overlay in overlays.items()
         if isinstance(overlay, dict) and "path" in overlay.get("model", {})
     }

@@ -42,8 +42,11 @@ def fit(config: PretrainedConfig, settings: Params, run: RunId, gpu_gib: float) 
     return Fit(demand, total_gib(demand, count), STEP * fitting)
 
 
-def remedy(demand: Demand, gpu_gib: float) -> str:
-    """The first setting with which a demand fits; else what it takes with all of them."""
+def remedy(result: Fit, gpu_gib: float) -> str:
+    """The lengths that fit, or the first setting with which a demand does; else what it takes with all of them."""
+    if result.longest:
+        return f"contexts and micro-batches of {result.longest:,} tokens fit"
+    demand = result.demand
     for name, change in CHANGES.items():
         if total_gib(replace(demand, **change)) <= gpu_gib:
             return f"set {name}"

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from operator import itemgetter
-
 from rich.table import Column, Table
 
 from agent_r1 import params
-from agent_r1.learn.fit import fit, remedy
-from agent_r1.learn.memory import Demand
+from agent_r1.learn.fit import Fit, fit, remedy
+from agent_r1.params import Params
 from agent_r1.params.places import RunId
 from agent_r1.pretrained import read_config, require_full_precision
 from flows.overlay import of_models
@@ -29,17 +27,25 @@ def show_fits(word: str, gpu_gib: int, gpus: int) -> None:
     require_full_precision(config)
     numbers = [Column(name, justify="right") for name in ("context", "micro-batch", "GiB", "fits")]
     shown = Table("overlay", "run", "trains", *numbers, box=None, padding=(0, 1))
-    rows = list[tuple[float, str, Demand]]()
-    for name, settings in of_models({"learner": {"processes": gpus, "nodes": 1}}).items():
+    rows = list[tuple[str, Fit]]()
+    for name, settings in of_models().items():
         for run in settings.repro_runs:
-            demand, need_gib, longest = fit(config, settings, RunId(run), gpu_gib)
-            short_gib = need_gib - gpu_gib
-            rows.append((short_gib, f"{name} {run}", demand))
-            lengths = (f"{settings.of(RunId(run)).env.max_tokens:,}", f"{demand.tokens:,}")
-            verdict = f"up to {longest:,}" if longest else f"{short_gib:.1f} short"
-            trains = "adapters" if demand.adapter else "weights"
-            shown.add_row(name, run, trains, *lengths, f"{need_gib:.1f}", verdict)
+            result = fit(config, _shared(settings, gpus), RunId(run), gpu_gib)
+            rows.append((f"{name} {run}", result))
+            lengths = (f"{settings.of(RunId(run)).env.max_tokens:,}", f"{result.demand.tokens:,}")
+            verdict = f"up to {result.longest:,}" if result.longest else f"{result.need_gib - gpu_gib:.1f} short"
+            trains = "adapters" if result.demand.adapter else "weights"
+            shown.add_row(name, run, trains, *lengths, f"{result.need_gib:.1f}", verdict)
     show(shown)
-    least_gib, name, demand = min(rows, key=itemgetter(0))
-    if least_gib > 0:
-        raise ValueError(f"nothing fits: {name} lacks least, {least_gib:.1f} GiB; {remedy(demand, gpu_gib)}")
+    name, result = min(rows, key=lambda row: row[1].need_gib)
+    if result.need_gib > gpu_gib:
+        short = f"{name} lacks least, {result.need_gib - gpu_gib:.1f} GiB"
+        raise ValueError(f"nothing fits: {short}; {remedy(result, gpu_gib)}")
+
+
+def _shared(settings: Params, gpus: int) -> Params:
+    """Settings whose learner has a rank on each of so many GPUs of one machine."""
+    learner = settings.learner
+    offload = learner.optimizer_offload and gpus == 1
+    learner = learner.model_copy(update={"processes": gpus, "nodes": 1, "optimizer_offload": offload})
+    return settings.model_copy(update={"learner": learner})

@@ -70,7 +70,11 @@ def test_a_search_that_is_cancelled_ends_no_other_and_a_fault_reaches_all_of_its
     first, gone, stays, bug, beside, after = asyncio.run(play())
     assert isinstance(gone, asyncio.CancelledError)
     assert str(bug) == str(beside) == "a bug of the index"
-    assert [found[0].title for found in (first, stays, after) if isinstance(found, list)] == ["first", "stays", "after"]
+    assert [passages[0].title for passages in (first, stays, after) if isinstance(passages, list)] == [
+        "first",
+        "stays",
+        "after",
+    ]
 
 
 @pytest.mark.parametrize("kind", ["bm25", "dense", "hybrid"])

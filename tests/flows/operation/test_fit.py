@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import Qwen2Config
 
-from agent_r1.learn.fit import STEP, fit, remedy
+from agent_r1.learn.fit import CHANGES, STEP, fit, remedy
 from agent_r1.learn.memory import total_gib
 from agent_r1.params.places import RunId
 from flows.operation.fit import show_fits
@@ -37,10 +37,10 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_longest_context_fits_and_one_step_more_does_not(model: Path) -> None:
-    found = fit(Qwen2Config.from_pretrained(model), of_models({})["qwen2.5-3b"], RunId("ppo"), 40)
-    assert found.need_gib == total_gib(found.demand) <= 40
-    longest = replace(found.demand, tokens=found.longest)
-    assert total_gib(longest) <= 40 < total_gib(replace(longest, tokens=found.longest + STEP))
+    result = fit(Qwen2Config.from_pretrained(model), of_models()["qwen2.5-3b"], RunId("ppo"), 40)
+    assert result.need_gib == total_gib(result.demand)
+    longest = replace(result.demand, tokens=result.longest)
+    assert total_gib(longest) <= 40 < total_gib(replace(longest, tokens=result.longest + STEP))
 
 
 def test_a_row_for_each_overlay_says_its_lengths_and_what_is_short(
@@ -51,7 +51,7 @@ def test_a_row_for_each_overlay_says_its_lengths_and_what_is_short(
     assert heading.split() == ["overlay", "run", "trains", "context", "micro-batch", "GiB", "fits"]
     assert max(map(len, rows)) <= 80
     cells = {row.split()[0]: row.split() for row in rows}
-    assert cells["qwen2.5-3b"][1:5] == ["ppo", "adapters", "8,192", "8,192"]
+    assert cells["qwen2.5-3b"][1:4] == ["ppo", "adapters", "8,192"]
     assert cells["qwen2.5-3b"][6:] == ["up", "to", "32,768"], "the model's window"
     need, short = float(cells["qwen2.5-7b"][5]), float(cells["qwen2.5-7b"][6])
     assert need - short == pytest.approx(80, abs=0.1)
@@ -63,7 +63,7 @@ def test_a_row_for_each_overlay_says_its_lengths_and_what_is_short(
 @pytest.mark.parametrize(
     ("gpu_gib", "message"),
     [
-        (24, r"nothing fits: qwen2\.5-3b ppo lacks least, [\d.]+ GiB; set an estimator without a critic"),
+        (24, r"nothing fits: \S+ \w+ lacks least, [\d.]+ GiB; contexts and micro-batches of [\d,]+ tokens fit"),
         (4, r"lacks least, [\d.]+ GiB; take larger GPUs or a smaller model: with .* it takes [\d.]+ GiB"),
     ],
 )
@@ -73,9 +73,12 @@ def test_nothing_that_fits_says_by_how_much_and_the_nearest_remedy(model: Path, 
 
 
 def test_the_remedy_is_enough(model: Path) -> None:
-    found = fit(Qwen2Config.from_pretrained(model), of_models({})["qwen2.5-3b"], RunId("ppo"), 24)
-    assert remedy(found.demand, 24) == "set an estimator without a critic"
-    assert total_gib(found.demand) > 24 >= total_gib(replace(found.demand, critic=False))
+    result = fit(Qwen2Config.from_pretrained(model), of_models()["qwen2.5-3b"], RunId("ppo"), 32)
+    shorter = replace(result.demand, tokens=result.longest)
+    assert remedy(result, 32) == f"contexts and micro-batches of {result.longest:,} tokens fit"
+    assert total_gib(shorter) <= 32 < total_gib(result.demand)
+    [setting] = [name for name in CHANGES if remedy(result._replace(longest=0), 32) == f"set {name}"]
+    assert total_gib(replace(result.demand, **CHANGES[setting])) <= 32
 
 
 def test_no_length_goes_beyond_the_window(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
