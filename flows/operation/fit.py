@@ -30,7 +30,8 @@ def show_fits(word: str, gpu_gib: int, gpus: int) -> None:
     numbers = [Column(name, justify="right") for name in ("context", "micro-batch", "GiB", "fits")]
     shown = Table("overlay", "run", "trains", *numbers, box=None, padding=(0, 1))
     rows = list[tuple[float, str, Demand]]()
-    for name, settings in of_models({"learner": {"processes": gpus, "nodes": 1}}).items():
+    alone = {"defer_reduction": False} if gpus == 1 else {}
+    for name, settings in of_models({"learner": {"processes": gpus, "nodes": 1, "replicate": False, **alone}}).items():
         for run in settings.repro_runs:
             demand, need_gib, longest = fit(config, settings, RunId(run), gpu_gib)
             short_gib = need_gib - gpu_gib
