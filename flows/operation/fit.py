@@ -46,6 +46,11 @@ def show_fits(word: str, gpu_gib: int, gpus: int) -> None:
 def _shared(settings: Params, gpus: int) -> Params:
     """Settings whose learner has a rank on each of so many GPUs of one machine."""
     learner = settings.learner
-    offload = learner.optimizer_offload and gpus == 1
-    learner = learner.model_copy(update={"processes": gpus, "nodes": 1, "optimizer_offload": offload})
-    return settings.model_copy(update={"learner": learner})
+    shape = {
+        "processes": gpus,
+        "nodes": 1,
+        "replicate": False,
+        "defer_reduction": learner.defer_reduction and gpus > 1,
+        "optimizer_offload": learner.optimizer_offload and gpus == 1,
+    }
+    return settings.model_copy(update={"learner": learner.model_copy(update=shape)})
