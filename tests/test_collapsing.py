@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from agent_r1.credit.collapse import alarms
@@ -48,6 +49,14 @@ def seen(rows: list[dict[str, float]]) -> list[set[str]]:
     return [
         {alarm.sign for alarm in alarms(rows[:count], TRAIN.monitor, samples=8)} for count in range(1, len(rows) + 1)
     ]
+
+
+def test_a_run_that_learns_shows_no_alarm(history: History) -> None:
+    """The reward rises from about .5 to above .7."""
+    rows = history(3e-4, 12)
+    assert np.mean([row["reward/total"] for row in rows[-4:]]) > rows[0]["reward/total"] + 0.1
+    assert not any(seen(rows))
+    assert not any(row["monitor/alarms"] for row in rows)
 
 
 def test_a_learning_rate_far_too_high_is_noticed_as_soon_as_patience_allows(history: History) -> None:

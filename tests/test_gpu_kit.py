@@ -15,7 +15,7 @@ from benchmarks.synthetic import Work, make_model
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.slow  # every part of the kit runs, and one of them hangs
 
-SMALL = ["--sizes", "tiny", "--samplers", "transformers", "--tokens", "48", "32", "--episodes", "4", "--out"]
+SMALL = ["--sizes", "tiny", "--samplers", "transformers", "--tokens", "96", "32", "--episodes", "4", "--out"]
 
 
 def test_the_kit_measures_what_fits_and_names_what_it_leaves_out(tmp_path: Path) -> None:

@@ -153,14 +153,19 @@ def go(task: Any, open_training: Callable[..., Any]) -> Callable[..., tuple[RunF
     return start
 
 
+def rows_of(folder: Path) -> list[str]:
+    """The rows of the files of a folder, but for seconds."""
+    files = sorted(folder.glob("*.parquet"))
+    return [re.sub(r"latency_s=[^,)]+", "", repr(row)) for file in files for row in read_rows(file, Trajectory)]
+
+
 def bits(folder: RunFolder, policies: Sequence[str] = ("checkpoint/policy", "best/policy")) -> dict[str, Any]:
     """All that a run leaves, but for seconds, and for what the search cache of its processes had."""
     timed = ("time/", "cost/", "ahead/waited", "rollout/search_cache", "tool/waiting", "tool/search/latency")
     state = load_file(folder.checkpoint / "learner/shard-00001-model-00001-of-00001.safetensors")
-    parts = (*policies, "proof", "credit", "demonstrations")
-    rows = [read_rows(folder.trajectories(each), Trajectory) for each in range(folder.finished)]
+    parts = (*policies, "proof", "credit")
     return {
-        "trajectories": [re.sub(r"latency_s=[^,)]+", "", repr(row)) for each in rows for row in each],
+        **{name: rows_of(folder.path / name) for name in ("trajectories", "demonstrations")},
         **{part: sha256(folder.path / part) for part in parts if (folder.path / part).exists()},
         "progress": (folder.checkpoint / "progress.json").read_text(),
         "learner": {name: value.numpy().tobytes() for name, value in state.items() if not name.startswith("random")},
