@@ -293,7 +293,7 @@ def packed(family: Family) -> Row:
 
 def learned(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """The hidden states that predict tokens, and the gradient of a sum of their squares."""
-    states = see(model.base_model, ids, mask).last_hidden_state[:, :-1][mask[:, 1:]]
+    _, states = see(model.base_model, ids, mask)
     model.zero_grad()
     (states * torch.linspace(-1, 1, states.shape[1])).square().sum().backward()
     gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
