@@ -88,9 +88,14 @@ def adaptable(model: torch.nn.Module, targets: Any) -> Any:
     """The layers that peft adapts: of a model with experts its linear ones, since all-linear would mean experts too."""
     if targets != "all-linear" or not isinstance(model, PreTrainedModel) or not experts_of(model.config):
         return targets
+    return {*linear_layers(model)}
+
+
+def linear_layers(model: PreTrainedModel) -> dict[str, torch.nn.Linear]:
+    """The linear layers of a model by name, all but the output layer."""
     head = model.get_output_embeddings()
     layers = model.named_modules()
-    return {name for name, layer in layers if isinstance(layer, torch.nn.Linear) and layer is not head}
+    return {name: layer for name, layer in layers if isinstance(layer, torch.nn.Linear) and layer is not head}
 
 
 def end_tokens(path: str | Path) -> list[int]:

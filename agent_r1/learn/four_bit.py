@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from agent_r1.learn.model import load_policy
+from agent_r1.pretrained import linear_layers
 
 
 class FourBit(nn.Linear):
@@ -47,14 +48,14 @@ class FourBit(nn.Linear):
 def round_off(folder: Path) -> None:
     """Rounds a model in a Hugging Face folder to what four bits hold."""
     model = load_policy(folder, "auto", torch.device("cpu"))
-    for layer in _layers(model).values():
+    for layer in linear_layers(model).values():
         layer.weight.data = FourBit(layer, layer.weight.device).matrix()
     model.save_pretrained(folder)
 
 
 def compress(model: PreTrainedModel, device: torch.device) -> None:
     """Moves a model from the CPU to a device, its layers in four bits; ValueError for one not rounded to them."""
-    for name, layer in _layers(model).items():
+    for name, layer in linear_layers(model).items():
         compressed = FourBit(layer, device)
         if not torch.equal(compressed.state_dict()["weight"], layer.weight.data):
             raise ValueError(
@@ -69,11 +70,3 @@ def _quantised(weight: Tensor) -> tuple[Tensor, Any]:
     row = weight.bfloat16().flatten()  # bitsandbytes 0.50 mixes up the scales of rows of other lengths than blocks
     halves, scales = quantize_4bit(row, blocksize=64, compress_statistics=False, quant_type="nf4")
     return halves, scales
-
-
-def _layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
-    """The linear layers by name, all but the output layer."""
-    output = model.get_output_embeddings()
-    return {
-        name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer is not output
-    }

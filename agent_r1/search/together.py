@@ -46,9 +46,8 @@ class Together:
             batch.queries.append(query)
             if len(batch.queries) == self._size:
                 del self._open[k]
-        results = await asyncio.shield(
-            asyncio.wrap_future(batch.results)
-        )  # of the others too, if this one is cancelled
+        # The others go on waiting for the batch if this one is cancelled.
+        results = await asyncio.shield(asyncio.wrap_future(batch.results))
         return results[place]
 
     async def read(self, title: str) -> list[Passage]:

@@ -1,4 +1,4 @@
-"""A server for an agent, with OpenAI's chat completions. Every request is an episode of its own."""
+"""A server for an agent, in every dialect. Each request is an episode of its own."""
 
 from __future__ import annotations
 

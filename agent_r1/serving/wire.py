@@ -1,4 +1,4 @@
-"""Requests to a served agent and its answers: OpenAI's chat completions, with the agent's steps added."""
+"""Questions to a served agent and its answers, to which its steps are added."""
 
 from __future__ import annotations
 
