@@ -34,12 +34,12 @@ from agent_r1.params.sections import override, validated
 from agent_r1.params.stages import ModelParams
 from agent_r1.params.train import TrainParams
 from agent_r1.pretrained import default_device
-from agent_r1.records import Credit, Outcome, Source, Step, StopReason, Trajectory
+from agent_r1.records import Credit, Source, Step, StopReason, Trajectory
 from agent_r1.teaching.supervised import Lessons, fit
 from benchmarks.attention import compare_attention, far
 from benchmarks.gpu import Sampled
 from benchmarks.kit import Row, accept_grouped_heads, counted_kernel, show_rows, tried
-from benchmarks.synthetic import NO_WARMUP, SHAPES, Work, make_model
+from benchmarks.synthetic import NO_WARMUP, SHAPES, Work, make_model, unanswered
 
 SHAPE = 128, 2, 4, 2, 256  # as in synthetic.SHAPES, but for the words
 WORDS = 40000  # so many that logprobs are made in several blocks
@@ -112,21 +112,13 @@ def episodes(words: int) -> list[tuple[Trajectory, Credit]]:
             for start, stop in ((cuts[0], cuts[1]), (cuts[2], length))
         ]
         advantages, targets, noise = draws.normal(size=(3, length)).astype(np.float32)
-        trajectory = Trajectory(
-            trajectory_id=str(index),
-            question_id=str(index),
-            group=index,
-            sample=0,
-            seed=index,
-            policy_version=0,
-            iteration=0,
+        trajectory = unanswered(
+            index,
             token_ids=draws.integers(0, words, length).astype(np.int32),
             source=source,
             logprobs=np.where(acted, noise / 10 - np.log(words), 0).astype(np.float32),
             context_starts=[0, cuts[1]] if index % 3 == 0 else [0],
             steps=steps,
-            outcome=Outcome.TURN_LIMIT,
-            answer="",
         )
         credit = Credit(
             trajectory_id=str(index),

@@ -23,11 +23,11 @@ from agent_r1.learn.adapter import trained_state
 from agent_r1.learn.gradients import add_policy_gradient
 from agent_r1.learn.learner import Learner, Options
 from agent_r1.params import Params
-from agent_r1.records import Credit, Outcome, Source, Step, StopReason, Trajectory
+from agent_r1.records import Credit, Source, Step, StopReason, Trajectory
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.sampling import Actor, Request, Sampler
 from benchmarks.stored import ROOT, Row, options, show
-from benchmarks.synthetic import credit_of, shipped_with
+from benchmarks.synthetic import credit_of, shipped_with, unanswered
 
 ACTION = 128  # tokens
 OBSERVATION = 384
@@ -95,21 +95,12 @@ def _trajectory(index: int, ids: list[int], logprobs: list[float]) -> Trajectory
         Step(action_start=start, action_stop=start + ACTION, stop_reason=StopReason.LENGTH, calls=[], rewards={})
         for start in starts
     ]
-    return Trajectory(
-        trajectory_id=str(index),
-        question_id=str(index),
-        group=index,
-        sample=0,
-        seed=index,
-        policy_version=0,
-        iteration=0,
+    return unanswered(
+        index,
         token_ids=np.array(ids, np.int32),
         source=np.where(acted, Source.ACTION, Source.OBSERVATION).astype(np.uint8),
         logprobs=np.array(logprobs, np.float32),
-        context_starts=[0],
         steps=steps,
-        outcome=Outcome.TURN_LIMIT,
-        answer="",
     )
 
 

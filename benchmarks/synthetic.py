@@ -88,22 +88,21 @@ def trajectory_of(request: Request, action: Action) -> Trajectory:
     """An episode of one action."""
     prompt, sampled = len(request.context), len(action.token_ids)
     step = Step(action_start=prompt, action_stop=prompt + sampled, stop_reason=StopReason.LENGTH, calls=[], rewards={})
-    return Trajectory(
-        trajectory_id=str(request.episode),
-        question_id=str(request.episode),
-        group=request.episode,
-        sample=0,
+    return unanswered(
+        request.episode,
         seed=request.seed,
-        policy_version=0,
-        iteration=0,
         token_ids=np.array([*request.context, *action.token_ids], np.int32),
         source=np.array([Source.PROMPT] * prompt + [Source.ACTION] * sampled, np.uint8),
         logprobs=np.concatenate([np.zeros(prompt, np.float32), action.logprobs]),
-        context_starts=[0],
         steps=[step],
-        outcome=Outcome.TURN_LIMIT,
-        answer="",
     )
+
+
+def unanswered(episode: int, **fields: Any) -> Trajectory:
+    """An episode of this number that ends without an answer, in one context and with its number as seed by default."""
+    alone = {"trajectory_id": str(episode), "question_id": str(episode), "group": episode, "sample": 0, "seed": episode}
+    ends = {"policy_version": 0, "iteration": 0, "context_starts": [0], "outcome": Outcome.TURN_LIMIT, "answer": ""}
+    return Trajectory(**{**alone, **ends, **fields})
 
 
 def random_episodes(work: Work, words: int) -> list[Trajectory]:
